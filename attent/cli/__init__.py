@@ -1,0 +1,123 @@
+"""The `attent` command: finds what was asked for, runs it, and turns what went wrong into a sentence.
+
+Each command lives in its own module of this package and is imported only when it runs, so that
+`attent --help` never waits for torch. The work itself is left to the packages that a command imports.
+
+Results go to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 the command was wrong, 130 Ctrl-C.
+A command is a plain function that returns nothing, or its exit code.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+
+from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
+
+from attent import __version__
+
+# name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("attent.cli.demo:demo", "Train on the built-in corpus and translate: the whole tour."),
+    "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
+}
+ROOT_OPTIONS = ("--help", "--version")
+
+DONE, FAILED, WRONG_COMMAND, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
+
+
+def make_app() -> App:
+    """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
+    app = App(
+        name="attent",
+        help="Train a translator from parallel text, look inside it, trust it and serve it.",
+        version=__version__,
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (path, help_text) in COMMANDS.items():
+        app.command(path, name=name, help=help_text)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` (default: what the shell gave) and return the exit code."""
+    try:
+        result = make_app()(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        return result if isinstance(result, int) else DONE
+    except CycloptsError as error:
+        return _complain(f"{usage_message(error)} (see: {_help_command(error)})", WRONG_COMMAND)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        _abandon_stdout()
+        return CLOSED_PIPE
+    except Exception as error:
+        message = failure_message(error)
+        if message is None or os.environ.get("ATTENT_TRACEBACK") == "1":
+            raise
+        return _complain(message, FAILED)
+
+
+def usage_message(error: CycloptsError) -> str:
+    """What was wrong with the command, with the nearest real name where there is one."""
+    given = error.unused_tokens[0] if error.unused_tokens else ""
+    if isinstance(error, UnknownCommandError):
+        # Answered here, because cyclopts would import every command to answer it.
+        is_option = given.startswith("-")
+        return _unknown("option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS)
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument `{given}`"
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def failure_message(error: BaseException) -> str | None:
+    """One clear sentence for a mistake of the person or the machine; None for a mistake of ours, a bug."""
+    package = next((e.name for e in _causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
+    if package is not None:
+        return _missing_package(package)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror or type(error).__name__}"
+    ours = type(error).__module__.partition(".")[0] == "attent"
+    if ours or isinstance(error, (ValueError, OSError)):
+        return str(error) or type(error).__name__
+    return None
+
+
+def _missing_package(module: str) -> str | None:
+    from attent.cli.machine import install_command
+
+    command = install_command(module.partition(".")[0])
+    return f"this needs the package `{module}`, which is not installed: {command}" if command else None
+
+
+def _unknown(kind: str, given: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(given, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
+    return f"unknown {kind} `{given}`: {hint}"
+
+
+def _help_command(error: CycloptsError) -> str:
+    return " ".join(["attent", *(error.command_chain or ()), "--help"])
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if error.__cause__ is None:
+            return
+        error = error.__cause__
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"attent: {'' if code == INTERRUPTED else 'error: '}{message}", file=sys.stderr)
+    return code
+
+
+def _abandon_stdout() -> None:
+    """The reader went away (`| head`): the rest goes nowhere, or Python would complain as it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,256 @@
+"""`attent doctor`: is this machine ready, what is installed, and what to type for what is not.
+
+The facts come from `machine`; here they become findings (what is wrong, what to do) and a page, or JSON.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attent import __version__
+from attent.cli.machine import (
+    Device,
+    Machine,
+    Package,
+    Torch,
+    look_at_machine,
+    look_at_torch,
+    packages,
+    pip_command,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GIB = 2**30
+LITTLE_DISK = 2 * GIB  # one base-sized model with what resuming needs is about 1 GiB
+LITTLE_MEMORY = 2 * GIB  # torch, a small model and its optimiser
+PACKAGE_HEADINGS = ("extra", "package", "version, or how to add it", "for")
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """All that doctor found. `problems` stop attent from working, `advice` does not."""
+
+    machine: Machine
+    torch: Torch
+    packages: tuple[Package, ...]
+    problems: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        if self.problems:
+            return "not ready: " + "; ".join(self.problems)
+        return f"ready: {_where_it_runs(self.torch)}"
+
+
+def doctor(*, json: bool = False) -> int:
+    """Say whether this machine is ready, and what is installed.
+
+    Parameters
+    ----------
+    json
+        Print the findings as JSON.
+    """
+    found = examine()
+    if json:
+        print(as_json(found))
+    elif sys.stdout.isatty():
+        _print_at_terminal(found)
+    else:
+        print(as_text(found))
+    return 1 if found.problems else 0
+
+
+def examine() -> Checkup:
+    machine, torch, installed = look_at_machine(), look_at_torch(), packages()
+    problems = tuple(find_problems(torch, installed))
+    return Checkup(machine, torch, installed, problems, tuple(find_advice(machine, torch, installed)))
+
+
+# ---- findings ----------------------------------------------------------------------------------------------
+
+
+def find_problems(torch: Torch, installed: tuple[Package, ...]) -> Iterator[str]:
+    if torch.error and any(package.name == "torch" and package.version for package in installed):
+        yield torch.error  # installed, but broken
+    if not installed:
+        yield "attent runs from a source tree that is not installed: pip install -e ."
+    for package in installed:
+        if not package.extra and not package.fits:
+            yield f"{_misfit(package)}: pip install '{package.name}{package.wanted}'"
+
+
+def find_advice(machine: Machine, torch: Torch, installed: tuple[Package, ...]) -> Iterator[str]:
+    if machine.nvidia_driver and torch.build == "CPU only":
+        yield "there is an NVIDIA driver, but this torch is a CPU build: see https://pytorch.org/get-started"
+    if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
+        yield f"torch is built for {torch.build} but sees no GPU: check the driver with nvidia-smi"
+    if machine.disk_free < LITTLE_DISK:
+        yield f"only {_size(machine.disk_free)} of disk is free in this folder: train with --out elsewhere"
+    if machine.memory_free is not None and machine.memory_free < LITTLE_MEMORY:
+        yield f"only {_size(machine.memory_free)} of memory is free: keep to --size tiny"
+    for package in installed:
+        if package.extra and package.version and not package.fits:
+            yield f"{_misfit(package)}: {pip_command(package.extra)}"
+
+
+def _misfit(package: Package) -> str:
+    have = f"is {package.version}" if package.version else "is not installed"
+    return f"{package.name} {have}, but must be {package.wanted}"
+
+
+def _where_it_runs(torch: Torch) -> str:
+    dtype = "bfloat16" if _bf16_is_fast(torch) else "float32"
+    if torch.devices:
+        return f"{torch.devices[0].name}, {dtype}"
+    threads = torch.threads or 1
+    return f"CPU, {threads} {'thread' if threads == 1 else 'threads'}, {dtype}"
+
+
+def _bf16_is_fast(torch: Torch) -> bool:
+    # Below this the time that casts take eats the gain.
+    return torch.bf16_speedup is not None and torch.bf16_speedup >= 1.3
+
+
+# ---- rows, shared by every view ----------------------------------------------------------------------------
+
+
+def machine_rows(found: Checkup) -> list[tuple[str, str]]:
+    machine, torch = found.machine, found.torch
+    return [
+        ("attent", __version__),
+        ("python", f"{machine.python}, {machine.system}"),
+        *_torch_rows(torch),
+        ("processor", machine.processor),
+        ("cores", f"{machine.cores_usable} of {machine.cores} usable"),
+        ("memory", f"{_size(machine.memory_free)} free of {_size(machine.memory_total)}"),
+        ("disk", f"{_size(machine.disk_free)} free in this folder"),
+    ]
+
+
+def _torch_rows(torch: Torch) -> list[tuple[str, str]]:
+    if torch.error:
+        return [("torch", "not usable")]
+    threads = f"{torch.threads} CPU {'thread' if torch.threads == 1 else 'threads'}"
+    return [
+        ("torch", f"{torch.version}, {torch.build}, {threads}"),
+        *_device_rows(torch.devices),
+        ("bfloat16", _bf16_text(torch)),
+    ]
+
+
+def _device_rows(devices: tuple[Device, ...]) -> list[tuple[str, str]]:
+    if not devices:
+        return [("device", "CPU (torch sees no GPU)")]
+    return [
+        (f"device {i}", f"{d.name} ({d.kind}), {_size(d.memory_free)} free of {_size(d.memory_total)}")
+        for i, d in enumerate(devices)
+    ]
+
+
+def _bf16_text(torch: Torch) -> str:
+    if torch.bf16_speedup is None:
+        return "not available"
+    judgement = "fast" if _bf16_is_fast(torch) else "slow here, float32 is better"
+    return f"{judgement} (measured at {torch.bf16_speedup:.1f}x float32)"
+
+
+def package_rows(found: Checkup) -> list[tuple[str, str, str, str]]:
+    """(extra, package, version or how to add it, purpose); an extra's name on its first row only."""
+    rows, above = [], None
+    for package in found.packages:
+        title = "" if package.extra == above else package.extra or "core"
+        rows.append((title, package.name, _version_text(package), package.purpose))
+        above = package.extra
+    return rows
+
+
+def _version_text(package: Package) -> str:
+    if package.version is None:
+        return pip_command(package.extra)
+    return package.version if package.fits else f"{package.version}, not {package.wanted}"
+
+
+def _size(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / GIB:.1f} GiB"
+
+
+# ---- views -------------------------------------------------------------------------------------------------
+
+
+def as_json(found: Checkup) -> str:
+    facts = {
+        "attent": __version__,
+        "ready": not found.problems,
+        "verdict": found.verdict,
+        "problems": found.problems,
+        "advice": found.advice,
+        "machine": asdict(found.machine) | {"folder": str(Path.cwd())},
+        "torch": asdict(found.torch),
+        "packages": [_package_facts(package) for package in found.packages],
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _package_facts(package: Package) -> dict[str, str | bool | None]:
+    added_by = pip_command(package.extra)
+    return {**asdict(package), "fits": package.fits, "purpose": package.purpose, "added_by": added_by}
+
+
+def as_text(found: Checkup) -> str:
+    """The page for a pipe or a log: aligned, never wrapped, no colours."""
+    advice = [f"advice: {line}" for line in found.advice]
+    inventory = [PACKAGE_HEADINGS, *package_rows(found)]
+    return "\n".join([*_aligned(machine_rows(found)), "", *_aligned(inventory), "", *advice, found.verdict])
+
+
+def _aligned(rows: list[tuple[str, str]] | list[tuple[str, str, str, str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _print_at_terminal(found: Checkup) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(machine_table(found), package_table(found))
+    for line in found.advice:
+        console.print(Text.assemble(("advice  ", "yellow"), line))
+    console.print(Text(found.verdict, style="bold red" if found.problems else "bold green"))
+
+
+def machine_table(found: Checkup) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title="This machine", title_justify="left")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in machine_rows(found):
+        table.add_row(name, value)
+    return table
+
+
+def package_table(found: Checkup) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Packages", title_justify="left")
+    for heading in PACKAGE_HEADINGS:
+        table.add_column(heading, overflow="fold", header_style="dim")
+    for package, (extra, name, version, purpose) in zip(found.packages, package_rows(found), strict=True):
+        table.add_row(Text(extra, "cyan"), name, Text(version, _style(package)), Text(purpose, "dim"))
+    return table
+
+
+def _style(package: Package) -> str:
+    if package.fits:
+        return "green"
+    return "yellow" if package.extra and package.version is None else "red"

@@ -1,0 +1,37 @@
+"""Search over what a model may write. It knows no architecture: only `begin` from a source, and `step` by a token."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attent.nn import Cache
+
+
+class Writer(Protocol):
+    """What search asks of a model."""
+
+    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache: ...
+
+    def step(self, target: Tensor, cache: Cache) -> Tensor: ...
+
+
+@torch.no_grad()
+def greedy(
+    model: Writer, source: Tensor, lengths: Tensor | None = None, *, start: int, end: int, max_length: int
+) -> Tensor:
+    """The likeliest next token, again and again: (B, Ts) -> (B, max_length).
+
+    A finished row is filled up with `end`. Nothing is copied to the host, so every row runs to `max_length`.
+    """
+    cache = model.begin(source, lengths, capacity=max_length)
+    token = source.new_full((source.shape[0], 1), start)
+    finished = torch.zeros_like(token, dtype=torch.bool)
+    written = []
+    for _ in range(max_length):
+        token = model.step(token, cache)[:, -1:].argmax(-1).masked_fill(finished, end)
+        finished = finished | (token == end)
+        written.append(token)
+    return torch.cat(written, 1)

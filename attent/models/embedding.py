@@ -1,0 +1,52 @@
+"""Tokens in, logits out (section 3.4): the two ends of a model of text."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attent.nn.masks import on_host
+
+
+class Embedding(nn.Module):
+    """Token ids (B, T) -> vectors (B, T, E), times sqrt(E) as in the paper unless told otherwise.
+
+    Drawn from N(0, 1 / E): after the factor sqrt(E) each entry has variance 1, as the sinusoids next to it have about
+    1/2; and as the tied output layer, unscaled, it gives logits of variance 1, so that the first loss is near ln V.
+    """
+
+    def __init__(self, vocab: int, width: int, *, scaled: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, width))
+        nn.init.normal_(self.weight, std=width**-0.5)
+        self.scale = width**0.5 if scaled else 1.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        check_ids(ids, self.weight.shape[0])
+        return F.embedding(ids, self.weight) * self.scale
+
+
+class Output(nn.Module):
+    """States (B, T, E) -> logits (B, T, V): the linear layer before the softmax, often the embedding transposed."""
+
+    def __init__(self, vocab: int, width: int, *, tied_to: Embedding | None, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, width)) if tied_to is None else tied_to.weight
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+        if tied_to is None:
+            nn.init.normal_(self.weight, std=width**-0.5)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.weight, self.bias)
+
+
+def check_ids(ids: Tensor, vocab: int) -> None:
+    """Refuse what is not a batch of token ids. Values are looked at on CPU only, where that costs nothing."""
+    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"token ids must be integers of shape (B, T), but are {ids.dtype} of {tuple(ids.shape)}")
+    if ids.numel() and on_host(ids) and not bool(((ids >= 0) & (ids < vocab)).all()):
+        raise ValueError(
+            f"token ids must be from 0 to {vocab - 1}, the vocabulary, but reach from {int(ids.min())} to "
+            f"{int(ids.max())}; was the text made into ids by another model's tokenizer?"
+        )

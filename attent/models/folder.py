@@ -1,0 +1,442 @@
+"""A model folder on disk: `config.json`, `model.safetensors`, and `manifest.json` with a checksum of both.
+
+This file moves tensors and plain data; what they mean is left to the models. It never opens a pickle, and it
+leaves every other file of the folder (tokenizer, card, run.toml) alone.
+
+A save can be killed at any instant, and the old or the new model still loads:
+1. each file is written beside its place as NAME.new and synced to disk: the old model is untouched;
+2. each NAME.new is renamed to NAME. Until the last has been, the model stands partly under NAME.new.
+A model is therefore a manifest, each of whose files stands under NAME or NAME.new with the right checksum.
+Reading tries `manifest.json`, then `manifest.json.new`, and changes nothing on disk; the next save begins by
+finishing or clearing away what an interrupted one has left. One process at a time may save into a folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attent import settings
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+MANIFEST = "manifest.json"
+FORMAT = 1
+NEW = ".new"
+SCRATCH = ".saving"  # where safetensors writes: when killed, it leaves a temporary file with a random name
+
+MAX_MANIFEST = 2**16  # bytes; it has about 300
+MAX_HEADER = 16 * 2**20  # bytes of names and shapes in model.safetensors; 10,000 tensors need about one MiB
+READ_ATTEMPTS = 5  # when another process saves while we read
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+class FolderError(ValueError):
+    """A model folder that cannot be read or written; the message says which file and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """What a folder holds. Every name has its tensor; names that were tied when saved share one."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    tied: dict[str, str]  # further name -> the name that its tensor is stored under
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A file as the manifest describes it."""
+
+    sha256: str
+    bytes: int
+
+
+# Writing.
+
+
+def write(folder: str | os.PathLike[str], *, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Saves a model. Whatever happens meanwhile, the folder's old model or this one loads afterwards."""
+    root = Path(folder)
+    stored, tied = _untie(tensors)
+    text = _config_text(config, tied)
+    with _explained(root):
+        _make_folder(root)
+        _settle(root)
+        try:
+            _stage(root, text, stored)
+            _publish(root, {name: root / (name + NEW) for name in (CONFIG, WEIGHTS, MANIFEST)})
+        except BaseException:
+            with suppress(OSError):
+                _settle(root)
+            raise
+
+
+def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors to store, each once, and for each further name the first name that its tensor has."""
+    first: dict[object, str] = {}
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        owner = first.setdefault(_identity(name, tensor), name)
+        if owner == name:
+            stored[name] = _alone(tensor, storages)
+        else:
+            tied[name] = owner
+    return stored, tied
+
+
+def _identity(name: str, tensor: Tensor) -> object:
+    """Equal for two names exactly when they are the same numbers in the same memory."""
+    if name == "__metadata__" or not isinstance(tensor, Tensor):
+        raise FolderError(f"`{name}` must be a tensor, and not named `__metadata__`; rename it or leave it out")
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = f"{tensor.layout} on {tensor.device}"
+        raise FolderError(f"`{name}` must be a dense tensor with data, but is {kind}; give it data first")
+    if tensor.numel() == 0:
+        return name
+    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
+    return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), place)
+
+
+def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+    """The tensor on the CPU, contiguous, in memory of its own: safetensors stores no views of one block."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if tensor.untyped_storage().data_ptr() in storages:
+        tensor = tensor.clone()
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor
+
+
+def _config_text(config: Mapping[str, Any], tied: dict[str, str]) -> bytes:
+    if "tied" in config:
+        raise FolderError(f"{CONFIG}: the key `tied` is kept for the names of tied tensors; rename yours")
+    try:
+        text = json.dumps({**config, "tied": tied}, indent=2, ensure_ascii=False, allow_nan=False)
+        content = f"{text}\n".encode()
+        settings.parse_json(content, CONFIG)  # what cannot be read back must not replace what can
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FolderError(f"{CONFIG}: must be plain finite data, but {error}; nothing was saved") from error
+    return content
+
+
+def _make_folder(root: Path) -> None:
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
+
+
+def _stage(root: Path, config: bytes, tensors: dict[str, Tensor]) -> None:
+    """Puts the three files beside their places, on disk for sure, the manifest last."""
+    config_path, weights_path = root / (CONFIG + NEW), root / (WEIGHTS + NEW)
+    _write_new(config_path, config)
+    _write_weights(root, tensors)
+    shutil.copymode(config_path, weights_path)  # safetensors makes files that only their owner can read
+    _sync(weights_path)
+    files = {CONFIG: _entry(config_path), WEIGHTS: _entry(weights_path)}
+    manifest = {"format": FORMAT, "files": {name: vars(entry) for name, entry in files.items()}}
+    # Without a newline at its end, so that no cut goes unnoticed.
+    _write_new(root / (MANIFEST + NEW), json.dumps(manifest, indent=2).encode())
+    _sync(root)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_weights(root: Path, tensors: dict[str, Tensor]) -> None:
+    scratch = root / SCRATCH
+    scratch.mkdir()
+    try:
+        save_file(tensors, scratch / WEIGHTS, {"format": "pt"})  # Hugging Face asks for this mark
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number:
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise FolderError(f"{root / WEIGHTS}: safetensors cannot store this model: {error}") from error
+    os.replace(scratch / WEIGHTS, root / (WEIGHTS + NEW))
+    scratch.rmdir()
+
+
+def _publish(root: Path, paths: dict[str, Path]) -> None:
+    for name, path in paths.items():
+        if path.name != name:
+            os.replace(path, root / name)
+    _sync(root)
+
+
+def _settle(root: Path) -> None:
+    """Finishes an interrupted save that had begun to rename, and clears away one that had not."""
+    leftovers = [root / (name + NEW) for name in (CONFIG, WEIGHTS, MANIFEST)]
+    if any(os.path.lexists(path) for path in leftovers):
+        with suppress(FolderError):
+            _publish(root, _find(root))
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+    if (root / SCRATCH).is_dir() and not (root / SCRATCH).is_symlink():
+        shutil.rmtree(root / SCRATCH)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows cannot open a folder, and needs no sync of it
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    """Turns what the system says while saving into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(f"{root}: the model could not be saved: {_reason(root, error)}") from error
+
+
+def _reason(root: Path, error: OSError) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError) and not root.is_dir():
+        return "there is a file where the folder must be; give another folder, or move that file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; an older model in the folder is unharmed; free some space and save again"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "the folder cannot be written to; give another folder, or change its permissions"
+    return f"{error}; an older model in the folder is unharmed; save again"
+
+
+# Reading.
+
+
+def read(folder: str | os.PathLike[str], *, device: str = "cpu") -> StoredModel:
+    """The model of a folder, after its checksums have been verified. Weights stay on disk until used.
+
+    Links are followed inside the folder only: what lies outside could change without the folder knowing.
+    """
+    root = Path(folder)
+    for _ in range(READ_ATTEMPTS):
+        before = _snapshot(root)
+        try:
+            stored = _read_once(root, device)
+        except FolderError:
+            if _snapshot(root) == before:
+                raise
+        else:
+            if _snapshot(root) == before:
+                return stored
+    raise FolderError(f"{root}: changes while it is read; try again when the save into it has finished")
+
+
+def _snapshot(root: Path) -> list[tuple[int, int, int] | None]:
+    """Differs before and after whenever another process has renamed a file of the model in between."""
+    found = [_status(root / name) for name in (CONFIG, WEIGHTS, MANIFEST)]
+    return [(one.st_ino, one.st_size, one.st_mtime_ns) if one else None for one in found]
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _read_once(root: Path, device: str) -> StoredModel:
+    if not root.is_dir():
+        problem = "is a file" if root.exists() else "does not exist"
+        raise FolderError(f"{root}: must be a model folder, but {problem}; give one that holds {CONFIG}")
+    try:
+        paths = _find(root)
+        config = settings.read_json(paths[CONFIG])
+        tied = _ties(config.pop("tied", {}), root)
+        tensors = _load(paths[WEIGHTS], device)
+    except OSError as error:
+        path = error.filename or root
+        raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    except settings.SettingsError as error:
+        raise FolderError(str(error)) from error
+    return StoredModel(config=config, tensors=_with_ties(tensors, tied, root), tied=tied)
+
+
+def _find(root: Path) -> dict[str, Path]:
+    """Where each file of a whole model stands, the manifest last. OSError passes: it is no damage."""
+    problems = []
+    for manifest in (root / MANIFEST, root / (MANIFEST + NEW)):
+        try:
+            paths = {name: _intact(root / name, entry) for name, entry in _manifest(manifest).items()}
+            return paths | {MANIFEST: manifest}
+        except FolderError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _manifest(path: Path) -> dict[str, _Entry]:
+    status = _file_status(path)
+    if status is None:
+        raise FolderError(_no_manifest(path.parent))
+    if status.st_size > MAX_MANIFEST:
+        raise FolderError(f"{path}: is damaged: it has {status.st_size} bytes; copy the model again")
+    try:
+        data = settings.parse_json(path.read_bytes(), str(path))
+    except settings.SettingsError as error:
+        raise FolderError(f"{error}; the manifest is damaged: copy the model again") from error
+    files = data.get("files")
+    if data != {"format": FORMAT, "files": files} or type(data["format"]) is not int:
+        raise FolderError(f"{path}: must have `format` {FORMAT} and `files`; copy the model again or update attent")
+    if not isinstance(files, dict) or files.keys() != {CONFIG, WEIGHTS}:
+        raise FolderError(f"{path}: must list {CONFIG} and {WEIGHTS}, and no others; copy the model again")
+    return {name: _parsed_entry(path, name, entry) for name, entry in files.items()}
+
+
+def _no_manifest(root: Path) -> str:
+    names = sorted(path.name for path in root.iterdir())
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if WEIGHTS not in names and pickles:
+        return (
+            f"{root / pickles[0]}: is a pickle, which can run code and is never opened here; "
+            f"get the model as safetensors, then use `attent convert`"
+        )
+    if WEIGHTS in names:
+        return (
+            f"{root / MANIFEST}: is missing, so the weights cannot be verified; copy the whole folder again, "
+            f"or bring a model from elsewhere in with `attent convert`"
+        )
+    if any(name.endswith(NEW) for name in names):
+        return f"{root}: holds no model yet: the first save into it was interrupted; save again"
+    return f"{root}: holds no model ({MANIFEST} is missing); give a folder that attent has saved"
+
+
+def _parsed_entry(path: Path, name: str, data: object) -> _Entry:
+    entry = data if isinstance(data, dict) else {}
+    size, digest = entry.get("bytes"), entry.get("sha256")
+    if entry.keys() != {"bytes", "sha256"} or type(size) is not int or not isinstance(digest, str):
+        raise FolderError(f"{path}: `files.{name}` must have `sha256` and `bytes`; copy the model again")
+    return _Entry(digest, size)
+
+
+def _intact(path: Path, entry: _Entry) -> Path:
+    """The file that a manifest's entry describes: under its name or, after an interrupted save, NAME.new."""
+    problems = []
+    for candidate in (path, path.with_name(path.name + NEW)):
+        problem = _damage(candidate, entry)
+        if problem is None:
+            return candidate
+        problems.append(f"{candidate}: {problem}")
+    raise FolderError(f"{problems[0]}; copy the model again, or take an older save")
+
+
+def _damage(path: Path, entry: _Entry) -> str | None:
+    """What is wrong with a file, if anything: its size first, then every byte."""
+    status = _file_status(path)
+    if status is None:
+        return "is missing"
+    if status.st_size != entry.bytes:
+        return f"is damaged: by {MANIFEST} it must have {entry.bytes} bytes, but it has {status.st_size}"
+    if _entry(path) != entry:
+        return f"is damaged or was changed: its SHA-256 is not the one in {MANIFEST}"
+    return None
+
+
+def _file_status(path: Path) -> os.stat_result | None:
+    """The status of a plain file in its folder; None when there is none; an error for anything else."""
+    if not os.path.lexists(path):
+        return None
+    if path.resolve().parent != path.parent.resolve():
+        raise FolderError(f"{path}: is a link out of the folder; put the file itself there (cp -L)")
+    if not path.exists():
+        return None
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FolderError(f"{path}: must be a plain file; put the model's own file there")
+    return path.stat()
+
+
+def _entry(path: Path) -> _Entry:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return _Entry(digest, os.fstat(file.fileno()).st_size)
+
+
+def _load(path: Path, device: str) -> dict[str, Tensor]:
+    _check_header(path)
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what is not safetensors at all, and a header so large that it can only be an attack."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+        size = os.fstat(file.fileno()).st_size
+    header = int.from_bytes(start[:8], "little")
+    if start[8:] == b"{" and header <= min(MAX_HEADER, size - 8):
+        return
+    if start.startswith((b"\x80", b"PK")):
+        raise FolderError(f"{path}: is a pickle or zip, which is never opened; get the model as safetensors")
+    raise FolderError(f"{path}: is not safetensors (its header claims {header} bytes); get the model again")
+
+
+def _ties(data: object, root: Path) -> dict[str, str]:
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data.values()):
+        raise FolderError(f"{root / CONFIG}: `tied` must map names of tensors to names; get the model again")
+    return data
+
+
+def _with_ties(tensors: dict[str, Tensor], tied: dict[str, str], root: Path) -> dict[str, Tensor]:
+    for name, owner in tied.items():
+        if name in tensors or owner not in tensors:
+            problem = "is itself stored" if name in tensors else f"`{owner}` is not stored"
+            raise FolderError(f"{root / CONFIG}: `tied.{name}` cannot be: {problem}; get the model again")
+    return tensors | {name: tensors[owner] for name, owner in tied.items()}
+
+
+# Checking.
+
+
+def check_tensors(expected: Mapping[str, torch.Size], got: Mapping[str, Tensor], where: str | Path) -> None:
+    """Refuses tensors whose names or shapes are not those that a model expects; `where` is their file."""
+    missing = [f"`{name}`" for name in expected if name not in got]
+    unknown = [f"`{name}`{_guess(name, expected, got)}" for name in got if name not in expected]
+    wrong = [
+        f"`{name}` must be {list(shape)}, but is {list(got[name].shape)}"
+        for name, shape in expected.items()
+        if name in got and got[name].shape != shape
+    ]
+    groups = [("missing: ", missing), ("not known to the model: ", unknown), ("wrong shape: ", wrong)]
+    faults = [title + _first_few(names) for title, names in groups if names]
+    if faults:
+        raise FolderError(f"{where}: {'; '.join(faults)}. Is {CONFIG} the one that belongs to these weights?")
+
+
+def _guess(name: str, expected: Mapping[str, object], got: Mapping[str, object]) -> str:
+    near = get_close_matches(name, [other for other in expected if other not in got], n=1)
+    return f" (for `{near[0]}`?)" if near else ""
+
+
+def _first_few(names: Iterable[str], few: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:few]) + (f" and {len(names) - few} more" if len(names) > few else "")

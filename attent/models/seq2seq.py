@@ -1,0 +1,78 @@
+"""The Transformer (figure 1): an encoder reads the source, a decoder writes the target while looking at it."""
+
+from __future__ import annotations
+
+import os
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attent import settings
+from attent.models import folder as model_folder
+from attent.models.config import ConfigFile, Seq2SeqConfig
+from attent.models.embedding import Embedding, Output
+from attent.nn import Cache, Memory, Packing, Stack
+
+
+class Seq2Seq(nn.Module):
+    """Source and target ids in, logits over the next target token out.
+
+    Padding is on the right, told by lengths; or rows hold several sentences, told by a packing of each side.
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, scaled = config.encoder.width, config.scale_embeddings
+        self.source_embedding = Embedding(config.vocab, width, scaled=scaled)
+        self.target_embedding = (
+            self.source_embedding if config.share_embeddings else Embedding(config.targets, width, scaled=scaled)
+        )
+        self.encoder = Stack(config.encoder)
+        self.decoder = Stack(config.decoder)
+        tied_to = self.target_embedding if config.tie_output else None
+        self.output = Output(config.targets, width, tied_to=tied_to, bias=config.output_bias)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        *,
+        packing: tuple[Packing, Packing] | None = None,
+    ) -> Tensor:
+        """(B, Ts), (B, Tt) -> (B, Tt, V). `target` is what the decoder reads: already shifted right."""
+        source_packing, target_packing = packing or (None, None)
+        memory = self.encode(source, source_lengths, packing=source_packing)
+        states = self.decode(target, memory, target_lengths, packing=target_packing)
+        return self.output(states)
+
+    def encode(self, source: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Memory:
+        """The encoder: (B, Ts) -> what the decoder will look at."""
+        states = self.encoder(self.source_embedding(source), lengths, packing=packing)
+        return Memory(states, lengths, packing)
+
+    def decode(
+        self, target: Tensor, memory: Memory, lengths: Tensor | None = None, *, packing: Packing | None = None
+    ) -> Tensor:
+        """The decoder: (B, Tt) -> its last states (B, Tt, E), which `output` turns into logits."""
+        return self.decoder(self.target_embedding(target), lengths, packing=packing, memory=memory)
+
+    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache:
+        """Read the source and make ready to write up to `capacity` target tokens, step by step."""
+        return self.decoder.new_cache(capacity, memory=self.encode(source, lengths))
+
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
+        """Read the next target tokens, (B, T), behind those in the cache -> logits (B, T, V)."""
+        return self.output(self.decoder(self.target_embedding(target), cache=cache))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
+        config = settings.to_dict(ConfigFile(model=self.config))
+        model_folder.write(folder, config=config, tensors=self.state_dict())
+
+
+def shift_right(target: Tensor, start: int) -> Tensor:
+    """What the decoder reads to write `target` (B, T): one place to the right, behind the start token."""
+    return F.pad(target[:, :-1], (1, 0), value=start)

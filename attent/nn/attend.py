@@ -1,0 +1,249 @@
+"""Scaled dot-product attention (section 3.2.1): equation 1 as written, and three faster ways to the same numbers.
+
+    explicit  equation 1, step by step; gives the weights too. Every other way is checked against it.
+    fused     PyTorch's scaled_dot_product_attention: memory grows with length, not with its square
+    flex      FlexAttention: compiled from `Mask.allows` itself; skips blocks that nobody may look at
+    packed    flash attention over sentences of different lengths laid end to end, without padding (CUDA)
+
+All take the same arguments and treat a query that may look at nothing the same way: its output is zeros. `attend`
+picks one through `choose`. Projections and heads are `attention`'s business; who may look at whom is `masks`'.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attent.nn.masks import Mask
+
+LONG_ROW = 512  # packed rows up to here are faster as a dense block-diagonal mask than as flash's tiles of 128
+
+
+class Request(NamedTuple):
+    """One call of attention, as every backend takes it."""
+
+    q: Tensor  # (B, H, Tq, D)
+    k: Tensor  # (B, Hkv, Tk, D); query head h looks at key head h // (H / Hkv)
+    v: Tensor  # (B, Hkv, Tk, D)
+    mask: Mask
+    bias: Tensor | None  # added to the scaled scores; broadcasts to (B, H, Tq, Tk)
+    scale: float  # 1 / sqrt(D) in the paper
+    dropout: float  # on the weights; the paper has none
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention by the named backend, or by the best that can do it: (B, H, Tq, D)."""
+    request = Request(q, k, v, mask or Mask(), bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
+    check(request)
+    return choose(backend, request).run(*request)
+
+
+def explicit(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also gives the softmax, before dropout."""
+    k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
+    visible = mask.dense(q.shape[0], q.shape[2], k.shape[2], q.device)
+
+    scores = q @ k.transpose(-2, -1)  # (B, H, Tq, D) @ (B, H, D, Tk) -> (B, H, Tq, Tk)
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
+    scores = scores if bias is None else scores + bias
+    scores = scores.masked_fill(~visible, float("-inf"))
+    weights = scores.softmax(-1).masked_fill(~visible, 0)  # a row of -inf gives NaN: it sees nothing, so zeros
+    return F.dropout(weights, dropout).to(v.dtype) @ v, weights
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Equation 1 in one kernel of PyTorch's choosing."""
+    (B, H, Tq, _), Tk = q.shape, k.shape[2]
+    causal = bias is None and mask.is_plain_causal(Tq, Tk)
+    visible = None if causal or mask.hides_nothing(Tk) else mask.dense(B, Tq, Tk, q.device)
+    additive = visible if bias is None else hide(bias.to(q.dtype), visible)
+    if additive is not None:  # kernels that take a mask do not share heads by themselves
+        k, v = share_heads(k, H), share_heads(v, H)
+    out = F.scaled_dot_product_attention(
+        q, k, v, additive, dropout, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != H
+    )
+    if visible is None or q.device.type == "cpu":
+        return out
+    # cuDNN, which CUDA may pick for half precision, gives the mean of all values to a query that sees nothing.
+    return out.masked_fill(~mask.sees_something(B, Tq, Tk, q.device), 0)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Equation 1 compiled around `Mask.allows`."""
+    (B, H, Tq, _), Tk = q.shape, k.shape[2]
+    blocks = None if mask.hides_nothing(Tk) else mask.blocks(B, Tq, Tk, q.device)
+    add_bias = None
+    if bias is not None:
+        table = bias.to(q.dtype).expand(B, H, Tq, Tk)
+
+        def add_bias(score: Tensor, b: Tensor, h: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
+            return score + table[b, h, q_index, k_index]
+
+    # Compiled here unless somebody compiles around us; on CPU that would take a minute.
+    run = flex_kernel(compiled=q.device.type != "cpu" and not torch.compiler.is_compiling())
+    return run(q, k, v, score_mod=add_bias, block_mask=blocks, scale=scale, enable_gqa=k.shape[1] != H)
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Equation 1 for each packed sentence by itself, all in one flash kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert mask.packing is not None
+    k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
+    flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B, H, T, D) -> (B * T, H, D)
+    offsets_q, offsets_k = mask.offsets()
+    before, after = mask.window or (None, None)
+    after = 0 if mask.causal else after
+    out = varlen_attn(
+        flat_q,
+        flat_k,
+        flat_v,
+        offsets_q,
+        offsets_k,
+        max(mask.packing[0].shape[1], 1),  # filler is a stretch too, and may be as long as a row
+        max(mask.packing[1].shape[1], 1),
+        scale=scale,
+        window_size=(-1 if before is None else before, -1 if after is None else after),
+    )
+    assert isinstance(out, Tensor)
+    return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)  # (B * T, H, D) -> (B, H, T, D)
+
+
+def share_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, Hkv, T, D) -> (B, H, T, D): neighbouring query heads share one key/value head."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def hide(bias: Tensor, visible: Tensor | None) -> Tensor:
+    return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
+
+
+def flex_kernel(compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return compiled_once(flex_attention) if compiled else flex_attention
+
+
+@functools.cache
+def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+# --- which backend -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute attention, and the reasons why it cannot do a request (None: it can)."""
+
+    name: str
+    run: Callable[..., Tensor]
+    refuses: Callable[[Request], str | None]
+
+
+def never(request: Request) -> str | None:
+    return None
+
+
+def explicit_output(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    return explicit(q, k, v, mask, bias, scale, dropout)[0]
+
+
+def flex_refuses(request: Request) -> str | None:
+    q, k, v, *_ = request
+    if request.dropout > 0:
+        return "FlexAttention has no dropout on the weights"
+    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return "FlexAttention has no backward pass on CPU"
+    if q.device.type == "cuda" and q.shape[-1] < 16:
+        return f"FlexAttention needs heads of at least 16 on CUDA, and these are {q.shape[-1]} wide"
+    if q.device.type == "cuda" and q.dtype == torch.float64:
+        return "FlexAttention has no float64 on CUDA"
+    return None
+
+
+def packed_refuses(request: Request) -> str | None:
+    q, mask = request.q, request.mask
+    if mask.packing is None:
+        return "the batch is not packed (`mask.packing` is None)"
+    if q.device.type != "cuda":
+        return f"its flash kernel runs on CUDA only, and these tensors are on {q.device.type}"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"its flash kernel takes bfloat16 and float16, not {q.dtype}"
+    if request.bias is not None:
+        return "its flash kernel takes no bias"
+    if request.dropout > 0:
+        return "its flash kernel has no dropout on the weights"
+    if (mask.causal or mask.window) and mask.packing[0] is not mask.packing[1]:
+        return "order and windows between two different packings are not what its flash kernel means by them"
+    if q.shape[-1] % 8 or q.shape[-1] > 256:
+        return f"its flash kernel takes heads of a multiple of 8 up to 256 wide, and these are {q.shape[-1]}"
+    return None
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("fused", fused, never),
+        Backend("packed", packed, packed_refuses),
+        Backend("flex", flex, flex_refuses),
+        Backend("explicit", explicit_output, never),
+    )
+}
+
+
+def choose(name: str, request: Request) -> Backend:
+    """The backend of that name if it can do the request; for "auto" the first that can, in order of speed."""
+    if name == "auto":
+        return next(BACKENDS[other] for other in by_speed(request) if BACKENDS[other].refuses(request) is None)
+    if name not in BACKENDS:
+        near = difflib.get_close_matches(name, [*BACKENDS, "auto"], 1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise ValueError(f"`backend` must be auto or one of {', '.join(BACKENDS)}, but is {name!r}{hint}")
+    reason = BACKENDS[name].refuses(request)
+    if reason is not None:
+        able = [other for other, backend in BACKENDS.items() if backend.refuses(request) is None]
+        raise ValueError(f"backend `{name}` cannot do this: {reason}. Can do it: {', '.join(able)} (or `auto`)")
+    return BACKENDS[name]
+
+
+def by_speed(request: Request) -> tuple[str, ...]:
+    """Long packed rows are mostly blocks that nobody may look at: worth skipping. Else the dense kernels win."""
+    long = request.mask.packing is not None and request.k.shape[2] > LONG_ROW
+    return ("packed", "fused") if long else ("fused",)
+
+
+def check(request: Request) -> None:
+    """Refuse tensors that do not belong together."""
+    q, k, v, mask, bias, *_ = request
+    if not (q.dim() == k.dim() == v.dim() == 4):
+        raise ValueError(f"q, k, v must be (B, H, T, D), but have {q.dim()}, {k.dim()}, {v.dim()} dimensions")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
+    B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+    if bias is not None and any(n not in (1, m) for n, m in zip(bias.shape, (B, H, Tq, Tk), strict=True)):
+        raise ValueError(f"`bias` must broadcast to {(B, H, Tq, Tk)}, but is {tuple(bias.shape)}")
+    mask.check(B, Tq, Tk)

@@ -1,0 +1,329 @@
+"""Figure 1: a block is attention and feed-forward, each inside a residual; a stack is N blocks. The encoder and the
+decoder are two configurations of the same stack, and so are BERT, GPT, LLaMA and T5.
+
+Token embeddings and the output layer are `attent.models`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from attent.nn.attention import Attention, init_attention, split_evenly
+from attent.nn.cache import Cache, KVCache, LayerCache
+from attent.nn.feedforward import Activation, FeedForward
+from attent.nn.masks import Mask, Packing, check_lengths
+from attent.nn.positions import Angles, PositionsConfig, SinusoidalConfig, build_positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """One stack. The defaults are the paper's encoder, base model (table 3)."""
+
+    layers: int = 6  # N
+    width: int = 512  # d_model
+    heads: int = 8  # h
+    kv_heads: int | None = None  # fewer than `heads`: several query heads share keys and values; None: as many
+    head_width: int | None = None  # d_k = d_v; None: width / heads
+    inner: int = 2048  # d_ff
+    activation: Activation = "relu"
+    gated: bool = False
+    causal: bool = False  # tokens see no later token: a decoder
+    cross: bool = False  # blocks also look at the output of another stack
+    window: tuple[int | None, int | None] | None = None  # self-attention reaches (before, after) tokens; None: all
+    positions: PositionsConfig = field(default_factory=SinusoidalConfig)
+    norm: Literal["layer", "rms"] = "layer"
+    norm_order: Literal["post", "pre"] = "post"
+    norm_eps: float = 1e-5
+    bias: bool = True  # in the linear layers
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_width)
+    dropout: float = 0.1  # P_drop: on each sub-layer's output, and on embeddings + positions
+    attention_dropout: float = 0.0  # on attention weights
+    activation_dropout: float = 0.0  # inside the feed-forward
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "inner"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be 1 or more, but is {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {getattr(self, name)}")
+        if self.head_width is None:
+            split_evenly(self.width, self.heads)
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            raise ValueError(f"`heads` must be a multiple of `kv_heads`={self.kv_heads}, but is {self.heads}")
+        Mask(causal=self.causal, window=self.window)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What one stack leaves for another to look at: states (B, T, E), and which of them are real."""
+
+    states: Tensor
+    lengths: Tensor | None = None
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What every block of a stack is given alike in one pass."""
+
+    mask: Mask
+    angles: Angles | None
+    bias: Tensor | None
+    memory: Memory | None
+    memory_mask: Mask
+    start: int | Tensor  # where this pass begins among the keys (0 without a cache)
+    used: int  # columns of the cache written before it
+
+
+class Residual(nn.Module):
+    """Add & Norm around a sub-layer (section 3.1), with section 5.4's dropout. It alone knows pre- from post-norm."""
+
+    def __init__(self, norm: nn.Module, dropout: float, order: Literal["post", "pre"]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.pre = order == "pre"
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre:
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))  # LayerNorm(x + Sublayer(x)): the paper
+
+
+class Block(nn.Module):
+    """One of the N layers of figure 1: self-attention, encoder-decoder attention (decoders), feed-forward."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.own = make_attention(config)
+        self.own_residual = make_residual(config)
+        self.cross = make_attention(config) if config.cross else None
+        self.cross_residual = make_residual(config) if config.cross else None
+        self.feedforward = FeedForward(
+            config.width,
+            config.inner,
+            activation=config.activation,
+            gated=config.gated,
+            bias=config.bias,
+            dropout=config.activation_dropout,
+        )
+        self.feedforward_residual = make_residual(config)
+
+    def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+        x = self.own_residual(x, lambda x: self.look_around(x, view, cache))
+        if self.cross_residual is not None:
+            x = self.cross_residual(x, lambda x: self.look_across(x, view, cache))
+        return self.feedforward_residual(x, self.feedforward)
+
+    def look_around(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
+        """Self-attention: keys and values are of x itself, and of what the cache holds before it."""
+        seen = self.own.remember(x, view.angles)
+        if cache is not None:
+            seen = cache.own.append(seen, view.start, view.used)
+        return self.own(x, seen, view.mask, view.angles, view.bias)
+
+    def look_across(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
+        """Encoder-decoder attention: keys and values are of the other stack's output."""
+        assert self.cross is not None
+        if cache is None:
+            assert view.memory is not None
+            seen = self.cross.remember(view.memory.states)
+        else:
+            assert cache.cross is not None
+            seen = cache.cross
+        return self.cross(x, seen, view.memory_mask)
+
+    def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
+        room = self.own.key.weight.new_zeros(2, rows, self.own.kv_heads, capacity, self.own.head_width)
+        cross = None if self.cross is None or memory is None else self.cross.remember(memory.states)
+        return LayerCache(KVCache(room[0], room[1]), cross)
+
+
+class Stack(nn.Module):
+    """N blocks, with positions before and, where the norm comes first in each block, a last norm behind."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.config = config
+        head_width = config.head_width or config.width // config.heads
+        self.positions = build_positions(
+            config.positions,
+            width=config.width,
+            heads=config.heads,
+            head_width=head_width,
+            causal=config.causal,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = cast("list[Block]", nn.ModuleList(Block(config) for _ in range(config.layers)))
+        self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+        self.apply(init_weights)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). Rows are padded on the right, told by `lengths`, or packed, told by `packing`.
+
+        With a cache, x continues what the cache holds, and the memory is the one that the cache was made with.
+        """
+        self.check(x, lengths, packing, memory, cache)
+        at = places(x, packing, cache)
+        view = self.view(x, at, lengths, packing, memory, cache)
+        x = self.dropout(self.positions.embed(x, at))
+        for i, block in enumerate(self.blocks):
+            x = block(x, view, None if cache is None else cache.layers[i])
+        if cache is not None:
+            cache.advance(x.shape[1], lengths)
+        return self.norm(x)
+
+    def view(
+        self,
+        x: Tensor,
+        at: Tensor,
+        lengths: Tensor | None,
+        packing: Packing | None,
+        memory: Memory | None,
+        cache: Cache | None,
+    ) -> View:
+        """Masks, angles and biases of one pass: worked out once, used by every block."""
+        start, used = (0, 0) if cache is None else (cache.start, cache.used)
+        keys_at = at if cache is None else torch.arange(used + x.shape[1], device=x.device)
+        bias = self.positions.bias(at, keys_at)
+        return View(
+            mask=self.own_mask(lengths, packing, start),
+            angles=self.positions.angles(at),
+            bias=None if bias is None else bias.to(x.dtype),
+            memory=memory,
+            memory_mask=memory_mask(packing, memory, cache),
+            start=start,
+            used=used,
+        )
+
+    def own_mask(self, lengths: Tensor | None, packing: Packing | None, start: int | Tensor) -> Mask:
+        # Padding is on the right: a causal stack hides it from every real token already, and without key lengths
+        # fast kernels need no mask tensor.
+        return Mask(
+            causal=self.config.causal,
+            window=self.config.window,
+            q_start=start,
+            key_lengths=None if self.config.causal else lengths,
+            packing=None if packing is None else (packing, packing),
+        )
+
+    def new_cache(self, capacity: int, *, rows: int | None = None, memory: Memory | None = None) -> Cache:
+        """An empty cache for `capacity` tokens a row; the memory's keys and values are projected now, once."""
+        self.check_cacheable(capacity, memory)
+        rows = rows if memory is None else memory.states.shape[0]
+        if rows is None:
+            raise ValueError("`rows` must be given for a stack without memory: how many sequences will be cached?")
+        layers = [block.new_cache(rows, capacity, memory) for block in self.blocks]
+        return Cache(layers, memory_lengths=None if memory is None else memory.lengths)
+
+    def check_cacheable(self, capacity: int, memory: Memory | None) -> None:
+        if not self.config.causal:
+            raise ValueError("a cache needs a causal stack: here every token looks at later ones, so none can be kept")
+        if (memory is not None) != self.config.cross:
+            raise ValueError(f"`memory` must be {'given' if self.config.cross else 'None'} for this stack's cache")
+        if memory is not None and memory.packing is not None:
+            raise ValueError("a cache continues one sequence per row: encode padded sentences, not packed ones")
+        self.check_positions(capacity)
+
+    def check(
+        self,
+        x: Tensor,
+        lengths: Tensor | None,
+        packing: Packing | None,
+        memory: Memory | None,
+        cache: Cache | None,
+    ) -> None:
+        """Refuse what does not fit together, before anything is computed."""
+        if x.dim() != 3 or x.shape[2] != self.config.width:
+            raise ValueError(f"x must be (B, T, {self.config.width}), but is {tuple(x.shape)}")
+        if lengths is not None and packing is not None:
+            raise ValueError("give `lengths` (padded rows) or `packing` (packed rows), but not both")
+        if lengths is not None:
+            check_lengths(lengths, x.shape[0], x.shape[1], "lengths")
+        if packing is not None and packing.shape != x.shape[:2]:
+            raise ValueError(f"`packing` must be of {tuple(x.shape[:2])} tokens, but is of {packing.shape}")
+        if packing is not None and cache is not None:
+            raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
+        if cache is not None and memory is not None:
+            raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
+        if self.config.cross and cache is None and memory is None:
+            raise ValueError("this stack looks at another's output: give `memory`, or a `cache` made with it")
+        if cache is not None:
+            cache.check_room(x.shape[0], x.shape[1])
+        self.check_positions(packing.longest if packing else x.shape[1] + (cache.used if cache else 0))
+
+    def check_positions(self, count: int) -> None:
+        limit = self.positions.max_length
+        if limit is not None and count > limit:
+            raise ValueError(
+                f"sequences must have at most `positions.max_length`={limit} tokens, but one has {count}; "
+                f"shorten it, or use positions without a limit (sinusoidal, rotary, relative, alibi)"
+            )
+
+
+def places(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:
+    """The position of each token in its own sequence: (T,), or (B, T) where rows differ."""
+    if packing is not None:
+        return packing.positions
+    at = torch.arange(x.shape[1], device=x.device)
+    if cache is None:
+        return at
+    return at + (cache.start[:, None] if isinstance(cache.start, Tensor) else cache.start)
+
+
+def memory_mask(packing: Packing | None, memory: Memory | None, cache: Cache | None) -> Mask:
+    """What of the other stack's output may be looked at: all that is real, of one's own sentence."""
+    if cache is not None:
+        return Mask(key_lengths=cache.memory_lengths)
+    if memory is None or memory.packing is None:
+        return Mask(key_lengths=None if memory is None else memory.lengths)
+    if packing is None:
+        raise ValueError("the memory is packed, so the other side must be too: give `packing` with the same sentences")
+    return Mask(packing=(packing, memory.packing))
+
+
+def make_attention(config: StackConfig) -> Attention:
+    return Attention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        bias=config.bias,
+        scale=config.scale,
+        dropout=config.attention_dropout,
+    )
+
+
+def make_residual(config: StackConfig) -> Residual:
+    return Residual(make_norm(config), config.dropout, config.norm_order)
+
+
+def make_norm(config: StackConfig) -> nn.Module:
+    norm = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return norm(config.width, eps=config.norm_eps)
+
+
+def init_weights(module: nn.Module) -> None:
+    """Xavier (Glorot) uniform, biases zero: keeps the variance of activations through a layer of either direction."""
+    if isinstance(module, Attention):
+        init_attention(module)
+    elif isinstance(module, FeedForward):
+        for linear in module.children():
+            if isinstance(linear, nn.Linear):
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)

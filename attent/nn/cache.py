@@ -1,0 +1,119 @@
+"""What a decoder keeps between steps, so that a step costs one token and not the whole prefix.
+
+The cache belongs to the caller: `Stack.new_cache` makes it, each call of the stack with it appends, `reorder` lets
+beams follow their rows. Nothing here waits for the device: how much is used is counted on the host, and lengths that
+differ between rows stay on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attent.nn.masks import check_lengths
+
+
+@dataclass(eq=False)
+class KV:
+    """Keys and values, (B, Hkv, T, D) each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def reorder(self, rows: Tensor) -> None:
+        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+
+@dataclass(eq=False)
+class KVCache(KV):
+    """Keys and values with room for more: (B, Hkv, capacity, D)."""
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def append(self, new: KV, start: int | Tensor, used: int) -> KV:
+        """Write `new` behind what each row holds, and give back all columns in use."""
+        self._write(self.keys, new.keys, start)
+        self._write(self.values, new.values, start)
+        upto = used + new.keys.shape[2]
+        return KV(self.keys[:, :, :upto], self.values[:, :, :upto])
+
+    @staticmethod
+    def _write(store: Tensor, new: Tensor, start: int | Tensor) -> None:
+        T = new.shape[2]
+        if isinstance(start, int):
+            store[:, :, start : start + T] = new
+            return
+        column = start[:, None] + torch.arange(T, device=store.device)  # (B, T)
+        row = torch.arange(store.shape[0], device=store.device)[:, None]
+        store[row, :, column] = new.transpose(1, 2)  # advanced indices come first: (B, T, Hkv, D)
+
+
+@dataclass(eq=False)
+class LayerCache:
+    """One block's share: its own growing keys and values, and those of the encoder's output, projected once."""
+
+    own: KVCache
+    cross: KV | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        self.own.reorder(rows)
+        if self.cross is not None:
+            self.cross.reorder(rows)
+
+
+@dataclass(eq=False)
+class Cache:
+    """All blocks of one stack.
+
+    used            columns written, counted on the host; no row holds more
+    lengths         (B,) tokens that each row holds, where rows differ; None: every row holds `used`
+    memory_lengths  (B,) how much of the encoder's output is real; None: all of it
+    """
+
+    layers: list[LayerCache]
+    used: int = 0
+    lengths: Tensor | None = None
+    memory_lengths: Tensor | None = None
+
+    @property
+    def start(self) -> int | Tensor:
+        """Where the next token of each row goes."""
+        return self.used if self.lengths is None else self.lengths
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].own.capacity
+
+    @property
+    def rows(self) -> int:
+        return self.layers[0].own.keys.shape[0]
+
+    def check_room(self, B: int, T: int) -> None:
+        if self.used + T > self.capacity:
+            raise ValueError(
+                f"the cache must have room for {self.used + T} tokens, but its capacity is {self.capacity} "
+                f"({self.used} used, {T} to add); make it with `capacity={self.used + T}` or more"
+            )
+        if self.rows != B:
+            raise ValueError(f"the batch must have the cache's {self.rows} rows, but has {B}; `reorder` changes them")
+
+    def advance(self, T: int, new_lengths: Tensor | None) -> None:
+        """T columns were written; of these, `new_lengths` per row are real (None: all)."""
+        if new_lengths is not None:
+            check_lengths(new_lengths, self.rows, T, "lengths")
+            held = torch.full_like(new_lengths, self.used) if self.lengths is None else self.lengths
+            self.lengths = held + new_lengths
+        elif self.lengths is not None:
+            self.lengths = self.lengths + T
+        self.used += T
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` was: beams that survive take their past along; rows may be fewer or more."""
+        for layer in self.layers:
+            layer.reorder(rows)
+        self.lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
+        self.memory_lengths = None if self.memory_lengths is None else self.memory_lengths.index_select(0, rows)

@@ -1,0 +1,215 @@
+"""Who may look at whom. `Mask.allows` is the one rule; every backend's form of a mask is derived from it.
+
+A mask is a description, not a tensor: nothing is computed until a backend asks for the form that it needs, and each
+form is computed once, however many layers share the mask. Biases (T5, ALiBi) are numbers, not permissions: they live
+in `positions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Rows of whole sentences laid end to end: which sentence each token is of, and where in it.
+
+    A packed pair of source and target is two of these with the same sentences in the same order: sentence s of row b
+    on one side belongs to sentence s of row b on the other.
+    """
+
+    segments: Tensor  # (B, T) the sentence's number in its row; -1 for the filler behind the last sentence
+    positions: Tensor  # (B, T) the token's place in its own sentence, from 0
+    ends: Tensor  # (B, S) where each sentence stops; a row with fewer sentences repeats its last end
+    longest: int  # tokens in the longest sentence, known without asking the device
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Sequence[int]], width: int | None = None, device: torch.device | str | None = None
+    ) -> Packing:
+        """Row b holds sentences of the lengths `rows[b]`, then filler up to `width` (None: as wide as the fullest)."""
+        fullest = max((sum(row) for row in rows), default=0)
+        width = fullest if width is None else width
+        if fullest > width:
+            raise ValueError(f"the sentences of a row must fit `width`={width} tokens, but one row has {fullest}")
+        if any(length < 0 for row in rows for length in row):
+            raise ValueError("sentence lengths must be 0 or more, but one is negative")
+        most = max((len(row) for row in rows), default=0)
+        lengths = torch.tensor([[*row, *[0] * (most - len(row))] for row in rows], dtype=torch.long)
+        ends = lengths.view(len(rows), most).cumsum(1)
+        at = torch.arange(width).expand(len(rows), width).contiguous()
+        sentence = torch.searchsorted(ends, at, right=True)  # how many sentences have ended by here
+        starts = torch.nn.functional.pad(ends, (1, 0))
+        longest = max((length for row in rows for length in row), default=0)
+        packing = cls(sentence.masked_fill(sentence == most, -1), at - starts.gather(1, sentence), ends, longest)
+        return packing if device is None else packing.to(device)
+
+    def to(self, device: torch.device | str) -> Packing:
+        return Packing(self.segments.to(device), self.positions.to(device), self.ends.to(device), self.longest)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, width = self.segments.shape
+        return rows, width
+
+    def query_offsets(self) -> Tensor:
+        """Where each sentence begins when all rows are laid end to end, as flash kernels ask (cu_seqlens).
+
+        Two more stretches close each row, this side's filler and the other side's. Each is empty on the side that it
+        is not of, so filler queries meet no key and filler keys meet no query.
+        """
+        return self._offsets(self._row_ends(), self._row_ends())
+
+    def key_offsets(self) -> Tensor:
+        return self._offsets(self._text_ends(), self._row_ends())
+
+    def _row_ends(self) -> Tensor:
+        return torch.full_like(self.positions[:, :1], self.segments.shape[1])
+
+    def _text_ends(self) -> Tensor:
+        return (self.segments >= 0).sum(1, keepdim=True)
+
+    def _offsets(self, first_filler: Tensor, second_filler: Tensor) -> Tensor:
+        rows, width = self.shape
+        ends = torch.cat([self.ends, first_filler, second_filler], 1)  # (B, S + 2)
+        ends = ends + width * torch.arange(rows, device=ends.device)[:, None]
+        return torch.nn.functional.pad(ends.flatten(), (1, 0)).to(torch.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A description of what queries may look at; True in any form of it means "may look".
+
+    causal       a query looks at no later token
+    window       (before, after): how many other tokens it may see on each side, ends included; None is no limit
+    q_start      index of query 0 among the keys: how many keys the cache held before; (B,) for one per row
+    key_lengths  (B,) how many keys of each row are real; the rest is padding
+    packing      (of the queries, of the keys): tokens see their own sentence only, and places are counted inside it
+    """
+
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    q_start: int | Tensor = 0
+    key_lengths: Tensor | None = None
+    packing: tuple[Packing, Packing] | None = None
+    _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for side in self.window or ():
+            if side is not None and side < 0:
+                raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {self.window}")
+        if self.packing is not None and self.key_lengths is not None:
+            raise ValueError("`key_lengths` must be None with `packing`: a packing already tells which keys are filler")
+        if self.packing is not None and (isinstance(self.q_start, Tensor) or self.q_start != 0):
+            raise ValueError("`q_start` must be 0 with `packing`: packed sentences cannot continue a cache")
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """THE rule: may query `q` of row `b` look at key `k`? Index arithmetic only, so any backend can trace it."""
+        if self.packing is None:
+            start = self.q_start[b] if isinstance(self.q_start, Tensor) else self.q_start
+            allowed, q_at, k_at = (k >= 0) & (q >= 0), q + start, k
+        else:
+            queries, keys = self.packing
+            sentence, q_at, k_at = queries.segments[b, q], queries.positions[b, q], keys.positions[b, k]
+            allowed = (sentence == keys.segments[b, k]) & (sentence >= 0)
+        if self.causal:
+            allowed = allowed & (k_at <= q_at)
+        if self.window is not None:
+            before, after = self.window
+            allowed = allowed if before is None else allowed & (k_at >= q_at - before)
+            allowed = allowed if after is None else allowed & (k_at <= q_at + after)
+        if self.key_lengths is not None:
+            allowed = allowed & (k < self.key_lengths[b])
+        return allowed
+
+    def dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+        """The rule written out: (B, 1, Tq, Tk), or (1, 1, Tq, Tk) when every row has the same."""
+        return self._once(("dense", B, Tq, Tk, device), lambda: self._dense(B if self.per_row else 1, Tq, Tk, device))
+
+    def _dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+        b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
+        return self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k)
+
+    def blocks(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
+        """The rule as FlexAttention's BlockMask."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # a bound method is refused
+            return self.allows(b, h, q, k)
+
+        rows = B if self.per_row else None
+        return self._once(
+            ("blocks", B, Tq, Tk, device), lambda: create_block_mask(rule, rows, None, Tq, Tk, device=device)
+        )
+
+    def sees_something(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+        """Which queries may look at any key at all: (B or 1, 1, Tq, 1)."""
+        dense = self.dense(B, Tq, Tk, device)
+        return self._once(("sees_something", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
+
+    def offsets(self) -> tuple[Tensor, Tensor]:
+        """The packing of the queries and of the keys as flash kernels ask for it: (S * B + 2 * B + 1,) each."""
+        assert self.packing is not None
+        queries, keys = self.packing
+        return self._once(("offsets",), lambda: (queries.query_offsets(), keys.key_offsets()))
+
+    @property
+    def per_row(self) -> bool:
+        """Does the rule differ between the rows of a batch?"""
+        return isinstance(self.q_start, Tensor) or self.key_lengths is not None or self.packing is not None
+
+    @property
+    def order_only(self) -> bool:
+        return not self.per_row and self.window is None
+
+    def hides_nothing(self, Tk: int) -> bool:
+        """Known on the host: every query sees all Tk keys."""
+        reaches_end = not self.causal or (isinstance(self.q_start, int) and self.q_start >= Tk - 1)
+        return self.order_only and reaches_end
+
+    def is_plain_causal(self, Tq: int, Tk: int) -> bool:
+        """The one case that SDPA's `is_causal` means the same as we do: a square that starts at the first key."""
+        return self.order_only and self.causal and isinstance(self.q_start, int) and self.q_start == 0 and Tq == Tk
+
+    def check(self, B: int, Tq: int, Tk: int) -> None:
+        """Refuse a description that does not fit the tensors."""
+        self._once(("check", B, Tq, Tk), lambda: self._check(B, Tq, Tk))
+
+    def _check(self, B: int, Tq: int, Tk: int) -> None:
+        if self.key_lengths is not None:
+            check_lengths(self.key_lengths, B, Tk, "key_lengths")
+        if isinstance(self.q_start, Tensor) and self.q_start.shape != (B,):
+            raise ValueError(f"`q_start` must have one start per row, ({B},), but has {tuple(self.q_start.shape)}")
+        if self.packing is not None:
+            shapes = (self.packing[0].shape, self.packing[1].shape)
+            if shapes != ((B, Tq), (B, Tk)):
+                raise ValueError(f"`packing` must be of {(B, Tq)} queries and {(B, Tk)} keys, but is of {shapes}")
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+
+def on_host(tensor: Tensor) -> bool:
+    """May we look at the numbers? On an accelerator that would make the host wait; while compiling it is impossible."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_lengths(lengths: Tensor, B: int, T: int, name: str) -> None:
+    """Refuse lengths that do not fit a (B, T) batch. Values are looked at on CPU only, where that costs nothing."""
+    if lengths.shape != (B,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(
+            f"`{name}` must be {B} integers, one per row of the batch, "
+            f"but is {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    if B and on_host(lengths) and not bool(((lengths >= 0) & (lengths <= T)).all()):
+        raise ValueError(
+            f"`{name}` must be between 0 and {T}, the length of the tensor, "
+            f"but reaches from {int(lengths.min())} to {int(lengths.max())}; pad the tensor or shorten the lengths"
+        )

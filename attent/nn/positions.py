@@ -1,0 +1,234 @@
+"""How order enters the model (section 3.5 and what came after). A scheme acts at one of three places and leaves the
+others as they are, so that nothing else needs to know which scheme is in use:
+
+    embed   adds to the embeddings, before the first block     sinusoidal (the paper), learned
+    angles  turns queries and keys inside each attention       rotary
+    bias    adds to the scores of each self-attention          T5's relative bias, ALiBi
+
+Positions are integers, (T,) when every row has the same and (B, T) when not (a cache with ragged rows, packed rows).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+Order = Literal["interleaved", "halves"]
+
+
+class Positions(nn.Module):
+    """No order at all: each scheme overrides one of the three."""
+
+    max_length: int | None = None  # how many positions there are; None: any number
+
+    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+        return x
+
+    def angles(self, at: Tensor) -> Angles | None:
+        return None
+
+    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor | None:
+        return None
+
+
+# --- added to the embeddings ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinusoidalConfig:
+    """`interleaved` as printed in the paper (sin, cos, sin, cos ...); `halves` as Marian and fairseq (sines first)."""
+
+    kind: ClassVar[str] = "sinusoidal"
+    order: Order = "interleaved"
+
+
+class Sinusoidal(Positions):
+    def __init__(self, config: SinusoidalConfig) -> None:
+        super().__init__()
+        self.order = config.order
+
+    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+        return x + sinusoid(at, x.shape[-1], self.order).to(x.dtype)
+
+
+def sinusoid(at: Tensor, width: int, order: Order = "interleaved") -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: (..., T) -> (..., T, E).
+
+    Computed in float64 and rounded to float32, as the published tables are: in float32 the angle of a late position
+    would be off in its fifth digit. Nothing is stored, so no length is too long.
+    """
+    exact = torch.float32 if at.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    pair = torch.arange(0, width, 2, device=at.device, dtype=exact)  # 2i
+    angle = at[..., None].to(exact) / 10000.0 ** (pair / width)  # (..., T, ceil(E / 2))
+    sin, cos = angle.sin(), angle.cos()[..., : width // 2]
+    if order == "halves":
+        return torch.cat([sin, cos], -1).float()
+    table = angle.new_empty(*angle.shape[:-1], width)
+    table[..., 0::2], table[..., 1::2] = sin, cos
+    return table.float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedConfig:
+    kind: ClassVar[str] = "learned"
+    max_length: int = 512
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"`max_length` must be 1 or more, but is {self.max_length}")
+
+
+class Learned(Positions):
+    """One vector per position, up to `max_length` (the paper's row E of table 3; BERT, GPT-2, ViT)."""
+
+    def __init__(self, config: LearnedConfig, width: int) -> None:
+        super().__init__()
+        self.max_length = config.max_length
+        self.weight = nn.Parameter(torch.empty(config.max_length, width))
+        nn.init.normal_(self.weight, std=width**-0.5)
+
+    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+        return x + self.weight[at]
+
+
+# --- turning queries and keys --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """The cosine and sine of each position's angles, (1 or B, 1, T, D / 2), and which features pair up."""
+
+    cos: Tensor
+    sin: Tensor
+    order: Order
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Turn each pair of features of x (B, H, T, D) by its angle."""
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        if self.order == "halves":
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig:
+    """`halves` pairs feature i with i + D/2 (LLaMA as published); `interleaved` pairs neighbours (RoFormer)."""
+
+    kind: ClassVar[str] = "rotary"
+    base: float = 10_000.0
+    order: Order = "halves"
+
+
+class Rotary(Positions):
+    """Rotary positions (Su et al. 2021): q.k then depends on the distance between the two tokens alone."""
+
+    def __init__(self, config: RotaryConfig, head_width: int) -> None:
+        super().__init__()
+        if head_width % 2:
+            raise ValueError(f"rotary positions turn pairs of features: `head_width` must be even, but is {head_width}")
+        self.base, self.order, self.head_width = config.base, config.order, head_width
+
+    def angles(self, at: Tensor) -> Angles:
+        pair = torch.arange(0, self.head_width, 2, device=at.device, dtype=torch.float32)
+        angle = at[..., None] * self.base ** -(pair / self.head_width)  # (T, D / 2) or (B, T, D / 2)
+        angle = angle.unsqueeze(-3)  # heads
+        return Angles(angle.cos(), angle.sin(), self.order)
+
+
+# --- added to the scores -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeConfig:
+    kind: ClassVar[str] = "relative"
+    buckets: int = 32
+    reach: int = 128  # distances from here on share the last bucket
+
+    def __post_init__(self) -> None:
+        if self.buckets < 4 or self.buckets % 4:
+            raise ValueError(f"`buckets` must be a multiple of 4, but is {self.buckets}")
+        if self.reach <= self.buckets:
+            raise ValueError(f"`reach` must be more than `buckets`={self.buckets}, but is {self.reach}")
+
+
+class Relative(Positions):
+    """T5's relative bias (Raffel et al. 2020): one learned number per head and bucket of distances."""
+
+    def __init__(self, config: RelativeConfig, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.buckets, self.reach, self.causal = config.buckets, config.reach, causal
+        self.weight = nn.Parameter(torch.empty(config.buckets, heads))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
+        distance = k_at[..., None, :] - q_at[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)
+        bucket = bucket_of(distance, self.buckets, self.reach, self.causal)
+        return with_heads_first(self.weight[bucket])  # (..., Tq, Tk, H) -> (1 or B, H, Tq, Tk)
+
+
+def bucket_of(distance: Tensor, buckets: int, reach: int, causal: bool) -> Tensor:
+    """Near distances have a bucket each, far ones share buckets that widen; both directions, or the past alone."""
+    if causal:
+        later, away = torch.zeros_like(distance), (-distance).clamp(min=0)
+    else:
+        buckets //= 2
+        later, away = (distance > 0).long() * buckets, distance.abs()
+    near = buckets // 2
+    growth = torch.log(away.clamp(min=1).float() / near) / math.log(reach / near)
+    far = (near + (growth * (buckets - near)).long()).clamp(max=buckets - 1)
+    return later + torch.where(away < near, away, far)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlibiConfig:
+    kind: ClassVar[str] = "alibi"
+
+
+class Alibi(Positions):
+    """ALiBi (Press et al. 2022): a penalty that grows with distance, steeper for some heads than for others."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slopes = tuple(alibi_slopes(heads))
+
+    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
+        distance = (k_at[..., None, :] - q_at[..., :, None]).abs()  # (Tq, Tk) or (B, Tq, Tk)
+        slopes = torch.tensor(self.slopes, device=distance.device)
+        return with_heads_first(-distance[..., None] * slopes)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8/H), 2^(-16/H) ... for a power of two; other counts take every second slope of the next power as well."""
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-8 * (i + 0.5) / power) for i in range(power)]
+    return slopes + between[: heads - power]
+
+
+def with_heads_first(bias: Tensor) -> Tensor:
+    """(Tq, Tk, H) or (B, Tq, Tk, H) -> (1 or B, H, Tq, Tk)"""
+    bias = bias.movedim(-1, -3)
+    return bias if bias.dim() == 4 else bias[None]
+
+
+PositionsConfig = SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig | AlibiConfig
+
+
+def build_positions(config: PositionsConfig, *, width: int, heads: int, head_width: int, causal: bool) -> Positions:
+    match config:
+        case SinusoidalConfig():
+            return Sinusoidal(config)
+        case LearnedConfig():
+            return Learned(config, width)
+        case RotaryConfig():
+            return Rotary(config, head_width)
+        case RelativeConfig():
+            return Relative(config, heads, causal)
+        case AlibiConfig():
+            return Alibi(heads)

@@ -1,0 +1,1 @@
+"""Speed and memory beside others, same work, one run. Ratios are what counts: machines are shared and noisy."""

@@ -1,0 +1,244 @@
+"""The `attent` command as a person meets it: quick help, plain words, honest exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attent
+from attent import cli
+from attent.cli import doctor, machine
+
+ROOT = Path(attent.__file__).parent.parent
+
+HEALTHY_TORCH = machine.Torch("2.13.0", "CPU only", (), 4, 0.5)
+HEALTHY_MACHINE = machine.Machine("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
+TORCH_PACKAGE = machine.Package("torch", "", ">=2.11", "2.13.0+cpu")
+
+
+def attent_command(arguments: list[str], before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own, where nothing is imported yet."""
+    code = f"import sys\n{before}\nfrom attent.cli import main\nsys.exit(main({arguments!r}))"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+# ---- help and version --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["no-such-command"]])
+def test_answers_about_itself_do_not_wait_for_torch(arguments: list[str]) -> None:
+    report = "import atexit\natexit.register(lambda: print('LOADED', 'torch' in sys.modules))"
+    assert "LOADED False" in attent_command(arguments, report).stdout
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in cli.COMMANDS)
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == attent.__version__
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    command = [sys.executable, "-m", "attent", "--version"]
+    assert subprocess.check_output(command, cwd=ROOT, text=True).strip() == attent.__version__
+
+
+# ---- a wrong command ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["docter"], "unknown command `docter`: did you mean `doctor`? (see: attent --help)"),
+        (["qqqq"], "unknown command `qqqq`: there are: "),
+        (["--versoin"], "unknown option `--versoin`: did you mean `--version`?"),
+        (["doctor", "--jsno"], "--jsno. Did you mean --json? (see: attent doctor --help)"),
+        (["doctor", "now"], "unexpected argument `now` (see: attent doctor --help)"),
+    ],
+)
+def test_a_wrong_command_is_told_the_nearest_right_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("attent: error: ")
+    assert told in output.err
+    assert len(output.err.splitlines()) == 1
+    assert output.out == ""
+
+
+# ---- a command that fails ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command `fail` whose body a test writes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "fail", ("failing_command:fail", "Fails."))
+    monkeypatch.delitem(sys.modules, "failing_command", raising=False)
+    monkeypatch.delenv("ATTENT_TRACEBACK", raising=False)
+    return tmp_path / "failing_command.py"
+
+
+def write_command(path: Path, body: str, head: str = "") -> None:
+    path.write_text(f"{head}\ndef fail() -> None:\n    {body}\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        (
+            "raise ValueError('`beam_size` must be 1 or more, but is 0')",
+            1,
+            "error: `beam_size` must be 1 or more",
+        ),
+        ("open('no/such/file.tsv')", 1, "error: no/such/file.tsv: No such file or directory"),
+        ("raise KeyboardInterrupt", 130, "attent: interrupted"),
+        ("raise ModuleNotFoundError(name='lxml.etree')", 1, "pip install 'attent[formats]'"),
+    ],
+)
+def test_a_failure_is_one_sentence(
+    failing: Path, body: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_command(failing, body)
+    assert cli.main(["fail"]) == code
+    output = capsys.readouterr()
+    assert told in output.err
+    assert len(output.err.splitlines()) == 1
+    assert "Traceback" not in output.err
+
+
+def test_a_missing_package_is_named_also_when_the_command_imports_it_first(
+    failing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_command(failing, "pass", head="raise ModuleNotFoundError(name='granian')")
+    assert cli.main(["fail"]) == 1
+    assert "pip install 'attent[serve]'" in capsys.readouterr().err
+
+
+def test_an_error_of_our_own_is_a_sentence() -> None:
+    ours = type("BadFolder", (Exception,), {"__module__": "attent.interop.folder"})
+    assert cli.failure_message(ours("runs/x: no config.json")) == "runs/x: no config.json"
+
+
+def test_a_bug_keeps_its_traceback(failing: Path) -> None:
+    write_command(failing, "[][0]")
+    with pytest.raises(IndexError):
+        cli.main(["fail"])
+
+
+def test_the_traceback_can_be_asked_for(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTENT_TRACEBACK", "1")
+    write_command(failing, "raise ValueError('wrong')")
+    with pytest.raises(ValueError, match="wrong"):
+        cli.main(["fail"])
+
+
+def test_a_command_may_return_its_exit_code(failing: Path) -> None:
+    write_command(failing, "return 1")
+    assert cli.main(["fail"]) == 1
+
+
+@pytest.mark.parametrize("arguments", ["--help", "doctor --json"])
+def test_a_closed_pipe_is_met_with_silence(arguments: str) -> None:
+    command = f"{sys.executable} -m attent {arguments} | true"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# ---- doctor ------------------------------------------------------------------------------------------------
+
+
+def test_doctor_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("ready: " if code == 0 else "not ready: ")
+    assert any(line.startswith("torch ") for line in lines)
+
+
+def test_doctor_json_holds_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["doctor", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["ready"] == (code == 0)
+    assert facts["attent"] == attent.__version__
+    assert facts["torch"]["version"]
+    assert facts["machine"]["cores_usable"] >= 1
+
+
+def test_doctor_fits_a_terminal_of_80_columns() -> None:
+    from rich.console import Console
+
+    console = Console(width=80)
+    missing = tuple(machine.Package(name, "formats", ">=1", None) for name in machine.PURPOSES)
+    found = doctor.Checkup(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
+    with console.capture() as shown:
+        console.print(doctor.package_table(found))
+    rows = [line for line in shown.get().splitlines() if "pip install 'attent[formats]'" in line]
+    assert len(rows) == len(missing)  # none is wrapped
+
+
+def test_doctor_is_not_ready_without_torch() -> None:
+    broken = machine.Torch(None, None, (), None, None, error="torch cannot be imported: no libgomp")
+    problems = list(doctor.find_problems(broken, (TORCH_PACKAGE,)))
+    found = doctor.Checkup(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
+    assert found.verdict == "not ready: torch cannot be imported: no libgomp"
+    assert doctor.as_text(found).endswith(found.verdict)
+
+
+def test_doctor_says_how_to_mend_an_old_package() -> None:
+    old = machine.Package("torch", "", ">=2.11", "2.9.1")
+    assert list(doctor.find_problems(HEALTHY_TORCH, (old,))) == [
+        "torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
+    ]
+
+
+def test_doctor_notices_a_torch_that_cannot_use_the_gpu() -> None:
+    with_driver = machine.Machine("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
+    (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
+    assert "this torch is a CPU build" in advice
+
+
+def test_every_package_that_is_declared_has_a_purpose() -> None:
+    assert {package.name for package in machine.packages()} <= set(machine.PURPOSES)
+
+
+# ---- the machine -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("2.13.0+cpu", ">=2.11", True),
+        ("2.9.1", ">=2.11", False),
+        ("2.11", ">=2.11.0", True),
+        ("6.0.0", ">=5,<6", False),
+        ("5.4.0", "<6,>=5", True),
+        ("2.16.0.dev20261101", ">=2.11", True),
+        ("1.0", "", True),
+    ],
+)
+def test_versions_are_compared_by_number(version: str, wanted: str, fits: bool) -> None:
+    assert machine.Package("x", "", wanted, version).fits is fits
+
+
+def test_requirements_are_read_with_their_extra() -> None:
+    package = machine.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
+    assert (package.name, package.extra, package.wanted) == ("huggingface-hub", "hf", "<3,>=2")
+
+
+def test_a_container_limit_counts_and_its_droppable_cache_does_not(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("4000\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 1200\n")
+    assert machine.cgroup_memory(tmp_path) == (4000, 1800)
+
+
+def test_a_container_without_a_limit_has_none(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.cgroup_memory(tmp_path)[0] is None

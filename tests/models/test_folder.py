@@ -1,0 +1,697 @@
+"""A model folder: what was saved comes back, damage and hostile files are refused, no save loses a model."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attent.models import folder
+from attent.models.folder import FolderError
+
+FILES = ("config.json", "model.safetensors", "manifest.json")
+SYSTEM_CALLS = (
+    "open",
+    "fsync",
+    "replace",
+    "unlink",
+    "rmdir",
+    "mkdir",
+)  # what a save does to the disk, by os.NAME
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(16, 8, generator=generator)
+    return {
+        "embed.weight": embedding,
+        "bias": torch.randn(8, generator=generator),
+        "output.weight": embedding,
+    }
+
+
+def write(path: Path, seed: int = 0) -> None:
+    folder.write(path, config={"seed": seed}, tensors=tensors(seed))
+
+
+def assert_holds(path: Path, *seeds: int) -> int:
+    """The folder loads, and is wholly one of the models that were saved there."""
+    stored = folder.read(path)
+    seed = stored.config["seed"]
+    assert seed in seeds
+    assert stored.tensors.keys() == tensors().keys()
+    assert all(torch.equal(stored.tensors[name], value) for name, value in tensors(seed).items())
+    return int(seed)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(FolderError) as caught:
+        folder.read(path)
+    assert str(path) in str(caught.value)
+    assert ";" in str(caught.value), "it must say what to do"
+    return str(caught.value)
+
+
+def seal(path: Path) -> None:
+    """Makes the manifest fit the files, as someone who means harm would."""
+    files = {}
+    for name in FILES[:2]:
+        content = (path / name).read_bytes()
+        files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+
+
+def flip_bit(path: Path, place: int, bit: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ bit]))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write(tmp_path / "model")
+    return tmp_path / "model"
+
+
+# What was saved comes back.
+
+
+def test_a_model_comes_back_as_it_was(model: Path) -> None:
+    stored = folder.read(model)
+    assert stored.config == {"seed": 0}
+    assert_holds(model, 0)
+    assert sorted(path.name for path in model.iterdir()) == sorted(FILES)
+
+
+def test_tied_tensors_are_stored_once_and_come_back_tied(model: Path) -> None:
+    stored = folder.read(model)
+    assert stored.tied == {"output.weight": "embed.weight"}
+    assert stored.tensors["output.weight"] is stored.tensors["embed.weight"]
+    assert json.loads((model / "config.json").read_text())["tied"] == stored.tied
+    assert (model / "model.safetensors").stat().st_size < 2 * 16 * 8 * 4
+
+
+def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
+    whole = torch.arange(24).reshape(4, 6)
+    various = {
+        "whole": whole,
+        "turned": whole.T,
+        "part": whole[1:3, ::2],
+        "row": whole[0],
+        "spread": torch.ones(1).expand(5),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "also_empty": torch.zeros(0, 4),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        **{
+            str(kind): torch.ones(3, dtype=kind)
+            for kind in (torch.bfloat16, torch.float64, torch.bool, torch.int8)
+        },
+    }
+    folder.write(tmp_path, config={}, tensors=various)
+    stored = folder.read(tmp_path)
+    assert stored.tied == {}
+    for name, value in various.items():
+        assert stored.tensors[name].dtype == value.dtype
+        assert torch.equal(stored.tensors[name], value)
+
+
+def test_changing_a_loaded_tensor_changes_no_file(model: Path) -> None:
+    folder.read(model).tensors["bias"].add_(1)
+    assert_holds(model, 0)
+
+
+def test_foreign_files_are_left_alone(model: Path) -> None:
+    (model / "card.md").write_text("card")
+    (model / "state").mkdir()
+    write(model, 1)
+    assert_holds(model, 1)
+    assert {path.name for path in model.iterdir()} == {*FILES, "card.md", "state"}
+
+
+def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write(tmp_path)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "expected"),
+    [
+        ({"tied": 1}, {}, "the key `tied` is kept"),
+        ({"x": float("nan")}, {}, "must be plain finite data"),
+        ({"x": object()}, {}, "must be plain finite data"),
+        ({"x": "\ud800"}, {}, "must be plain finite data"),
+        ({}, {"x": 3}, "`x` must be a tensor"),
+        ({}, {"__metadata__": torch.ones(1)}, "not named `__metadata__`"),
+        ({}, {"x": torch.ones(1, device="meta")}, "`x` must be a dense tensor with data"),
+        ({}, {"x": torch.ones(2, 2).to_sparse()}, "`x` must be a dense tensor with data"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_saved(
+    config: dict[str, Any], weights: dict[str, Any], expected: str, model: Path
+) -> None:
+    with pytest.raises(FolderError, match=expected):
+        folder.write(model, config=config, tensors=weights)
+    assert_holds(model, 0)
+
+
+# Damage is noticed before any weight is used.
+
+
+def test_every_flipped_bit_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Path] = []
+    monkeypatch.setattr(folder, "safe_open", lambda path, **_: used.append(path))
+    chosen = random.Random(0)
+    for flip in range(2_000):
+        path = model / FILES[flip % 3]
+        place, bit = chosen.randrange(path.stat().st_size), 1 << chosen.randrange(8)
+        flip_bit(path, place, bit)
+        assert path.name in refusal(model)
+        flip_bit(path, place, bit)
+    assert used == []
+
+
+def test_every_cut_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Path] = []
+    monkeypatch.setattr(folder, "safe_open", lambda path, **_: used.append(path))
+    chosen = random.Random(0)
+    for cut in range(204):
+        path = model / FILES[cut % 3]
+        whole = path.read_bytes()
+        length = len(whole) - 1 if cut < 3 else chosen.randrange(len(whole))
+        os.truncate(path, length)
+        assert path.name in refusal(model)
+        with open(path, "ab") as file:
+            file.write(whole[length:])
+    assert used == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused(name: str, model: Path) -> None:
+    (model / name).unlink()
+    assert f"{name}: is missing" in refusal(model)
+
+
+def test_damaged_weights_that_someone_sealed_again_crash_nothing(model: Path) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    chosen = random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(chosen.randrange(1, 4)):
+            content[chosen.randrange(min(300, len(content)))] = chosen.randrange(256)
+        (model / "model.safetensors").write_bytes(content)
+        seal(model)
+        try:
+            folder.read(model)
+        except FolderError as error:
+            assert str(model) in str(error)  # noqa: PT017 - both outcomes are right
+
+
+# Hostile files.
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch exploded",)
+
+
+def pickled() -> bytes:
+    import pickle  # noqa: TID251 - to make the file that must be refused
+
+    return pickle.dumps(Bomb())
+
+
+def header(size: int, text: bytes = b"") -> bytes:
+    return struct.pack("<Q", size) + text
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (pickled(), "is a pickle or zip, which is never opened; get the model as safetensors"),
+        (b"PK\x03\x04" + bytes(100), "is a pickle or zip"),
+        (header(100 * 2**20, b"{}"), "is not safetensors"),
+        (header(2**63, b"{}"), "is not safetensors"),
+        (header(99 * 2**20, b"{" + b" " * 99 * 2**20), "is not safetensors"),
+        (header(2, b"[]"), "is not safetensors"),
+        (b"", "is not safetensors"),
+        (header(9), "is not safetensors"),
+        (header(20_000, b'{"a":' + b"[" * 19_995), "is not valid safetensors"),
+        (
+            header(64, b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}'[:64]),
+            "is not valid",
+        ),
+        (
+            header(66, b'{"a":{"dtype":"F32","shape":[9999999999999],"data_offsets":[0,4]}}xxxx'),
+            "is not valid",
+        ),
+        (header(57, b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4000]}}'), "is not valid"),
+    ],
+)
+def test_weights_that_are_no_safetensors_are_refused(content: bytes, expected: str, model: Path) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    seal(model)
+    assert f"model.safetensors: {expected}" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"a": ' + b"[" * 100_000, "nested deeper"),
+        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b'{"a": NaN}', "not a finite number"),
+        (b"[]", "must hold an object"),
+        (b'{"tied": 3}', "`tied` must map names"),
+        (b'{"tied": {"x": 3}}', "`tied` must map names"),
+        (b'{"tied": {"x": "nobody"}}', "`tied.x` cannot be: `nobody` is not stored"),
+        (b'{"tied": {"bias": "bias"}}', "`tied.bias` cannot be: is itself stored"),
+    ],
+)
+def test_hostile_configs_are_refused(content: bytes, expected: str, model: Path) -> None:
+    (model / "config.json").write_bytes(content)
+    seal(model)
+    assert expected in refusal(model)
+
+
+def test_hostile_manifests_are_refused(model: Path) -> None:
+    good = json.loads((model / "manifest.json").read_text())
+    entry = good["files"]["config.json"]
+    (model.parent / "config.json").write_bytes((model / "config.json").read_bytes())
+    hostile: list[Any] = [
+        {},
+        [],
+        {**good, "format": 2},
+        {**good, "format": True},
+        {**good, "more": 1},
+        {**good, "files": []},
+        {**good, "files": {"config.json": entry}},
+        *(
+            {**good, "files": {**good["files"], name: entry}}
+            for name in ("../config.json", "/etc/passwd", "..", "a/b")
+        ),
+        *(
+            {**good, "files": {**good["files"], "config.json": bad}}
+            for bad in (None, {}, {**entry, "bytes": "3"})
+        ),
+        {**good, "files": {**good["files"], "config.json": {**entry, "sha256": entry["sha256"].upper()}}},
+    ]
+    for manifest in hostile:
+        (model / "manifest.json").write_text(json.dumps(manifest))
+        assert "json" in refusal(model)
+    (model / "manifest.json").write_text(json.dumps(good) + " " * 2**17)
+    assert "is damaged" in refusal(model)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_out_of_the_folder_is_refused(name: str, model: Path) -> None:
+    outside = model.parent / name
+    (model / name).rename(outside)
+    (model / name).symlink_to(outside)
+    assert f"{name}: is a link out of the folder" in refusal(model)
+    write(model, 1)  # replaces the link, and does not write through it
+    assert_holds(model, 1)
+    assert not (model / name).is_symlink()
+    assert outside.exists()
+
+
+def test_links_inside_the_folder_and_to_the_folder_are_followed(model: Path) -> None:
+    (model / "config.json").rename(model / "mine.json")
+    (model / "config.json").symlink_to("mine.json")
+    (model.parent / "best").symlink_to(model)
+    assert_holds(model.parent / "best", 0)
+
+
+def test_what_is_no_plain_file_is_refused(model: Path) -> None:
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    assert "config.json: must be a plain file" in refusal(model)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_a_folder_of_pickles_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(pickled())
+    assert f"{name}: is a pickle, which can run code and is never opened here" in refusal(tmp_path)
+
+
+def test_a_zip_named_as_weights_is_refused(model: Path) -> None:
+    with zipfile.ZipFile(model / "model.safetensors", "w") as archive:
+        archive.writestr("data.pkl", pickled())
+    seal(model)
+    assert "is a pickle or zip" in refusal(model)
+
+
+def test_what_is_no_model_folder_gets_a_sentence(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refusal(tmp_path / "file")
+    assert "holds no model" in refusal(tmp_path)
+
+
+def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
+    program = """
+import os, sys, torch
+from pathlib import Path
+from attent.models import folder
+
+events = []
+sys.addaudithook(lambda name, _: events.append(name) if name in ("pickle.find_class", "os.system") else None)
+root = Path(sys.argv[1])
+weight = torch.ones(3)
+folder.write(root / "model", config={"a": 1}, tensors={"x": weight, "y": weight})
+folder.read(root / "model")
+for path in sorted(root.glob("hostile*")):
+    try:
+        folder.read(path)
+        sys.exit(f"{path} was read")
+    except folder.FolderError:
+        pass
+print("before the control:", sorted(set(events)))
+import pickle
+pickle.loads(pickle.dumps(Path))
+print("after the control:", sorted(set(events)))
+"""
+    for number, sealed in enumerate((False, True)):
+        write(tmp_path / f"hostile{number}")
+        (tmp_path / f"hostile{number}" / "model.safetensors").write_bytes(pickled())
+        if sealed:
+            seal(tmp_path / f"hostile{number}")
+    (tmp_path / "hostile2").mkdir()
+    (tmp_path / "hostile2" / "pytorch_model.bin").write_bytes(pickled())
+    path = os.pathsep.join([str(Path(folder.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "before the control: []" in done.stdout
+    assert "after the control: ['pickle.find_class']" in done.stdout  # the hook does hear
+    assert not (tmp_path / "exploded").exists()
+
+
+# No save loses a model.
+
+
+class Killed(BaseException):
+    """Stands for a kill -9: once raised, nothing more reaches the disk."""
+
+
+class Disk:
+    """Counts what a save does to the disk, and lets it fail or die at one of those calls."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, fault: BaseException, forever: bool) -> None:
+        self.calls, self.at, self.fault, self.forever = 0, at, fault, forever
+        patch.setattr(
+            os, "fsync", lambda descriptor: None
+        )  # counted below, and too slow to do hundreds of times
+        for name in SYSTEM_CALLS:
+            patch.setattr(os, name, self.guard(getattr(os, name)))
+        patch.setattr(folder, "open", self.guard(open), raising=False)
+        patch.setattr(folder, "save_file", self.guard(save_file))
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.at or (self.forever and self.calls > self.at):
+                raise self.fault
+            return function(*arguments, **options)
+
+        return guarded
+
+
+def faults(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterator[int]:
+    """Saves over what is at `path`, failing at the first call, then at the second, ... until it succeeds."""
+    original = path.with_name(path.name + "-original")
+    shutil.copytree(path, original)
+    for at in itertools.count(1):
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, at, fault, forever)
+            with suppress(FolderError, Killed):
+                write(path, seed)
+        if disk.calls < at:
+            return
+        yield at
+        shutil.rmtree(path)
+        shutil.copytree(original, path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_an_error_at_any_call_leaves_the_old_or_the_new_model(number: int, model: Path) -> None:
+    seen = [assert_holds(model, 0, 1) for _ in faults(model, OSError(number, os.strerror(number)), False, 1)]
+    assert len(seen) > 10
+    assert set(seen) == {0, 1}
+
+
+def test_an_error_leaves_no_temporary_files(model: Path) -> None:
+    for at in faults(model, OSError(errno.ENOSPC, "full"), False, 1):
+        assert {path.name for path in model.iterdir()} == set(FILES), at
+
+
+def test_a_death_at_any_call_leaves_the_old_or_the_new_model(model: Path) -> None:
+    seen = [assert_holds(model, 0, 1) for _ in faults(model, Killed(), True, 1)]
+    assert set(seen) == {0, 1}
+
+
+def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> None:
+    states, count = set(), 0
+    for first in faults(model, Killed(), True, 1):
+        before = assert_holds(model, 0, 1)
+        state = frozenset(
+            (path.name, path.read_bytes() if path.is_file() else b"") for path in model.iterdir()
+        )
+        if state in states:
+            continue
+        states.add(state)
+        again = model.with_name(f"again{first}")
+        shutil.copytree(model, again)
+        for _ in faults(again, Killed(), True, 2):
+            assert_holds(again, before, 2)
+            count += 1
+        assert_holds(again, 2)
+        assert {path.name for path in again.iterdir()} == set(FILES)
+    assert count > 100
+
+
+def test_renames_in_any_order_leave_the_old_or_the_new_model(model: Path, tmp_path: Path) -> None:
+    write(tmp_path / "new", 1)
+    for number, renamed in enumerate(itertools.product([False, True], repeat=3)):
+        crashed = tmp_path / f"crashed{number}"
+        shutil.copytree(model, crashed)
+        for name, done in zip(FILES, renamed, strict=True):
+            shutil.copy(tmp_path / "new" / name, crashed / (name if done else name + ".new"))
+        assert_holds(crashed, 1 if any(renamed) else 0)
+        write(crashed, 2)
+        assert_holds(crashed, 2)
+
+
+def test_a_half_written_save_leaves_the_old_model(model: Path, tmp_path: Path) -> None:
+    write(tmp_path / "new", 1)
+    for name in FILES:
+        shutil.copy(tmp_path / "new" / name, model / (name + ".new"))
+        whole = (model / (name + ".new")).read_bytes()
+        (model / (name + ".new")).write_bytes(whole[: len(whole) // 2])
+        assert_holds(model, 0)
+        (model / (name + ".new")).write_bytes(whole)
+    (model / ".saving").mkdir()
+    (model / ".saving" / ".tmpX").write_text("half")
+    write(model, 2)
+    assert {path.name for path in model.iterdir()} == set(FILES)
+
+
+def test_an_interrupted_save_loads_without_a_change_on_disk(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model, model.with_name("new"))
+    write(model.with_name("new"), 1)
+    shutil.copy(model.with_name("new") / "config.json", model / "config.json")
+    for name in FILES[1:]:
+        shutil.copy(model.with_name("new") / name, model / (name + ".new"))
+    for name in ("fsync", "replace", "unlink", "rmdir", "mkdir"):
+        monkeypatch.setattr(os, name, lambda *_: pytest.fail("reading must not write"))
+    assert_holds(model, 1)
+
+
+def test_a_first_save_that_was_interrupted_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json.new").write_text("{")
+    assert "the first save into it was interrupted; save again" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_real_kill_leaves_the_old_or_the_new_model(model: Path) -> None:
+    seen = set()
+    for at in range(1, 100):
+        child = os.fork()
+        if child == 0:
+            _die_at(at, model)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        seen.add(assert_holds(model, 0, 1))
+        shutil.rmtree(model)
+        write(model, 0)
+    assert seen == {0, 1}
+
+
+def _die_at(at: int, path: Path) -> None:
+    """In a child process: saves, and is killed by the system at its call number `at`. Never returns."""
+    calls = itertools.count(1)
+
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return guarded
+
+    try:
+        for name in SYSTEM_CALLS:
+            setattr(os, name, guard(getattr(os, name)))
+        write(path, 1)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loads = folder._load, itertools.count()
+
+    def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
+        if next(loads) == 0:  # between the checksums and the weights
+            write(model, 1)
+        return load(path, device)
+
+    monkeypatch.setattr(folder, "_load", load_late)
+    assert_holds(model, 1)
+
+
+def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loads = folder._load, itertools.count(1)
+
+    def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
+        write(model, next(loads))
+        return load(path, device)
+
+    monkeypatch.setattr(folder, "_load", load_late)
+    assert "changes while it is read; try again" in refusal(model)
+
+
+# What a person reads when a save fails.
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, "the disk is full; an older model in the folder is unharmed; free some space"),
+        (errno.EACCES, "the folder cannot be written to; give another folder, or change its permissions"),
+        (errno.EROFS, "the folder cannot be written to"),
+        (errno.EIO, "an older model in the folder is unharmed; save again"),
+    ],
+)
+def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) -> None:
+    for at in range(2, 5):  # the first call makes the folder, which is there
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, at, OSError(number, os.strerror(number)), False)
+            with pytest.raises(FolderError, match=f"{model}: the model could not be saved: .*{expected}"):
+                write(model, 1)
+
+
+def test_what_safetensors_says_of_a_full_disk_is_understood(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise folder.SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
+
+    monkeypatch.setattr(folder, "save_file", full)
+    with pytest.raises(FolderError, match="the disk is full"):
+        write(model, 1)
+    assert_holds(model, 0)
+    assert {path.name for path in model.iterdir()} == set(FILES)
+
+
+def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(
+            FolderError, match="there is a file where the folder must be; give another folder"
+        ):
+            write(path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_loads_and_refuses_a_save(model: Path) -> None:
+    model.chmod(0o555)
+    try:
+        with pytest.raises(FolderError, match="the folder cannot be written to"):
+            write(model, 1)
+        assert_holds(model, 0)
+    finally:
+        model.chmod(0o755)
+
+
+# Names and shapes.
+
+
+def shapes(**sizes: tuple[int, ...]) -> dict[str, torch.Size]:
+    return {name: torch.Size(size) for name, size in sizes.items()}
+
+
+def test_the_right_tensors_pass() -> None:
+    folder.check_tensors(
+        shapes(a=(2, 3), b=()), {"a": torch.zeros(2, 3).half(), "b": torch.zeros(())}, "here"
+    )
+
+
+def test_wrong_tensors_get_one_sentence() -> None:
+    expected = shapes(weight=(2, 3), bias=(3,), scale=(1,), gone=(1,))
+    got = {
+        "weights": torch.zeros(2, 3),
+        "bias": torch.zeros(4),
+        "scale": torch.zeros(1),
+        "zzz": torch.zeros(1),
+    }
+    with pytest.raises(FolderError) as caught:
+        folder.check_tensors(expected, got, Path("m/model.safetensors"))
+    assert str(caught.value) == (
+        "m/model.safetensors: missing: `weight`, `gone`; "
+        "not known to the model: `weights` (for `weight`?), `zzz`; "
+        "wrong shape: `bias` must be [3], but is [4]. Is config.json the one that belongs to these weights?"
+    )
+
+
+def test_many_wrong_tensors_get_a_short_sentence() -> None:
+    with pytest.raises(FolderError, match="missing: `n0`, `n1`, `n2` and 997 more"):
+        folder.check_tensors({f"n{number}": torch.Size([1]) for number in range(1_000)}, {}, "here")
