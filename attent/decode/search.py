@@ -31,7 +31,9 @@ def greedy(
     finished = torch.zeros_like(token, dtype=torch.bool)
     written = []
     for _ in range(max_length):
-        token = model.step(token, cache)[:, -1:].argmax(-1).masked_fill(finished, end)
+        logits = model.step(token, cache)[:, -1:]
+        logits[..., start] = float("-inf")  # no target holds it; published Marian models would often write it
+        token = logits.argmax(-1).masked_fill(finished, end)
         finished = finished | (token == end)
         written.append(token)
     return torch.cat(written, 1)

@@ -76,7 +76,7 @@ def write(folder: str | os.PathLike[str], *, config: Mapping[str, Any], tensors:
     root = Path(folder)
     stored, tied = _untie(tensors)
     text = _config_text(config, tied)
-    with _explained(root):
+    with explained(root):
         _make_folder(root)
         _settle(root)
         try:
@@ -141,7 +141,7 @@ def _make_folder(root: Path) -> None:
     missing = [path for path in (root, *root.parents) if not path.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for path in missing:
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def _stage(root: Path, config: bytes, tensors: dict[str, Tensor]) -> None:
@@ -150,12 +150,12 @@ def _stage(root: Path, config: bytes, tensors: dict[str, Tensor]) -> None:
     _write_new(config_path, config)
     _write_weights(root, tensors)
     shutil.copymode(config_path, weights_path)  # safetensors makes files that only their owner can read
-    _sync(weights_path)
+    sync(weights_path)
     files = {CONFIG: _entry(config_path), WEIGHTS: _entry(weights_path)}
     manifest = {"format": FORMAT, "files": {name: vars(entry) for name, entry in files.items()}}
     # Without a newline at its end, so that no cut goes unnoticed.
     _write_new(root / (MANIFEST + NEW), json.dumps(manifest, indent=2).encode())
-    _sync(root)
+    sync(root)
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -168,22 +168,27 @@ def _write_new(path: Path, content: bytes) -> None:
 def _write_weights(root: Path, tensors: dict[str, Tensor]) -> None:
     scratch = root / SCRATCH
     scratch.mkdir()
+    write_safetensors(tensors, scratch / WEIGHTS)
+    os.replace(scratch / WEIGHTS, root / (WEIGHTS + NEW))
+    scratch.rmdir()
+
+
+def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """One file of tensors; what the system refuses is an OSError, as from any other file."""
     try:
-        save_file(tensors, scratch / WEIGHTS, {"format": "pt"})  # Hugging Face asks for this mark
+        save_file(tensors, path, {"format": "pt"})  # Hugging Face asks for this mark
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number:
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        raise FolderError(f"{root / WEIGHTS}: safetensors cannot store this model: {error}") from error
-    os.replace(scratch / WEIGHTS, root / (WEIGHTS + NEW))
-    scratch.rmdir()
+        raise FolderError(f"{path}: safetensors cannot store this model: {error}") from error
 
 
 def _publish(root: Path, paths: dict[str, Path]) -> None:
     for name, path in paths.items():
         if path.name != name:
             os.replace(path, root / name)
-    _sync(root)
+    sync(root)
 
 
 def _settle(root: Path) -> None:
@@ -198,7 +203,7 @@ def _settle(root: Path) -> None:
         shutil.rmtree(root / SCRATCH)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():  # Windows cannot open a folder, and needs no sync of it
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -209,7 +214,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _explained(root: Path) -> Iterator[None]:
+def explained(root: Path) -> Iterator[None]:
     """Turns what the system says while saving into a sentence."""
     try:
         yield
@@ -270,7 +275,7 @@ def _read_once(root: Path, device: str) -> StoredModel:
         paths = _find(root)
         config = settings.read_json(paths[CONFIG])
         tied = _ties(config.pop("tied", {}), root)
-        tensors = _load(paths[WEIGHTS], device)
+        tensors = read_safetensors(paths[WEIGHTS], device)
     except OSError as error:
         path = error.filename or root
         raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
@@ -377,7 +382,8 @@ def _entry(path: Path) -> _Entry:
         return _Entry(digest, os.fstat(file.fileno()).st_size)
 
 
-def _load(path: Path, device: str) -> dict[str, Tensor]:
+def read_safetensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Every tensor of a file, memory-mapped: read from disk when it is used."""
     _check_header(path)
     try:
         with safe_open(path, framework="pt", device=device) as file:

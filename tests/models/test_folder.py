@@ -584,25 +584,25 @@ def _die_at(at: int, path: Path) -> None:
 
 
 def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, loads = folder._load, itertools.count()
+    load, loads = folder.read_safetensors, itertools.count()
 
     def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
         if next(loads) == 0:  # between the checksums and the weights
             write(model, 1)
         return load(path, device)
 
-    monkeypatch.setattr(folder, "_load", load_late)
+    monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert_holds(model, 1)
 
 
 def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, loads = folder._load, itertools.count(1)
+    load, loads = folder.read_safetensors, itertools.count(1)
 
     def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
         write(model, next(loads))
         return load(path, device)
 
-    monkeypatch.setattr(folder, "_load", load_late)
+    monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert "changes while it is read; try again" in refusal(model)
 
 

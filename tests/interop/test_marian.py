@@ -1,0 +1,342 @@
+"""An oracle from outside: the same weights in `transformers`' MarianMTModel and ours, the same numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import attent
+from attent.decode import greedy
+from attent.interop import load, marian
+from attent.models import Seq2Seq, Seq2SeqConfig, build
+from attent.models.config import decoder_of
+from attent.nn import SinusoidalConfig, StackConfig, sinusoid
+from tests.interop.marians import (
+    Batch,
+    change_json,
+    our_logits,
+    random_batch,
+    random_config,
+    random_model,
+    their_logits,
+    transformers,
+    worst,
+)
+
+CASES = range(36)
+FEW = range(0, 36, 6)
+
+OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at toy size
+    "_num_labels": 3,
+    "activation_dropout": 0.0,
+    "activation_function": "swish",
+    "add_bias_logits": False,
+    "add_final_layer_norm": False,
+    "architectures": ["MarianMTModel"],
+    "attention_dropout": 0.0,
+    "bad_words_ids": [[40]],
+    "bos_token_id": 0,
+    "classif_dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "d_model": 16,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 24,
+    "decoder_layerdrop": 0.0,
+    "decoder_layers": 2,
+    "decoder_start_token_id": 40,
+    "decoder_vocab_size": 41,
+    "dropout": 0.1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "encoder_layerdrop": 0.0,
+    "encoder_layers": 2,
+    "eos_token_id": 0,
+    "extra_pos_embeddings": 41,
+    "force_bos_token_to_be_generated": False,
+    "forced_eos_token_id": 0,
+    "gradient_checkpointing": False,
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+    "init_std": 0.02,
+    "is_encoder_decoder": True,
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
+    "max_length": 512,
+    "max_position_embeddings": 512,
+    "model_type": "marian",
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "num_beams": 4,
+    "num_hidden_layers": 2,
+    "output_past": True,
+    "pad_token_id": 40,
+    "scale_embedding": True,
+    "static_position_embeddings": True,
+    "torch_dtype": "float32",
+    "transformers_version": "4.22.0.dev0",
+    "use_cache": True,
+    "vocab_size": 41,
+}
+
+
+# Their numbers and ours.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
+    theirs, batch = random_model(case), random_batch(random_config(case), case)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    theirs.final_logits_bias.requires_grad_()  # a buffer there, a parameter here
+
+    expected, got = their_logits(theirs, batch), our_logits(ours, batch)
+    assert worst(got[batch.real], expected[batch.real]) < 1e-10
+    loss_of(expected, batch).backward()
+    loss_of(got, batch).backward()
+    wrong = {name: error for name, error in gradient_errors(ours, theirs).items() if not error < 1e-9}
+    assert not wrong
+
+
+def loss_of(logits: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(logits[batch.real], batch.labels[batch.real])
+
+
+def gradient_errors(ours: Seq2Seq, theirs: Any) -> dict[str, float]:
+    """These batches do not hold the pad token: `transformers` gives its row no gradient when it is read."""
+    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.BIAS[1]: theirs.final_logits_bias}
+    got = dict(ours.named_parameters(remove_duplicate=False))
+    pairs = list(marian.names(ours.config))
+    assert {name for name, _ in pairs} == got.keys()
+    return {name: worst(got[name].grad.reshape(wanted[other].grad.shape), wanted[other].grad) for name, other in pairs}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_logits_are_theirs(case: int, tmp_path: Path) -> None:
+    theirs, batch = random_model(case, torch.float32), random_batch(random_config(case), case)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert {weight.dtype for weight in ours.state_dict().values()} == {torch.float32}
+    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-5
+
+
+def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
+    """Where the decoder starts from the pad, as in opus-mt, `transformers` stops its embedding's gradient."""
+    theirs = random_model(1)
+    theirs.save_pretrained(tmp_path)
+    ours, batch, pad = load(tmp_path), random_batch(theirs.config, 1), theirs.config.pad_token_id
+    batch.target[:, 0] = pad
+    loss_of(their_logits(theirs, batch), batch).backward()
+    loss_of(our_logits(ours, batch), batch).backward()
+    difference = (ours.target_embedding.weight.grad - theirs.model.decoder.embed_tokens.weight.grad).abs()
+    assert difference[pad].max() > 1e-4
+    difference[pad] = 0
+    assert difference.max() < 1e-9
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
+    theirs, batch = random_model(case), random_batch(random_config(case), case)
+    theirs.final_logits_bias[0, theirs.config.eos_token_id] += 1.5  # so that sentences end at different times
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    expected = theirs.generate(
+        batch.source, attention_mask=batch.source_mask.long(), num_beams=1, do_sample=False, max_length=13
+    )[:, 1:]
+    start, end = ours.config.start, ours.config.end
+    got = greedy(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
+    assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
+
+
+def until(row: list[int], end: int) -> list[int]:
+    return row[: row.index(end) + 1] if end in row else row
+
+
+# Out and in again.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back(case: int, tmp_path: Path) -> None:
+    theirs, batch = random_model(case), random_batch(random_config(case), case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    marian.save(ours, tmp_path / "ours", pad=theirs.config.pad_token_id)
+    assert worst(their_logits(reopened(tmp_path / "ours"), batch), their_logits(theirs, batch)) < 1e-10
+    assert_same_bits(load(tmp_path / "ours"), ours)
+
+
+def reopened(folder: Path) -> Any:
+    """What `transformers` makes of a folder of ours: nothing missing, nothing left over."""
+    model, info = transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def assert_same_bits(got: Seq2Seq, expected: Seq2Seq) -> None:
+    assert got.config == expected.config
+    mine, other = got.state_dict(), expected.state_dict()
+    assert list(mine) == list(other)
+    assert all(mine[name].dtype == other[name].dtype for name in other)
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+@pytest.mark.parametrize(("share", "tie", "bias"), [(True, True, False), (True, False, True), (False, True, False)])
+def test_a_model_of_ours_opens_there(order: Any, share: bool, tie: bool, bias: bool, tmp_path: Path) -> None:
+    """Sines and cosines in turns, the paper's order, are laid out as Marian's on the way."""
+    stack = StackConfig(layers=2, width=18, heads=2, inner=24, positions=SinusoidalConfig(order=order))
+    config = Seq2SeqConfig(
+        vocab=31,
+        encoder=stack,
+        decoder=decoder_of(stack),
+        share_embeddings=share,
+        tie_output=tie,
+        output_bias=bias,
+    )
+    ours = build(config).double().eval()
+    with torch.no_grad():
+        for weight in ours.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    marian.save(ours, tmp_path / "out")
+    theirs = reopened(tmp_path / "out")
+    batch = random_batch(theirs.config, 0)
+    assert worst(their_logits(theirs, batch)[batch.real], our_logits(ours, batch)[batch.real]) < 1e-10
+    assert worst(our_logits(load(tmp_path / "out"), batch), our_logits(ours, batch)) < 1e-10
+
+
+def test_generate_never_writes_the_pad(tmp_path: Path) -> None:
+    """In published models the pad's logit is zero, often the largest: their generation settings forbid it."""
+    ours = build(tiny_config(output_bias=True)).eval()
+    with torch.no_grad():
+        ours.output.bias[ours.config.start] = 100.0
+    marian.save(ours, tmp_path / "out")
+    written = reopened(tmp_path / "out").generate(torch.tensor([[5, 6, 2]]), max_length=8, num_beams=2)
+    assert ours.config.start not in written[0, 1:-1]
+
+
+def tiny_config(**changes: Any) -> Seq2SeqConfig:
+    stack = StackConfig(layers=1, width=16, heads=2, inner=24)
+    return replace(Seq2SeqConfig(vocab=23, encoder=stack, decoder=decoder_of(stack)), **changes)
+
+
+def test_a_folder_of_ours_loads(tmp_path: Path) -> None:
+    ours = build(tiny_config()).eval()
+    ours.save(tmp_path / "m")
+    assert_same_bits(attent.load(str(tmp_path / "m")), ours)
+
+
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])
+def test_precision_is_kept(precision: torch.dtype, tmp_path: Path) -> None:
+    random_model(0, precision).save_pretrained(tmp_path / "a")
+    ours = load(tmp_path / "a")
+    assert not ours.training
+    assert {weight.dtype for weight in ours.state_dict().values()} == {precision}
+    marian.save(ours, tmp_path / "b")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "b" / "model.safetensors").values()} == {precision}
+    assert reopened(tmp_path / "b").dtype == precision
+
+
+# How files differ.
+
+
+def test_an_opus_mt_folder_of_2020_loads(tmp_path: Path) -> None:
+    theirs = transformers.MarianMTModel(transformers.MarianConfig.from_dict(OPUS_MT_2020)).eval()
+    with torch.no_grad():
+        theirs.final_logits_bias.normal_()
+    theirs.save_pretrained(tmp_path)
+    tables = {name: sinusoid(torch.arange(512), 16, "halves") for name in marian.TABLES}
+    rewrite_tensors(tmp_path, lambda tensors: tensors | tables)
+    (tmp_path / "config.json").write_text(json.dumps(OPUS_MT_2020))
+    (tmp_path / "generation_config.json").unlink()
+    ours, batch = load(tmp_path), random_batch(theirs.config, 0)
+    assert (ours.config.start, ours.config.end) == (40, 0)
+    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-5
+
+
+def rewrite_tensors(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    tensors = change(load_file(path))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
+    config = random_config(0)
+    config.share_encoder_decoder_embeddings = config.tie_word_embeddings = True
+    config.decoder_vocab_size = config.vocab_size
+    transformers.MarianMTModel(config).save_pretrained(tmp_path)
+    expected = load(tmp_path)
+    for keep in (
+        [marian.OUTPUT],
+        [marian.TARGET],
+        [marian.SHARED, marian.SOURCE, marian.TARGET, marian.OUTPUT],
+    ):
+        rewrite_tensors(tmp_path, lambda tensors, keep=keep: renamed(tensors, keep))
+        assert_same_bits(load(tmp_path), expected)
+
+
+def renamed(tensors: dict[str, Tensor], keep: list[str]) -> dict[str, Tensor]:
+    ends = (marian.SHARED, marian.SOURCE, marian.TARGET, marian.OUTPUT)
+    shared = next(tensors[name] for name in ends if name in tensors)
+    return {name: tensor for name, tensor in tensors.items() if name not in ends} | dict.fromkeys(keep, shared)
+
+
+def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
+    """As transformers 4 stored them: transformers 5 would fill both embeddings of such a file at random."""
+    theirs = random_model(0)
+    theirs.save_pretrained(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    vocab, width = theirs.config.vocab_size, theirs.config.d_model
+    shared, output = (torch.randn(vocab, width, generator=generator, dtype=torch.float64) for _ in range(2))
+    ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.BIAS[1]: torch.zeros(1, vocab).double()}
+    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "layers" in k} | ends)
+    change_json(
+        tmp_path / "config.json",
+        share_encoder_decoder_embeddings=True,
+        tie_word_embeddings=False,
+        decoder_vocab_size=vocab,
+    )
+    ours = load(tmp_path)
+    assert ours.source_embedding.weight is ours.target_embedding.weight
+    assert torch.equal(ours.source_embedding.weight, shared)
+    assert torch.equal(ours.output.weight, output)
+
+
+def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
+    theirs = random_model(2)
+    theirs.save_pretrained(tmp_path)
+    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.BIAS[1]})
+    theirs.final_logits_bias.zero_()
+    ours, batch = load(tmp_path), random_batch(theirs.config, 2)
+    assert ours.output.bias is None
+    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-10
+
+
+def test_sharded_weights_load(tmp_path: Path) -> None:
+    theirs = random_model(3)
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    assert_same_bits(load(tmp_path / "shards"), load(tmp_path / "whole"))
+
+
+def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
+    random_model(4).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in marian.TOKENS:
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load(tmp_path)
+    assert (ours.config.start, ours.config.end) == (1, 2)
+
+
+def test_a_link_of_the_hub_cache_is_followed(tmp_path: Path) -> None:
+    random_model(5).save_pretrained(tmp_path / "blobs")
+    (tmp_path / "snapshot").mkdir()
+    for path in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert_same_bits(load(tmp_path / "snapshot"), load(tmp_path / "blobs"))

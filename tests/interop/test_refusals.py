@@ -1,0 +1,402 @@
+"""What `load` and `marian.save` refuse, by the words that a person will read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attent.interop import load, marian
+from attent.models import Seq2SeqConfig, build
+from attent.models.config import decoder_of
+from attent.models.folder import FolderError
+from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
+
+STACK = StackConfig(layers=1, width=8, heads=2, inner=12)
+CONFIG = Seq2SeqConfig(vocab=13, encoder=STACK, decoder=decoder_of(STACK), output_bias=True)
+Q_PROJ = "model.encoder.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good Marian folder, to be spoilt."""
+    marian.save(build(CONFIG), tmp_path / "marian")
+    return tmp_path / "marian"
+
+
+def refused(folder: str | Path, words: str) -> None:
+    with pytest.raises(FolderError, match=re.escape(words)):
+        load(folder)
+
+
+def change_config(folder: Path, name: str = "config.json", **changes: Any) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+# Folders.
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    refused(tmp_path / "no", "must be a model folder, but does not exist; give the folder that holds config.json")
+
+
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    refused(tmp_path / "model.bin", "must be a model folder, but is a file")
+
+
+def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(
+        "Helsinki-NLP/opus-mt-en-de",
+        "does not exist; give the folder that holds config.json. If Helsinki-NLP/opus-mt-en-de is a model on "
+        "the Hugging Face hub, download it first, `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
+        "opus-mt-en-de`, and give the folder opus-mt-en-de",
+    )
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    refused(tmp_path, "must hold config.json, but does not; is it a model folder?")
+
+
+def test_a_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{'model_type': 'marian'}")
+    refused(folder, "config.json: is not valid JSON")
+
+
+def test_a_config_of_nobody(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    refused(folder, 'must have "format": "attent" or a `model_type`, but has neither')
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_another_family(model_type: str, folder: Path) -> None:
+    change_config(folder, model_type=model_type)
+    refused(folder, f"config.json: model_type `{model_type}` is not supported yet; supported: marian")
+
+
+def test_a_model_type_of_another_kind(folder: Path) -> None:
+    change_config(folder, model_type=["marian"])
+    refused(folder, "model_type ['marian'] is not supported yet")
+
+
+# Settings.
+
+
+def test_an_unknown_key(folder: Path) -> None:
+    change_config(folder, rope_theta=10000.0)
+    refused(
+        folder,
+        "`rope_theta` is not a key of a Marian config that attent knows, and might change what the model",
+    )
+
+
+def test_an_unknown_key_close_to_a_known_one(folder: Path) -> None:
+    change_config(folder, scale_embeddings=True)
+    refused(
+        folder,
+        "`scale_embeddings` is not a key of a Marian config that attent knows (did you mean `scale_emb",
+    )
+
+
+@pytest.mark.parametrize("key", ["auto_map", "quantization_config"])
+def test_code_and_quantisation(key: str, folder: Path) -> None:
+    change_config(folder, **{key: {"AutoModel": "modeling.Evil"}})
+    refused(folder, f"`{key}` is not a key of a Marian config that attent knows")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("normalize_before", True, "False"),
+        ("normalize_embedding", True, "False"),
+        ("add_final_layer_norm", True, "False"),
+        ("static_position_embeddings", False, "True"),
+        ("is_encoder_decoder", False, "True"),
+        ("is_decoder", True, "False"),
+        ("encoder_layerdrop", 0.1, "0"),
+        ("decoder_layerdrop", False, "0"),
+        ("pruned_heads", {"0": [1]}, "{}"),
+        ("architectures", ["MarianForCausalLM"], "['MarianMTModel']"),
+    ],
+)
+def test_a_value_that_we_do_not_compute(key: str, value: object, wanted: str, folder: Path) -> None:
+    change_config(folder, **{key: value})
+    refused(
+        folder,
+        f"config.json: `{key}` must be {wanted} for a Marian model that attent can compute, but is {value}",
+    )
+
+
+def test_an_activation_that_we_do_not_have(folder: Path) -> None:
+    change_config(folder, activation_function="quick_gelu")
+    refused(folder, "`activation_function` must be")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("d_model", "8"),
+        ("vocab_size", 13.5),
+        ("scale_embedding", 1),
+        ("dropout", None),
+        ("encoder_layers", True),
+    ],
+)
+def test_a_value_of_another_kind(key: str, value: object, folder: Path) -> None:
+    change_config(folder, **{key: value})
+    refused(folder, f"`{key}` must be")
+
+
+def test_a_missing_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["d_model"]
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "config.json: missing key `d_model`")
+
+
+def test_two_names_for_one_size_that_disagree(folder: Path) -> None:
+    change_config(folder, num_hidden_layers=6)
+    refused(folder, "`num_hidden_layers` must equal `encoder_layers`=1, but is 6; find out which one is true")
+
+
+def test_heads_that_do_not_fit(folder: Path) -> None:
+    change_config(folder, encoder_attention_heads=3)
+    refused(folder, "config.json: `width` must be a multiple of `heads`=3, but is 8")
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 2**20])
+def test_layers_that_cannot_be(layers: int, folder: Path) -> None:
+    change_config(folder, encoder_layers=layers)
+    refused(folder, "too few for `encoder_layers`" if layers > 0 else "`layers` must be 1 or more")
+
+
+def test_a_vocabulary_that_cannot_be(folder: Path) -> None:
+    change_config(folder, vocab_size=10**30)
+    refused(folder, "config.json: `vocab_size` must be at most 16777216, but is 1e+30")
+
+
+def test_tokens_on_which_two_files_disagree(folder: Path) -> None:
+    change_config(folder, "generation_config.json", eos_token_id=5)
+    refused(folder, "generation_config.json: `eos_token_id` must be that of config.json, 2, but is 5")
+
+
+def test_several_ends(folder: Path) -> None:
+    change_config(folder, eos_token_id=[2, 5])
+    (folder / "generation_config.json").unlink()
+    refused(folder, "`eos_token_id` must be one token id, the one that ends a sentence, but is (2, 5)")
+
+
+def test_no_start(folder: Path) -> None:
+    change_config(folder, decoder_start_token_id=None, pad_token_id=None)
+    (folder / "generation_config.json").unlink()
+    refused(folder, "missing key `decoder_start_token_id`")
+
+
+def test_a_start_outside_the_vocabulary(folder: Path) -> None:
+    change_config(folder, decoder_start_token_id=13)
+    (folder / "generation_config.json").unlink()
+    refused(folder, "config.json: `start` must be a token id from 0 to 12, but is 13")
+
+
+# Tensors.
+
+
+def test_an_unknown_tensor(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {"model.encoder.layernorm_embedding.weight": torch.ones(8)})
+    refused(folder, "not known to the model: `model.encoder.layernorm_embedding.weight`")
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: {name: x for name, x in tensors.items() if name != Q_PROJ})
+    refused(folder, f"model.safetensors: missing: `{Q_PROJ}`")
+
+
+def test_missing_embeddings(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: {name: x for name, x in tensors.items() if name != marian.SHARED})
+    refused(
+        folder,
+        "missing: `model.shared.weight` or `model.encoder.embed_tokens.weight` or `model.decoder.embed_t",
+    )
+
+
+def test_a_wrong_shape(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {Q_PROJ: torch.zeros(8, 9)})
+    refused(folder, f"wrong shape: `{Q_PROJ}` must be [8, 8], but is [8, 9]")
+
+
+def test_a_bias_of_a_wrong_shape(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {marian.BIAS[1]: torch.zeros(13)})
+    refused(folder, "wrong shape: `final_logits_bias` must be [1, 13], but is [13]")
+
+
+def test_tied_tensors_that_differ(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {marian.OUTPUT: torch.zeros(13, 8)})
+    refused(
+        folder,
+        "`model.shared.weight` and `lm_head.weight` must be equal, as config.json ties them, but differ",
+    )
+
+
+def test_positions_that_are_no_sinusoids(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {marian.TABLES[0]: torch.rand(20, 8)})
+    refused(folder, "`model.encoder.embed_positions.weight` must hold the sinusoids of Marian, but differs")
+
+
+def test_positions_that_are_not_numbers(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {marian.TABLES[1]: torch.full((20, 8), torch.nan)})
+    refused(folder, "`model.decoder.embed_positions.weight` must hold the sinusoids of Marian")
+
+
+def test_two_precisions(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ].half()})
+    refused(folder, "all tensors must be of one floating type")
+
+
+def test_a_truncated_file(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(folder, "model.safetensors: is not valid safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", bytes(8), b"\xff" * 64])
+def test_a_file_that_is_no_safetensors(content: bytes, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    refused(folder, "model.safetensors: is not safetensors")
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04\x95", b"PK\x03\x04" + bytes(100)])
+def test_a_pickle_under_another_name(content: bytes, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    refused(folder, "model.safetensors: is a pickle or zip, which is never opened")
+
+
+def test_only_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(
+        folder,
+        "pytorch_model.bin: is a pickle, which can run code and is never opened here, and there is no mod",
+    )
+    refused(folder, f'M.from_pretrained("{folder}").save_pretrained("marian-safetensors")')
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused(folder, "must hold model.safetensors (or model.safetensors.index.json), but does not")
+
+
+# Shards.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "a\\b.safetensors", "x.bin", ""],
+)
+def test_an_index_that_leads_elsewhere(name: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    refused(folder, "must be the name of a .safetensors file in the same folder; do not trust this folder")
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    refused(folder, "b.safetensors: is missing, but model.safetensors.index.json names it")
+
+
+def test_a_shard_with_other_tensors(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "b.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {Q_PROJ: "b.safetensors"}}))
+    refused(folder, "b.safetensors: holds `final_logits_bias`, unlike model.safetensors.index.json says")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}])
+def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, "`weight_map` must map tensors to files")
+
+
+# Out.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("positions", RotaryConfig()),
+        ("positions", LearnedConfig()),
+        ("positions", AlibiConfig()),
+        ("norm_order", "pre"),
+        ("norm", "rms"),
+        ("norm_eps", 1e-6),
+        ("window", (4, 0)),
+        ("kv_heads", 1),
+        ("head_width", 8),
+        ("gated", True),
+        ("bias", False),
+        ("scale", 1.0),
+    ],
+)
+def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path) -> None:
+    stack = replace(STACK, **{field: value})
+    model = build(replace(CONFIG, encoder=stack, decoder=decoder_of(stack)))
+    words = f"`encoder.{field}` must be"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}.* for a Marian model, but is .*keep it as an attent"):
+        marian.save(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+def test_sides_that_differ_where_marian_has_one_value(field: str, tmp_path: Path) -> None:
+    model = build(replace(CONFIG, decoder=replace(CONFIG.decoder, **{field: 0.25})))
+    with pytest.raises(ValueError, match=f"^`decoder.{field}` must be that of the encoder, .*, but is 0.25"):
+        marian.save(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("pad", [-1, 13])
+def test_a_pad_outside_the_vocabulary(pad: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"`pad` must be a token id of both sides, from 0 to 12, but is {pad}"):
+        marian.save(build(CONFIG), tmp_path / "out", pad=pad)
+
+
+def test_a_pad_that_ends_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`pad` must not be the token that ends a sentence, 2"):
+        marian.save(build(CONFIG), tmp_path / "out", pad=2)
+
+
+def test_a_folder_that_holds_something(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(FolderError, match="exists already; give a new folder, or remove that one first"):
+        marian.save(build(CONFIG), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("attent.models.folder.save_file", full)
+    with pytest.raises(FolderError, match=r"could not be saved: the disk is full.*free some space"):
+        marian.save(build(CONFIG), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_as_readable_as_others(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    marian.save(build(CONFIG), tmp_path / "out")
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1

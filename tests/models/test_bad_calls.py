@@ -1,0 +1,96 @@
+"""Mistakes with whole models, and the words that a person will read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attent
+from attent.decode import greedy
+from attent.models import Seq2Seq, Seq2SeqConfig, build
+from attent.models.config import decoder_of
+from attent.nn import Packing, StackConfig
+
+ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
+CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
+
+
+def ids(*values: int, rows: int = 2) -> torch.Tensor:
+    return torch.tensor([values] * rows)
+
+
+def model() -> Seq2Seq:
+    return build(CONFIG).eval()
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "id beyond the vocabulary": (
+        lambda: model()(ids(3, 9), ids(1)),
+        "token ids must be from 0 to 8, the vocabulary, but reach from 3 to 9; was the text made into ids by another "
+        "model's tokenizer?",
+    ),
+    "negative id": (lambda: model()(ids(3), ids(1, -1)), "token ids must be from 0 to 8, the vocabulary, but reach from -1"),
+    "ids of the other vocabulary": (
+        lambda: build(replace(CONFIG, target_vocab=5, share_embeddings=False))(ids(8), ids(6)),
+        "token ids must be from 0 to 4",
+    ),
+    "ids without a batch": (lambda: model()(ids(1)[0], ids(1)), "token ids must be integers of shape (B, T), but are"),
+    "ids with a point": (lambda: model()(ids(1).float(), ids(1)), "but are torch.float32 of (2, 1)"),
+    "source lengths": (
+        lambda: model()(ids(1, 2), ids(1), torch.tensor([3, 1])),
+        "must be between 0 and 2, the length of the tensor, but reaches from 1 to 3",
+    ),
+    "target lengths": (
+        lambda: model()(ids(1, 2), ids(1), None, torch.tensor([2, 1])),
+        "must be between 0 and 1, the length of the tensor",
+    ),
+    "lengths and packing": (
+        lambda: model()(ids(1), ids(1), torch.tensor([1, 1]), packing=(Packing.of([[1], [1]]), Packing.of([[1], [1]]))),
+        "give `lengths` (padded rows) or `packing` (packed rows), but not both",
+    ),
+    "more steps than room": (
+        lambda: [step := model(), cache := step.begin(ids(1), capacity=1), step.step(ids(1, 2), cache)],
+        "the cache must have room for 2 tokens, but its capacity is 1",
+    ),
+    "start outside the vocabulary": (
+        lambda: greedy(model(), ids(1), start=9, end=2, max_length=2),
+        "token ids must be from 0 to 8",
+    ),
+    "nothing to write": (lambda: greedy(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
+    "no vocabulary": (lambda: Seq2SeqConfig(vocab=0), "`vocab` must be 1 or more, but is 0"),
+    "two vocabularies shared": (
+        lambda: Seq2SeqConfig(vocab=9, target_vocab=7),
+        "`target_vocab` must be `vocab`=9 to share embeddings, but is 7; give both sides one vocabulary, or set "
+        "`share_embeddings` to false",
+    ),
+    "two widths": (
+        lambda: replace(CONFIG, decoder=replace(CONFIG.decoder, width=16)),
+        "`encoder.width` must equal `decoder.width`, but they are 8 and 16",
+    ),
+    "an encoder that looks back only": (
+        lambda: replace(CONFIG, encoder=replace(ENCODER, causal=True)),
+        "`encoder.causal` and `encoder.cross` must be false",
+    ),
+    "a decoder without a source": (
+        lambda: replace(CONFIG, decoder=replace(ENCODER, causal=True)),
+        "`decoder.causal` and `decoder.cross` must be true",
+    ),
+    "start id": (lambda: replace(CONFIG, start=9), "`start` must be a token id from 0 to 8, but is 9"),
+    "end id": (lambda: replace(CONFIG, end=-1), "`end` must be a token id from 0 to 8, but is -1"),
+    "not a config": (
+        lambda: build({"vocab": 9}),
+        "`config` must be a Seq2SeqConfig (see attent.presets), but is a dict",
+    ),
+    "preset without vocabulary": (lambda: attent.presets.base(vocab=0), "`vocab` must be 1 or more, but is 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(mistake: str) -> None:
+    call, words = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
