@@ -35,7 +35,11 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def machine() -> str:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    )
     return f"{device}, torch {torch.__version__}, Python {platform.python_version()}"
 
 

@@ -30,7 +30,6 @@ TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 PAD, START, END = 0, 1, 2
 TOKENS = ["<pad>", "<start>", "<end>", *"0123456789", *ONES, *TENS, "hundred", "thousand", "and"]
 ID = {token: i for i, token in enumerate(TOKENS)}
-LIMIT = 1_000_000
 SHOWN = (815, 1_969, 30_004, 60_512, 200_090, 314_159, 700_007, 999_999)
 SHADES = " ░▒▓█"
 
@@ -85,10 +84,10 @@ def unseen(n: int) -> bool:
 
 
 def draw(count: int, rng: random.Random, wanted: Callable[[int], bool]) -> list[int]:
-    """Numbers of all lengths alike, so that small ones are not drowned by large ones."""
+    """Numbers of all lengths alike and with many zeros, so that rare forms (700007) are not drowned by common ones."""
     numbers: list[int] = []
     while len(numbers) < count:
-        n = rng.randrange(10 ** rng.randint(1, 6))
+        n = int("".join(rng.choice("000123456789") for _ in range(rng.randint(1, 6))))
         if wanted(n):
             numbers.append(n)
     return numbers

@@ -26,6 +26,8 @@ def greedy(
 
     A finished row is filled up with `end`. Nothing is copied to the host, so every row runs to `max_length`.
     """
+    if max_length < 1:
+        raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
     cache = model.begin(source, lengths, capacity=max_length)
     token = source.new_full((source.shape[0], 1), start)
     finished = torch.zeros_like(token, dtype=torch.bool)

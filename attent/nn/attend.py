@@ -216,15 +216,19 @@ def choose(name: str, request: Request) -> Backend:
     """The backend of that name if it can do the request; for "auto" the first that can, in order of speed."""
     if name == "auto":
         return next(BACKENDS[other] for other in by_speed(request) if BACKENDS[other].refuses(request) is None)
-    if name not in BACKENDS:
-        near = difflib.get_close_matches(name, [*BACKENDS, "auto"], 1)
-        hint = f"; did you mean `{near[0]}`?" if near else ""
-        raise ValueError(f"`backend` must be auto or one of {', '.join(BACKENDS)}, but is {name!r}{hint}")
+    check_name(name)
     reason = BACKENDS[name].refuses(request)
     if reason is not None:
         able = [other for other, backend in BACKENDS.items() if backend.refuses(request) is None]
         raise ValueError(f"backend `{name}` cannot do this: {reason}. Can do it: {', '.join(able)} (or `auto`)")
     return BACKENDS[name]
+
+
+def check_name(name: str) -> None:
+    if name != "auto" and name not in BACKENDS:
+        near = difflib.get_close_matches(name, [*BACKENDS, "auto"], 1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise ValueError(f"`backend` must be auto or one of {', '.join(BACKENDS)}, but is {name!r}{hint}")
 
 
 def by_speed(request: Request) -> tuple[str, ...]:
@@ -244,6 +248,10 @@ def check(request: Request) -> None:
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
     B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    if bias is not None and any(n not in (1, m) for n, m in zip(bias.shape, (B, H, Tq, Tk), strict=True)):
+    if bias is not None and not broadcasts(bias.shape, (B, H, Tq, Tk)):
         raise ValueError(f"`bias` must broadcast to {(B, H, Tq, Tk)}, but is {tuple(bias.shape)}")
     mask.check(B, Tq, Tk)
+
+
+def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    return len(shape) == len(full) and all(n in (1, m) for n, m in zip(shape, full, strict=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from attent.nn.attend import BACKENDS, attend, explicit
+from attent.nn.attend import attend, check_name, explicit
 from attent.nn.cache import KV
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
@@ -95,8 +95,7 @@ def split_evenly(width: int, heads: int) -> int:
 
 def set_backend(model: nn.Module, name: str) -> None:
     """Let every attention of a model use the named backend ("auto" for the fastest that can)."""
-    if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"`backend` must be auto or one of {', '.join(BACKENDS)}, but is {name!r}")
+    check_name(name)
     for module in model.modules():
         if isinstance(module, Attention):
             module.backend = name

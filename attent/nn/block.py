@@ -17,7 +17,11 @@ from attent.nn.attention import Attention, init_attention, split_evenly
 from attent.nn.cache import Cache, KVCache, LayerCache
 from attent.nn.feedforward import Activation, FeedForward
 from attent.nn.masks import Mask, Packing, check_lengths
-from attent.nn.positions import Angles, PositionsConfig, SinusoidalConfig, build_positions
+from attent.nn.positions import Angles, PositionsConfig, SinusoidalConfig, build_positions, check_choice
+
+Norm = Literal["layer", "rms"]
+NormOrder = Literal["post", "pre"]
+NO_CACHE = "a cache needs a causal stack: here every token looks at later ones, so none can be kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,8 @@ class StackConfig:
     cross: bool = False  # blocks also look at the output of another stack
     window: tuple[int | None, int | None] | None = None  # self-attention reaches (before, after) tokens; None: all
     positions: PositionsConfig = field(default_factory=SinusoidalConfig)
-    norm: Literal["layer", "rms"] = "layer"
-    norm_order: Literal["post", "pre"] = "post"
+    norm: Norm = "layer"
+    norm_order: NormOrder = "post"
     norm_eps: float = 1e-5
     bias: bool = True  # in the linear layers
     scale: float | None = None  # of the scores; None: 1 / sqrt(head_width)
@@ -52,6 +56,9 @@ class StackConfig:
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {getattr(self, name)}")
+        check_choice("activation", self.activation, Activation)
+        check_choice("norm", self.norm, Norm)
+        check_choice("norm_order", self.norm_order, NormOrder)
         if self.head_width is None:
             split_evenly(self.width, self.heads)
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
@@ -84,7 +91,7 @@ class View:
 class Residual(nn.Module):
     """Add & Norm around a sub-layer (section 3.1), with section 5.4's dropout. It alone knows pre- from post-norm."""
 
-    def __init__(self, norm: nn.Module, dropout: float, order: Literal["post", "pre"]) -> None:
+    def __init__(self, norm: nn.Module, dropout: float, order: NormOrder) -> None:
         super().__init__()
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
@@ -232,7 +239,7 @@ class Stack(nn.Module):
 
     def check_cacheable(self, capacity: int, memory: Memory | None) -> None:
         if not self.config.causal:
-            raise ValueError("a cache needs a causal stack: here every token looks at later ones, so none can be kept")
+            raise ValueError(NO_CACHE)
         if (memory is not None) != self.config.cross:
             raise ValueError(f"`memory` must be {'given' if self.config.cross else 'None'} for this stack's cache")
         if memory is not None and memory.packing is not None:
@@ -256,15 +263,41 @@ class Stack(nn.Module):
             check_lengths(lengths, x.shape[0], x.shape[1], "lengths")
         if packing is not None and packing.shape != x.shape[:2]:
             raise ValueError(f"`packing` must be of {tuple(x.shape[:2])} tokens, but is of {packing.shape}")
-        if packing is not None and cache is not None:
-            raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
-        if cache is not None and memory is not None:
-            raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
-        if self.config.cross and cache is None and memory is None:
-            raise ValueError("this stack looks at another's output: give `memory`, or a `cache` made with it")
         if cache is not None:
-            cache.check_room(x.shape[0], x.shape[1])
+            self.check_cache(x, packing, memory, cache)
+        else:
+            self.check_memory(x, packing, memory)
         self.check_positions(packing.longest if packing else x.shape[1] + (cache.used if cache else 0))
+
+    def check_cache(self, x: Tensor, packing: Packing | None, memory: Memory | None, cache: Cache) -> None:
+        if not self.config.causal:
+            raise ValueError(NO_CACHE)
+        if packing is not None:
+            raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
+        if memory is not None:
+            raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
+        crosses = cache.layers[0].cross is not None
+        if len(cache.layers) != self.config.layers or crosses != self.config.cross:
+            raise ValueError(
+                f"the cache must be made by this stack's `new_cache`, but it has {len(cache.layers)} layers "
+                f"{'with' if crosses else 'without'} memory, and the stack {self.config.layers} "
+                f"{'with' if self.config.cross else 'without'}"
+            )
+        cache.check_room(x.shape[0], x.shape[1])
+
+    def check_memory(self, x: Tensor, packing: Packing | None, memory: Memory | None) -> None:
+        if memory is None:
+            if self.config.cross:
+                raise ValueError("this stack looks at another's output: give `memory`, or a `cache` made with it")
+            return
+        if not self.config.cross:
+            raise ValueError("`memory` must be None for a stack with `cross`=false: no block of it would look there")
+        wanted, shape = (x.shape[0], self.config.width), tuple(memory.states.shape)
+        if len(shape) != 3 or (shape[0], shape[2]) != wanted:
+            raise ValueError(f"`memory` must be of ({wanted[0]}, T, {wanted[1]}) states, but is of {shape}")
+        if (memory.packing is None) != (packing is None):
+            packed, other = ("text", "memory") if memory.packing is None else ("memory", "text")
+            raise ValueError(f"the {packed} is packed, so the {other} must be too: pack both with the same sentences")
 
     def check_positions(self, count: int) -> None:
         limit = self.positions.max_length
@@ -289,11 +322,10 @@ def memory_mask(packing: Packing | None, memory: Memory | None, cache: Cache | N
     """What of the other stack's output may be looked at: all that is real, of one's own sentence."""
     if cache is not None:
         return Mask(key_lengths=cache.memory_lengths)
-    if memory is None or memory.packing is None:
-        return Mask(key_lengths=None if memory is None else memory.lengths)
-    if packing is None:
-        raise ValueError("the memory is packed, so the other side must be too: give `packing` with the same sentences")
-    return Mask(packing=(packing, memory.packing))
+    if memory is None:
+        return Mask()
+    packings = None if packing is None or memory.packing is None else (packing, memory.packing)
+    return Mask(key_lengths=memory.lengths, packing=packings)
 
 
 def make_attention(config: StackConfig) -> Attention:

@@ -100,9 +100,9 @@ class Mask:
     _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for side in self.window or ():
-            if side is not None and side < 0:
-                raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {self.window}")
+        sides: tuple[int | None, ...] = self.window or (None, None)
+        if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+            raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {self.window}")
         if self.packing is not None and self.key_lengths is not None:
             raise ValueError("`key_lengths` must be None with `packing`: a packing already tells which keys are filler")
         if self.packing is not None and (isinstance(self.q_start, Tensor) or self.q_start != 0):
@@ -133,7 +133,7 @@ class Mask:
 
     def _dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
-        return self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k)
+        return self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k).expand(B, 1, Tq, Tk)
 
     def blocks(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
         """The rule as FlexAttention's BlockMask."""
@@ -189,6 +189,12 @@ class Mask:
             shapes = (self.packing[0].shape, self.packing[1].shape)
             if shapes != ((B, Tq), (B, Tk)):
                 raise ValueError(f"`packing` must be of {(B, Tq)} queries and {(B, Tk)} keys, but is of {shapes}")
+            most = [packing.ends.shape[1] for packing in self.packing]
+            if most[0] != most[1]:
+                raise ValueError(
+                    f"both sides of `packing` must hold the same sentences, but the fullest rows have {most[0]} and "
+                    f"{most[1]} of them; a sentence that one side lacks has length 0 there"
+                )
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         if key not in self._memo:

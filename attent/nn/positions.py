@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 Order = Literal["interleaved", "halves"]
+
+
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Refuse what is not one of the words of a Literal."""
+    if value not in get_args(choices):
+        raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, but is {value!r}")
 
 
 class Positions(nn.Module):
@@ -44,6 +50,9 @@ class SinusoidalConfig:
 
     kind: ClassVar[str] = "sinusoidal"
     order: Order = "interleaved"
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, Order)
 
 
 class Sinusoidal(Positions):
@@ -123,6 +132,9 @@ class RotaryConfig:
     kind: ClassVar[str] = "rotary"
     base: float = 10_000.0
     order: Order = "halves"
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, Order)
 
 
 class Rotary(Positions):

@@ -30,10 +30,12 @@ def model() -> Seq2Seq:
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "id beyond the vocabulary": (
         lambda: model()(ids(3, 9), ids(1)),
-        "token ids must be from 0 to 8, the vocabulary, but reach from 3 to 9; was the text made into ids by another "
-        "model's tokenizer?",
+        (
+            "token ids must be from 0 to 8, the vocabulary, but reach from 3 to 9; was the text made into ids by "
+            "another model's tokenizer?"
+        ),
     ),
-    "negative id": (lambda: model()(ids(3), ids(1, -1)), "token ids must be from 0 to 8, the vocabulary, but reach from -1"),
+    "negative id": (lambda: model()(ids(3), ids(1, -1)), "from 0 to 8, the vocabulary, but reach from -1 to 1"),
     "ids of the other vocabulary": (
         lambda: build(replace(CONFIG, target_vocab=5, share_embeddings=False))(ids(8), ids(6)),
         "token ids must be from 0 to 4",
@@ -64,8 +66,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no vocabulary": (lambda: Seq2SeqConfig(vocab=0), "`vocab` must be 1 or more, but is 0"),
     "two vocabularies shared": (
         lambda: Seq2SeqConfig(vocab=9, target_vocab=7),
-        "`target_vocab` must be `vocab`=9 to share embeddings, but is 7; give both sides one vocabulary, or set "
-        "`share_embeddings` to false",
+        (
+            "`target_vocab` must be `vocab`=9 to share embeddings, but is 7; give both sides one vocabulary, or set "
+            "`share_embeddings` to false"
+        ),
     ),
     "two widths": (
         lambda: replace(CONFIG, decoder=replace(CONFIG.decoder, width=16)),

@@ -1,0 +1,1 @@
+"""The tests. `laws` holds for every model of the family; the other folders mirror the package."""

@@ -1,0 +1,39 @@
+"""Where the tests run, and what makes them repeatable.
+
+    pytest tests/laws --device cuda     the same laws on an accelerator
+
+Needs pytest and torch only: on a borrowed machine there is nothing else.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.bfloat16)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tensors of the tests live: cpu (default), cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # workers stand side by side, and toy tensors are quickest on one thread
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a `dtype` argument runs in each number format that its device is used with."""
+    if "dtype" in metafunc.fixturenames:
+        kind = torch.device(metafunc.config.getoption("--device")).type
+        dtypes = DTYPES.get(kind, (torch.float32,))
+        metafunc.parametrize("dtype", dtypes, ids=[str(dtype).removeprefix("torch.") for dtype in dtypes])
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,325 @@
+"""Would the tests notice? Each fault below is planted in a copy of the package, and tests are run on the copy.
+
+    python tests/faults.py [part of a name ...]     a table: fault, and the test that caught it; exit 1 if one survives
+
+Written as changes are: `-` is what stands in the code, and must stand there exactly once (when the code moves on, this
+file says so), `+` is the fault. Each names the tests that ought to notice, so that all of them take some minutes only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FAULTS = """
+# causal off by one
+@ nn/masks.py: laws/test_invariance.py -k future
+- allowed & (k_at <= q_at)
++ allowed & (k_at <= q_at + 1)
+
+# causal forgotten
+@ nn/masks.py: laws/test_steps.py
+- allowed = allowed & (k_at <= q_at)
++ pass
+
+# padding ignored
+@ nn/masks.py: laws/test_invariance.py -k padding
+- allowed = allowed & (k < self.key_lengths[b])
++ pass
+
+# padding off by one
+@ nn/masks.py: laws/test_invariance.py -k padding
+- k < self.key_lengths[b]
++ k <= self.key_lengths[b]
+
+# lengths not passed on
+@ nn/block.py: laws/test_invariance.py -k padding
+- key_lengths=None if self.config.causal else lengths
++ key_lengths=None
+
+# window off by one
+@ nn/masks.py: laws/test_invariance.py -k noticed
+- k_at >= q_at - before
++ k_at > q_at - before
+
+# window not passed on
+@ nn/block.py: laws/test_invariance.py -k noticed
+-             window=self.config.window,
+-             q_start
++             q_start
+
+# packing ignored in self-attention
+@ nn/block.py: laws/test_packing.py
+- packing=None if packing is None else (packing, packing)
++ packing=None
+
+# packing ignored across
+@ nn/block.py: laws/test_packing.py
+- return Mask(packing=(packing, memory.packing))
++ return Mask()
+
+# filler visible to filler
+@ nn/masks.py: nn/test_masks.py
+-  & (sentence >= 0)
++
+
+# positions of packed text run on
+@ nn/block.py: laws/test_packing.py
+-         return packing.positions
++         return torch.arange(x.shape[1], device=x.device)
+
+# is_causal where the square is none
+@ nn/masks.py: laws/test_backends.py -k fused
+-  and self.q_start == 0 and Tq == Tk
++
+
+# shortcut forgets the start
+@ nn/masks.py: laws/test_backends.py -k fused
+- self.q_start >= Tk - 1
++ self.q_start >= 0
+
+# bias forgotten in fused
+@ nn/attend.py: laws/test_backends.py -k fused
+- visible if bias is None else hide(bias.to(q.dtype), visible)
++ visible
+
+# mask forgotten in fused with bias
+@ nn/attend.py: laws/test_backends.py -k fused
+- bias if visible is None else bias.masked_fill(~visible, float("-inf"))
++ bias
+
+# bias forgotten in flex
+@ nn/attend.py: laws/test_backends.py -k flex
+- score_mod=add_bias
++ score_mod=None
+
+# mask forgotten in flex
+@ nn/attend.py: laws/test_backends.py -k flex
+- block_mask=blocks
++ block_mask=None
+
+# shared heads in the wrong order
+@ nn/attend.py: nn/test_attend.py
+- x.repeat_interleave(heads // x.shape[1], dim=1)
++ x.repeat(1, heads // x.shape[1], 1, 1)
+
+# scale forgotten
+@ nn/attend.py: nn/test_attend.py
+- .to(torch.promote_types(q.dtype, torch.float32)) * scale
++ .to(torch.promote_types(q.dtype, torch.float32))
+
+# scale of the model, not of the head
+@ nn/attention.py: nn/test_oracles.py
+- self.head_width**-0.5
++ width**-0.5
+
+# a row that sees nothing is NaN
+@ nn/attend.py: laws/test_backends.py -k explicit
+- scores.softmax(-1).masked_fill(~visible, 0)
++ scores.softmax(-1)
+
+# places restart in the cache
+@ nn/block.py: laws/test_steps.py
+- return at + (cache.start[:, None] if isinstance(cache.start, Tensor) else cache.start)
++ return at
+
+# ragged rows share one place
+@ nn/cache.py: laws/test_steps.py -k ragged
+- return self.used if self.lengths is None else self.lengths
++ return self.used
+
+# own cache not reordered
+@ nn/cache.py: laws/test_steps.py -k beams
+-         self.own.reorder(rows)
++         pass
+
+# cross cache not reordered
+@ nn/cache.py: laws/test_steps.py -k beams
+-             self.cross.reorder(rows)
++             pass
+
+# memory lengths not reordered
+@ nn/cache.py: laws/test_steps.py -k beams
+- self.memory_lengths = None if self.memory_lengths is None else self.memory_lengths.index_select(0, rows)
++ pass
+
+# lengths of rows not reordered
+@ nn/cache.py: laws/test_steps.py -k beams
+- self.lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
++ pass
+
+# rotary keys not turned
+@ nn/attention.py: laws/test_invariance.py -k distance
+- KV(keys if angles is None else angles.turn(keys), values)
++ KV(keys, values)
+
+# rotary keys turned twice
+@ nn/attention.py: laws/test_invariance.py -k distance
+- angles.turn(keys), values)
++ angles.turn(angles.turn(keys)), values)
+
+# rotary queries not turned
+@ nn/attention.py: laws/test_invariance.py -k distance
+- q = q if angles is None else angles.turn(q)
++ pass
+
+# post-norm in place of pre-norm
+@ nn/block.py: nn/test_oracles.py
+-         if self.pre:
++         if False:
+
+# pre-norm in place of post-norm
+@ nn/block.py: nn/test_oracles.py
+-         if self.pre:
++         if True:
+
+# no last norm
+@ nn/block.py: nn/test_oracles.py
+-         return self.norm(x)
++         return x
+
+# dropout on in use
+@ nn/block.py: laws/test_dropout.py
+- x + self.dropout(sublayer(self.norm(x)))
++ x + nn.functional.dropout(sublayer(self.norm(x)), self.dropout.p)
+
+# dropout of weights on in use
+@ nn/attention.py: laws/test_dropout.py
+- self.dropout if self.training else 0.0
++ self.dropout
+
+# no dropout on embeddings
+@ nn/block.py: laws/test_dropout.py
+- self.dropout(self.positions.embed(x, at))
++ self.positions.embed(x, at)
+
+# dropout after the sum
+@ nn/block.py: laws/test_dropout.py
+- self.norm(x + self.dropout(sublayer(x)))
++ self.norm(self.dropout(x + sublayer(x)))
+
+# the tap sees no mask
+@ nn/attention.py: laws/test_tap.py
+- explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
++ explicit(q, seen.keys, seen.values, Mask(), bias, self.scale, dropout=0.0)
+
+# the tap sees no bias
+@ nn/attention.py: laws/test_tap.py
+- explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
++ explicit(q, seen.keys, seen.values, mask, None, self.scale, dropout=0.0)
+
+# embedding not scaled
+@ models/embedding.py: models/test_figure.py
+- width**0.5 if scaled else 1.0
++ 1.0
+
+# target not shifted
+@ models/seq2seq.py: models/test_figure.py
+- F.pad(target[:, :-1], (1, 0), value=start)
++ target
+
+# the encoder's lengths are lost
+@ models/seq2seq.py: laws/test_seq2seq.py -k padding
+- return Memory(states, lengths, packing)
++ return Memory(states, None, packing)
+
+# source and target packing swapped
+@ models/seq2seq.py: laws/test_seq2seq.py -k packed
+- source_packing, target_packing = packing or (None, None)
++ target_packing, source_packing = packing or (None, None)
+
+# ties not restored
+@ models/__init__.py: laws/test_seq2seq.py -k saved
+-         setattr(model.get_submodule(module), leaf, model.get_parameter(first))
++         pass
+
+# greedy writes on behind the end
+@ decode/search.py: laws/test_seq2seq.py -k greedy
+- .masked_fill(finished, end)
++
+
+# sinusoids in float32
+@ nn/positions.py: nn/test_positions.py
+- else torch.float64
++ else torch.float32
+
+# buckets of both ways in a decoder
+@ nn/positions.py: nn/test_positions.py
+- bucket_of(distance, self.buckets, self.reach, self.causal)
++ bucket_of(distance, self.buckets, self.reach, False)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: Path  # in attent/
+    tests: list[str]  # arguments of pytest
+    old: str
+    new: str
+
+    @classmethod
+    def read(cls, text: str) -> Fault:
+        name, where, *lines = text.splitlines()
+        file, _, tests = where.removeprefix("@ ").partition(": ")
+        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+        return cls(name.removeprefix("# "), Path(file), tests.split(), old, new)
+
+    def plant(self, package: Path) -> None:
+        path = package / self.file
+        code = path.read_text()
+        if code.count(self.old) != 1:
+            found = code.count(self.old)
+            sys.exit(f"fault `{self.name}`: its text must stand once in attent/{self.file}, but does {found} times")
+        path.write_text(code.replace(self.old, self.new))
+
+
+def caught_by(fault: Fault, scratch: Path) -> str | None:
+    """The first test that fails on a copy with the fault; None if all pass."""
+    shutil.copytree(ROOT / "attent", scratch / "attent", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", scratch / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", scratch)
+    fault.plant(scratch / "attent")
+    tests = [f"tests/{word}" if (ROOT / "tests" / word).exists() else word for word in fault.tests]
+    done = pytest(scratch, "-x", *tests)
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^FAILED (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    if failed is None:  # nothing ran, or nothing could be imported: that is no test's merit
+        sys.exit(f"fault `{fault.name}`: no test failed, but pytest stopped:\n{(done.stdout + done.stderr)[-3000:]}")
+    return failed.group(1)
+
+
+def pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def main(wanted: list[str]) -> int:
+    faults = [Fault.read(text) for text in FAULTS.strip().split("\n\n")]
+    faults = [fault for fault in faults if not wanted or any(word in fault.name for word in wanted)]
+    caught: dict[str, str] = {}
+    for fault in faults:
+        with tempfile.TemporaryDirectory() as scratch:
+            test = caught_by(fault, Path(scratch))
+        if test is not None:
+            caught[fault.name] = test
+        print(f"{fault.name:40} | {test or 'NOT CAUGHT'}", flush=True)
+    sound = pytest(ROOT, *set(caught.values()))
+    if sound.returncode != 0:
+        sys.exit(f"these tests must pass without a fault, but some do not:\n{sound.stdout[-3000:]}")
+    print(f"{len(caught)} of {len(faults)} faults caught, by tests that pass without them")
+    return 0 if faults and len(caught) == len(faults) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Whole toy models for the laws: an encoder and a decoder of different make, with ragged random text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attent.models import Seq2Seq, Seq2SeqConfig
+from tests.laws.helpers import CROSS_DECODERS, ENCODERS, every, padded, precise, shake
+
+VOCAB, TARGET_VOCAB = 19, 17
+LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # lengths of the sentences of either side
+
+
+def together() -> dict[str, Seq2SeqConfig]:
+    """Each encoder with a decoder of another kind; embeddings shared or not, output tied or not, with bias or not."""
+    decoders = list(CROSS_DECODERS.items())
+    found = {}
+    for i, (name, encoder) in enumerate(ENCODERS.items()):
+        decoder_name, decoder = decoders[(i * 5 + 2) % len(decoders)]
+        found[f"{name}-{decoder_name}"] = Seq2SeqConfig(
+            vocab=VOCAB,
+            target_vocab=VOCAB if i % 2 else TARGET_VOCAB,
+            encoder=encoder,
+            decoder=decoder,
+            share_embeddings=i % 2 == 1,
+            tie_output=i % 3 != 0,
+            output_bias=i % 4 == 0,
+            scale_embeddings=i % 5 != 0,
+        )
+    return found
+
+
+SEQ2SEQS = together()
+every_seq2seq = every("config", SEQ2SEQS)
+
+
+def make_seq2seq(config: Seq2SeqConfig, device: torch.device) -> Seq2Seq:
+    return shake(Seq2Seq(config).to(device, precise(device)))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentences of ids, source and target, each by itself and padded with ids that mean nothing."""
+
+    sources: list[Tensor]
+    targets: list[Tensor]
+
+    def batch(self, extra: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `Seq2Seq` takes it: source, target, source lengths, target lengths."""
+        source, source_lengths = padded(self.sources, extra)
+        target, target_lengths = padded(self.targets, extra)
+        return source, target, source_lengths, target_lengths
+
+
+def pairs(device: torch.device, source: tuple[int, ...] = LONG, target: tuple[int, ...] = SHORT) -> Pairs:
+    def ids(n: int) -> Tensor:
+        return torch.randint(0, TARGET_VOCAB, (n,)).to(device)
+
+    return Pairs([ids(n) for n in source], [ids(n) for n in target])

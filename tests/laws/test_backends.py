@@ -1,0 +1,230 @@
+"""Every backend agrees with equation 1 as written, in values and gradients, or says why it cannot do what is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.nn import BACKENDS, Mask, Packing, Request, StackConfig, attend, explicit, set_backend
+from tests.laws.helpers import (
+    CROSS_DECODERS,
+    DECODERS,
+    TOLERANCE,
+    close,
+    every,
+    make,
+    memory_for,
+    numbers,
+    states,
+)
+
+B, H, D = 3, 4, 16
+Case = tuple[Mask, int, int]  # and the lengths of queries and keys
+Window = tuple[int | None, int | None] | None
+
+
+def packings(device: torch.device) -> tuple[Packing, Packing]:
+    """Row 0 has filler on both sides; in row 1 one sentence is empty for the queries and one for the keys."""
+    return (
+        Packing.of([[3, 4], [2, 0, 4], [8]], 9, device=device),
+        Packing.of([[2, 5], [0, 4, 3], [6]], 8, device=device),
+    )
+
+
+def packed_self(device: torch.device, causal: bool = False, window: Window = None) -> Case:
+    own, _ = packings(device)
+    return Mask(causal=causal, window=window, packing=(own, own)), 9, 9
+
+
+def packed_across(device: torch.device, causal: bool = False) -> Case:
+    return Mask(causal=causal, packing=packings(device)), 9, 8
+
+
+def starts(device: torch.device) -> Tensor:
+    return numbers(4, 0, 2, device=device)
+
+
+def lengths(device: torch.device) -> Tensor:
+    return numbers(7, 3, 0, device=device)
+
+
+MASKS: dict[str, Callable[[torch.device], Case]] = {
+    "everything": lambda device: (Mask(), 5, 7),
+    "causal": lambda device: (Mask(causal=True), 7, 7),
+    "causal-fewer-keys": lambda device: (Mask(causal=True), 7, 5),
+    "causal-more-keys": lambda device: (Mask(causal=True), 4, 7),
+    "causal-one-query-in-a-cache": lambda device: (Mask(causal=True, q_start=6), 1, 7),
+    "causal-first-query-in-a-cache": lambda device: (Mask(causal=True), 1, 7),
+    "causal-behind-a-cache": lambda device: (Mask(causal=True, q_start=4), 3, 7),
+    "causal-ragged-cache": lambda device: (Mask(causal=True, q_start=starts(device)), 3, 7),
+    "window": lambda device: (Mask(window=(2, 1)), 7, 7),
+    "window-one-sided": lambda device: (Mask(window=(None, 1)), 7, 5),
+    "window-causal": lambda device: (Mask(causal=True, window=(3, 0)), 7, 7),
+    "window-causal-ragged-cache": lambda device: (Mask(True, (2, None), starts(device)), 3, 7),
+    "window-past-the-keys": lambda device: (Mask(window=(1, 0), q_start=4), 4, 6),
+    "lengths": lambda device: (Mask(key_lengths=lengths(device)), 5, 7),
+    "lengths-causal": lambda device: (Mask(causal=True, key_lengths=lengths(device)), 7, 7),
+    "lengths-window": lambda device: (Mask(window=(1, 1), key_lengths=lengths(device)), 7, 7),
+    "packed": packed_self,
+    "packed-causal": lambda device: packed_self(device, causal=True),
+    "packed-window": lambda device: packed_self(device, window=(1, 2)),
+    "packed-causal-window": lambda device: packed_self(device, causal=True, window=(2, None)),
+    "packed-across": packed_across,
+    "packed-across-causal": lambda device: packed_across(device, causal=True),
+}
+EMPTY_ROWS = {"window-past-the-keys", "lengths", "lengths-causal", "lengths-window"} | {
+    name for name in MASKS if name.startswith("packed")
+}
+
+# (key/value heads, what the bias broadcasts over, scale)
+SHAPES: dict[str, tuple[int, tuple[int, ...] | None, float | None]] = {
+    "plain": (4, None, None),
+    "grouped": (2, None, None),
+    "onekey-scale1": (1, None, 1.0),
+    "bias": (4, (), 0.7),
+    "bias-grouped": (2, (0,), None),
+    "bias-onekey": (1, (0, 1), None),
+}
+
+# FlexAttention is compiled anew for each case: on CPU every mask with one of the shapes; on an accelerator, where it
+# takes seconds, some that differ in what they ask of the kernel.
+COMPILED = (
+    "everything",
+    "causal-ragged-cache",
+    "window-past-the-keys",
+    "lengths",
+    "packed-causal-window",
+    "packed-across",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mask_name" not in metafunc.fixturenames:
+        return
+    compiled = MASKS if metafunc.config.getoption("--device") == "cpu" else COMPILED
+    cases = [
+        (backend, mask, shape)
+        for i, mask in enumerate(MASKS)
+        for j, shape in enumerate(SHAPES)
+        for backend in BACKENDS
+        if backend != "flex" or (mask in compiled and (i + j) % len(SHAPES) == 0)
+    ]
+    metafunc.parametrize(("backend", "mask_name", "shape"), cases, ids=["-".join(case) for case in cases])
+
+
+def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> Request:
+    kv_heads, flat, scale = SHAPES[shape]
+    mask, Tq, Tk = MASKS[mask_name](device)
+    bias = None
+    if flat is not None:
+        bias = torch.randn([1 if i in flat else n for i, n in enumerate((B, H, Tq, Tk))])
+    q, k, v = torch.randn(B, H, Tq, D), torch.randn(B, kv_heads, Tk, D), torch.randn(B, kv_heads, Tk, D)
+    q, k, v, bias = (x if x is None else x.to(device, dtype).requires_grad_() for x in (q, k, v, bias))
+    return Request(q, k, v, mask, bias, D**-0.5 if scale is None else scale, 0.0)
+
+
+def must_refuse(backend: str, request: Request) -> str | None:
+    """What a person is to be told, stated a second time: a backend that refuses more than this is at fault."""
+    mask, on_cpu = request.mask, request.q.device.type == "cpu"
+    if backend == "flex" and on_cpu and request.q.requires_grad:
+        return "no backward pass on CPU"
+    if backend != "packed":
+        return None
+    if mask.packing is None:
+        return "not packed"
+    if on_cpu:
+        return "CUDA only, and these tensors are on cpu"
+    if request.q.dtype == torch.float32:
+        return "takes bfloat16 and float16, not torch.float32"
+    if request.bias is not None:
+        return "no bias"
+    if mask.causal and mask.packing[0] is not mask.packing[1]:
+        return "order and windows between two different packings"
+    return None
+
+
+def run(backend: str, request: Request) -> Tensor:
+    q, k, v, mask, bias, scale, dropout = request
+    return attend(q, k, v, mask, bias, scale, dropout, backend)
+
+
+def without_gradients(request: Request) -> Request:
+    return Request(*(x.detach() if isinstance(x, Tensor) else x for x in request))
+
+
+def oracle(request: Request) -> tuple[Tensor, Request]:
+    """Equation 1 as written, in float64, from the same numbers."""
+    exact = Request(*(x.detach().double().requires_grad_() if isinstance(x, Tensor) else x for x in request))
+    return explicit(*exact)[0], exact
+
+
+def near(actual: Tensor, expected: Tensor, what: str) -> None:
+    """As `close`, against float64; gradients of keys that heads share are sums of a few, hence the factor."""
+    tolerance = TOLERANCE[actual.dtype] * (2 if what == "values" else 4)
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def test_every_backend_agrees_with_equation_1(
+    backend: str, mask_name: str, shape: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    if backend == "flex":
+        torch._dynamo.reset()  # it keeps eight compilations and then gives up; the cases are more
+    request = request_of(mask_name, shape, device, dtype)
+    told = must_refuse(backend, request)
+    if told is not None:
+        with pytest.raises(ValueError, match=re.escape(told)) as refusal:
+            run(backend, request)
+        assert f"backend `{backend}` cannot do this" in str(refusal.value)
+        assert "Can do it: fused" in str(refusal.value)
+        request = without_gradients(request)
+        if must_refuse(backend, request) is not None:
+            return
+
+    expected, exact = oracle(request)
+    actual = run(backend, request)
+    assert actual.dtype == dtype
+    near(actual, expected, "values")
+
+    blind = ~request.mask.dense(B, request.q.shape[2], request.k.shape[2], device).any(-1).expand(B, H, -1)
+    assert bool(blind.any()) == (mask_name in EMPTY_ROWS)
+    assert (actual[blind] == 0).all(), "a query that may look at nothing gives zeros"
+
+    if not request.q.requires_grad:
+        return
+    direction = torch.randn(actual.shape).to(device, dtype)
+    names = ["q", "k", "v"] + (["bias"] if request.bias is not None else [])
+    given = torch.autograd.grad(actual, [getattr(request, name) for name in names], direction)
+    wanted = torch.autograd.grad(expected, [getattr(exact, name) for name in names], direction.double())
+    for name, ours, theirs in zip(names, given, wanted, strict=True):
+        near(ours, theirs, f"gradient of {name}")
+
+
+def test_auto_takes_what_can_do_it(device: torch.device, dtype: torch.dtype) -> None:
+    for name in MASKS:
+        for shape in ("grouped", "bias"):
+            request = request_of(name, shape, device, dtype)
+            near(run("auto", request), oracle(request)[0], "values")
+
+
+@every("config", DECODERS | CROSS_DECODERS)
+def test_a_whole_stack_is_the_same_by_equation_1(config: StackConfig, device: torch.device) -> None:
+    stack, x, memory = make(config, device), states(3, 6, device=device), memory_for(config, 3, device)
+    expected = stack(x, memory=memory)
+    set_backend(stack, "explicit")
+    close(stack(x, memory=memory), expected)
+
+
+@every("config", {name: CROSS_DECODERS[name] for name in list(CROSS_DECODERS)[:3]})
+def test_a_whole_stack_is_the_same_by_flex(config: StackConfig, device: torch.device) -> None:
+    torch._dynamo.reset()
+    stack, x, memory = make(config, device), states(3, 6, device=device), memory_for(config, 3, device)
+    with torch.no_grad():
+        expected = stack(x, memory=memory)
+        set_backend(stack, "flex")
+        close(stack(x, memory=memory), expected)

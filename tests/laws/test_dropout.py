@@ -1,0 +1,109 @@
+"""Dropout is on in training, off in use, and where the paper has it: section 5.4."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.nn import Attention, FeedForward, Stack, StackConfig
+from tests.laws.helpers import TOY, close, every, every_stack, make, memory_for, states
+
+KINDS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+@every_stack
+def test_dropout_is_off_in_use(config: StackConfig, device: torch.device) -> None:
+    """The same as a stack that has none, in every call."""
+    stack = make(replace(config, dropout=0.5, attention_dropout=0.5, activation_dropout=0.5), device)
+    x, memory = states(2, 5, device=device), memory_for(config, 2, device)
+    without = Stack(config).to(x).eval()
+    without.load_state_dict(stack.state_dict())
+    expected = without(x, memory=memory)
+    close(stack(x, memory=memory), expected)
+    close(stack(x, memory=memory), expected)
+    assert torch.equal(without.train()(x, memory=memory), expected)  # and with none, training is the same
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every("config", {"encoder": TOY, "decoder": replace(TOY, causal=True, norm_order="pre")})
+def test_each_dropout_is_on_in_training(config: StackConfig, kind: str, device: torch.device) -> None:
+    stack = make(replace(config, **{kind: 0.5}), device).train()
+    x = states(2, 5, device=device)
+    assert not torch.allclose(stack(x), stack(x), rtol=1e-3, atol=1e-3)
+
+
+class Dice:
+    """Stands in for `dropout`: remembers what it was applied to and with which probability, and drops nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.met: list[tuple[Tensor, float]] = []
+        self.on_weights: list[float] = []
+        monkeypatch.setattr(F, "dropout", self.drop)
+        fused = F.scaled_dot_product_attention
+
+        def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, **rest: object) -> Tensor:
+            self.on_weights.append(dropout)
+            return fused(q, k, v, mask, 0.0, **rest)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+
+    def drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if training and p > 0:
+            self.met.append((x, p))
+        return x
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_dropout_is_where_the_paper_has_it(order: str, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """On embeddings + positions of either side, and on each sub-layer's output before it is added; nowhere else."""
+    encoder = replace(TOY, norm_order=order, dropout=0.25)
+    model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=encoder, decoder=decoder_of(encoder))).to(device).train()
+    outputs: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, (Attention, FeedForward)):
+            module.register_forward_hook(lambda _, __, out: outputs.append(out))
+    dice = Dice(monkeypatch)
+    source, target = torch.randint(0, 9, (2, 3, 4)).to(device)
+    model(source, target)
+
+    layers = encoder.layers
+    assert len(dice.met) == (1 + 2 * layers) + (1 + 3 * layers)
+    assert {p for _, p in dice.met} == {0.25}
+    assert dice.on_weights == [0.0] * 3 * layers, "the paper drops no attention weights"
+    embeddings = [dice.met[0][0], dice.met[1 + 2 * layers][0]]
+    sublayers = [x for i, (x, _) in enumerate(dice.met) if i not in (0, 1 + 2 * layers)]
+    assert all(dropped is out for dropped, out in zip(sublayers, outputs, strict=True))
+    for x, embedding, stack, ids in zip(
+        embeddings,
+        (model.source_embedding, model.target_embedding),
+        (model.encoder, model.decoder),
+        (source, target),
+        strict=True,
+    ):
+        close(x, stack.positions.embed(embedding(ids), torch.arange(4, device=device)))
+
+
+def test_the_other_two_are_on_weights_and_inside_the_feed_forward(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    config = replace(TOY, attention_dropout=0.125, activation_dropout=0.375)
+    stack, x = make(config, device).train(), states(2, 4, device=device)
+    dice = Dice(monkeypatch)
+    stack(x)
+    assert dice.on_weights == [0.125] * config.layers
+    assert [(p, inner.shape[-1]) for inner, p in dice.met] == [(0.375, config.inner)] * config.layers
+
+
+def test_what_is_left_is_scaled_up(device: torch.device) -> None:
+    """The mean stays: over many draws, a stack in training gives on average what its first sum gives in use."""
+    stack = make(replace(TOY, layers=1, dropout=0.5), device).train()
+    ones = torch.ones(4000, 4, device=device)
+    dropped = stack.dropout(ones)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    assert abs(float(dropped.mean()) - 1) < 0.05

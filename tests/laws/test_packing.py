@@ -1,0 +1,89 @@
+"""Sentences packed into rows give what each gives by itself, in values and in gradients of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.nn import Memory, Packing, StackConfig
+from tests.laws.helpers import (
+    close,
+    every_stack,
+    gradients,
+    make,
+    noise_like,
+    same_gradients,
+    states,
+)
+
+# Lengths of the sentences in each row, here and in the memory; how wide the rows are, filler included.
+LAYOUTS: dict[str, tuple[list[list[int]], list[list[int]], int, int]] = {
+    "rows": ([[3, 5, 1], [4], [2, 2]], [[2, 4, 3], [5], [1, 6]], 11, 10),
+    "flat": ([[3, 1, 4]], [[2, 5, 1]], 8, 10),
+}
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+def pack(sentences: list[list[Tensor]], width: int) -> tuple[Tensor, Packing]:
+    """Rows of sentences with noise as filler, and which token is of which."""
+    rows = []
+    for row in sentences:
+        text = torch.cat(row)
+        rows.append(torch.cat([text, noise_like(text, width - len(text))]))
+    lengths = [[len(sentence) for sentence in row] for row in sentences]
+    return torch.stack(rows), Packing.of(lengths, width, device=rows[0].device)
+
+
+def unpack(x: Tensor, lengths: Sequence[Sequence[int]]) -> list[Tensor]:
+    return [piece for row, counts in zip(x, lengths, strict=True) for piece in row[: sum(counts)].split(list(counts))]
+
+
+@every_layout
+@every_stack
+def test_packed_equals_separate(
+    config: StackConfig,
+    layout: tuple[list[list[int]], list[list[int]], int, int],
+    device: torch.device,
+) -> None:
+    lengths, memory_lengths, width, memory_width = layout
+    stack = make(config, device)
+    sentences = [[states(n, device=device) for n in row] for row in lengths]
+    sources = [[states(n, device=device) for n in row] for row in memory_lengths]
+    pairs = list(zip(chain(*sentences), chain(*sources), strict=True))
+
+    x, packing = pack(sentences, width)
+    encoded, memory_packing = pack(sources, memory_width)
+    memory = Memory(encoded, packing=memory_packing) if config.cross else None
+    together = unpack(stack(x, packing=packing, memory=memory), lengths)
+    alone = [stack(x[None], memory=Memory(source[None]) if config.cross else None)[0] for x, source in pairs]
+    for actual, expected in zip(together, alone, strict=True):
+        close(actual, expected)
+
+    directions = [torch.randn(out.shape).to(out) for out in alone]
+    same_gradients(
+        gradients(sum((out * d).sum() for out, d in zip(together, directions, strict=True)), stack),
+        gradients(sum((out * d).sum() for out, d in zip(alone, directions, strict=True)), stack),
+    )
+
+
+@every_stack
+def test_filler_changes_nothing(config: StackConfig, device: torch.device) -> None:
+    """Not its content, on either side."""
+    lengths, memory_lengths, width, memory_width = LAYOUTS["rows"]
+    stack = make(config, device)
+    sentences = [[states(n, device=device) for n in row] for row in lengths]
+    sources = [[states(n, device=device) for n in row] for row in memory_lengths]
+    outs = []
+    for _ in range(2):  # `pack` draws other filler each time
+        x, packing = pack(sentences, width)
+        encoded, memory_packing = pack(sources, memory_width)
+        memory = Memory(encoded, packing=memory_packing) if config.cross else None
+        out = stack(x, packing=packing, memory=memory)
+        assert out.isfinite().all()
+        outs.append(unpack(out, lengths))
+    for first, second in zip(*outs, strict=True):
+        close(first, second)

@@ -1,0 +1,178 @@
+"""The laws of stacks hold for the whole Transformer too: padding, packing, the future, order, steps, saving."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import attent
+from attent.decode import greedy
+from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
+from attent.nn import Packing
+from tests.laws.helpers import close, gradients, noise_like, numbers, real, same_gradients
+from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
+
+
+def alone(model: Seq2Seq, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    return [model(source[None], target[None])[0] for source, target in zip(sources, targets, strict=True)]
+
+
+def loss_of(logits: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Summed over real tokens."""
+    return F.cross_entropy(torch.cat(logits), torch.cat(targets), reduction="sum")
+
+
+@every_seq2seq
+def test_padding_changes_nothing(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, text = make_seq2seq(config, device), pairs(device)
+    expected = alone(model, text.sources, text.targets)
+    for extra in (0, 3):
+        batch = text.batch(extra)
+        close(real(model(*batch), batch[3]), torch.cat(expected))
+    actual = [row[: len(target)] for row, target in zip(model(*text.batch()), text.targets, strict=True)]
+    same_gradients(gradients(loss_of(actual, text.targets), model), gradients(loss_of(expected, text.targets), model))
+
+
+def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> tuple[Tensor, Packing]:
+    """Sentences by number laid into rows, noise behind them."""
+    laid = []
+    for row in rows:
+        text = torch.cat([sentences[i] for i in row])
+        laid.append(torch.cat([text, noise_like(text, width - len(text))]))
+    lengths = [[len(sentences[i]) for i in row] for row in rows]
+    return torch.stack(laid), Packing.of(lengths, width, device=laid[0].device)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1], [2], [3]], [[3, 1, 2, 0]]], ids=["rows", "flat"])
+@every_seq2seq
+def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], device: torch.device) -> None:
+    model, text = make_seq2seq(config, device), pairs(device)
+    source, source_packing = packed_batch(text.sources, rows, 15)
+    target, target_packing = packed_batch(text.targets, rows, 14)
+    logits = model(source, target, packing=(source_packing, target_packing))
+    order = [i for row in rows for i in row]
+    targets = [text.targets[i] for i in order]
+    lengths = [[len(text.targets[i]) for i in row] for row in rows]
+    actual = [piece for out, counts in zip(logits, lengths, strict=True) for piece in out[: sum(counts)].split(counts)]
+    expected = alone(model, [text.sources[i] for i in order], targets)
+    close(torch.cat(actual), torch.cat(expected))
+    same_gradients(gradients(loss_of(actual, targets), model), gradients(loss_of(expected, targets), model))
+
+
+@every_seq2seq
+def test_the_future_changes_nothing(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,))
+    source, target = text.sources[0][None], text.targets[0][None]
+    out = model(source, target)
+    for t in range(5):
+        other = target.clone()
+        other[:, t:] = (other[:, t:] + 1) % 17
+        changed = model(source, other)
+        close(changed[:, :t], out[:, :t])
+        assert not torch.allclose(changed[:, t], out[:, t], rtol=1e-3, atol=1e-3)
+
+
+@every_seq2seq
+def test_the_source_matters_to_every_target_token(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,))
+    source, target = text.sources[0][None], text.targets[0][None]
+    change = (model((source + 1) % 17, target) - model(source, target)).abs().amax(-1)
+    assert (change > 1e-4).all()
+
+
+@every_seq2seq
+def test_the_order_of_the_batch_does_not_matter(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, batch = make_seq2seq(config, device), pairs(device).batch()
+    order = numbers(2, 0, 3, 1, device=device)
+    shuffled = [x[order] for x in batch]
+    close(real(model(*shuffled), shuffled[3]), real(model(*batch)[order], shuffled[3]))
+
+
+@every_seq2seq
+def test_step_by_step_equals_all_at_once(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    cache = model.begin(source, lengths, capacity=target.shape[1])
+    steps = [model.step(token, cache) for token in target.split(1, 1)]
+    close(torch.cat(steps, 1), model(source, target, lengths))
+
+
+@every_seq2seq
+def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) -> None:
+    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    rows = numbers(3, 1, 1, 0, 2, 1, device=device)
+    cache = model.begin(source, lengths, capacity=5)
+    model.step(target[:, :2], cache)
+    cache.reorder(rows)
+    last = model.step(target[rows, 2:], cache)
+    close(last, model(source[rows], target[rows], lengths[rows])[:, 2:])
+
+
+@every_seq2seq
+def test_greedy_with_a_cache_equals_greedy_by_reading_the_prefix_again(
+    config: Seq2SeqConfig, device: torch.device
+) -> None:
+    model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    end = 3
+    actual = greedy(model, source, lengths, start=1, end=end, max_length=7)
+    prefix = torch.full_like(source[:, :1], 1)
+    for _ in range(7):
+        logits = model(source, prefix, lengths)[:, -1:].detach()
+        logits[..., 1] = float("-inf")  # no sentence holds the start token
+        best = logits.argmax(-1)
+        ended = (prefix[:, 1:] == end).any(1, keepdim=True)
+        prefix = torch.cat([prefix, best.masked_fill(ended, end)], 1)
+    assert actual.tolist() == prefix[:, 1:].tolist()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@every_seq2seq
+def test_saved_and_loaded_gives_the_same_bits(
+    config: Seq2SeqConfig, stored: torch.dtype, device: torch.device, tmp_path: Path
+) -> None:
+    model = make_seq2seq(config, device).to(stored)
+    model.save(tmp_path / "model")
+    again = attent.load(tmp_path / "model").to(device)
+    assert again.config == config
+    assert not again.training
+    assert {name: id(p) for name, p in again.named_parameters()}.keys() == dict(model.named_parameters()).keys()
+    for name, value in model.state_dict().items():
+        assert again.state_dict()[name].dtype == stored
+        assert torch.equal(again.state_dict()[name], value), name
+    assert (again.output.weight is again.target_embedding.weight) == config.tie_output
+    assert (again.source_embedding is again.target_embedding) == config.share_embeddings
+    batch = pairs(device).batch()
+    assert torch.equal(again(*batch), model(*batch))
+
+
+@pytest.mark.parametrize(("order", "tied"), [("post", True), ("post", False), ("pre", False)])
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_the_first_loss_is_near_ln_v(preset: str, order: str, tied: bool, device: torch.device) -> None:
+    """Knowing nothing costs ln V; logits of variance 1 cost half a nat more. A wrong scale costs many.
+
+    (Pre-norm with a tied output costs up to two nats: it carries the embedding through, and bets on its own input.)
+    """
+    vocab = 2000
+    config = getattr(attent.presets, preset)(vocab=vocab)
+    stacks = {side: replace(getattr(config, side), norm_order=order) for side in ("encoder", "decoder")}
+    model = build(replace(config, tie_output=tied, **stacks)).to(device)
+    source, target = torch.randint(0, vocab, (2, 4, 20)).to(device)
+    with torch.no_grad():
+        logits = model(source, shift_right(target, config.start))
+    loss = F.cross_entropy(logits.flatten(0, 1), target.flatten()).item()
+    assert math.log(vocab) + 0.1 < loss < math.log(vocab) + 0.9
+
+
+def test_the_covering_covers() -> None:
+    """Of each side of the toys, every kind of position meets either norm order, every sharing and every window."""
+    for side in ("encoder", "decoder"):
+        stacks = [getattr(config, side) for config in SEQ2SEQS.values()]
+        met = {(stack.positions, stack.norm_order) for stack in stacks}
+        met |= {(stack.positions, stack.kv_heads, "heads") for stack in stacks}
+        met |= {(stack.positions, stack.window, "window") for stack in stacks}
+        assert len(met) == 6 * (2 + 3 + 3)

@@ -1,0 +1,80 @@
+"""Equation 1 against loops over single numbers: what `explicit` itself is held to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.nn import BACKENDS, Mask, Request, attend, choose, explicit
+from attent.nn.attend import LONG_ROW, by_speed
+from attent.nn.masks import Packing
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, sees: list[list[bool]]) -> Tensor:
+    """softmax(Q K^T scale + bias) V, a number at a time; query head h has key head h // (H / Hkv)."""
+    B, H, Tq, D = q.shape
+    share, out = H // k.shape[1], torch.zeros(B, H, Tq, v.shape[-1], dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
+            for i in range(Tq):
+                keys = [j for j in range(k.shape[2]) if sees[i][j]]
+                products = [sum(float(q[b, h, i, d] * k[b, h // share, j, d]) for d in range(D)) for j in keys]
+                scores = [x * scale + float(bias[b, h, i, j]) for x, j in zip(products, keys, strict=True)]
+                total = sum(math.exp(score) for score in scores)
+                for j, score in zip(keys, scores, strict=True):
+                    out[b, h, i] += math.exp(score) / total * v[b, h // share, j].double()
+    return out
+
+
+@pytest.mark.parametrize("backend", ["explicit", "fused", "auto"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_equation_1_by_hand(backend: str, kv_heads: int) -> None:
+    q = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    k, v = torch.randn(2, 2, kv_heads, 4, 5, dtype=torch.float64)
+    bias = torch.randn(2, 4, 3, 4, dtype=torch.float64)
+    everything, causal = [[True] * 4] * 3, [[j <= i for j in range(4)] for i in range(3)]
+    nothing = torch.zeros_like(bias)
+    for mask, sees in ((Mask(), everything), (Mask(causal=True), causal)):
+        torch.testing.assert_close(attend(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
+        torch.testing.assert_close(
+            attend(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
+        )
+
+
+def test_the_weights_come_along_in_float32_at_least() -> None:
+    q, k, v = torch.randn(3, 1, 2, 3, 4).to(torch.bfloat16)
+    out, weights = explicit(q, k, v, Mask(causal=True), None, 0.5, 0.0)
+    assert (out.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 3))
+    assert (weights.triu(1) == 0).all()
+
+
+def test_a_value_may_have_another_width_than_a_key() -> None:
+    q, k, v = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 7)
+    assert attend(q, k, v).shape == (1, 2, 3, 7)
+
+
+def test_dropped_weights_are_scaled_up() -> None:
+    """With values of one, the output is the sum of what is left: one on average, not less."""
+    q, k, v = torch.randn(1, 1, 4000, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 4)
+    out = explicit(q, k, v, Mask(), None, 0.5, 0.5)[0]
+    assert abs(float(out.mean()) - 1) < 0.05
+    assert float(out.std()) > 0.1
+
+
+def test_auto_takes_the_first_that_can() -> None:
+    q, k, v = torch.randn(3, 1, 2, 3, 4)
+    assert choose("auto", Request(q, k, v, Mask(), None, 0.5, 0.0)).name == "fused"
+    for name in ("fused", "flex", "explicit"):
+        assert choose(name, Request(q, k, v, Mask(), None, 0.5, 0.0)) is BACKENDS[name]
+
+
+def test_long_packed_rows_go_to_the_kernel_for_them_where_it_can() -> None:
+    packing = Packing.of([[LONG_ROW + 1]])
+    q, k, v = torch.empty(3, 1, 1, LONG_ROW + 1, 8)
+    request = Request(q, k, v, Mask(packing=(packing, packing)), None, 1.0, 0.0)
+    assert by_speed(request)[0] == "packed"
+    assert choose("auto", request).name == "fused"  # on CPU

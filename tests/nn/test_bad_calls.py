@@ -1,0 +1,297 @@
+"""Mistakes that a person can make, and the words that they will read: what it must be, what it is, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attent.nn import (
+    Attention,
+    FeedForward,
+    LearnedConfig,
+    Mask,
+    Memory,
+    Packing,
+    RelativeConfig,
+    RotaryConfig,
+    SinusoidalConfig,
+    Stack,
+    StackConfig,
+    attend,
+    set_backend,
+)
+
+ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
+DECODER = replace(ENCODER, causal=True)
+CROSS = replace(DECODER, cross=True)
+LEARNED = replace(DECODER, positions=LearnedConfig(max_length=4))
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+def heads(heads: int = 2, B: int = 1, T: int = 3, D: int = 4) -> torch.Tensor:
+    return torch.zeros(B, heads, T, D)
+
+
+def lengths(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def packing(*rows: list[int], width: int | None = None) -> Packing:
+    return Packing.of(rows, width)
+
+
+def look(**changes: object) -> Callable[[], object]:
+    """A good call of attention but for what changes."""
+    return lambda: attend(**({"q": heads(), "k": heads(), "v": heads()} | changes))
+
+
+def cached(config: StackConfig, *pieces: int, rows: int = 2, capacity: int = 4) -> None:
+    stack = Stack(config)
+    cache = stack.new_cache(capacity, rows=2)
+    for piece in pieces:
+        stack(x(rows, piece, 8), cache=cache)
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    # --- configs
+    "width that heads do not divide": (
+        lambda: StackConfig(width=10, heads=4),
+        "`width` must be a multiple of `heads`=4, but is 10; change one, or give `head_width`",
+    ),
+    "heads that key heads do not divide": (
+        lambda: StackConfig(heads=8, kv_heads=3),
+        "`heads` must be a multiple of `kv_heads`=3, but is 8",
+    ),
+    "no key heads": (lambda: StackConfig(kv_heads=0), "`kv_heads`=0"),
+    "attention's own key heads": (lambda: Attention(8, 4, kv_heads=3), "`heads` must be a multiple of `kv_heads`=3"),
+    "no layers": (lambda: StackConfig(layers=0), "`layers` must be 1 or more, but is 0"),
+    "dropout of one": (lambda: StackConfig(dropout=1.0), "`dropout` must be at least 0 and less than 1, but is 1.0"),
+    "dropout below zero": (lambda: StackConfig(attention_dropout=-0.1), "`attention_dropout` must be at least 0"),
+    "activation dropout": (lambda: StackConfig(activation_dropout=7), "`activation_dropout` must be at least 0"),
+    "unknown activation": (
+        lambda: FeedForward(4, 4, activation="swish"),
+        "`activation` must be one of relu, gelu, gelu_tanh, silu, but is 'swish'",
+    ),
+    "unknown norm": (lambda: Stack(replace(ENCODER, norm="batch")), "`norm` must be"),
+    "unknown norm order": (lambda: Stack(replace(ENCODER, norm_order="before")), "`norm_order` must be"),
+    "unknown order of sinusoids": (
+        lambda: Stack(replace(ENCODER, positions=SinusoidalConfig(order="thirds"))),
+        "`order` must be",
+    ),
+    "odd rotary width": (
+        lambda: Stack(StackConfig(width=6, heads=2, positions=RotaryConfig())),
+        "rotary positions turn pairs of features: `head_width` must be even, but is 3",
+    ),
+    "buckets": (lambda: RelativeConfig(buckets=6), "`buckets` must be a multiple of 4, but is 6"),
+    "reach": (lambda: RelativeConfig(reach=32), "`reach` must be more than `buckets`=32, but is 32"),
+    "no learned positions": (lambda: LearnedConfig(max_length=0), "`max_length` must be 1 or more, but is 0"),
+    "negative window": (
+        lambda: StackConfig(window=(-1, None)),
+        "`window` must be (before, after) of 0 or more tokens each, but is (-1, None)",
+    ),
+    "window of one side": (lambda: StackConfig(window=(3,)), "`window` must be (before, after)"),
+    "window of three sides": (lambda: StackConfig(window=(3, 0, 1)), "`window` must be (before, after)"),
+    # --- tensors of one attention
+    "three dimensions": (look(q=x(2, 3, 4)), "q, k, v must be (B, H, T, D), but have 3, 4, 4 dimensions"),
+    "head width": (look(q=heads(D=6)), "q, k, v must agree in batch and head width"),
+    "keys without values": (look(v=heads(T=4)), "but are (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 4, 4)"),
+    "head counts": (look(q=heads(3)), "query heads must be a multiple of key/value heads, but are 3 and 2"),
+    "bias of another shape": (look(bias=x(1, 2, 3, 4)), "`bias` must broadcast to (1, 2, 3, 3), but is (1, 2, 3, 4)"),
+    "bias without a batch": (look(bias=x(2, 3, 3)), "`bias` must broadcast to (1, 2, 3, 3), but is (2, 3, 3)"),
+    "key lengths beyond the keys": (
+        look(mask=Mask(key_lengths=lengths(4))),
+        "`key_lengths` must be between 0 and 3, the length of the tensor, but reaches from 4 to 4; pad the tensor or",
+    ),
+    "key lengths of other rows": (
+        look(mask=Mask(key_lengths=lengths(1, 2))),
+        "`key_lengths` must be 1 integers, one per row of the batch, but is torch.int64 of shape (2,)",
+    ),
+    "key lengths as a mask": (look(mask=Mask(key_lengths=torch.tensor([True]))), "but is torch.bool of shape (1,)"),
+    "starts of other rows": (
+        look(mask=Mask(q_start=lengths(1, 2))),
+        "`q_start` must have one start per row, (1,), but has (2,)",
+    ),
+    "packing of another width": (
+        look(mask=Mask(packing=(packing([4]), packing([3])))),
+        "`packing` must be of (1, 3) queries and (1, 3) keys, but is of ((1, 4), (1, 3))",
+    ),
+    "packing and lengths": (
+        lambda: Mask(packing=(packing([4]), packing([4])), key_lengths=lengths(3)),
+        "`key_lengths` must be None with `packing`: a packing already tells which keys are filler",
+    ),
+    "packing in a cache": (
+        lambda: Mask(packing=(packing([4]), packing([4])), q_start=1),
+        "`q_start` must be 0 with `packing`: packed sentences cannot continue a cache",
+    ),
+    # --- backends
+    "unknown backend": (
+        look(backend="fusd"),
+        "`backend` must be auto or one of fused, packed, flex, explicit, but is 'fusd'; did you mean `fused`?",
+    ),
+    "unknown backend of a model": (
+        lambda: set_backend(Stack(ENCODER), "fusd"),
+        "`backend` must be auto or one of fused, packed, flex, explicit, but is 'fusd'; did you mean `fused`?",
+    ),
+    "packed without packing": (
+        look(backend="packed"),
+        (
+            "backend `packed` cannot do this: the batch is not packed (`mask.packing` is None). "
+            "Can do it: fused, flex, explicit (or `auto`)"
+        ),
+    ),
+    "packed on cpu": (
+        look(backend="packed", mask=Mask(packing=(packing([3]), packing([3])))),
+        (
+            "backend `packed` cannot do this: its flash kernel runs on CUDA only, and these tensors are on cpu. "
+            "Can do it: fused, flex, explicit (or `auto`)"
+        ),
+    ),
+    "flex with dropout": (
+        look(backend="flex", dropout=0.1),
+        "backend `flex` cannot do this: FlexAttention has no dropout on the weights. Can do it: fused, explicit (or",
+    ),
+    "flex backwards on cpu": (
+        look(backend="flex", q=heads().requires_grad_()),
+        "backend `flex` cannot do this: FlexAttention has no backward pass on CPU. Can do it: fused, explicit (or",
+    ),
+    # --- packing
+    "sentences wider than the row": (
+        lambda: Packing.of([[2, 3]], 4),
+        "the sentences of a row must fit `width`=4 tokens, but one row has 5",
+    ),
+    "negative sentence": (lambda: Packing.of([[-1, 3]]), "sentence lengths must be 0 or more, but one is"),
+    # --- a stack
+    "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "x must be (B, T, 8), but is (2, 3, 6)"),
+    "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "x must be (B, T, 8), but is (2, 3)"),
+    "lengths beyond the tensor": (
+        lambda: Stack(ENCODER)(x(2, 3, 8), lengths(3, 4)),
+        (
+            "`lengths` must be between 0 and 3, the length of the tensor, but reaches from 3 to 4; "
+            "pad the tensor or shorten the lengths"
+        ),
+    ),
+    "negative lengths": (lambda: Stack(DECODER)(x(2, 3, 8), lengths(3, -1)), "but reaches from -1 to 3"),
+    "lengths as numbers with a point": (
+        lambda: Stack(DECODER)(x(2, 3, 8), torch.tensor([1.0, 2.0])),
+        "`lengths` must be 2 integers, one per row of the batch, but is torch.float32 of shape (2,)",
+    ),
+    "lengths and packing": (
+        lambda: Stack(ENCODER)(x(1, 3, 8), lengths(3), packing=packing([3])),
+        "give `lengths` (padded rows) or `packing` (packed rows), but not both",
+    ),
+    "packing that does not fit": (
+        lambda: Stack(ENCODER)(x(1, 3, 8), packing=packing([4])),
+        "`packing` must be of (1, 3) tokens, but is of (1, 4)",
+    ),
+    "memory missing": (
+        lambda: Stack(CROSS)(x(1, 3, 8)),
+        "this stack looks at another's output: give `memory`, or a `cache` made with it",
+    ),
+    "memory that nobody looks at": (
+        lambda: Stack(DECODER)(x(1, 3, 8), memory=Memory(x(1, 3, 8))),
+        "`memory` must be None",
+    ),
+    "memory of another width": (lambda: Stack(CROSS)(x(1, 3, 8), memory=Memory(x(1, 3, 6))), "`memory`"),
+    "memory of other rows": (lambda: Stack(CROSS)(x(1, 3, 8), memory=Memory(x(2, 3, 8))), "`memory`"),
+    "memory packed, text not": (
+        lambda: Stack(CROSS)(x(1, 3, 8), memory=Memory(x(1, 3, 8), packing=packing([3]))),
+        "the memory is packed, so the text must be too: pack both with the same sentences",
+    ),
+    "text packed, memory not": (
+        lambda: Stack(CROSS)(x(1, 3, 8), packing=packing([2, 1]), memory=Memory(x(1, 3, 8))),
+        "the text is packed, so the memory must be too: pack both with the same sentences",
+    ),
+    "memory of other sentences": (
+        lambda: Stack(CROSS)(
+            x(1, 3, 8), packing=packing([2, 1]), memory=Memory(x(1, 3, 8), packing=packing([1, 1, 1]))
+        ),
+        "sentences",
+    ),
+    "learned positions too few": (
+        lambda: Stack(LEARNED)(x(1, 5, 8)),
+        (
+            "sequences must have at most `positions.max_length`=4 tokens, but one has 5; shorten it, or use positions "
+            "without a limit (sinusoidal, rotary, relative, alibi)"
+        ),
+    ),
+    "learned positions too few for a packed sentence": (
+        lambda: Stack(LEARNED)(x(1, 7, 8), packing=packing([5, 2])),
+        "at most `positions.max_length`=4 tokens, but one has 5",
+    ),
+    # --- a cache
+    "cache past its capacity": (
+        lambda: cached(DECODER, 3, 2),
+        (
+            "the cache must have room for 5 tokens, but its capacity is 4 (3 used, 2 to add); "
+            "make it with `capacity=5` or more"
+        ),
+    ),
+    "cache of other rows": (
+        lambda: cached(DECODER, 1, rows=3),
+        "the batch must have the cache's 2 rows, but has 3; `reorder` changes them",
+    ),
+    "cache beyond learned positions": (lambda: cached(LEARNED, capacity=5), "at most `positions.max_length`=4 tokens"),
+    "cache of an encoder": (
+        lambda: Stack(ENCODER).new_cache(4, rows=1),
+        "a cache needs a causal stack: here every token looks at later ones, so none can be kept",
+    ),
+    "cache in an encoder": (
+        lambda: Stack(ENCODER)(x(1, 2, 8), cache=Stack(DECODER).new_cache(4, rows=1)),
+        "a cache needs a causal stack",
+    ),
+    "cache without rows": (
+        lambda: Stack(DECODER).new_cache(4),
+        "`rows` must be given for a stack without memory: how many sequences will be cached?",
+    ),
+    "cache without memory": (lambda: Stack(CROSS).new_cache(4, rows=1), "`memory` must be given for this stack's"),
+    "cache with memory for nobody": (
+        lambda: Stack(DECODER).new_cache(4, memory=Memory(x(1, 3, 8))),
+        "`memory` must be None for this stack's cache",
+    ),
+    "cache of packed memory": (
+        lambda: Stack(CROSS).new_cache(4, memory=Memory(x(1, 3, 8), packing=packing([3]))),
+        "a cache continues one sequence per row: encode padded sentences, not packed ones",
+    ),
+    "cache and memory": (
+        lambda: Stack(CROSS)(
+            x(1, 2, 8), memory=Memory(x(1, 3, 8)), cache=Stack(CROSS).new_cache(4, memory=Memory(x(1, 3, 8)))
+        ),
+        "`memory` must be None with a cache: the cache holds the memory's keys and values already",
+    ),
+    "cache and packing": (
+        lambda: Stack(DECODER)(x(1, 3, 8), packing=packing([3]), cache=Stack(DECODER).new_cache(4, rows=1)),
+        "a cache continues one sequence per row, and a packed row holds several: give one of them",
+    ),
+    "cache of another stack": (
+        lambda: Stack(CROSS)(x(1, 2, 8), cache=Stack(DECODER).new_cache(4, rows=1)),
+        "cache",
+    ),
+    "cache of a stack with fewer blocks": (
+        lambda: Stack(replace(DECODER, layers=2))(x(1, 2, 8), cache=Stack(DECODER).new_cache(4, rows=1)),
+        "cache",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(mistake: str) -> None:
+    call, words = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
+
+
+def test_good_calls_are_not_refused() -> None:
+    """The good call that each mistake above departs from."""
+    look()()
+    cached(DECODER, 3, 1)
+    cached(LEARNED, 1, 3)
+    Stack(ENCODER)(x(2, 3, 8), lengths(0, 3))
+    Stack(LEARNED)(x(1, 7, 8), packing=packing([4, 3]))
+    Stack(CROSS)(x(1, 3, 8), packing=packing([2, 1]), memory=Memory(x(1, 4, 8), packing=packing([1, 3])))

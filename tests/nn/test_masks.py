@@ -1,0 +1,214 @@
+"""Who may look at whom, written out as pictures: a row per query, a column per key, x = may look."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from attent.nn import Mask, Packing
+
+CPU = torch.device("cpu")
+
+
+def picture(mask: Mask, B: int, Tq: int, Tk: int) -> list[list[str]]:
+    """One list of strings per row of the batch."""
+    dense = mask.dense(B, Tq, Tk, CPU).expand(B, 1, Tq, Tk)[:, 0]
+    return [["".join(".x"[int(may)] for may in query) for query in row] for row in dense]
+
+
+def drawn(*rows: str) -> list[list[str]]:
+    return [row.split() for row in rows]
+
+
+ONE_ROW: dict[str, tuple[Mask, int, int, str]] = {
+    "everything": (Mask(), 2, 3, "xxx xxx"),
+    "causal": (Mask(causal=True), 4, 4, "x... xx.. xxx. xxxx"),
+    "causal, more keys": (Mask(causal=True), 2, 4, "x... xx.."),
+    "causal, fewer keys": (Mask(causal=True), 4, 2, "x. xx xx xx"),
+    "causal behind a cache": (Mask(causal=True, q_start=2), 2, 4, "xxx. xxxx"),
+    "causal, one query of a cache": (Mask(causal=True, q_start=3), 1, 4, "xxxx"),
+    "window 1, 0": (Mask(window=(1, 0)), 4, 4, "x... xx.. .xx. ..xx"),
+    "window 0, 0": (Mask(window=(0, 0)), 3, 3, "x.. .x. ..x"),
+    "window 2, 1": (Mask(window=(2, 1)), 5, 5, "xx... xxx.. xxxx. .xxxx ..xxx"),
+    "window 1, any": (Mask(window=(1, None)), 4, 4, "xxxx xxxx .xxx ..xx"),
+    "window any, 1": (Mask(window=(None, 1)), 4, 4, "xx.. xxx. xxxx xxxx"),
+    "window any, any": (Mask(window=(None, None)), 2, 2, "xx xx"),
+    "causal window 1, any": (Mask(causal=True, window=(1, None)), 4, 4, "x... xx.. .xx. ..xx"),
+    "causal window 2, 2": (Mask(causal=True, window=(2, 2)), 4, 4, "x... xx.. xxx. .xxx"),
+    "window behind a cache": (Mask(window=(1, 0), q_start=2), 2, 4, ".xx. ..xx"),
+    "window past the keys": (Mask(window=(1, 0), q_start=2), 3, 3, ".xx ..x ..."),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_a_rule_that_is_the_same_in_every_row(name: str) -> None:
+    mask, Tq, Tk, expected = ONE_ROW[name]
+    assert not mask.per_row
+    assert picture(mask, 2, Tq, Tk) == drawn(expected, expected)
+
+
+def test_lengths_hide_padding() -> None:
+    mask = Mask(key_lengths=torch.tensor([3, 1, 0]))
+    assert picture(mask, 3, 2, 3) == drawn("xxx xxx", "x.. x..", "... ...")
+
+
+def test_lengths_and_order() -> None:
+    mask = Mask(causal=True, key_lengths=torch.tensor([3, 1]))
+    assert picture(mask, 2, 3, 3) == drawn("x.. xx. xxx", "x.. x.. x..")
+
+
+def test_lengths_and_window() -> None:
+    mask = Mask(window=(1, 1), key_lengths=torch.tensor([4, 2]))
+    assert picture(mask, 2, 4, 4) == drawn("xx.. xxx. .xxx ..xx", "xx.. xx.. .x.. ....")
+
+
+def test_rows_that_start_at_different_places() -> None:
+    mask = Mask(causal=True, q_start=torch.tensor([0, 2]))
+    assert picture(mask, 2, 2, 4) == drawn("x... xx..", "xxx. xxxx")
+
+
+def test_rows_that_start_at_different_places_with_a_window() -> None:
+    mask = Mask(causal=True, window=(1, None), q_start=torch.tensor([0, 2]))
+    assert picture(mask, 2, 2, 4) == drawn("x... xx..", ".xx. ..xx")
+
+
+def test_starts_and_lengths() -> None:
+    mask = Mask(causal=True, q_start=torch.tensor([1, 2]), key_lengths=torch.tensor([4, 2]))
+    assert picture(mask, 2, 2, 4) == drawn("xx.. xxx.", "xx.. xx..")
+
+
+def test_packed_sentences_see_themselves() -> None:
+    """Two sentences of 2 and 1 with one token of filler; one of 3; filler sees nothing and is seen by nobody."""
+    packing = Packing.of([[2, 1], [3]], 4)
+    mask = Mask(packing=(packing, packing))
+    assert picture(mask, 2, 4, 4) == drawn("xx.. xx.. ..x. ....", "xxx. xxx. xxx. ....")
+
+
+def test_packed_and_causal() -> None:
+    packing = Packing.of([[2, 2], [3]], 4)
+    mask = Mask(causal=True, packing=(packing, packing))
+    assert picture(mask, 2, 4, 4) == drawn("x... xx.. ..x. ..xx", "x... xx.. xxx. ....")
+
+
+def test_packed_and_window() -> None:
+    packing = Packing.of([[3, 2]])
+    mask = Mask(window=(0, 1), packing=(packing, packing))
+    assert picture(mask, 1, 5, 5) == drawn("xx... .xx.. ..x.. ...xx ....x")
+
+
+def test_packed_pairs_look_across_by_sentence() -> None:
+    """Filler of one side is not filler's business on the other: -1 does not meet -1."""
+    queries, keys = Packing.of([[1, 2], [2]], 4), Packing.of([[2, 1], [1]], 4)
+    assert picture(Mask(packing=(queries, keys)), 2, 4, 4) == drawn("xx.. ..x. ..x. ....", "x... x... .... ....")
+
+
+def test_packed_pairs_with_an_empty_side() -> None:
+    queries, keys = Packing.of([[2, 1, 1]]), Packing.of([[0, 2, 1]])
+    assert picture(Mask(packing=(queries, keys)), 1, 4, 3) == drawn("... ... xx. ..x")
+
+
+def test_packed_pairs_count_places_inside_each_sentence() -> None:
+    queries, keys = Packing.of([[1, 3]]), Packing.of([[2, 3]])
+    mask = Mask(causal=True, packing=(queries, keys))
+    assert picture(mask, 1, 4, 5) == drawn("x.... ..x.. ..xx. ..xxx")
+
+
+def test_the_shortcuts_agree_with_the_rule() -> None:
+    """Every small shape: what fast kernels are told without looking at the mask is what the mask says."""
+    sides = (None, 0, 1, 4)
+    windows = [None, *product(sides, sides)]
+    seen = {"hides nothing": 0, "plain causal": 0}
+    for Tq, Tk, start in product(range(1, 5), range(1, 5), range(5)):
+        for causal, window in product((False, True), windows):
+            mask = Mask(causal=causal, window=window, q_start=start)
+            dense = mask.dense(1, Tq, Tk, CPU).expand(1, 1, Tq, Tk)[0, 0]
+            if mask.hides_nothing(Tk):
+                seen["hides nothing"] += 1
+                assert dense.all(), mask
+            if mask.is_plain_causal(Tq, Tk):
+                seen["plain causal"] += 1
+                assert torch.equal(dense, torch.ones(Tq, Tk).tril().bool()), mask
+                assert Tq == Tk  # where the corner that `is_causal` starts from is not a question
+    assert seen["hides nothing"] >= 4 * 4 * 5  # all of those without any rule, at least
+    assert seen["plain causal"] >= 4
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask(key_lengths=torch.tensor([2])),
+        Mask(q_start=torch.tensor([0]), causal=True),
+        Mask(packing=(Packing.of([[2]]), Packing.of([[2]]))),
+        Mask(packing=(Packing.of([[2]]), Packing.of([[2]])), causal=True),
+    ],
+    ids=["lengths", "starts", "packed", "packed causal"],
+)
+def test_there_is_no_shortcut_where_rows_may_differ(mask: Mask) -> None:
+    assert mask.per_row
+    assert not mask.hides_nothing(2)
+    assert not mask.is_plain_causal(2, 2)
+
+
+def test_the_dense_form_has_all_four_dimensions() -> None:
+    assert Mask(causal=True).dense(3, 2, 4, CPU).shape == (1, 1, 2, 4)
+    assert Mask(key_lengths=torch.tensor([1, 2, 3])).dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
+
+
+def test_a_form_is_worked_out_once() -> None:
+    mask = Mask(causal=True)
+    assert mask.dense(2, 3, 3, CPU) is mask.dense(2, 3, 3, CPU)
+    assert mask.dense(2, 2, 3, CPU).shape != mask.dense(2, 3, 3, CPU).shape
+
+
+# --- packing -------------------------------------------------------------------------------------------------------
+
+LAYOUTS: list[tuple[list[list[int]], int | None]] = [
+    ([[2, 3], [4]], None),
+    ([[2, 3], [4]], 8),
+    ([[1, 0, 2], [0, 3], [1, 1, 1, 1]], 6),
+    ([[5, 1, 2, 7]], None),
+    ([[], [2]], 3),
+    ([[0], [0]], 2),
+    ([[3]], 3),
+]
+
+
+@pytest.mark.parametrize(("rows", "width"), LAYOUTS, ids=str)
+def test_packing_says_where_each_token_stands(rows: list[list[int]], width: int | None) -> None:
+    packing = Packing.of(rows, width)
+    width = max(map(sum, rows)) if width is None else width
+    assert packing.shape == (len(rows), width)
+    assert packing.longest == max((n for row in rows for n in row), default=0)
+    for b, row in enumerate(rows):
+        segments = [s for s, n in enumerate(row) for _ in range(n)]
+        positions = [t for n in row for t in range(n)]
+        text = len(segments)
+        assert packing.segments[b].tolist() == segments + [-1] * (width - text)
+        assert packing.positions[b, :text].tolist() == positions
+        assert (packing.positions[b] >= 0).all()
+
+
+@pytest.mark.parametrize(("rows", "width"), LAYOUTS, ids=str)
+def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | None) -> None:
+    """Each sentence of the queries meets the same of the keys, and filler meets an empty stretch."""
+    other = [[n + 1 for n in row] for row in rows]
+    queries, keys = Packing.of(rows, width), Packing.of(other, max(map(sum, other)) + 2)
+    offsets_q, offsets_k = Mask(packing=(queries, keys)).offsets()
+    assert offsets_q.dtype == offsets_k.dtype == torch.int32
+    assert offsets_q[0] == offsets_k[0] == 0
+    assert offsets_q[-1] == queries.segments.numel()
+    assert offsets_k[-1] == keys.segments.numel()
+    assert len(offsets_q) == len(offsets_k)
+    meets = torch.zeros(queries.segments.numel(), keys.segments.numel(), dtype=torch.bool)
+    for q0, q1, k0, k1 in zip(offsets_q, offsets_q[1:], offsets_k, offsets_k[1:], strict=False):
+        meets[q0:q1, k0:k1] = True
+    dense = Mask(packing=(queries, keys)).dense(len(rows), queries.shape[1], keys.shape[1], CPU)[:, 0]
+    assert torch.equal(meets, torch.block_diag(*dense.unbind()).bool())
+
+
+def test_packing_moves_as_one() -> None:
+    packing = Packing.of([[2, 1]], 4).to("meta")
+    assert {packing.segments.device.type, packing.positions.device.type, packing.ends.device.type} == {"meta"}
+    assert packing.longest == 2
