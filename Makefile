@@ -38,19 +38,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## set up, then train on the built-in corpus and translate
+demo: $(READY) ## set up, then teach a small model a task and show what it looks at
 	$(PY) -m attent demo
 
 test: $(READY) ## ruff, mypy and the quick tests: what must pass before a change is handed in
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m 'not slow and not device'
+	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m 'not slow'
 
 test-slow: $(READY) ## the tests that train and measure
-	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m 'slow and not device'
+	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
-test-device: $(READY) ## the tests that need a GPU
-	$(PY) -m pytest -q -m device
+test-device: $(READY) ## the laws on a GPU, in float32 and bfloat16
+	$(PY) -m pytest -q tests/laws --device cuda
 
 lint: $(READY) ## ruff check, ruff format --check, mypy
 	$(PY) -m ruff check .

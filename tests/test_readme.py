@@ -69,9 +69,7 @@ def read_blocks(text: str) -> list[Block]:
 
 def is_tried(block: Block) -> bool:
     known = SHELL + PYTHON + PROSE
-    assert block.language in known, (
-        f"line {block.line}: ```{block.language} must be one of {', '.join(known)}"
-    )
+    assert block.language in known, f"line {block.line}: ```{block.language} must be one of {', '.join(known)}"
     return block.language not in PROSE
 
 
@@ -181,9 +179,7 @@ def block_of(language: str, text: str) -> str:
         ("bash", "attent --version", "must be one of"),
     ],
 )
-def test_a_block_that_does_not_work_is_caught(
-    language: str, text: str, complaint: str, tmp_path: Path
-) -> None:
+def test_a_block_that_does_not_work_is_caught(language: str, text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=complaint):
         run_blocks(read_blocks(block_of(language, text)), tmp_path)
 
@@ -204,7 +200,5 @@ def test_a_block_that_works_passes(language: str, text: str, tmp_path: Path) -> 
 
 
 def test_later_commands_find_what_earlier_ones_made(tmp_path: Path) -> None:
-    text = block_of("sh", "attent --version > made.txt") + block_of(
-        "python", "print(open('made.txt').read())"
-    )
+    text = block_of("sh", "attent --version > made.txt") + block_of("python", "print(open('made.txt').read())")
     run_blocks(read_blocks(text), tmp_path)

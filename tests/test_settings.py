@@ -124,9 +124,7 @@ def override_message(*overrides: str) -> str:
 def test_json_gives_back_the_same_run(run: Run) -> None:
     text = json.dumps(settings.to_dict(run), allow_nan=False)
     assert settings.from_dict(Run, json.loads(text)) == run
-    assert repr(settings.from_dict(Run, json.loads(text))) == repr(
-        run
-    )  # 3 and 3.0 are equal, and not the same
+    assert repr(settings.from_dict(Run, json.loads(text))) == repr(run)  # 3 and 3.0 are equal, and not the same
 
 
 @quickly
@@ -201,9 +199,7 @@ def test_toml_refuses_what_it_cannot_keep() -> None:
         settings.to_toml(Named(name=None))  # the word "none" would come back as a name
 
 
-@pytest.mark.parametrize(
-    "text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"]
-)
+@pytest.mark.parametrize("text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"])
 def test_strings_survive_toml(text: str, tmp_path: Path) -> None:
     settings.write_toml(replace(RUN, files=(text,)), tmp_path / "run.toml")
     assert settings.read_toml(Run, tmp_path / "run.toml").files == (text,)
@@ -268,12 +264,8 @@ def test_wrong_values_get_a_sentence(data: dict[str, Any], expected: str) -> Non
 
 
 def test_errors_name_the_file_and_the_dotted_path() -> None:
-    assert message(Run, {"encoder": {"layers": "six"}}, "run.toml").startswith(
-        "run.toml: `encoder.layers` must"
-    )
-    assert message(Run, {"encoder": {"layers": 1, "heads": 7}}).startswith(
-        "config.json: `encoder`: `width` must"
-    )
+    assert message(Run, {"encoder": {"layers": "six"}}, "run.toml").startswith("run.toml: `encoder.layers` must")
+    assert message(Run, {"encoder": {"layers": 1, "heads": 7}}).startswith("config.json: `encoder`: `width` must")
     assert message(Run, {"encoder": {"layers": 1}, "several": [{"period": 1}]}).startswith(
         "config.json: missing key `several[0].kind`; it must be one of 'sinusoidal', 'learned'"
     )

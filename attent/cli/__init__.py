@@ -18,7 +18,7 @@ from attent import __version__
 
 # name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("attent.cli.demo:demo", "Train on the built-in corpus and translate: the whole tour."),
+    "demo": ("attent.cli.demo:demo", "The model at work in a minute: learns a small task, and shows what it looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
 }
 ROOT_OPTIONS = ("--help", "--version")

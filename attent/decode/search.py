@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from attent.nn import Cache
+State = TypeVar("State")  # whatever the model keeps between steps
 
 
-class Writer(Protocol):
-    """What search asks of a model."""
+class Writer(Protocol[State]):
+    """What search asks of a model: begin from a source, then logits (B, T, V) behind the next tokens, step by step."""
 
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache: ...
+    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> State: ...
 
-    def step(self, target: Tensor, cache: Cache) -> Tensor: ...
+    def step(self, target: Tensor, state: State, /) -> Tensor: ...
 
 
 @torch.no_grad()
 def greedy(
-    model: Writer, source: Tensor, lengths: Tensor | None = None, *, start: int, end: int, max_length: int
+    model: Writer[State], source: Tensor, lengths: Tensor | None = None, *, start: int, end: int, max_length: int
 ) -> Tensor:
     """The likeliest next token, again and again: (B, Ts) -> (B, max_length).
 
@@ -28,13 +28,14 @@ def greedy(
     """
     if max_length < 1:
         raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
-    cache = model.begin(source, lengths, capacity=max_length)
+    state = model.begin(source, lengths, capacity=max_length)
     token = source.new_full((source.shape[0], 1), start)
     finished = torch.zeros_like(token, dtype=torch.bool)
     written = []
     for _ in range(max_length):
-        logits = model.step(token, cache)[:, -1:]
-        logits[..., start] = float("-inf")  # no target holds it; published Marian models would often write it
+        logits = model.step(token, state)[:, -1:]
+        if start != end:  # no target holds the start, yet published Marian models would often write it
+            logits[..., start] = float("-inf")
         token = logits.argmax(-1).masked_fill(finished, end)
         finished = finished | (token == end)
         written.append(token)

@@ -56,9 +56,9 @@ def check_folder(root: Path, given: str) -> None:
 
 
 def is_ours(root: Path) -> bool:
-    """Whether attent has saved this folder; a save that was interrupted may have left no config.json yet."""
-    if not (root / CONFIG).is_file():
-        return any((root / name).exists() for name in (MANIFEST, MANIFEST + NEW))
+    """Whether attent has saved this folder. With a manifest it has, whatever may have happened to config.json since."""
+    if any((root / name).exists() for name in (MANIFEST, MANIFEST + NEW)):
+        return True
     return read_json(root / CONFIG).get("format") == "attent"
 
 

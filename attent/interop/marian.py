@@ -211,11 +211,12 @@ def check_key(key: str, value: object, data: Mapping[str, Any], mapped: set[str]
             f"{files.quoted(value)}; find out which one is true of the weights, and give both that value"
         )
     if key not in mapped and key not in FIXED and key not in ALIASES and not is_harmless(key):
-        near = get_close_matches(key, [*mapped, *FIXED], n=1)
+        near = get_close_matches(key, [*mapped, *FIXED], n=1, cutoff=0.8)
         hint = f" (did you mean `{near[0]}`?)" if near else ""
         raise FolderError(
             f"{where}: {files.quoted(key)} is not a key of a Marian config that attent knows{hint}, and "
-            f"might change what the model computes; if you know that it does not, remove it from the file"
+            f"might change what the model computes; take a version of the model without it, or remove the key "
+            f"from the file if you know that it does not"
         )
 
 

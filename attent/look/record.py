@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from attent.nn import Attention, Look
 
+COMPILED = "_orig_mod."  # what torch.compile puts into module paths
+
 
 class Trace(Mapping[str, list[Tensor]]):
     """Attention weights by module path, in the order of the calls."""
@@ -38,24 +40,27 @@ class Trace(Mapping[str, list[Tensor]]):
 
     def tap(self, path: str) -> Callable[[Look], None]:
         def keep(look: Look) -> None:
-            self._weights.setdefault(path, []).append(look.weights.detach())
+            self._weights.setdefault(path, []).append(look.weights)
 
         return keep
 
 
 @contextmanager
 def record(model: nn.Module, only: str = "*") -> Iterator[Trace]:
-    """Record each attention whose module path matches `only` ("decoder.*.cross") until the block ends."""
-    layers = {path: m for path, m in model.named_modules() if isinstance(m, Attention) and fnmatch.fnmatch(path, only)}
+    """Record each attention whose module path matches `only` ("decoder.*.cross") until the block ends.
+
+    Every call of the model meanwhile is recorded, also of another thread; recordings do not disturb each other.
+    """
+    every = {path.replace(COMPILED, ""): m for path, m in model.named_modules() if isinstance(m, Attention)}
+    layers = {path: layer for path, layer in every.items() if fnmatch.fnmatch(path, only)}
     if not layers:
-        every = [path for path, m in model.named_modules() if isinstance(m, Attention)]
         raise ValueError(f"`only` must match an attention layer, but {only!r} matches none of: {', '.join(every)}")
     trace = Trace()
-    before = {path: layer.tap for path, layer in layers.items()}
+    taps = {path: trace.tap(path) for path in layers}
+    for path, layer in layers.items():
+        layer.taps.append(taps[path])
     try:
-        for path, layer in layers.items():
-            layer.tap = trace.tap(path)
         yield trace
     finally:
         for path, layer in layers.items():
-            layer.tap = before[path]
+            layer.taps.remove(taps[path])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from attent import settings
 from attent.models import folder as model_folder
+from attent.models import store
 from attent.models.config import ConfigFile, Seq2SeqConfig
 from attent.models.seq2seq import Seq2Seq, shift_right
 
@@ -28,26 +30,10 @@ def build_empty(config: Seq2SeqConfig) -> Seq2Seq:
         return build(config)
 
 
-def fill(model: Seq2Seq, tensors: dict[str, torch.Tensor], where: str) -> Seq2Seq:
-    """Give an empty model its weights as they are, without a copy, and tie again what was tied. In eval mode."""
-    ties = tied_names(model)
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    model_folder.check_tensors(expected, tensors, where)
-    model.load_state_dict(tensors, assign=True)
-    for name, first in ties.items():
-        module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, model.get_parameter(first))
-    return model.eval()
-
-
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every further name of a parameter that has several -> its first name."""
-    first: dict[int, str] = {}
-    ties = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            ties[name] = first[id(parameter)]
-    return ties
+def fill(model: Seq2Seq, tensors: Mapping[str, Tensor], where: str) -> Seq2Seq:
+    """An empty model with these weights, in eval mode; `where` is the file that errors will name."""
+    store.fill(model, tensors, where)
+    return model
 
 
 def read(folder: str | os.PathLike[str]) -> Seq2Seq:

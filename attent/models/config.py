@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attent.nn import StackConfig
+from attent.nn.block import LARGEST
 
 
 def decoder_of(encoder: StackConfig) -> StackConfig:
@@ -29,8 +30,9 @@ class Seq2SeqConfig:
     end: int = 2  # the id that ends a sentence
 
     def __post_init__(self) -> None:
-        if self.vocab < 1 or self.targets < 1:
-            raise ValueError(f"`vocab` must be 1 or more, but is {self.vocab} (target: {self.targets})")
+        for name, size in (("vocab", self.vocab), ("target_vocab", self.targets)):
+            if not isinstance(size, int) or not 1 <= size <= LARGEST:
+                raise ValueError(f"`{name}` must be a number of tokens from 1 to {LARGEST:,}, but is {size!r}")
         if self.share_embeddings and self.targets != self.vocab:
             raise ValueError(
                 f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "

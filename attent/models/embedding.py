@@ -43,8 +43,9 @@ class Output(nn.Module):
 
 def check_ids(ids: Tensor, vocab: int) -> None:
     """Refuse what is not a batch of token ids. Values are looked at on CPU only, where that costs nothing."""
-    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"token ids must be integers of shape (B, T), but are {ids.dtype} of {tuple(ids.shape)}")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        are = f"{ids.dtype} of {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise ValueError(f"token ids must be a tensor of int64 or int32 of (B, T), but are {are}")
     if ids.numel() and on_host(ids) and not bool(((ids >= 0) & (ids < vocab)).all()):
         raise ValueError(
             f"token ids must be from 0 to {vocab - 1}, the vocabulary, but reach from {int(ids.min())} to "

@@ -236,7 +236,7 @@ def _reason(root: Path, error: OSError) -> str:
 
 
 def read(folder: str | os.PathLike[str], *, device: str = "cpu") -> StoredModel:
-    """The model of a folder, after its checksums have been verified. Weights stay on disk until used.
+    """The model of a folder, after its checksums have been verified. Nothing stays open.
 
     Links are followed inside the folder only: what lies outside could change without the folder knowing.
     """
@@ -320,13 +320,10 @@ def _no_manifest(root: Path) -> str:
     if WEIGHTS not in names and pickles:
         return (
             f"{root / pickles[0]}: is a pickle, which can run code and is never opened here; "
-            f"get the model as safetensors, then use `attent convert`"
+            f"get the model as safetensors"
         )
     if WEIGHTS in names:
-        return (
-            f"{root / MANIFEST}: is missing, so the weights cannot be verified; copy the whole folder again, "
-            f"or bring a model from elsewhere in with `attent convert`"
-        )
+        return f"{root / MANIFEST}: is missing, so the weights cannot be verified; copy the whole folder again"
     if any(name.endswith(NEW) for name in names):
         return f"{root}: holds no model yet: the first save into it was interrupted; save again"
     return f"{root}: holds no model ({MANIFEST} is missing); give a folder that attent has saved"
@@ -383,12 +380,12 @@ def _entry(path: Path) -> _Entry:
 
 
 def read_safetensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Every tensor of a file, memory-mapped: read from disk when it is used."""
+    """Every tensor of a file, as a copy in memory: a mapped file that changes would change the model, or kill us."""
     _check_header(path)
     try:
         with safe_open(path, framework="pt", device=device) as file:
             names = file.keys()
-            return {name: file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(name).clone() for name in names}
     except SafetensorError as error:
         raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent import settings
 from attent.models import folder as model_folder
+from attent.models import store
 from attent.models.config import ConfigFile, Seq2SeqConfig
 from attent.models.embedding import Embedding, Output
 from attent.nn import Cache, Memory, Packing, Stack
@@ -59,20 +61,32 @@ class Seq2Seq(nn.Module):
         """The decoder: (B, Tt) -> its last states (B, Tt, E), which `output` turns into logits."""
         return self.decoder(self.target_embedding(target), lengths, packing=packing, memory=memory)
 
+    @torch.no_grad()
     def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache:
         """Read the source and make ready to write up to `capacity` target tokens, step by step."""
         return self.decoder.new_cache(capacity, memory=self.encode(source, lengths))
 
-    def step(self, target: Tensor, cache: Cache) -> Tensor:
-        """Read the next target tokens, (B, T), behind those in the cache -> logits (B, T, V)."""
-        return self.output(self.decoder(self.target_embedding(target), cache=cache))
+    @torch.no_grad()
+    def step(self, target: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
+        """Read the next target tokens, (B, T), behind those in the cache -> logits (B, T, V).
+
+        `lengths` tells how many of them are real where rows differ, as forced beginnings do. A cache is written in
+        place, so there is no gradient here: `forward` is for training.
+        """
+        return self.output(self.decoder(self.target_embedding(target), lengths, cache=cache))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
+        with torch.device("meta"):
+            like = Seq2Seq(self.config)
         config = settings.to_dict(ConfigFile(model=self.config))
-        model_folder.write(folder, config=config, tensors=self.state_dict())
+        model_folder.write(folder, config=config, tensors=store.tensors_of(self, like))
 
 
-def shift_right(target: Tensor, start: int) -> Tensor:
-    """What the decoder reads to write `target` (B, T): one place to the right, behind the start token."""
-    return F.pad(target[:, :-1], (1, 0), value=start)
+def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> Tensor:
+    """What the decoder reads to write `target` (B, T): one place to the right, behind the start token.
+
+    In packed rows every sentence has a start of its own.
+    """
+    shifted = F.pad(target, (1, 0), value=start)[:, :-1]
+    return shifted if packing is None else shifted.masked_fill(packing.positions == 0, start)

@@ -1,7 +1,8 @@
 """Scaled dot-product attention (section 3.2.1): equation 1 as written, and three faster ways to the same numbers.
 
     explicit  equation 1, step by step; gives the weights too. Every other way is checked against it.
-    fused     PyTorch's scaled_dot_product_attention: memory grows with length, not with its square
+    fused     PyTorch's scaled_dot_product_attention: memory grows with length, not with its square (windows, packing
+              and biases still need a mask tensor of that square)
     flex      FlexAttention: compiled from `Mask.allows` itself; skips blocks that nobody may look at
     packed    flash attention over sentences of different lengths laid end to end, without padding (CUDA)
 
@@ -64,8 +65,8 @@ def explicit(
     scores = q @ k.transpose(-2, -1)  # (B, H, Tq, D) @ (B, H, D, Tk) -> (B, H, Tq, Tk)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
     scores = scores if bias is None else scores + bias
-    scores = scores.masked_fill(~visible, float("-inf"))
-    weights = scores.softmax(-1).masked_fill(~visible, 0)  # a row of -inf gives NaN: it sees nothing, so zeros
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1).masked_fill(~visible, 0)  # zeros too where a query may look at nothing
     return F.dropout(weights, dropout).to(v.dtype) @ v, weights
 
 
@@ -92,7 +93,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale
     blocks = None if mask.hides_nothing(Tk) else mask.blocks(B, Tq, Tk, q.device)
     add_bias = None
     if bias is not None:
-        table = bias.to(q.dtype).expand(B, H, Tq, Tk)
+        table = bias.expand(B, H, Tq, Tk)
 
         def add_bias(score: Tensor, b: Tensor, h: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
             return score + table[b, h, q_index, k_index]
@@ -144,7 +145,7 @@ def flex_kernel(compiled: bool) -> Any:
 
 @functools.cache
 def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function)
 
 
 # --- which backend -----------------------------------------------------------------------------------------------
@@ -245,12 +246,17 @@ def check(request: Request) -> None:
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
+    if not (q.dtype == k.dtype == v.dtype) or not q.is_floating_point():
+        raise ValueError(f"q, k, v must be of one floating type, but are {q.dtype}, {k.dtype}, {v.dtype}")
+    if not 0 <= request.dropout < 1:
+        raise ValueError(f"`dropout` must be at least 0 and less than 1, but is {request.dropout}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
     B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    if bias is not None and not broadcasts(bias.shape, (B, H, Tq, Tk)):
-        raise ValueError(f"`bias` must broadcast to {(B, H, Tq, Tk)}, but is {tuple(bias.shape)}")
-    mask.check(B, Tq, Tk)
+    if bias is not None and not (broadcasts(bias.shape, (B, H, Tq, Tk)) and bias.is_floating_point()):
+        is_now = f"{bias.dtype} of {tuple(bias.shape)}"
+        raise ValueError(f"`bias` must be floating and broadcast to {(B, H, Tq, Tk)}, but is {is_now}")
+    mask.check(B, Tq, Tk, q.device)
 
 
 def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from attent.nn.attend import attend, check_name, explicit
@@ -23,7 +24,7 @@ from attent.nn.positions import Angles
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What a tap is shown: one layer's attention, as it was computed."""
+    """What a tap is shown of one call of one layer."""
 
     weights: Tensor  # (B, H, Tq, Tk) each row sums to one, or to zero where there was nothing to look at
     q: Tensor  # (B, H, Tq, D)
@@ -47,10 +48,9 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.heads, self.kv_heads = heads, kv_heads or heads
-        self.head_width = head_width or split_evenly(width, heads)
-        if heads % self.kv_heads:
-            raise ValueError(f"`heads` must be a multiple of `kv_heads`={self.kv_heads}, but is {heads}")
+        self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
+        self.head_width = split_evenly(width, heads) if head_width is None else head_width
+        check_heads(self.heads, self.kv_heads, self.head_width)
         self.scale = self.head_width**-0.5 if scale is None else scale
         self.dropout = dropout
         self.query = nn.Linear(width, heads * self.head_width, bias=bias)  # W^Q of all heads, side by side
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, self.kv_heads * self.head_width, bias=bias)  # W^V
         self.output = nn.Linear(heads * self.head_width, width, bias=bias)  # W^O
         self.backend = "auto"
-        self.tap: Callable[[Look], None] | None = None
+        self.taps: list[Callable[[Look], None]] = []  # each is shown what this layer does (`attent.record`)
 
     def forward(
         self, x: Tensor, seen: KV, mask: Mask, angles: Angles | None = None, bias: Tensor | None = None
@@ -67,8 +67,8 @@ class Attention(nn.Module):
         q = q if angles is None else angles.turn(q)
         dropout = self.dropout if self.training else 0.0
         heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, dropout, self.backend)
-        if self.tap is not None:
-            self.tap(self.look(q, seen, mask, bias))
+        if self.taps:
+            self.show(q, seen, mask, bias)
         return self.output(heads.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H * D) -> (B, T, E)
 
     def remember(self, x: Tensor, angles: Angles | None = None) -> KV:
@@ -79,10 +79,12 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, T, H * D) -> (B, H, T, D)
 
-    def look(self, q: Tensor, seen: KV, mask: Mask, bias: Tensor | None) -> Look:
+    @torch.no_grad()
+    def show(self, q: Tensor, seen: KV, mask: Mask, bias: Tensor | None) -> None:
         """The weights, which fast kernels never write down, computed beside them: a tap changes no output."""
         _, weights = explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
-        return Look(weights, q, seen.keys, seen.values, mask)
+        for tap in self.taps:
+            tap(Look(weights, q.detach(), seen.keys.detach(), seen.values.detach(), mask))
 
 
 def split_evenly(width: int, heads: int) -> int:
@@ -91,6 +93,13 @@ def split_evenly(width: int, heads: int) -> int:
             f"`width` must be a multiple of `heads`={heads}, but is {width}; change one, or give `head_width`"
         )
     return width // heads
+
+
+def check_heads(heads: int, kv_heads: int, head_width: int) -> None:
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {heads}")
+    if head_width < 1:
+        raise ValueError(f"`head_width` must be 1 or more, but is {head_width}")
 
 
 def set_backend(model: nn.Module, name: str) -> None:

@@ -1,7 +1,8 @@
 """Figure 1: a block is attention and feed-forward, each inside a residual; a stack is N blocks. The encoder and the
 decoder are two configurations of the same stack, and so are BERT, GPT, LLaMA and T5.
 
-Token embeddings and the output layer are `attent.models`' business.
+Short names, as in the path `decoder.blocks.3.cross`: `own` is self-attention (a text looks at itself), `cross` is
+encoder-decoder attention. Token embeddings and the output layer are `attent.models`' business.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from attent.nn.attention import Attention, init_attention, split_evenly
-from attent.nn.cache import Cache, KVCache, LayerCache
+from attent.nn.attention import Attention, check_heads, init_attention, split_evenly
+from attent.nn.cache import KV, Cache, KVCache, LayerCache
 from attent.nn.feedforward import Activation, FeedForward
 from attent.nn.masks import Mask, Packing, check_lengths
-from attent.nn.positions import Angles, PositionsConfig, SinusoidalConfig, build_positions, check_choice
+from attent.nn.positions import (
+    Angles,
+    PositionsConfig,
+    RotaryConfig,
+    SinusoidalConfig,
+    build_positions,
+    check_choice,
+    check_even,
+)
 
 Norm = Literal["layer", "rms"]
 NormOrder = Literal["post", "pre"]
+LARGEST = 2**24  # of any size of a model: beyond it torch could not even count the bytes of a matrix
 NO_CACHE = "a cache needs a causal stack: here every token looks at later ones, so none can be kept"
 
 
@@ -51,19 +61,23 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "inner"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be 1 or more, but is {getattr(self, name)}")
+            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= LARGEST:
+                raise ValueError(f"`{name}` must be a number from 1 to {LARGEST:,}, but is {getattr(self, name)!r}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {getattr(self, name)}")
+        if not self.norm_eps > 0:
+            raise ValueError(f"`norm_eps` must be more than 0, but is {self.norm_eps}")
         check_choice("activation", self.activation, Activation)
         check_choice("norm", self.norm, Norm)
         check_choice("norm_order", self.norm_order, NormOrder)
-        if self.head_width is None:
-            split_evenly(self.width, self.heads)
-        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            raise ValueError(f"`heads` must be a multiple of `kv_heads`={self.kv_heads}, but is {self.heads}")
-        Mask(causal=self.causal, window=self.window)
+        head_width = split_evenly(self.width, self.heads) if self.head_width is None else self.head_width
+        check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
+        if isinstance(self.positions, RotaryConfig):
+            check_even(head_width)
+        if not isinstance(self.positions, PositionsConfig):
+            raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
+        Mask(causal=self.causal, window=self.window)  # refuses a window that is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,20 +137,20 @@ class Block(nn.Module):
         self.feedforward_residual = make_residual(config)
 
     def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
-        x = self.own_residual(x, lambda x: self.look_around(x, view, cache))
+        x = self.own_residual(x, lambda x: self.self_attention(x, view, cache))
         if self.cross_residual is not None:
-            x = self.cross_residual(x, lambda x: self.look_across(x, view, cache))
+            x = self.cross_residual(x, lambda x: self.cross_attention(x, view, cache))
         return self.feedforward_residual(x, self.feedforward)
 
-    def look_around(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
-        """Self-attention: keys and values are of x itself, and of what the cache holds before it."""
+    def self_attention(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
+        """Keys and values are of x itself, and of what the cache holds before it."""
         seen = self.own.remember(x, view.angles)
         if cache is not None:
             seen = cache.own.append(seen, view.start, view.used)
         return self.own(x, seen, view.mask, view.angles, view.bias)
 
-    def look_across(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
-        """Encoder-decoder attention: keys and values are of the other stack's output."""
+    def cross_attention(self, x: Tensor, view: View, cache: LayerCache | None) -> Tensor:
+        """Keys and values are of the other stack's output."""
         assert self.cross is not None
         if cache is None:
             assert view.memory is not None
@@ -149,7 +163,7 @@ class Block(nn.Module):
     def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
         room = self.own.key.weight.new_zeros(2, rows, self.own.kv_heads, capacity, self.own.head_width)
         cross = None if self.cross is None or memory is None else self.cross.remember(memory.states)
-        return LayerCache(KVCache(room[0], room[1]), cross)
+        return LayerCache(KVCache(KV(room[0], room[1])), cross)
 
 
 class Stack(nn.Module):
@@ -206,11 +220,10 @@ class Stack(nn.Module):
         """Masks, angles and biases of one pass: worked out once, used by every block."""
         start, used = (0, 0) if cache is None else (cache.start, cache.used)
         keys_at = at if cache is None else torch.arange(used + x.shape[1], device=x.device)
-        bias = self.positions.bias(at, keys_at)
         return View(
             mask=self.own_mask(lengths, packing, start),
             angles=self.positions.angles(at),
-            bias=None if bias is None else bias.to(x.dtype),
+            bias=self.positions.bias(at, keys_at),
             memory=memory,
             memory_mask=memory_mask(packing, memory, cache),
             start=start,
@@ -231,19 +244,25 @@ class Stack(nn.Module):
     def new_cache(self, capacity: int, *, rows: int | None = None, memory: Memory | None = None) -> Cache:
         """An empty cache for `capacity` tokens a row; the memory's keys and values are projected now, once."""
         self.check_cacheable(capacity, memory)
-        rows = rows if memory is None else memory.states.shape[0]
-        if rows is None:
-            raise ValueError("`rows` must be given for a stack without memory: how many sequences will be cached?")
+        if (rows is None) == (memory is None):
+            raise ValueError("give `memory`, or for a stack without it `rows`: how many sequences will be cached?")
+        rows = memory.states.shape[0] if memory is not None else rows
+        assert rows is not None
         layers = [block.new_cache(rows, capacity, memory) for block in self.blocks]
         return Cache(layers, memory_lengths=None if memory is None else memory.lengths)
 
     def check_cacheable(self, capacity: int, memory: Memory | None) -> None:
+        if capacity < 1:
+            raise ValueError(f"`capacity` must be 1 or more tokens, but is {capacity}")
         if not self.config.causal:
             raise ValueError(NO_CACHE)
         if (memory is not None) != self.config.cross:
             raise ValueError(f"`memory` must be {'given' if self.config.cross else 'None'} for this stack's cache")
         if memory is not None and memory.packing is not None:
             raise ValueError("a cache continues one sequence per row: encode padded sentences, not packed ones")
+        if memory is not None and memory.lengths is not None:
+            rows, length = memory.states.shape[:2]
+            check_lengths(memory.lengths, rows, length, memory.states.device, "memory.lengths")
         self.check_positions(capacity)
 
     def check(
@@ -260,14 +279,17 @@ class Stack(nn.Module):
         if lengths is not None and packing is not None:
             raise ValueError("give `lengths` (padded rows) or `packing` (packed rows), but not both")
         if lengths is not None:
-            check_lengths(lengths, x.shape[0], x.shape[1], "lengths")
+            check_lengths(lengths, x.shape[0], x.shape[1], x.device, "lengths")
         if packing is not None and packing.shape != x.shape[:2]:
             raise ValueError(f"`packing` must be of {tuple(x.shape[:2])} tokens, but is of {packing.shape}")
         if cache is not None:
             self.check_cache(x, packing, memory, cache)
         else:
             self.check_memory(x, packing, memory)
-        self.check_positions(packing.longest if packing else x.shape[1] + (cache.used if cache else 0))
+        if packing is None:
+            self.check_positions(x.shape[1] + (cache.used if cache else 0))
+        elif not torch.compiler.is_compiling():  # a number that differs with every batch would be a graph for each
+            self.check_positions(packing.longest)
 
     def check_cache(self, x: Tensor, packing: Packing | None, memory: Memory | None, cache: Cache) -> None:
         if not self.config.causal:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attent.nn.masks import check_lengths
+from attent.nn.masks import on_host
 
 
 @dataclass(eq=False)
@@ -27,19 +27,28 @@ class KV:
 
 
 @dataclass(eq=False)
-class KVCache(KV):
-    """Keys and values with room for more: (B, Hkv, capacity, D)."""
+class KVCache:
+    """Room for keys and values, (B, Hkv, capacity, D) each. What is in it comes out of `append` only."""
+
+    room: KV
 
     @property
     def capacity(self) -> int:
-        return self.keys.shape[2]
+        return self.room.keys.shape[2]
+
+    @property
+    def rows(self) -> int:
+        return self.room.keys.shape[0]
 
     def append(self, new: KV, start: int | Tensor, used: int) -> KV:
         """Write `new` behind what each row holds, and give back all columns in use."""
-        self._write(self.keys, new.keys, start)
-        self._write(self.values, new.values, start)
+        self._write(self.room.keys, new.keys, start)
+        self._write(self.room.values, new.values, start)
         upto = used + new.keys.shape[2]
-        return KV(self.keys[:, :, :upto], self.values[:, :, :upto])
+        return KV(self.room.keys[:, :, :upto], self.room.values[:, :, :upto])
+
+    def reorder(self, rows: Tensor) -> None:
+        self.room.reorder(rows)
 
     @staticmethod
     def _write(store: Tensor, new: Tensor, start: int | Tensor) -> None:
@@ -49,7 +58,7 @@ class KVCache(KV):
             return
         column = start[:, None] + torch.arange(T, device=store.device)  # (B, T)
         row = torch.arange(store.shape[0], device=store.device)[:, None]
-        store[row, :, column] = new.transpose(1, 2)  # advanced indices come first: (B, T, Hkv, D)
+        store[row, :, column] = new.transpose(1, 2).to(store.dtype)  # advanced indices come first: (B, T, Hkv, D)
 
 
 @dataclass(eq=False)
@@ -90,7 +99,7 @@ class Cache:
 
     @property
     def rows(self) -> int:
-        return self.layers[0].own.keys.shape[0]
+        return self.layers[0].own.rows
 
     def check_room(self, B: int, T: int) -> None:
         if self.used + T > self.capacity:
@@ -104,7 +113,6 @@ class Cache:
     def advance(self, T: int, new_lengths: Tensor | None) -> None:
         """T columns were written; of these, `new_lengths` per row are real (None: all)."""
         if new_lengths is not None:
-            check_lengths(new_lengths, self.rows, T, "lengths")
             held = torch.full_like(new_lengths, self.used) if self.lengths is None else self.lengths
             self.lengths = held + new_lengths
         elif self.lengths is not None:
@@ -113,6 +121,8 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was: beams that survive take their past along; rows may be fewer or more."""
+        if rows.numel() and on_host(rows) and not bool(((rows >= 0) & (rows < self.rows)).all()):
+            raise ValueError(f"`rows` must be rows of the cache, 0 to {self.rows - 1}, but are {rows.tolist()}")
         for layer in self.layers:
             layer.reorder(rows)
         self.lengths = None if self.lengths is None else self.lengths.index_select(0, rows)

@@ -30,27 +30,45 @@ class Packing:
 
     @classmethod
     def of(
-        cls, rows: Sequence[Sequence[int]], width: int | None = None, device: torch.device | str | None = None
+        cls,
+        rows: Sequence[Sequence[int]],
+        width: int | None = None,
+        sentences: int | None = None,
+        device: torch.device | str | None = None,
     ) -> Packing:
-        """Row b holds sentences of the lengths `rows[b]`, then filler up to `width` (None: as wide as the fullest)."""
+        """Row b holds sentences of the lengths `rows[b]`, then filler up to `width` (None: as wide as the fullest).
+
+        Fixing `width` and `sentences` (S, the most that a row may hold) gives every batch the same shapes, and so one
+        compiled graph.
+        """
+        for b, row in enumerate(rows):
+            if any(not isinstance(length, int) or length < 0 for length in row):
+                raise ValueError(f"sentence lengths must be integers of 0 or more, but row {b} has {list(row)}")
         fullest = max((sum(row) for row in rows), default=0)
         width = fullest if width is None else width
         if fullest > width:
             raise ValueError(f"the sentences of a row must fit `width`={width} tokens, but one row has {fullest}")
-        if any(length < 0 for row in rows for length in row):
-            raise ValueError("sentence lengths must be 0 or more, but one is negative")
         most = max((len(row) for row in rows), default=0)
+        if sentences is not None and most > sentences:
+            raise ValueError(f"a row must hold at most `sentences`={sentences}, but one row has {most}")
+        most = most if sentences is None else sentences
         lengths = torch.tensor([[*row, *[0] * (most - len(row))] for row in rows], dtype=torch.long)
         ends = lengths.view(len(rows), most).cumsum(1)
         at = torch.arange(width).expand(len(rows), width).contiguous()
         sentence = torch.searchsorted(ends, at, right=True)  # how many sentences have ended by here
         starts = torch.nn.functional.pad(ends, (1, 0))
         longest = max((length for row in rows for length in row), default=0)
-        packing = cls(sentence.masked_fill(sentence == most, -1), at - starts.gather(1, sentence), ends, longest)
+        positions = (at - starts.gather(1, sentence)).masked_fill(
+            sentence == most, 0
+        )  # a place that exists, for filler
+        packing = cls(sentence.masked_fill(sentence == most, -1), positions, ends, longest)
         return packing if device is None else packing.to(device)
 
-    def to(self, device: torch.device | str) -> Packing:
-        return Packing(self.segments.to(device), self.positions.to(device), self.ends.to(device), self.longest)
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
+        segments, positions, ends = (
+            tensor.to(device, non_blocking=non_blocking) for tensor in (self.segments, self.positions, self.ends)
+        )
+        return Packing(segments, positions, ends, self.longest)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -100,9 +118,11 @@ class Mask:
     _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sides: tuple[int | None, ...] = self.window or (None, None)
-        if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+        sides: Any = (None, None) if self.window is None else self.window
+        if not isinstance(sides, tuple) or len(sides) != 2 or not all(map(is_reach, sides)):
             raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {self.window}")
+        if not isinstance(self.q_start, Tensor) and self.q_start < 0:
+            raise ValueError(f"`q_start` must be 0 or more, how many keys come before, but is {self.q_start}")
         if self.packing is not None and self.key_lengths is not None:
             raise ValueError("`key_lengths` must be None with `packing`: a packing already tells which keys are filler")
         if self.packing is not None and (isinstance(self.q_start, Tensor) or self.q_start != 0):
@@ -112,7 +132,7 @@ class Mask:
         """THE rule: may query `q` of row `b` look at key `k`? Index arithmetic only, so any backend can trace it."""
         if self.packing is None:
             start = self.q_start[b] if isinstance(self.q_start, Tensor) else self.q_start
-            allowed, q_at, k_at = (k >= 0) & (q >= 0), q + start, k
+            allowed, q_at, k_at = k >= 0, q + start, k  # all, until something below forbids it
         else:
             queries, keys = self.packing
             sentence, q_at, k_at = queries.segments[b, q], queries.positions[b, q], keys.positions[b, k]
@@ -128,12 +148,16 @@ class Mask:
         return allowed
 
     def dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
-        """The rule written out: (B, 1, Tq, Tk), or (1, 1, Tq, Tk) when every row has the same."""
+        """The rule written out, as small as it can be: broadcasts to (B, 1, Tq, Tk).
+
+        Padding alone is (B, 1, 1, Tk): what it takes grows with the length, not with its square.
+        """
         return self._once(("dense", B, Tq, Tk, device), lambda: self._dense(B if self.per_row else 1, Tq, Tk, device))
 
     def _dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
-        return self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k).expand(B, 1, Tq, Tk)
+        allowed = self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k)
+        return allowed[(None,) * (4 - allowed.dim())]
 
     def blocks(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
         """The rule as FlexAttention's BlockMask."""
@@ -148,7 +172,7 @@ class Mask:
         )
 
     def sees_something(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
-        """Which queries may look at any key at all: (B or 1, 1, Tq, 1)."""
+        """Which queries may look at any key at all; broadcasts to (B, 1, Tq, 1)."""
         dense = self.dense(B, Tq, Tk, device)
         return self._once(("sees_something", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
 
@@ -174,17 +198,20 @@ class Mask:
 
     def is_plain_causal(self, Tq: int, Tk: int) -> bool:
         """The one case that SDPA's `is_causal` means the same as we do: a square that starts at the first key."""
-        return self.order_only and self.causal and isinstance(self.q_start, int) and self.q_start == 0 and Tq == Tk
+        at_first = isinstance(self.q_start, int) and self.q_start == 0
+        # Sizes may be symbols while compiling: SDPA wants a plain bool.
+        return True if self.order_only and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
 
-    def check(self, B: int, Tq: int, Tk: int) -> None:
+    def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         """Refuse a description that does not fit the tensors."""
-        self._once(("check", B, Tq, Tk), lambda: self._check(B, Tq, Tk))
+        self._once(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
 
-    def _check(self, B: int, Tq: int, Tk: int) -> None:
+    def _check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         if self.key_lengths is not None:
-            check_lengths(self.key_lengths, B, Tk, "key_lengths")
-        if isinstance(self.q_start, Tensor) and self.q_start.shape != (B,):
-            raise ValueError(f"`q_start` must have one start per row, ({B},), but has {tuple(self.q_start.shape)}")
+            check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
+        if isinstance(self.q_start, Tensor) and (self.q_start.shape != (B,) or self.q_start.is_floating_point()):
+            is_now = f"{self.q_start.dtype} of {tuple(self.q_start.shape)}"
+            raise ValueError(f"`q_start` must have one start per row, integers of ({B},), but is {is_now}")
         if self.packing is not None:
             shapes = (self.packing[0].shape, self.packing[1].shape)
             if shapes != ((B, Tq), (B, Tk)):
@@ -197,9 +224,16 @@ class Mask:
                 )
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if torch.compiler.is_compiling():  # the compiler finds equal work itself; a key would pin every size
+            return make()
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
+
+
+def is_reach(side: object) -> bool:
+    """How far a window reaches to one side: a number of tokens, or None for no limit."""
+    return side is None or (isinstance(side, int) and side >= 0)
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -207,13 +241,13 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def check_lengths(lengths: Tensor, B: int, T: int, name: str) -> None:
+def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: str) -> None:
     """Refuse lengths that do not fit a (B, T) batch. Values are looked at on CPU only, where that costs nothing."""
-    if lengths.shape != (B,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ValueError(
-            f"`{name}` must be {B} integers, one per row of the batch, "
-            f"but is {lengths.dtype} of shape {tuple(lengths.shape)}"
-        )
+    if not isinstance(lengths, Tensor) or lengths.shape != (B,) or lengths.dtype not in (torch.int64, torch.int32):
+        is_now = f"{lengths.dtype} of {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else repr(lengths)
+        raise ValueError(f"`{name}` must be a tensor of {B} int64 or int32, one per row of the batch, but is {is_now}")
+    if lengths.device != device:
+        raise ValueError(f"`{name}` must be on {device} as the batch is, but is on {lengths.device}; move it there")
     if B and on_host(lengths) and not bool(((lengths >= 0) & (lengths <= T)).all()):
         raise ValueError(
             f"`{name}` must be between 0 and {T}, the length of the tensor, "

@@ -134,7 +134,14 @@ class RotaryConfig:
     order: Order = "halves"
 
     def __post_init__(self) -> None:
+        if not self.base > 0:
+            raise ValueError(f"`base` must be more than 0, but is {self.base}")
         check_choice("order", self.order, Order)
+
+
+def check_even(head_width: int) -> None:
+    if head_width % 2:
+        raise ValueError(f"rotary positions turn pairs of features: `head_width` must be even, but is {head_width}")
 
 
 class Rotary(Positions):
@@ -142,8 +149,7 @@ class Rotary(Positions):
 
     def __init__(self, config: RotaryConfig, head_width: int) -> None:
         super().__init__()
-        if head_width % 2:
-            raise ValueError(f"rotary positions turn pairs of features: `head_width` must be even, but is {head_width}")
+        check_even(head_width)
         self.base, self.order, self.head_width = config.base, config.order, head_width
 
     def angles(self, at: Tensor) -> Angles:
@@ -207,20 +213,19 @@ class Alibi(Positions):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.slopes = tuple(alibi_slopes(heads))
+        self.heads = heads
 
     def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
         distance = (k_at[..., None, :] - q_at[..., :, None]).abs()  # (Tq, Tk) or (B, Tq, Tk)
-        slopes = torch.tensor(self.slopes, device=distance.device)
-        return with_heads_first(-distance[..., None] * slopes)
+        return with_heads_first(-distance[..., None] * alibi_slopes(self.heads, distance.device))
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8/H), 2^(-16/H) ... for a power of two; other counts take every second slope of the next power as well."""
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """2^(-8/H), 2^(-16/H) ... for a power of two; other counts go on with slopes between those. (H,)"""
     power = 2 ** int(math.log2(heads))
-    slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
-    between = [2.0 ** (-8 * (i + 0.5) / power) for i in range(power)]
-    return slopes + between[: heads - power]
+    head = torch.arange(heads, device=device)
+    exponent = torch.where(head < power, head + 1, head - power + 0.5)
+    return 2.0 ** (-8 * exponent / power)
 
 
 def with_heads_first(bias: Tensor) -> Tensor:

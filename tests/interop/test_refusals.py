@@ -182,7 +182,7 @@ def test_heads_that_do_not_fit(folder: Path) -> None:
 @pytest.mark.parametrize("layers", [-1, 0, 2**20])
 def test_layers_that_cannot_be(layers: int, folder: Path) -> None:
     change_config(folder, encoder_layers=layers)
-    refused(folder, "too few for `encoder_layers`" if layers > 0 else "`layers` must be 1 or more")
+    refused(folder, "too few for `encoder_layers`" if layers > 0 else "`layers` must be a number from 1")
 
 
 def test_a_vocabulary_that_cannot_be(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attent.nn import BACKENDS, Mask, Packing, Request, StackConfig, attend, explicit, set_backend
+from tests.conftest import DTYPES
 from tests.laws.helpers import (
     CROSS_DECODERS,
     DECODERS,
@@ -90,7 +91,7 @@ SHAPES: dict[str, tuple[int, tuple[int, ...] | None, float | None]] = {
     "bias-onekey": (1, (0, 1), None),
 }
 
-# FlexAttention is compiled anew for each case: on CPU every mask with one of the shapes; on an accelerator, where it
+# FlexAttention is compiled anew for each case: on CPU every mask with one shape and format; on an accelerator, where it
 # takes seconds, some that differ in what they ask of the kernel.
 COMPILED = (
     "everything",
@@ -105,15 +106,18 @@ COMPILED = (
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mask_name" not in metafunc.fixturenames:
         return
-    compiled = MASKS if metafunc.config.getoption("--device") == "cpu" else COMPILED
+    kind = metafunc.config.getoption("--device")
+    compiled, formats = MASKS if kind == "cpu" else COMPILED, DTYPES[kind]
     cases = [
-        (backend, mask, shape)
+        (backend, mask, shape, format_)
         for i, mask in enumerate(MASKS)
         for j, shape in enumerate(SHAPES)
         for backend in BACKENDS
+        for format_ in (formats if backend != "flex" or kind != "cpu" else formats[i % 2 :][:1])
         if backend != "flex" or (mask in compiled and (i + j) % len(SHAPES) == 0)
     ]
-    metafunc.parametrize(("backend", "mask_name", "shape"), cases, ids=["-".join(case) for case in cases])
+    ids = [f"{backend}-{mask}-{shape}-{format_}" for backend, mask, shape, format_ in cases]
+    metafunc.parametrize(("backend", "mask_name", "shape", "format_"), cases, ids=ids)
 
 
 def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> Request:
@@ -171,11 +175,11 @@ def near(actual: Tensor, expected: Tensor, what: str) -> None:
 
 
 def test_every_backend_agrees_with_equation_1(
-    backend: str, mask_name: str, shape: str, device: torch.device, dtype: torch.dtype
+    backend: str, mask_name: str, shape: str, format_: torch.dtype, device: torch.device
 ) -> None:
     if backend == "flex":
         torch._dynamo.reset()  # it keeps eight compilations and then gives up; the cases are more
-    request = request_of(mask_name, shape, device, dtype)
+    request = request_of(mask_name, shape, device, format_)
     told = must_refuse(backend, request)
     if told is not None:
         with pytest.raises(ValueError, match=re.escape(told)) as refusal:
@@ -188,16 +192,17 @@ def test_every_backend_agrees_with_equation_1(
 
     expected, exact = oracle(request)
     actual = run(backend, request)
-    assert actual.dtype == dtype
+    assert actual.dtype == format_
     near(actual, expected, "values")
 
-    blind = ~request.mask.dense(B, request.q.shape[2], request.k.shape[2], device).any(-1).expand(B, H, -1)
+    Tq, Tk = request.q.shape[2], request.k.shape[2]
+    blind = ~request.mask.dense(B, Tq, Tk, device).expand(B, H, Tq, Tk).any(-1)
     assert bool(blind.any()) == (mask_name in EMPTY_ROWS)
     assert (actual[blind] == 0).all(), "a query that may look at nothing gives zeros"
 
     if not request.q.requires_grad:
         return
-    direction = torch.randn(actual.shape).to(device, dtype)
+    direction = torch.randn(actual.shape).to(actual)
     names = ["q", "k", "v"] + (["bias"] if request.bias is not None else [])
     given = torch.autograd.grad(actual, [getattr(request, name) for name in names], direction)
     wanted = torch.autograd.grad(expected, [getattr(exact, name) for name in names], direction.double())

@@ -21,14 +21,14 @@ def tapped(stack: Stack, call: Callable[[], Tensor]) -> tuple[Tensor, list[tuple
     for module in stack.modules():
         if isinstance(module, Attention):
             looks: list[Look] = []
-            module.tap = looks.append
+            module.taps.append(looks.append)
             hooks.append(module.register_forward_hook(lambda m, _, out, looks=looks: seen.append((m, looks[-1], out))))
     out = call()
     for hook in hooks:
         hook.remove()
     for module in stack.modules():
         if isinstance(module, Attention):
-            module.tap = None
+            module.taps.clear()
     return out, seen
 
 
@@ -97,7 +97,7 @@ def test_the_weights_are_equation_1(device: torch.device) -> None:
     attention = Attention(32, 4).to(device).double()
     x = torch.randn(1, T, 32).to(device).double()
     looks: list[Look] = []
-    attention.tap = looks.append
+    attention.taps.append(looks.append)
     attention(x, attention.remember(x), Mask())
     q, k = (linear(x)[0].view(T, 4, 8).transpose(0, 1) for linear in (attention.query, attention.key))
     scores = torch.stack([torch.stack([(q[h] @ k[h, t]) / 8**0.5 for t in range(T)], -1) for h in range(4)])

@@ -40,7 +40,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(replace(CONFIG, target_vocab=5, share_embeddings=False))(ids(8), ids(6)),
         "token ids must be from 0 to 4",
     ),
-    "ids without a batch": (lambda: model()(ids(1)[0], ids(1)), "token ids must be integers of shape (B, T), but are"),
+    "ids without a batch": (
+        lambda: model()(ids(1)[0], ids(1)),
+        "token ids must be a tensor of int64 or int32 of (B, T), but are",
+    ),
     "ids with a point": (lambda: model()(ids(1).float(), ids(1)), "but are torch.float32 of (2, 1)"),
     "source lengths": (
         lambda: model()(ids(1, 2), ids(1), torch.tensor([3, 1])),
@@ -63,7 +66,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "token ids must be from 0 to 8",
     ),
     "nothing to write": (lambda: greedy(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
-    "no vocabulary": (lambda: Seq2SeqConfig(vocab=0), "`vocab` must be 1 or more, but is 0"),
+    "no vocabulary": (
+        lambda: Seq2SeqConfig(vocab=0),
+        "`vocab` must be a number of tokens from 1 to 16,777,216, but is 0",
+    ),
     "two vocabularies shared": (
         lambda: Seq2SeqConfig(vocab=9, target_vocab=7),
         (
@@ -89,7 +95,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build({"vocab": 9}),
         "`config` must be a Seq2SeqConfig (see attent.presets), but is a dict",
     ),
-    "preset without vocabulary": (lambda: attent.presets.base(vocab=0), "`vocab` must be 1 or more, but is 0"),
+    "preset without vocabulary": (
+        lambda: attent.presets.base(vocab=0),
+        "`vocab` must be a number of tokens from 1 to 16,777,216, but is 0",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import decoder_of
-from attent.nn import Memory, StackConfig
+from attent.nn import Memory, Packing, StackConfig
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
 CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
@@ -43,6 +43,12 @@ def test_the_model_is_figure_1(config: Seq2SeqConfig) -> None:
 
 def test_the_decoder_reads_what_it_wrote_one_place_to_the_right() -> None:
     assert shift_right(torch.tensor([[5, 6, 2], [7, 2, 0]]), start=1).tolist() == [[1, 5, 6], [1, 7, 2]]
+
+
+def test_every_packed_sentence_has_a_start_of_its_own() -> None:
+    packing = Packing.of([[2, 3], [4]], 5)
+    target = torch.tensor([[5, 2, 6, 7, 2], [8, 9, 4, 2, 0]])
+    assert shift_right(target, 1, packing)[:, :4].tolist() == [[1, 5, 1, 6], [1, 8, 9, 4]]
 
 
 def test_embeddings_start_with_variance_one() -> None:

@@ -123,10 +123,7 @@ def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
         "also_empty": torch.zeros(0, 4),
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "conjugate": torch.tensor([1 + 2j]).conj(),
-        **{
-            str(kind): torch.ones(3, dtype=kind)
-            for kind in (torch.bfloat16, torch.float64, torch.bool, torch.int8)
-        },
+        **{str(kind): torch.ones(3, dtype=kind) for kind in (torch.bfloat16, torch.float64, torch.bool, torch.int8)},
     }
     folder.write(tmp_path, config={}, tensors=various)
     stored = folder.read(tmp_path)
@@ -309,14 +306,8 @@ def test_hostile_manifests_are_refused(model: Path) -> None:
         {**good, "more": 1},
         {**good, "files": []},
         {**good, "files": {"config.json": entry}},
-        *(
-            {**good, "files": {**good["files"], name: entry}}
-            for name in ("../config.json", "/etc/passwd", "..", "a/b")
-        ),
-        *(
-            {**good, "files": {**good["files"], "config.json": bad}}
-            for bad in (None, {}, {**entry, "bytes": "3"})
-        ),
+        *({**good, "files": {**good["files"], name: entry}} for name in ("../config.json", "/etc/passwd", "..", "a/b")),
+        *({**good, "files": {**good["files"], "config.json": bad}} for bad in (None, {}, {**entry, "bytes": "3"})),
         {**good, "files": {**good["files"], "config.json": {**entry, "sha256": entry["sha256"].upper()}}},
     ]
     for manifest in hostile:
@@ -428,9 +419,7 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch, at: int, fault: BaseException, forever: bool) -> None:
         self.calls, self.at, self.fault, self.forever = 0, at, fault, forever
-        patch.setattr(
-            os, "fsync", lambda descriptor: None
-        )  # counted below, and too slow to do hundreds of times
+        patch.setattr(os, "fsync", lambda descriptor: None)  # counted below, and too slow to do hundreds of times
         for name in SYSTEM_CALLS:
             patch.setattr(os, name, self.guard(getattr(os, name)))
         patch.setattr(folder, "open", self.guard(open), raising=False)
@@ -483,9 +472,7 @@ def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> 
     states, count = set(), 0
     for first in faults(model, Killed(), True, 1):
         before = assert_holds(model, 0, 1)
-        state = frozenset(
-            (path.name, path.read_bytes() if path.is_file() else b"") for path in model.iterdir()
-        )
+        state = frozenset((path.name, path.read_bytes() if path.is_file() else b"") for path in model.iterdir())
         if state in states:
             continue
         states.add(state)
@@ -525,9 +512,7 @@ def test_a_half_written_save_leaves_the_old_model(model: Path, tmp_path: Path) -
     assert {path.name for path in model.iterdir()} == set(FILES)
 
 
-def test_an_interrupted_save_loads_without_a_change_on_disk(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_save_loads_without_a_change_on_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(model, model.with_name("new"))
     write(model.with_name("new"), 1)
     shutil.copy(model.with_name("new") / "config.json", model / "config.json")
@@ -626,13 +611,9 @@ def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) 
                 write(model, 1)
 
 
-def test_what_safetensors_says_of_a_full_disk_is_understood(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_safetensors_says_of_a_full_disk_is_understood(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise folder.SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
+        raise folder.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(folder, "save_file", full)
     with pytest.raises(FolderError, match="the disk is full"):
@@ -644,9 +625,7 @@ def test_what_safetensors_says_of_a_full_disk_is_understood(
 def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            FolderError, match="there is a file where the folder must be; give another folder"
-        ):
+        with pytest.raises(FolderError, match="there is a file where the folder must be; give another folder"):
             write(path)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -670,9 +649,7 @@ def shapes(**sizes: tuple[int, ...]) -> dict[str, torch.Size]:
 
 
 def test_the_right_tensors_pass() -> None:
-    folder.check_tensors(
-        shapes(a=(2, 3), b=()), {"a": torch.zeros(2, 3).half(), "b": torch.zeros(())}, "here"
-    )
+    folder.check_tensors(shapes(a=(2, 3), b=()), {"a": torch.zeros(2, 3).half(), "b": torch.zeros(())}, "here")
 
 
 def test_wrong_tensors_get_one_sentence() -> None:

@@ -69,9 +69,20 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: StackConfig(heads=8, kv_heads=3),
         "`heads` must be a multiple of `kv_heads`=3, but is 8",
     ),
+    "heads without width": (lambda: StackConfig(head_width=0), "`head_width` must be 1 or more, but is 0"),
+    "no positions": (lambda: StackConfig(positions=None), "`positions` must be a config such as SinusoidalConfig()"),
     "no key heads": (lambda: StackConfig(kv_heads=0), "`kv_heads`=0"),
     "attention's own key heads": (lambda: Attention(8, 4, kv_heads=3), "`heads` must be a multiple of `kv_heads`=3"),
-    "no layers": (lambda: StackConfig(layers=0), "`layers` must be 1 or more, but is 0"),
+    "no layers": (lambda: StackConfig(layers=0), "`layers` must be a number from 1 to 16,777,216, but is 0"),
+    "layers in words": (lambda: StackConfig(layers="6"), "`layers` must be a number from 1 to 16,777,216, but is '6'"),
+    "half a layer": (lambda: StackConfig(layers=1.5), "`layers` must be a number from 1 to 16,777,216, but is 1.5"),
+    "negative eps": (lambda: StackConfig(norm_eps=-1.0), "`norm_eps` must be more than 0, but is -1.0"),
+    "rotary base": (lambda: RotaryConfig(base=0.0), "`base` must be more than 0, but is 0.0"),
+    "window in halves": (lambda: StackConfig(window=(1.5, None)), "`window` must be (before, after) of 0 or more"),
+    "rotary width in a config": (
+        lambda: StackConfig(width=6, heads=2, positions=RotaryConfig()),
+        "rotary positions turn pairs of features: `head_width` must be even, but is 3",
+    ),
     "dropout of one": (lambda: StackConfig(dropout=1.0), "`dropout` must be at least 0 and less than 1, but is 1.0"),
     "dropout below zero": (lambda: StackConfig(attention_dropout=-0.1), "`attention_dropout` must be at least 0"),
     "activation dropout": (lambda: StackConfig(activation_dropout=7), "`activation_dropout` must be at least 0"),
@@ -103,20 +114,26 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "head width": (look(q=heads(D=6)), "q, k, v must agree in batch and head width"),
     "keys without values": (look(v=heads(T=4)), "but are (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 4, 4)"),
     "head counts": (look(q=heads(3)), "query heads must be a multiple of key/value heads, but are 3 and 2"),
-    "bias of another shape": (look(bias=x(1, 2, 3, 4)), "`bias` must broadcast to (1, 2, 3, 3), but is (1, 2, 3, 4)"),
-    "bias without a batch": (look(bias=x(2, 3, 3)), "`bias` must broadcast to (1, 2, 3, 3), but is (2, 3, 3)"),
+    "bias of another shape": (
+        look(bias=x(1, 2, 3, 4)),
+        "`bias` must be floating and broadcast to (1, 2, 3, 3), but is torch.float32 of (1, 2, 3, 4)",
+    ),
+    "bias without a batch": (
+        look(bias=x(2, 3, 3)),
+        "`bias` must be floating and broadcast to (1, 2, 3, 3), but is torch.float32 of (2, 3, 3)",
+    ),
     "key lengths beyond the keys": (
         look(mask=Mask(key_lengths=lengths(4))),
         "`key_lengths` must be between 0 and 3, the length of the tensor, but reaches from 4 to 4; pad the tensor or",
     ),
     "key lengths of other rows": (
         look(mask=Mask(key_lengths=lengths(1, 2))),
-        "`key_lengths` must be 1 integers, one per row of the batch, but is torch.int64 of shape (2,)",
+        "`key_lengths` must be a tensor of 1 int64 or int32, one per row of the batch, but is torch.int64 of (2,)",
     ),
-    "key lengths as a mask": (look(mask=Mask(key_lengths=torch.tensor([True]))), "but is torch.bool of shape (1,)"),
+    "key lengths as a mask": (look(mask=Mask(key_lengths=torch.tensor([True]))), "but is torch.bool of (1,)"),
     "starts of other rows": (
         look(mask=Mask(q_start=lengths(1, 2))),
-        "`q_start` must have one start per row, (1,), but has (2,)",
+        "`q_start` must have one start per row, integers of (1,), but is torch.int64 of (2,)",
     ),
     "packing of another width": (
         look(mask=Mask(packing=(packing([4]), packing([3])))),
@@ -166,7 +183,40 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Packing.of([[2, 3]], 4),
         "the sentences of a row must fit `width`=4 tokens, but one row has 5",
     ),
-    "negative sentence": (lambda: Packing.of([[-1, 3]]), "sentence lengths must be 0 or more, but one is"),
+    "more sentences than places": (
+        lambda: Packing.of([[1, 1, 1], [3]], sentences=2),
+        "a row must hold at most `sentences`=2, but one row has 3",
+    ),
+    "negative sentence": (
+        lambda: Packing.of([[1], [-1, 3]]),
+        "sentence lengths must be integers of 0 or more, but row 1 has [-1, 3]",
+    ),
+    "half a token": (
+        lambda: Packing.of([[2.5]]),
+        "sentence lengths must be integers of 0 or more, but row 0 has [2.5]",
+    ),
+    "more sentences than there is room for": (
+        lambda: Packing.of([[1, 1, 1]], sentences=2),
+        "a row must hold at most `sentences`=2, but one row has 3",
+    ),
+    "start before the keys": (lambda: Mask(q_start=-1), "`q_start` must be 0 or more, how many keys come before, but"),
+    "two precisions": (
+        look(k=heads().double()),
+        "q, k, v must be of one floating type, but are torch.float32, torch.f",
+    ),
+    "weights dropped twice": (look(dropout=2.0), "`dropout` must be at least 0 and less than 1, but is 2.0"),
+    "lengths in a list": (
+        lambda: Stack(ENCODER)(x(2, 3, 8), [3, 2]),
+        "`lengths` must be a tensor of 2 int64 or int32, one per row of the batch, but is [3, 2]",
+    ),
+    "beams of rows that are not there": (
+        lambda: Stack(DECODER).new_cache(4, rows=2).reorder(lengths(0, 2)),
+        "`rows` must be rows of the cache, 0 to 1, but are [0, 2]",
+    ),
+    "memory lengths in a cache": (
+        lambda: Stack(CROSS).new_cache(4, memory=Memory(x(1, 3, 8), lengths(4))),
+        "`memory.lengths` must be between 0 and 3",
+    ),
     # --- a stack
     "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "x must be (B, T, 8), but is (2, 3, 6)"),
     "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "x must be (B, T, 8), but is (2, 3)"),
@@ -180,7 +230,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "negative lengths": (lambda: Stack(DECODER)(x(2, 3, 8), lengths(3, -1)), "but reaches from -1 to 3"),
     "lengths as numbers with a point": (
         lambda: Stack(DECODER)(x(2, 3, 8), torch.tensor([1.0, 2.0])),
-        "`lengths` must be 2 integers, one per row of the batch, but is torch.float32 of shape (2,)",
+        "`lengths` must be a tensor of 2 int64 or int32, one per row of the batch, but is torch.float32 of (2,)",
+    ),
+    "lengths as a list": (lambda: Stack(ENCODER)(x(2, 3, 8), [3, 2]), "one per row of the batch, but is [3, 2]"),
+    "lengths elsewhere": (
+        lambda: Stack(ENCODER)(x(2, 3, 8), torch.tensor([3, 2], device="meta")),
+        "`lengths` must be on cpu as the batch is, but is on meta; move it there",
     ),
     "lengths and packing": (
         lambda: Stack(ENCODER)(x(1, 3, 8), lengths(3), packing=packing([3])),
@@ -233,6 +288,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             "make it with `capacity=5` or more"
         ),
     ),
+    "cache for nothing": (lambda: cached(DECODER, capacity=0), "`capacity` must be 1 or more tokens, but is 0"),
     "cache of other rows": (
         lambda: cached(DECODER, 1, rows=3),
         "the batch must have the cache's 2 rows, but has 3; `reorder` changes them",
@@ -248,7 +304,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cache without rows": (
         lambda: Stack(DECODER).new_cache(4),
-        "`rows` must be given for a stack without memory: how many sequences will be cached?",
+        "give `memory`, or for a stack without it `rows`: how many sequences will be cached?",
     ),
     "cache without memory": (lambda: Stack(CROSS).new_cache(4, rows=1), "`memory` must be given for this stack's"),
     "cache with memory for nobody": (

@@ -151,9 +151,11 @@ def test_there_is_no_shortcut_where_rows_may_differ(mask: Mask) -> None:
     assert not mask.is_plain_causal(2, 2)
 
 
-def test_the_dense_form_has_all_four_dimensions() -> None:
+def test_the_dense_form_has_four_dimensions_and_is_as_small_as_it_can_be() -> None:
+    lengths = torch.tensor([1, 2, 3])
     assert Mask(causal=True).dense(3, 2, 4, CPU).shape == (1, 1, 2, 4)
-    assert Mask(key_lengths=torch.tensor([1, 2, 3])).dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
+    assert Mask(key_lengths=lengths).dense(3, 2, 4, CPU).shape == (3, 1, 1, 4)
+    assert Mask(causal=True, key_lengths=lengths).dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
 
 
 def test_a_form_is_worked_out_once() -> None:
@@ -206,6 +208,16 @@ def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | Non
         meets[q0:q1, k0:k1] = True
     dense = Mask(packing=(queries, keys)).dense(len(rows), queries.shape[1], keys.shape[1], CPU)[:, 0]
     assert torch.equal(meets, torch.block_diag(*dense.unbind()).bool())
+
+
+def test_room_for_more_sentences_changes_shapes_only() -> None:
+    """So that every batch is one compiled graph."""
+    tight, roomy = (Packing.of([[2, 1], [3]], 4, sentences=most) for most in (None, 5))
+    assert roomy.ends.shape == (2, 5)
+    assert torch.equal(tight.segments, roomy.segments)
+    assert torch.equal(tight.positions, roomy.positions)
+    masks = [Mask(packing=(packing, packing)).dense(2, 4, 4, CPU) for packing in (tight, roomy)]
+    assert torch.equal(*masks)
 
 
 def test_packing_moves_as_one() -> None:

@@ -1,0 +1,41 @@
+"""Small things of the whole model: shifting, and steps without gradients."""
+
+from __future__ import annotations
+
+import torch
+
+import attent
+from attent.models import shift_right
+from attent.nn import Packing
+
+
+def test_outputs_are_shifted_right_behind_the_start() -> None:
+    assert shift_right(torch.tensor([[5, 6, 2], [7, 2, 0]]), 1).tolist() == [[1, 5, 6], [1, 7, 2]]
+
+
+def test_nothing_shifted_is_nothing() -> None:
+    assert shift_right(torch.zeros(2, 0, dtype=torch.long), 1).shape == (2, 0)
+
+
+def test_each_packed_sentence_has_a_start_of_its_own() -> None:
+    packing = Packing.of([[3, 2]], width=6)
+    assert shift_right(torch.tensor([[5, 6, 2, 7, 2, 0]]), 1, packing).tolist() == [[1, 5, 6, 1, 7, 1]]
+
+
+def test_steps_keep_no_graph() -> None:
+    model = attent.build(attent.presets.tiny(vocab=20)).eval()
+    cache = model.begin(torch.tensor([[3, 4]]), capacity=3)
+    logits = model.step(torch.tensor([[1]]), cache)
+    assert not logits.requires_grad
+    assert not cache.layers[0].own.room.keys.requires_grad
+
+
+def test_forced_beginnings_may_differ_in_length() -> None:
+    model = attent.build(attent.presets.tiny(vocab=20)).eval().double()
+    source, prefix = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 0, 0]])
+    cache = model.begin(source, capacity=4)
+    model.step(prefix, cache, torch.tensor([3, 1]))
+    logits = model.step(torch.tensor([[11], [12]]), cache)[:, -1]
+    first = model(source[:1], torch.tensor([[1, 9, 10, 11]]))[0, -1]
+    second = model(source[1:], torch.tensor([[1, 12]]))[0, -1]
+    torch.testing.assert_close(logits, torch.stack([first, second]))

@@ -1,0 +1,92 @@
+"""What is saved is the model, whole and as its config says; what was loaded no longer depends on the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import attent
+from attent.models import Seq2Seq, build, build_empty, fill
+from attent.models.config import Seq2SeqConfig, decoder_of
+from attent.models.folder import FolderError
+from attent.nn import StackConfig
+
+ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
+CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
+IDS = torch.tensor([[3, 4, 5]])
+
+
+@pytest.fixture
+def model() -> Seq2Seq:
+    return build(CONFIG).eval()
+
+
+def test_a_tie_that_came_undone_is_not_saved_in_silence(model: Seq2Seq, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    expected = model(IDS, IDS)
+    model.output.weight = nn.Parameter(torch.randn(9, 8))
+    with pytest.raises(FolderError, match=r"`output.weight` must be the same tensor as `source_embedding.weight`"):
+        model.save(tmp_path)
+    assert torch.equal(attent.load(tmp_path)(IDS, IDS), expected), "the model that was there before is still there"
+
+
+def test_equal_copies_of_a_tied_tensor_are_tied_again(model: Seq2Seq, tmp_path: Path) -> None:
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+    assert model.output.weight is not model.target_embedding.weight
+    model.save(tmp_path)
+    again = attent.load(tmp_path)
+    assert again.output.weight is again.target_embedding.weight is again.source_embedding.weight
+    assert torch.equal(again(IDS, IDS), model(IDS, IDS))
+
+
+def test_a_compiled_part_is_saved_under_its_own_name(model: Seq2Seq, tmp_path: Path) -> None:
+    expected = model(IDS, IDS)
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    model.save(tmp_path)
+    assert torch.equal(attent.load(tmp_path)(IDS, IDS), expected)
+
+
+def test_a_strange_part_is_not_saved(model: Seq2Seq, tmp_path: Path) -> None:
+    model.encoder.extra = nn.Linear(2, 2)
+    with pytest.raises(FolderError, match=r"not known to the model: `encoder.extra.weight`"):
+        model.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    loaded = attent.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert torch.equal(loaded(IDS, IDS), model(IDS, IDS))
+
+
+@pytest.mark.parametrize("stored", [torch.int32, torch.float8_e4m3fn])
+def test_weights_that_are_not_numbers_to_compute_with_are_refused(model: Seq2Seq, stored: torch.dtype) -> None:
+    tensors = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
+    with pytest.raises(FolderError, match="must be of float32, bfloat16, float16, float64, but is torch"):
+        fill(build_empty(CONFIG), tensors, "here")
+
+
+def test_ties_in_a_file_must_be_those_of_its_config(model: Seq2Seq) -> None:
+    tensors = dict(model.state_dict()) | {"output.weight": torch.zeros(9, 8)}
+    with pytest.raises(FolderError, match=r"here: `output.weight` must be the same tensor"):
+        fill(build_empty(CONFIG), tensors, "here")
+
+
+def test_a_size_that_no_machine_has_is_refused_by_name(model: Seq2Seq, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`width` must be a number from 1 to 16,777,216, but is 1099511627776"):
+        replace(ENCODER, width=2**40)
+
+
+def test_the_file_is_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
+    """Others can read it, and the embedding that has three names is stored once."""
+    model.save(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(stored["source_embedding.weight"], model.source_embedding.weight)
+    assert not {"target_embedding.weight", "output.weight"} & stored.keys()
+    save_file(stored, tmp_path / "copy.safetensors")
