@@ -23,6 +23,7 @@ from attent.interop import files
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty, fill
 from attent.models.folder import FolderError, check_tensors
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
+from attent.nn.checks import LARGEST
 from attent.nn.feedforward import Activation
 
 # --- names ----------------------------------------------------------------------------------------
@@ -94,7 +95,6 @@ THEIR_ACTIVATIONS: dict[Activation, str] = {
     "gelu_tanh": "gelu_pytorch_tanh",
     "silu": "swish",
 }
-LARGEST = 2**24  # of any size; beyond it torch could not even count the bytes of a matrix
 NORM_EPS = 1e-5  # transformers has it in the code, not in the config
 
 

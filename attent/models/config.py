@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attent.nn import StackConfig
-from attent.nn.block import LARGEST
+from attent.nn.checks import check_size
 
 
 def decoder_of(encoder: StackConfig) -> StackConfig:
@@ -31,8 +31,7 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         for name, size in (("vocab", self.vocab), ("target_vocab", self.targets)):
-            if not isinstance(size, int) or not 1 <= size <= LARGEST:
-                raise ValueError(f"`{name}` must be a number of tokens from 1 to {LARGEST:,}, but is {size!r}")
+            check_size(name, size)
         if self.share_embeddings and self.targets != self.vocab:
             raise ValueError(
                 f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "

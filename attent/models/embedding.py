@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.masks import on_host
+from attent.nn.checks import on_host
 
 
 class Embedding(nn.Module):

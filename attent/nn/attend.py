@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attent.nn.checks import check_rate
 from attent.nn.masks import Mask
 
 LONG_ROW = 512  # packed rows up to here are faster as a dense block-diagonal mask than as flash's tiles of 128
@@ -248,8 +249,7 @@ def check(request: Request) -> None:
         raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
     if not (q.dtype == k.dtype == v.dtype) or not q.is_floating_point():
         raise ValueError(f"q, k, v must be of one floating type, but are {q.dtype}, {k.dtype}, {v.dtype}")
-    if not 0 <= request.dropout < 1:
-        raise ValueError(f"`dropout` must be at least 0 and less than 1, but is {request.dropout}")
+    check_rate("dropout", request.dropout)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
     B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from attent.nn.attend import attend, check_name, explicit
 from attent.nn.cache import KV
+from attent.nn.checks import check_heads
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
 
@@ -93,13 +94,6 @@ def split_evenly(width: int, heads: int) -> int:
             f"`width` must be a multiple of `heads`={heads}, but is {width}; change one, or give `head_width`"
         )
     return width // heads
-
-
-def check_heads(heads: int, kv_heads: int, head_width: int) -> None:
-    if kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {heads}")
-    if head_width < 1:
-        raise ValueError(f"`head_width` must be 1 or more, but is {head_width}")
 
 
 def set_backend(model: nn.Module, name: str) -> None:

@@ -14,24 +14,25 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from attent.nn.attention import Attention, check_heads, init_attention, split_evenly
+from attent.nn.attention import Attention, init_attention, split_evenly
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
-from attent.nn.feedforward import Activation, FeedForward
-from attent.nn.masks import Mask, Packing, check_lengths
-from attent.nn.positions import (
-    Angles,
-    PositionsConfig,
-    RotaryConfig,
-    SinusoidalConfig,
-    build_positions,
+from attent.nn.checks import (
     check_choice,
     check_even,
+    check_heads,
+    check_new_cache,
+    check_pass,
+    check_positive,
+    check_rate,
+    check_size,
+    check_window,
 )
+from attent.nn.feedforward import Activation, FeedForward
+from attent.nn.masks import Mask, Packing
+from attent.nn.positions import Angles, PositionsConfig, RotaryConfig, SinusoidalConfig, build_positions
 
 Norm = Literal["layer", "rms"]
 NormOrder = Literal["post", "pre"]
-LARGEST = 2**24  # of any size of a model: beyond it torch could not even count the bytes of a matrix
-NO_CACHE = "a cache needs a causal stack: here every token looks at later ones, so none can be kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +62,19 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "inner"):
-            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= LARGEST:
-                raise ValueError(f"`{name}` must be a number from 1 to {LARGEST:,}, but is {getattr(self, name)!r}")
+            check_size(name, getattr(self, name))
         for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {getattr(self, name)}")
-        if not self.norm_eps > 0:
-            raise ValueError(f"`norm_eps` must be more than 0, but is {self.norm_eps}")
-        check_choice("activation", self.activation, Activation)
-        check_choice("norm", self.norm, Norm)
-        check_choice("norm_order", self.norm_order, NormOrder)
+            check_rate(name, getattr(self, name))
+        for name, choices in (("activation", Activation), ("norm", Norm), ("norm_order", NormOrder)):
+            check_choice(name, getattr(self, name), choices)
+        check_positive("norm_eps", self.norm_eps)
+        check_window(self.window)
         head_width = split_evenly(self.width, self.heads) if self.head_width is None else self.head_width
         check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
-        if isinstance(self.positions, RotaryConfig):
-            check_even(head_width)
         if not isinstance(self.positions, PositionsConfig):
             raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
-        Mask(causal=self.causal, window=self.window)  # refuses a window that is none
+        if isinstance(self.positions, RotaryConfig):
+            check_even(head_width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +195,7 @@ class Stack(nn.Module):
 
         With a cache, x continues what the cache holds, and the memory is the one that the cache was made with.
         """
-        self.check(x, lengths, packing, memory, cache)
+        check_pass(self, x, lengths, packing, memory, cache)
         at = places(x, packing, cache)
         view = self.view(x, at, lengths, packing, memory, cache)
         x = self.dropout(self.positions.embed(x, at))
@@ -243,91 +240,11 @@ class Stack(nn.Module):
 
     def new_cache(self, capacity: int, *, rows: int | None = None, memory: Memory | None = None) -> Cache:
         """An empty cache for `capacity` tokens a row; the memory's keys and values are projected now, once."""
-        self.check_cacheable(capacity, memory)
-        if (rows is None) == (memory is None):
-            raise ValueError("give `memory`, or for a stack without it `rows`: how many sequences will be cached?")
-        rows = memory.states.shape[0] if memory is not None else rows
+        check_new_cache(self, capacity, rows, memory)
+        rows = rows if memory is None else memory.states.shape[0]
         assert rows is not None
         layers = [block.new_cache(rows, capacity, memory) for block in self.blocks]
         return Cache(layers, memory_lengths=None if memory is None else memory.lengths)
-
-    def check_cacheable(self, capacity: int, memory: Memory | None) -> None:
-        if capacity < 1:
-            raise ValueError(f"`capacity` must be 1 or more tokens, but is {capacity}")
-        if not self.config.causal:
-            raise ValueError(NO_CACHE)
-        if (memory is not None) != self.config.cross:
-            raise ValueError(f"`memory` must be {'given' if self.config.cross else 'None'} for this stack's cache")
-        if memory is not None and memory.packing is not None:
-            raise ValueError("a cache continues one sequence per row: encode padded sentences, not packed ones")
-        if memory is not None and memory.lengths is not None:
-            rows, length = memory.states.shape[:2]
-            check_lengths(memory.lengths, rows, length, memory.states.device, "memory.lengths")
-        self.check_positions(capacity)
-
-    def check(
-        self,
-        x: Tensor,
-        lengths: Tensor | None,
-        packing: Packing | None,
-        memory: Memory | None,
-        cache: Cache | None,
-    ) -> None:
-        """Refuse what does not fit together, before anything is computed."""
-        if x.dim() != 3 or x.shape[2] != self.config.width:
-            raise ValueError(f"x must be (B, T, {self.config.width}), but is {tuple(x.shape)}")
-        if lengths is not None and packing is not None:
-            raise ValueError("give `lengths` (padded rows) or `packing` (packed rows), but not both")
-        if lengths is not None:
-            check_lengths(lengths, x.shape[0], x.shape[1], x.device, "lengths")
-        if packing is not None and packing.shape != x.shape[:2]:
-            raise ValueError(f"`packing` must be of {tuple(x.shape[:2])} tokens, but is of {packing.shape}")
-        if cache is not None:
-            self.check_cache(x, packing, memory, cache)
-        else:
-            self.check_memory(x, packing, memory)
-        if packing is None:
-            self.check_positions(x.shape[1] + (cache.used if cache else 0))
-        elif not torch.compiler.is_compiling():  # a number that differs with every batch would be a graph for each
-            self.check_positions(packing.longest)
-
-    def check_cache(self, x: Tensor, packing: Packing | None, memory: Memory | None, cache: Cache) -> None:
-        if not self.config.causal:
-            raise ValueError(NO_CACHE)
-        if packing is not None:
-            raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
-        if memory is not None:
-            raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
-        crosses = cache.layers[0].cross is not None
-        if len(cache.layers) != self.config.layers or crosses != self.config.cross:
-            raise ValueError(
-                f"the cache must be made by this stack's `new_cache`, but it has {len(cache.layers)} layers "
-                f"{'with' if crosses else 'without'} memory, and the stack {self.config.layers} "
-                f"{'with' if self.config.cross else 'without'}"
-            )
-        cache.check_room(x.shape[0], x.shape[1])
-
-    def check_memory(self, x: Tensor, packing: Packing | None, memory: Memory | None) -> None:
-        if memory is None:
-            if self.config.cross:
-                raise ValueError("this stack looks at another's output: give `memory`, or a `cache` made with it")
-            return
-        if not self.config.cross:
-            raise ValueError("`memory` must be None for a stack with `cross`=false: no block of it would look there")
-        wanted, shape = (x.shape[0], self.config.width), tuple(memory.states.shape)
-        if len(shape) != 3 or (shape[0], shape[2]) != wanted:
-            raise ValueError(f"`memory` must be of ({wanted[0]}, T, {wanted[1]}) states, but is of {shape}")
-        if (memory.packing is None) != (packing is None):
-            packed, other = ("text", "memory") if memory.packing is None else ("memory", "text")
-            raise ValueError(f"the {packed} is packed, so the {other} must be too: pack both with the same sentences")
-
-    def check_positions(self, count: int) -> None:
-        limit = self.positions.max_length
-        if limit is not None and count > limit:
-            raise ValueError(
-                f"sequences must have at most `positions.max_length`={limit} tokens, but one has {count}; "
-                f"shorten it, or use positions without a limit (sinusoidal, rotary, relative, alibi)"
-            )
 
 
 def places(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:

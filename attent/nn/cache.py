@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attent.nn.masks import on_host
+from attent.nn.checks import on_host
 
 
 @dataclass(eq=False)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from attent.nn.checks import check_choice
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -33,8 +35,7 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"`activation` must be one of {', '.join(get_args(Activation))}, but is {activation!r}")
+        check_choice("activation", activation, Activation)
         self.expand = nn.Linear(width, inner, bias=bias)  # W1
         self.gate = nn.Linear(width, inner, bias=bias) if gated else None  # W3
         self.contract = nn.Linear(inner, width, bias=bias)  # W2

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attent.nn.checks import check_lengths, check_window, is_count
+
 
 @dataclass(frozen=True, eq=False)
 class Packing:
@@ -42,7 +44,7 @@ class Packing:
         compiled graph.
         """
         for b, row in enumerate(rows):
-            if any(not isinstance(length, int) or length < 0 for length in row):
+            if not all(map(is_count, row)):
                 raise ValueError(f"sentence lengths must be integers of 0 or more, but row {b} has {list(row)}")
         fullest = max((sum(row) for row in rows), default=0)
         width = fullest if width is None else width
@@ -58,10 +60,9 @@ class Packing:
         sentence = torch.searchsorted(ends, at, right=True)  # how many sentences have ended by here
         starts = torch.nn.functional.pad(ends, (1, 0))
         longest = max((length for row in rows for length in row), default=0)
-        positions = (at - starts.gather(1, sentence)).masked_fill(
-            sentence == most, 0
-        )  # a place that exists, for filler
-        packing = cls(sentence.masked_fill(sentence == most, -1), positions, ends, longest)
+        filler = sentence == most
+        positions = (at - starts.gather(1, sentence)).masked_fill(filler, 0)  # filler too needs a place that exists
+        packing = cls(sentence.masked_fill(filler, -1), positions, ends, longest)
         return packing if device is None else packing.to(device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
@@ -118,9 +119,7 @@ class Mask:
     _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sides: Any = (None, None) if self.window is None else self.window
-        if not isinstance(sides, tuple) or len(sides) != 2 or not all(map(is_reach, sides)):
-            raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {self.window}")
+        check_window(self.window)
         if not isinstance(self.q_start, Tensor) and self.q_start < 0:
             raise ValueError(f"`q_start` must be 0 or more, how many keys come before, but is {self.q_start}")
         if self.packing is not None and self.key_lengths is not None:
@@ -229,27 +228,3 @@ class Mask:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
-
-
-def is_reach(side: object) -> bool:
-    """How far a window reaches to one side: a number of tokens, or None for no limit."""
-    return side is None or (isinstance(side, int) and side >= 0)
-
-
-def on_host(tensor: Tensor) -> bool:
-    """May we look at the numbers? On an accelerator that would make the host wait; while compiling it is impossible."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: str) -> None:
-    """Refuse lengths that do not fit a (B, T) batch. Values are looked at on CPU only, where that costs nothing."""
-    if not isinstance(lengths, Tensor) or lengths.shape != (B,) or lengths.dtype not in (torch.int64, torch.int32):
-        is_now = f"{lengths.dtype} of {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else repr(lengths)
-        raise ValueError(f"`{name}` must be a tensor of {B} int64 or int32, one per row of the batch, but is {is_now}")
-    if lengths.device != device:
-        raise ValueError(f"`{name}` must be on {device} as the batch is, but is on {lengths.device}; move it there")
-    if B and on_host(lengths) and not bool(((lengths >= 0) & (lengths <= T)).all()):
-        raise ValueError(
-            f"`{name}` must be between 0 and {T}, the length of the tensor, "
-            f"but reaches from {int(lengths.min())} to {int(lengths.max())}; pad the tensor or shorten the lengths"
-        )

@@ -12,18 +12,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from attent.nn.checks import check_choice, check_even, check_positive, check_size
+
 Order = Literal["interleaved", "halves"]
-
-
-def check_choice(name: str, value: str, choices: Any) -> None:
-    """Refuse what is not one of the words of a Literal."""
-    if value not in get_args(choices):
-        raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, but is {value!r}")
 
 
 class Positions(nn.Module):
@@ -87,8 +83,7 @@ class LearnedConfig:
     max_length: int = 512
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"`max_length` must be 1 or more, but is {self.max_length}")
+        check_size("max_length", self.max_length)
 
 
 class Learned(Positions):
@@ -134,14 +129,8 @@ class RotaryConfig:
     order: Order = "halves"
 
     def __post_init__(self) -> None:
-        if not self.base > 0:
-            raise ValueError(f"`base` must be more than 0, but is {self.base}")
+        check_positive("base", self.base)
         check_choice("order", self.order, Order)
-
-
-def check_even(head_width: int) -> None:
-    if head_width % 2:
-        raise ValueError(f"rotary positions turn pairs of features: `head_width` must be even, but is {head_width}")
 
 
 class Rotary(Positions):

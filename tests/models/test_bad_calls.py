@@ -68,7 +68,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "nothing to write": (lambda: greedy(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
     "no vocabulary": (
         lambda: Seq2SeqConfig(vocab=0),
-        "`vocab` must be a number of tokens from 1 to 16,777,216, but is 0",
+        "`vocab` must be a number from 1 to 16,777,216, but is 0",
     ),
     "two vocabularies shared": (
         lambda: Seq2SeqConfig(vocab=9, target_vocab=7),
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "preset without vocabulary": (
         lambda: attent.presets.base(vocab=0),
-        "`vocab` must be a number of tokens from 1 to 16,777,216, but is 0",
+        "`vocab` must be a number from 1 to 16,777,216, but is 0",
     ),
 }
 

@@ -102,7 +102,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "buckets": (lambda: RelativeConfig(buckets=6), "`buckets` must be a multiple of 4, but is 6"),
     "reach": (lambda: RelativeConfig(reach=32), "`reach` must be more than `buckets`=32, but is 32"),
-    "no learned positions": (lambda: LearnedConfig(max_length=0), "`max_length` must be 1 or more, but is 0"),
+    "no learned positions": (
+        lambda: LearnedConfig(max_length=0),
+        "`max_length` must be a number from 1 to 16,777,216, but is 0",
+    ),
     "negative window": (
         lambda: StackConfig(window=(-1, None)),
         "`window` must be (before, after) of 0 or more tokens each, but is (-1, None)",
