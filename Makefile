@@ -3,8 +3,9 @@
 # PY=/some/python uses that interpreter as it is, without making .venv: for a machine that has its own torch,
 # for example  make test-device PY=python3
 
-# The one place that names the tested torch. It is installed first and by itself, so that pip takes the build that
-# this machine offers (CPU, CUDA) and the other packages settle around it.
+# The tested torch (`make lock` takes it from here). It is installed first and by itself, so that the other packages
+# settle around it. From PyPI a Linux machine gets the CUDA build, of several GB; for the CPU build:
+#   make setup PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu TORCH=torch==2.13.0+cpu
 TORCH   := torch==2.13.0
 VENV    := .venv
 PY      ?= $(VENV)/bin/python
@@ -26,7 +27,7 @@ help: ## this list
 setup: $(READY) ## make .venv with everything that working on attent needs
 
 # The first python3 that is new enough. venv is harmless on a .venv that exists already.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	@for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    echo "setup: $$($$python --version) in $(VENV)"; exec $$python -m venv $(VENV); \
@@ -34,6 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	done; \
 	echo "setup: attent needs Python 3.11 or newer, and none was found: install one, then run make again" >&2; \
 	exit 1
+	@echo "setup: installing $(TORCH) and the packages of constraints.txt; the first time this takes minutes"
 	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -43,6 +45,7 @@ demo: $(READY) ## set up, then teach a small model a task and show what it looks
 
 test: $(READY) ## ruff, mypy and the quick tests: what must pass before a change is handed in
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m 'not slow'
 
@@ -66,8 +69,8 @@ bench: $(READY) ## run every script of benchmarks/
 	  name=$${script%.py}; echo "== $$name" >&2; $(PY) -m "$$(echo $$name | tr / .)"; \
 	done
 
-faults: $(READY) ## plant faults in a copy of the code and show that the tests notice
-	$(PY) tests/faults.py
+faults: $(READY) ## plant faults in a copy of the code and show that the tests notice (ONLY=part of a name)
+	$(PY) tests/faults.py $(ONLY)
 
 # uv resolves for every platform and Python version at once, which pip cannot.
 lock: $(READY) ## renew constraints.txt from pyproject.toml

@@ -154,7 +154,8 @@ class _Place:
         guess = f" did you mean `{guesses[0]}`?" if guesses else ""
         guess = " it belongs to another `kind`." if full in elsewhere else guess
         listed = ", ".join(f"`{name}`" for name in names) or "none"
-        return self.error(f"unknown key `{_clip(full)}`;{guess} Known keys: {listed}")
+        advice = guess or " remove it, or update attent."
+        return self.error(f"unknown key `{_clip(full)}`;{advice} Known keys: {listed}")
 
 
 def _show(value: object) -> str:

@@ -23,7 +23,7 @@ HEADS, HEAD_WIDTH = 8, 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--one", nargs=2, metavar=("CASE", "LENGTH"), help="measure one, print its bytes")
     arguments = parser.parse_args()
@@ -54,7 +54,8 @@ def peak(case: str, length: int) -> int:
         return torch.cuda.max_memory_allocated()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step(case, length)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
 
 
 def step(case: str, length: int) -> None:

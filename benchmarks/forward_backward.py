@@ -118,7 +118,10 @@ def rows_of(rows: list[list[int]], width: int | None = None) -> Tensor:
 
 
 def hugging_face() -> nn.Module:
-    from transformers import MarianConfig, MarianMTModel
+    try:
+        from transformers import MarianConfig, MarianMTModel
+    except ImportError:
+        raise SystemExit("this benchmark measures beside transformers: pip install transformers") from None
 
     config = MarianConfig(
         vocab_size=VOCAB, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,

@@ -38,7 +38,7 @@ def machine() -> str:
     device = (
         torch.cuda.get_device_name()
         if torch.cuda.is_available()
-        else f"{cpu_name()}, {torch.get_num_threads()} threads"
+        else f"{cpu_name()}, {torch.get_num_threads()} thread(s)"
     )
     return f"{device}, torch {torch.__version__}, Python {platform.python_version()}"
 

@@ -2,7 +2,7 @@
 
     pytest tests/laws --device cuda     the same laws on an accelerator
 
-Needs pytest and torch only: on a borrowed machine there is nothing else.
+The laws need pytest and torch only, so that they run wherever these are.
 """
 
 from __future__ import annotations

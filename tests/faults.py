@@ -307,6 +307,11 @@ def pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def main(wanted: list[str]) -> int:
     faults = [Fault.read(text) for text in FAULTS.strip().split("\n\n")]
     faults = [fault for fault in faults if not wanted or any(word in fault.name for word in wanted)]
+    if not faults:
+        sys.exit(
+            "no fault has that in its name; there are:\n"
+            + "\n".join(line for line in FAULTS.splitlines() if "# " in line)
+        )
     caught: dict[str, str] = {}
     for fault in faults:
         with tempfile.TemporaryDirectory() as scratch:

@@ -30,7 +30,7 @@ def make_app() -> App:
     """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
     app = App(
         name="attent",
-        help="Train a translator from parallel text, look inside it, trust it and serve it.",
+        help="The Transformer, to read, to run and to look inside. Version 0.1: the model; training is to come.",
         version=__version__,
         result_action="return_value",
         exit_on_error=False,

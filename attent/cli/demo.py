@@ -30,8 +30,18 @@ TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 PAD, START, END = 0, 1, 2
 TOKENS = ["<pad>", "<start>", "<end>", *"0123456789", *ONES, *TENS, "hundred", "thousand", "and"]
 ID = {token: i for i, token in enumerate(TOKENS)}
-SHOWN = (815, 1_969, 30_004, 60_512, 200_090, 314_159, 700_007, 999_999)
+SHOWN = (815, 1_969, 30_004, 60_512, 200_090, 314_159, 700_007, 990_000)
 SHADES = " ░▒▓█"
+NEXT = """
+The model is in {out}. Look inside it from Python (in the shell: . .venv/bin/activate):
+
+    import attent
+    from attent.cli.demo import sources, targets
+
+    model = attent.load("{out}")
+    with attent.record(model) as trace:
+        model(sources([1969])[0], targets([1969])[0])
+    print(trace["decoder.blocks.1.cross"][0].shape)  # sentence, head, digit, word"""
 
 
 def demo(
@@ -45,6 +55,8 @@ def demo(
 
     import attent
 
+    if steps < 1:
+        raise ValueError(f"`--steps` must be 1 or more, but is {steps}")
     torch.set_num_threads(1)  # the matrices are tiny: a second thread would wait more than it works
     torch.manual_seed(seed)
     log = Console(stderr=True, highlight=False)
@@ -52,15 +64,13 @@ def demo(
     size = sum(p.numel() for p in model.parameters())
     log.print(f"[bold]attent demo[/]: a Transformer of {size:,} parameters learns to read number words.")
     log.print("(A task made on the spot. Training on your own text is still to come.)\n")
+    model.save(out)  # a folder that cannot be written to is told now, not after a minute of work
     train(model, steps, random.Random(seed), log)
     model.save(out)
     model = attent.load(out)
     report(model, random.Random(seed + 1))
     picture(model, 200_090)
-    print(f"\nThe model is in {out}. Look inside it from Python:\n")
-    print(f'    model = attent.load("{out}")')
-    print("    with attent.record(model) as trace: model(source, target)")
-    print('    trace["decoder.blocks.1.cross"]    # the weights of every head of that layer')
+    print(NEXT.format(out=out))
 
 
 # --- the task ------------------------------------------------------------------------------------------------------
@@ -85,13 +95,13 @@ def unseen(n: int) -> bool:
 
 
 def draw(count: int, rng: random.Random, wanted: Callable[[int], bool]) -> list[int]:
-    """Numbers of all lengths alike and with many zeros, so that rare forms (700007) are not drowned by common ones."""
-    numbers: list[int] = []
+    """Different numbers of all lengths alike and with many zeros, so that rare forms (700007) are not drowned."""
+    numbers: dict[int, None] = {}
     while len(numbers) < count:
         n = int("".join(rng.choice("000123456789") for _ in range(rng.randint(1, 6))))
         if wanted(n):
-            numbers.append(n)
-    return numbers
+            numbers[n] = None
+    return list(numbers)
 
 
 def batch(rows: list[list[str]]) -> tuple[Tensor, Tensor]:
@@ -174,10 +184,9 @@ def write(model: Seq2Seq, numbers: list[int]) -> list[str]:
 def report(model: Seq2Seq, rng: random.Random) -> None:
     numbers = draw(1000, rng, unseen)
     right = sum(text == str(n) for text, n in zip(write(model, numbers), numbers, strict=True))
-    print(f"\n{right / 10:.1f}% of 1,000 numbers that it never saw are right to the last digit. Some of them:\n")
+    print(f"\n{right / 10:.1f}% of 1,000 numbers that it never saw are right to the last digit. Some:\n")
     for n, text in zip(SHOWN, write(model, list(SHOWN)), strict=True):
-        mark = "right" if text == str(n) else f"wrong: {n}"
-        print(f"  {text:>7}  {mark:<6} {' '.join(words(n))}")
+        print(f"  {text:>7} {'right' if text == str(n) else 'WRONG'}  {' '.join(words(n))}")
 
 
 def picture(model: Seq2Seq, n: int) -> None:
@@ -193,7 +202,7 @@ def picture(model: Seq2Seq, n: int) -> None:
         model(source, shift_right(target, START))
     weights = trace[last][0][0].mean(0)  # (H, Tq, Tk) -> (Tq, Tk)
     rows, columns = [*words(n), "end"], [*str(n), "."]
-    print(f"\nWhat it looks at while it writes each digit of {n} (last layer, mean of its heads):\n")
+    print(f"\nWhat it looks at while it writes {n} (last layer, mean of heads):\n")
     print(" " * 12 + " ".join(f" {digit} " for digit in columns))
     for k, word in enumerate(rows):
         cells = (SHADES[min(int(weights[q, k] * len(SHADES)), len(SHADES) - 1)] * 3 for q in range(len(columns)))

@@ -91,9 +91,9 @@ def find_advice(machine: Machine, torch: Torch, installed: tuple[Package, ...]) 
     if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
         yield f"torch is built for {torch.build} but sees no GPU: check the driver with nvidia-smi"
     if machine.disk_free < LITTLE_DISK:
-        yield f"only {_size(machine.disk_free)} of disk is free in this folder: train with --out elsewhere"
+        yield f"only {_size(machine.disk_free)} of disk is free in this folder: save models elsewhere"
     if machine.memory_free is not None and machine.memory_free < LITTLE_MEMORY:
-        yield f"only {_size(machine.memory_free)} of memory is free: keep to --size tiny"
+        yield f"only {_size(machine.memory_free)} of memory is free: keep to small models"
     for package in installed:
         if package.extra and package.version and not package.fits:
             yield f"{_misfit(package)}: {pip_command(package.extra)}"

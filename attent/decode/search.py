@@ -28,6 +28,8 @@ def greedy(
     """
     if max_length < 1:
         raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
+    if end < 0:
+        raise ValueError(f"`end` must be the id of a token, 0 or more, but is {end}")
     state = model.begin(source, lengths, capacity=max_length)
     token = source.new_full((source.shape[0], 1), start)
     finished = torch.zeros_like(token, dtype=torch.bool)

@@ -21,7 +21,7 @@ FAMILIES = {"marian": marian.load}  # `model_type` in config.json -> who reads i
 
 def load(folder: str | os.PathLike[str]) -> Seq2Seq:
     """The model of a folder, ours or Hugging Face's, in eval mode, in the precision that it is stored in."""
-    root = Path(folder)
+    root = Path(folder).expanduser()
     files.check_folder(root, os.fspath(folder))
     if files.is_ours(root):
         return models.read(root)

@@ -141,7 +141,7 @@ def write_folder(
     tensors: Mapping[str, Tensor],
 ) -> None:
     """A new Hugging Face folder: written aside and renamed as a whole, so that there is never half of one."""
-    root = Path(os.path.abspath(folder))
+    root = Path(folder).expanduser().absolute()
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         raise FolderError(f"{folder}: exists already; give a new folder, or remove that one first")
     with explained(root):

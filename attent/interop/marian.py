@@ -20,8 +20,9 @@ from torch import Tensor
 
 from attent import settings
 from attent.interop import files
-from attent.models import Seq2Seq, Seq2SeqConfig, build_empty, fill
+from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import FolderError, check_tensors
+from attent.models.store import fill, tensors_of
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
 from attent.nn.checks import LARGEST
 from attent.nn.feedforward import Activation
@@ -304,7 +305,7 @@ def end_of(facts: Facts, where: Path) -> int:
 
 def load(folder: str | os.PathLike[str]) -> Seq2Seq:
     """The MarianMTModel of a Hugging Face folder, in eval mode, in the precision it was stored in."""
-    root = Path(folder)
+    root = Path(folder).expanduser()
     files.check_folder(root, os.fspath(folder))
     facts, tensors = read_facts(root), files.read_tensors(root)
     where = root / files.WEIGHTS
@@ -414,7 +415,7 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     """
     check_expressible(model.config)
     pad = checked_pad(model.config, pad)
-    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.cpu() for name, tensor in tensors_of(model, build_empty(model.config)).items()}
     if model.config.encoder.positions == SinusoidalConfig(order="interleaved"):
         tensors = halves_from_interleaved(tensors)
     stored = to_their_tensors(tensors, model.config)

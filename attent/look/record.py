@@ -16,9 +16,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from attent.nn import Attention, Look
-
-COMPILED = "_orig_mod."  # what torch.compile puts into module paths
+from attent.nn import Look, attention_layers
 
 
 class Trace(Mapping[str, list[Tensor]]):
@@ -51,7 +49,9 @@ def record(model: nn.Module, only: str = "*") -> Iterator[Trace]:
 
     Every call of the model meanwhile is recorded, also of another thread; recordings do not disturb each other.
     """
-    every = {path.replace(COMPILED, ""): m for path, m in model.named_modules() if isinstance(m, Attention)}
+    every = attention_layers(model)
+    if not every:
+        raise ValueError(f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none")
     layers = {path: layer for path, layer in every.items() if fnmatch.fnmatch(path, only)}
     if not layers:
         raise ValueError(f"`only` must match an attention layer, but {only!r} matches none of: {', '.join(every)}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from attent import settings
 from attent.models import folder as model_folder
-from attent.models import store
 from attent.models.config import ConfigFile, Seq2SeqConfig
+from attent.models.folder import FolderError
 from attent.models.seq2seq import Seq2Seq, shift_right
+from attent.models.store import fill
 
-__all__ = ["Seq2Seq", "Seq2SeqConfig", "build", "build_empty", "fill", "read", "shift_right"]
+__all__ = ["Seq2Seq", "Seq2SeqConfig", "build", "build_empty", "read", "shift_right"]
 
 
 def build(config: Seq2SeqConfig) -> Seq2Seq:
@@ -30,14 +30,16 @@ def build_empty(config: Seq2SeqConfig) -> Seq2Seq:
         return build(config)
 
 
-def fill(model: Seq2Seq, tensors: Mapping[str, Tensor], where: str) -> Seq2Seq:
-    """An empty model with these weights, in eval mode; `where` is the file that errors will name."""
-    store.fill(model, tensors, where)
-    return model
-
-
 def read(folder: str | os.PathLike[str]) -> Seq2Seq:
     """The model of one of our folders, in eval mode. (`attent.load` reads foreign ones too.)"""
-    stored = model_folder.read(folder)
-    file = settings.from_dict(ConfigFile, stored.config, os.path.join(folder, model_folder.CONFIG))
-    return fill(build_empty(file.model), stored.tensors, os.path.join(folder, model_folder.WEIGHTS))
+    root = Path(folder).expanduser()
+    stored, where = model_folder.read(root), root / model_folder.CONFIG
+    for key, known in (("version", ConfigFile.version), ("kind", ConfigFile.kind)):
+        if stored.config.get(key, known) != known:
+            found = f"has `{key}` {stored.config[key]!r}, and this attent reads {known!r}"
+            raise FolderError(f"{where}: {found}; it may have been saved by a newer attent: update it")
+    try:
+        file = settings.from_dict(ConfigFile, stored.config, str(where))
+    except settings.SettingsError as error:
+        raise FolderError(str(error)) from error
+    return fill(build_empty(file.model), stored.tensors, root / model_folder.WEIGHTS)

@@ -43,11 +43,15 @@ class Output(nn.Module):
 
 def check_ids(ids: Tensor, vocab: int) -> None:
     """Refuse what is not a batch of token ids. Values are looked at on CPU only, where that costs nothing."""
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        are = f"{ids.dtype} of {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
-        raise ValueError(f"token ids must be a tensor of int64 or int32 of (B, T), but are {are}")
+    check_shape(ids, "token ids")
     if ids.numel() and on_host(ids) and not bool(((ids >= 0) & (ids < vocab)).all()):
         raise ValueError(
             f"token ids must be from 0 to {vocab - 1}, the vocabulary, but reach from {int(ids.min())} to "
             f"{int(ids.max())}; was the text made into ids by another model's tokenizer?"
         )
+
+
+def check_shape(ids: Tensor, name: str) -> None:
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        is_now = f"{ids.dtype} of {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise ValueError(f"{name} must be a tensor of int64 or int32 of (B, T), but is {is_now}")

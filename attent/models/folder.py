@@ -73,7 +73,7 @@ class _Entry:
 
 def write(folder: str | os.PathLike[str], *, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Saves a model. Whatever happens meanwhile, the folder's old model or this one loads afterwards."""
-    root = Path(folder)
+    root = Path(folder).expanduser()
     stored, tied = _untie(tensors)
     text = _config_text(config, tied)
     with explained(root):
@@ -229,22 +229,24 @@ def _reason(root: Path, error: OSError) -> str:
         return "the disk is full; an older model in the folder is unharmed; free some space and save again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "the folder cannot be written to; give another folder, or change its permissions"
+    if not root.is_dir():
+        return f"the folder cannot be made ({error.strerror}); give another"
     return f"{error}; an older model in the folder is unharmed; save again"
 
 
 # Reading.
 
 
-def read(folder: str | os.PathLike[str], *, device: str = "cpu") -> StoredModel:
+def read(folder: str | os.PathLike[str]) -> StoredModel:
     """The model of a folder, after its checksums have been verified. Nothing stays open.
 
     Links are followed inside the folder only: what lies outside could change without the folder knowing.
     """
-    root = Path(folder)
+    root = Path(folder).expanduser()
     for _ in range(READ_ATTEMPTS):
         before = _snapshot(root)
         try:
-            stored = _read_once(root, device)
+            stored = _read_once(root)
         except FolderError:
             if _snapshot(root) == before:
                 raise
@@ -267,7 +269,7 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _read_once(root: Path, device: str) -> StoredModel:
+def _read_once(root: Path) -> StoredModel:
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise FolderError(f"{root}: must be a model folder, but {problem}; give one that holds {CONFIG}")
@@ -275,7 +277,7 @@ def _read_once(root: Path, device: str) -> StoredModel:
         paths = _find(root)
         config = settings.read_json(paths[CONFIG])
         tied = _ties(config.pop("tied", {}), root)
-        tensors = read_safetensors(paths[WEIGHTS], device)
+        tensors = read_safetensors(paths[WEIGHTS])
     except OSError as error:
         path = error.filename or root
         raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
@@ -379,11 +381,11 @@ def _entry(path: Path) -> _Entry:
         return _Entry(digest, os.fstat(file.fileno()).st_size)
 
 
-def read_safetensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, as a copy in memory: a mapped file that changes would change the model, or kill us."""
     _check_header(path)
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework="pt") as file:
             names = file.keys()
             return {name: file.get_tensor(name).clone() for name in names}
     except SafetensorError as error:
@@ -432,7 +434,7 @@ def check_tensors(expected: Mapping[str, torch.Size], got: Mapping[str, Tensor],
     groups = [("missing: ", missing), ("not known to the model: ", unknown), ("wrong shape: ", wrong)]
     faults = [title + _first_few(names) for title, names in groups if names]
     if faults:
-        raise FolderError(f"{where}: {'; '.join(faults)}. Is {CONFIG} the one that belongs to these weights?")
+        raise FolderError(f"{where}: {'; '.join(faults)}. Take {CONFIG} and the weights from one and the same model")
 
 
 def _guess(name: str, expected: Mapping[str, object], got: Mapping[str, object]) -> str:

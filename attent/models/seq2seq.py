@@ -12,8 +12,9 @@ from attent import settings
 from attent.models import folder as model_folder
 from attent.models import store
 from attent.models.config import ConfigFile, Seq2SeqConfig
-from attent.models.embedding import Embedding, Output
+from attent.models.embedding import Embedding, Output, check_shape
 from attent.nn import Cache, Memory, Packing, Stack
+from attent.nn.checks import check_lengths
 
 
 class Seq2Seq(nn.Module):
@@ -44,7 +45,11 @@ class Seq2Seq(nn.Module):
         *,
         packing: tuple[Packing, Packing] | None = None,
     ) -> Tensor:
-        """(B, Ts), (B, Tt) -> (B, Tt, V). `target` is what the decoder reads: already shifted right."""
+        """(B, Ts), (B, Tt) -> (B, Tt, V). `target` is what the decoder reads: already shifted right.
+
+        These are logits, before the paper's softmax: losses and searches take its logarithm in one stable step.
+        """
+        check_sides(source, target, source_lengths, target_lengths)
         source_packing, target_packing = packing or (None, None)
         memory = self.encode(source, source_lengths, packing=source_packing)
         states = self.decode(target, memory, target_lengths, packing=target_packing)
@@ -63,7 +68,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache:
-        """Read the source and make ready to write up to `capacity` target tokens, step by step."""
+        """Read the source and make ready to write up to `capacity` target tokens, step by step (in `eval` mode)."""
         return self.decoder.new_cache(capacity, memory=self.encode(source, lengths))
 
     @torch.no_grad()
@@ -83,10 +88,23 @@ class Seq2Seq(nn.Module):
         model_folder.write(folder, config=config, tensors=store.tensors_of(self, like))
 
 
+def check_sides(source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None) -> None:
+    """Refuse a mistake in the words of the caller, where the parts would tell it in theirs."""
+    check_shape(source, "source")
+    check_shape(target, "target")
+    if source.shape[0] != target.shape[0]:
+        rows = f"{source.shape[0]} and {target.shape[0]}"
+        raise ValueError(f"source and target must have the same number of rows, but have {rows}")
+    for name, ids, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
+        if lengths is not None:
+            check_lengths(lengths, ids.shape[0], ids.shape[1], ids.device, f"{name}_lengths")
+
+
 def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> Tensor:
     """What the decoder reads to write `target` (B, T): one place to the right, behind the start token.
 
     In packed rows every sentence has a start of its own.
     """
+    check_shape(target, "target")
     shifted = F.pad(target, (1, 0), value=start)[:, :-1]
     return shifted if packing is None else shifted.masked_fill(packing.positions == 0, start)

@@ -5,14 +5,17 @@ model with them. The files themselves are `folder`'s business.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attent.models.folder import FolderError, check_tensors
+from attent.nn.attention import COMPILED
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parameters
+M = TypeVar("M", bound=nn.Module)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -28,43 +31,44 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def tensors_of(model: nn.Module, like: nn.Module) -> dict[str, Tensor]:
     """The tensors to save: just those of `like`, an empty model of the same config, and tied as its are."""
     tensors = {name.replace(COMPILED, ""): tensor for name, tensor in model.state_dict().items()}
-    check_tensors(shapes(like), tensors, "the model")
-    check_ties(tensors, tied_names(like), "the model")
+    check(tensors, like, "the model")
     return tensors
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Give an empty model its weights as they are, without a copy, and tie again what was tied. In eval mode."""
+def fill(model: M, tensors: Mapping[str, Tensor], where: str | Path) -> M:
+    """An empty model with these weights as they are, without a copy, tied again where it was tied. In eval mode."""
+    check(tensors, model, where)
     ties = tied_names(model)
-    check_tensors(shapes(model), tensors, where)
-    check_formats(tensors, where)
-    check_ties(tensors, ties, where)
     model.load_state_dict(dict(tensors), assign=True)
     for name, first in ties.items():
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(first))
-    model.eval()
+    return model.eval()
 
 
-def shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+def check(tensors: Mapping[str, Tensor], like: nn.Module, where: str | Path) -> None:
+    """Refuse tensors that are not just those of the model `like`; `where` is the file that holds them."""
+    check_tensors({name: tensor.shape for name, tensor in like.state_dict().items()}, tensors, where)
+    check_format(tensors, where)
+    for name, first in tied_names(like).items():
+        check_tie(name, tensors[name], first, tensors[first], where)
 
 
-def check_formats(tensors: Mapping[str, Tensor], where: str) -> None:
-    for name, tensor in tensors.items():
-        if tensor.dtype not in FORMATS:
-            formats = ", ".join(str(known).removeprefix("torch.") for known in FORMATS)
-            raise FolderError(
-                f"{where}: `{name}` must be of {formats}, but is {tensor.dtype}; convert the weights first"
-            )
+def check_format(tensors: Mapping[str, Tensor], where: str | Path) -> None:
+    formats = {tensor.dtype: name for name, tensor in tensors.items()}
+    for dtype, name in formats.items():
+        if dtype not in FORMATS:
+            known = ", ".join(str(known).removeprefix("torch.") for known in FORMATS)
+            raise FolderError(f"{where}: `{name}` must be of {known}, but is {dtype}; convert the weights first")
+    if len(formats) > 1:
+        several = ", ".join(f"`{name}` is {dtype}" for dtype, name in formats.items())
+        raise FolderError(f"{where}: all tensors must be of one format, but {several}; convert them (model.float())")
 
 
-def check_ties(tensors: Mapping[str, Tensor], ties: Mapping[str, str], where: str) -> None:
+def check_tie(name: str, one: Tensor, first: str, other: Tensor, where: str | Path) -> None:
     """Refuse two different tensors for what the config says is one: one of them would be lost."""
-    for name, first in ties.items():
-        one, other = tensors[name], tensors[first]
-        if one.data_ptr() != other.data_ptr() and not torch.equal(one, other):
-            raise FolderError(
-                f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "
-                f"`tie_output`), but differs; tie it again, or change the config"
-            )
+    if one.data_ptr() != other.data_ptr() and not torch.equal(one, other):
+        raise FolderError(
+            f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "
+            f"`tie_output`), but differs; tie it again, or change the config"
+        )

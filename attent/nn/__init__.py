@@ -11,7 +11,7 @@ Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks
 """
 
 from attent.nn.attend import BACKENDS, Backend, Request, attend, choose, explicit, flex, fused, packed
-from attent.nn.attention import Attention, Look, set_backend
+from attent.nn.attention import Attention, Look, attention_layers, set_backend
 from attent.nn.block import Block, Memory, Residual, Stack, StackConfig
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
 from attent.nn.feedforward import FeedForward
@@ -63,6 +63,7 @@ __all__ = [
     "Stack",
     "StackConfig",
     "attend",
+    "attention_layers",
     "choose",
     "explicit",
     "flex",

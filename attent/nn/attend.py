@@ -51,15 +51,24 @@ def attend(
     backend: str = "auto",
 ) -> Tensor:
     """Attention by the named backend, or by the best that can do it: (B, H, Tq, D)."""
-    request = Request(q, k, v, mask or Mask(), bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
+    mask = Mask() if mask is None else mask
+    request = Request(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
     check(request)
     return choose(backend, request).run(*request)
 
 
 def explicit(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also gives the softmax, before dropout."""
+    mask = Mask() if mask is None else mask
+    scale = q.shape[-1] ** -0.5 if scale is None else scale  # 1 / sqrt(d_k)
     k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
     visible = mask.dense(q.shape[0], q.shape[2], k.shape[2], q.device)
 
@@ -175,6 +184,8 @@ def flex_refuses(request: Request) -> str | None:
     q, k, v, *_ = request
     if request.dropout > 0:
         return "FlexAttention has no dropout on the weights"
+    if q.shape[2] == 0 or k.shape[2] == 0:
+        return "FlexAttention takes no empty sequences"
     if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "FlexAttention has no backward pass on CPU"
     if q.device.type == "cuda" and q.shape[-1] < 16:
@@ -247,6 +258,11 @@ def check(request: Request) -> None:
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
+    if not isinstance(mask, Mask):
+        raise ValueError(f"`mask` must be a description such as Mask(causal=True), but is a {type(mask).__name__}")
+    devices = {str(x.device) for x in (q, k, v, bias) if x is not None}
+    if len(devices) > 1:
+        raise ValueError(f"q, k, v and bias must be on one device, but are on {', '.join(sorted(devices))}; move them")
     if not (q.dtype == k.dtype == v.dtype) or not q.is_floating_point():
         raise ValueError(f"q, k, v must be of one floating type, but are {q.dtype}, {k.dtype}, {v.dtype}")
     check_rate("dropout", request.dropout)

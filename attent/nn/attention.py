@@ -22,6 +22,8 @@ from attent.nn.checks import check_heads
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
 
+COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parts
+
 
 @dataclass(frozen=True, eq=False)
 class Look:
@@ -67,6 +69,7 @@ class Attention(nn.Module):
         q = self.split(self.query(x))
         q = q if angles is None else angles.turn(q)
         dropout = self.dropout if self.training else 0.0
+        seen = seen.to(q.dtype)
         heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, dropout, self.backend)
         if self.taps:
             self.show(q, seen, mask, bias)
@@ -99,9 +102,13 @@ def split_evenly(width: int, heads: int) -> int:
 def set_backend(model: nn.Module, name: str) -> None:
     """Let every attention of a model use the named backend ("auto" for the fastest that can)."""
     check_name(name)
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.backend = name
+    for layer in attention_layers(model).values():
+        layer.backend = name
+
+
+def attention_layers(model: nn.Module) -> dict[str, Attention]:
+    """Every attention of a model by its path, such as `decoder.blocks.3.cross`, whether or not it is compiled."""
+    return {path.replace(COMPILED, ""): m for path, m in model.named_modules() if isinstance(m, Attention)}
 
 
 def init_attention(attention: Attention) -> None:

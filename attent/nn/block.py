@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attent.nn.attention import Attention, init_attention, split_evenly
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
 from attent.nn.checks import (
+    DEEPEST,
     check_choice,
     check_even,
     check_heads,
@@ -61,7 +62,8 @@ class StackConfig:
     activation_dropout: float = 0.0  # inside the feed-forward
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "inner"):
+        check_size("layers", self.layers, DEEPEST)
+        for name in ("width", "heads", "inner"):
             check_size(name, getattr(self, name))
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             check_rate(name, getattr(self, name))
@@ -71,6 +73,8 @@ class StackConfig:
         check_window(self.window)
         head_width = split_evenly(self.width, self.heads) if self.head_width is None else self.head_width
         check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
+        if self.scale is not None:
+            check_positive("scale", self.scale)
         if not isinstance(self.positions, PositionsConfig):
             raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
         if isinstance(self.positions, RotaryConfig):
@@ -158,7 +162,10 @@ class Block(nn.Module):
         return self.cross(x, seen, view.memory_mask)
 
     def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
-        room = self.own.key.weight.new_zeros(2, rows, self.own.kv_heads, capacity, self.own.head_width)
+        weight = self.own.key.weight
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        room = weight.new_zeros(2, rows, self.own.kv_heads, capacity, self.own.head_width, dtype=dtype)
         cross = None if self.cross is None or memory is None else self.cross.remember(memory.states)
         return LayerCache(KVCache(KV(room[0], room[1])), cross)
 
@@ -169,12 +176,11 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
-        head_width = config.head_width or config.width // config.heads
         self.positions = build_positions(
             config.positions,
             width=config.width,
             heads=config.heads,
-            head_width=head_width,
+            head_width=config.head_width or split_evenly(config.width, config.heads),
             causal=config.causal,
         )
         self.dropout = nn.Dropout(config.dropout)

@@ -22,6 +22,10 @@ class KV:
     keys: Tensor
     values: Tensor
 
+    def to(self, dtype: torch.dtype) -> KV:
+        """Autocast may compute queries in another format than the cache was made in."""
+        return self if self.keys.dtype == dtype else KV(self.keys.to(dtype), self.values.to(dtype))
+
     def reorder(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
@@ -121,6 +125,8 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was: beams that survive take their past along; rows may be fewer or more."""
+        if not isinstance(rows, Tensor) or rows.dim() != 1:
+            raise ValueError(f"`rows` must be a tensor of row numbers, but is {rows!r}")
         if rows.numel() and on_host(rows) and not bool(((rows >= 0) & (rows < self.rows)).all()):
             raise ValueError(f"`rows` must be rows of the cache, 0 to {self.rows - 1}, but are {rows.tolist()}")
         for layer in self.layers:

@@ -6,6 +6,7 @@ Numbers inside tensors are looked at on CPU only, where that costs nothing; on a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from attent.nn.masks import Packing
 
 LARGEST = 2**24  # of any size of a model: beyond it torch could not even count the bytes of a matrix
+DEEPEST = 1000  # layers: a folder that asks for more would keep us busy for minutes before its tensors are missed
 NO_CACHE = "a cache needs a causal stack: here every token looks at later ones, so none can be kept"
 
 
@@ -34,26 +36,25 @@ def check_choice(name: str, value: str, choices: Any) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, but is {value!r}")
 
 
-def check_size(name: str, value: int) -> None:
-    if not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise ValueError(f"`{name}` must be a number from 1 to {LARGEST:,}, but is {value!r}")
+def check_size(name: str, value: int, most: int = LARGEST) -> None:
+    if not is_count(value) or not 1 <= value <= most:
+        raise ValueError(f"`{name}` must be a number from 1 to {most:,}, but is {value!r}")
 
 
 def check_rate(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {value}")
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"`{name}` must be at least 0 and less than 1, but is {value!r}")
 
 
 def check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"`{name}` must be more than 0, but is {value}")
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be more than 0, but is {value!r}")
 
 
 def check_heads(heads: int, kv_heads: int, head_width: int) -> None:
-    if kv_heads < 1 or heads % kv_heads:
+    check_size("head_width", head_width)
+    if not is_count(kv_heads) or kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {heads}")
-    if head_width < 1:
-        raise ValueError(f"`head_width` must be 1 or more, but is {head_width}")
 
 
 def check_even(head_width: int) -> None:
@@ -65,11 +66,11 @@ def check_window(window: Any) -> None:
     """(before, after): on each side a number of tokens, or None for no limit; or None in all."""
     sides = (None, None) if window is None else window
     if not isinstance(sides, tuple) or len(sides) != 2 or not all(s is None or is_count(s) for s in sides):
-        raise ValueError(f"`window` must be (before, after) of 0 or more tokens each, but is {window}")
+        raise ValueError(f"`window` must be (before, after), a tuple of 0 or more tokens each, but is {window}")
 
 
 def is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # --- tensors -------------------------------------------------------------------------------------------------------
@@ -127,12 +128,13 @@ def check_cache(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory
         raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
     if memory is not None:
         raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
-    crosses = cache.layers[0].cross is not None
-    if len(cache.layers) != stack.config.layers or crosses != stack.config.cross:
+    first, own = cache.layers[0], stack.blocks[0].own
+    theirs = (len(cache.layers), *first.own.room.keys.shape[1::2], first.cross is not None)
+    ours = (stack.config.layers, own.kv_heads, own.head_width, stack.config.cross)
+    if theirs != ours:
         raise ValueError(
-            f"the cache must be made by this stack's `new_cache`, but it has {len(cache.layers)} layers "
-            f"{'with' if crosses else 'without'} memory, and the stack {stack.config.layers} "
-            f"{'with' if stack.config.cross else 'without'}"
+            f"the cache must be made by this stack's `new_cache`, of (layers, heads, head width, memory) {ours}, "
+            f"but is of {theirs}"
         )
     cache.check_room(x.shape[0], x.shape[1])
 
@@ -164,8 +166,7 @@ def check_positions(stack: Stack, count: int) -> None:
 
 def check_new_cache(stack: Stack, capacity: int, rows: int | None, memory: Memory | None) -> None:
     """All that `Stack.new_cache` is given."""
-    if capacity < 1:
-        raise ValueError(f"`capacity` must be 1 or more tokens, but is {capacity}")
+    check_size("capacity", capacity)
     if not stack.config.causal:
         raise ValueError(NO_CACHE)
     if (memory is not None) != stack.config.cross:

@@ -109,6 +109,8 @@ class Mask:
     q_start      index of query 0 among the keys: how many keys the cache held before; (B,) for one per row
     key_lengths  (B,) how many keys of each row are real; the rest is padding
     packing      (of the queries, of the keys): tokens see their own sentence only, and places are counted inside it
+
+    Forms are kept once worked out: do not change the tensors in place afterwards.
     """
 
     causal: bool = False
@@ -120,7 +122,7 @@ class Mask:
 
     def __post_init__(self) -> None:
         check_window(self.window)
-        if not isinstance(self.q_start, Tensor) and self.q_start < 0:
+        if not isinstance(self.q_start, Tensor | torch.SymInt) and not is_count(self.q_start):
             raise ValueError(f"`q_start` must be 0 or more, how many keys come before, but is {self.q_start}")
         if self.packing is not None and self.key_lengths is not None:
             raise ValueError("`key_lengths` must be None with `packing`: a packing already tells which keys are filler")
@@ -208,10 +210,12 @@ class Mask:
     def _check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         if self.key_lengths is not None:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
-        if isinstance(self.q_start, Tensor) and (self.q_start.shape != (B,) or self.q_start.is_floating_point()):
-            is_now = f"{self.q_start.dtype} of {tuple(self.q_start.shape)}"
-            raise ValueError(f"`q_start` must have one start per row, integers of ({B},), but is {is_now}")
+        if isinstance(self.q_start, Tensor):
+            check_lengths(self.q_start, B, Tk, device, "q_start")
         if self.packing is not None:
+            devices = [packing.segments.device for packing in self.packing]
+            if devices != [device, device]:
+                raise ValueError(f"`packing` must be on {device} as the batch is, but is on {devices}; `to` moves it")
             shapes = (self.packing[0].shape, self.packing[1].shape)
             if shapes != ((B, Tq), (B, Tk)):
                 raise ValueError(f"`packing` must be of {(B, Tq)} queries and {(B, Tk)} keys, but is of {shapes}")

@@ -158,7 +158,9 @@ class RelativeConfig:
     reach: int = 128  # distances from here on share the last bucket
 
     def __post_init__(self) -> None:
-        if self.buckets < 4 or self.buckets % 4:
+        check_size("buckets", self.buckets)
+        check_size("reach", self.reach)
+        if self.buckets % 4:
             raise ValueError(f"`buckets` must be a multiple of 4, but is {self.buckets}")
         if self.reach <= self.buckets:
             raise ValueError(f"`reach` must be more than `buckets`={self.buckets}, but is {self.reach}")

@@ -1,6 +1,7 @@
 """The `attent` command as a person meets it: quick help, plain words, honest exit codes."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_a_command_may_return_its_exit_code(failing: Path) -> None:
 
 @pytest.mark.parametrize("arguments", ["--help", "doctor --json"])
 def test_a_closed_pipe_is_met_with_silence(arguments: str) -> None:
-    command = f"{sys.executable} -m attent {arguments} | true"
+    command = f"{shlex.quote(sys.executable)} -m attent {arguments} | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def run_demo(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) ->
 
 def test_the_demo_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out = run_demo(tmp_path / "model", capsys, "--steps", "3")
-    assert "What it looks at while it writes each digit of 200090" in out
+    assert "What it looks at while it writes 200090" in out
     assert len(list(attent.load(tmp_path / "model").parameters())) > 10
 
 
@@ -57,3 +58,21 @@ def test_the_demo_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_demo_learns_its_task(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     share, _ = run_demo(tmp_path / "model", capsys, "--seed", str(seed))
     assert share >= 99
+
+
+def test_no_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--steps", "0", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "attent: error: `--steps` must be 1 or more, but is 0\n"
+
+
+def test_a_bad_folder_is_told_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("here")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 1
+    assert "there is a file where the folder must be" in capsys.readouterr().err
+
+
+def test_what_the_demo_says_to_type_next_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = run_demo(tmp_path / "model", capsys, "--steps", "1")
+    typed = textwrap.dedent(out[out.index("    import attent") :])
+    exec(compile(typed, "demo", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([1, 4, 5, 8])\n"

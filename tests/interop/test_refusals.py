@@ -400,3 +400,19 @@ def test_files_are_as_readable_as_others(tmp_path: Path) -> None:
     marian.save(build(CONFIG), tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
+
+
+def test_a_tie_that_came_undone_is_not_exported_in_silence(tmp_path: Path) -> None:
+    model = build(CONFIG)
+    model.output.weight = torch.nn.Parameter(torch.randn_like(model.output.weight))
+    with pytest.raises(FolderError, match=r"`output.weight` must be the same tensor as"):
+        marian.save(model, tmp_path / "out")
+
+
+def test_a_compiled_model_is_exported_as_it_is(tmp_path: Path) -> None:
+    model = build(CONFIG).eval()
+    source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
+    expected = model(source, target)
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    marian.save(model, tmp_path / "out")
+    torch.testing.assert_close(load(tmp_path / "out")(source, target), expected)

@@ -37,6 +37,7 @@ POSITIONS = {
     "halves": SinusoidalConfig(order="halves"),
     "learned": LearnedConfig(max_length=40),
     "rotary": RotaryConfig(),
+    "rotary-neighbours": RotaryConfig(order="interleaved"),
     "relative": RelativeConfig(buckets=8, reach=12),
     "alibi": AlibiConfig(),
 }

@@ -27,7 +27,7 @@ SCHEMES = one_of_each_scheme()
 
 def in_pairs() -> dict[str, Seq2SeqConfig]:
     """Three models that have all six kinds of positions between them."""
-    (a, b, c, d, e, f) = SCHEMES.values()
+    a, b, c, d, e, f, _ = SCHEMES.values()
     return {
         f"{x.positions.kind}-{y.positions.kind}": Seq2SeqConfig(
             vocab=VOCAB, encoder=replace(x, causal=False, cross=False, window=(2, 1)), decoder=y

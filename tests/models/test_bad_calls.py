@@ -11,7 +11,7 @@ import torch
 
 import attent
 from attent.decode import greedy
-from attent.models import Seq2Seq, Seq2SeqConfig, build
+from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.models.config import decoder_of
 from attent.nn import Packing, StackConfig
 
@@ -42,9 +42,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "ids without a batch": (
         lambda: model()(ids(1)[0], ids(1)),
-        "token ids must be a tensor of int64 or int32 of (B, T), but are",
+        "source must be a tensor of int64 or int32 of (B, T), but is torch.int64 of",
     ),
-    "ids with a point": (lambda: model()(ids(1).float(), ids(1)), "but are torch.float32 of (2, 1)"),
+    "ids with a point": (lambda: model()(ids(1).float(), ids(1)), "but is torch.float32 of (2, 1)"),
     "source lengths": (
         lambda: model()(ids(1, 2), ids(1), torch.tensor([3, 1])),
         "must be between 0 and 2, the length of the tensor, but reaches from 1 to 3",
@@ -64,6 +64,15 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "start outside the vocabulary": (
         lambda: greedy(model(), ids(1), start=9, end=2, max_length=2),
         "token ids must be from 0 to 8",
+    ),
+    "sides of different rows": (
+        lambda: model()(ids(1), ids(1, rows=1)),
+        "source and target must have the same number of rows, but have 2 and 1",
+    ),
+    "one sentence shifted": (lambda: shift_right(ids(1)[0], 1), "target must be a tensor of int64 or int32 of (B, T)"),
+    "an end that is no token": (
+        lambda: greedy(model(), ids(1), start=1, end=-1, max_length=2),
+        "`end` must be the id of a token, 0 or more, but is -1",
     ),
     "nothing to write": (lambda: greedy(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
     "no vocabulary": (

@@ -571,10 +571,10 @@ def _die_at(at: int, path: Path) -> None:
 def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = folder.read_safetensors, itertools.count()
 
-    def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
+    def load_late(path: Path) -> dict[str, torch.Tensor]:
         if next(loads) == 0:  # between the checksums and the weights
             write(model, 1)
-        return load(path, device)
+        return load(path)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert_holds(model, 1)
@@ -583,9 +583,9 @@ def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch
 def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = folder.read_safetensors, itertools.count(1)
 
-    def load_late(path: Path, device: str) -> dict[str, torch.Tensor]:
+    def load_late(path: Path) -> dict[str, torch.Tensor]:
         write(model, next(loads))
-        return load(path, device)
+        return load(path)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert "changes while it is read; try again" in refusal(model)
@@ -665,7 +665,7 @@ def test_wrong_tensors_get_one_sentence() -> None:
     assert str(caught.value) == (
         "m/model.safetensors: missing: `weight`, `gone`; "
         "not known to the model: `weights` (for `weight`?), `zzz`; "
-        "wrong shape: `bias` must be [3], but is [4]. Is config.json the one that belongs to these weights?"
+        "wrong shape: `bias` must be [3], but is [4]. Take config.json and the weights from one and the same model"
     )
 
 

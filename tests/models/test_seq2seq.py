@@ -39,3 +39,17 @@ def test_forced_beginnings_may_differ_in_length() -> None:
     first = model(source[:1], torch.tensor([[1, 9, 10, 11]]))[0, -1]
     second = model(source[1:], torch.tensor([[1, 12]]))[0, -1]
     torch.testing.assert_close(logits, torch.stack([first, second]))
+
+
+def test_autocast_writes_step_by_step_too() -> None:
+    model = attent.build(attent.presets.tiny(vocab=20)).eval()
+    source, target = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 11, 12]])
+    lengths = torch.tensor([3, 2])
+    outside = model.begin(source, lengths, capacity=3)  # its keys are float32
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(source, target, lengths)
+        inside = model.begin(source, lengths, capacity=3)
+        for cache in (inside, outside):
+            steps = torch.cat([model.step(token, cache) for token in target.split(1, 1)], 1)
+            torch.testing.assert_close(steps, expected, rtol=0.05, atol=0.05)
+    assert inside.layers[0].own.room.keys.dtype == torch.bfloat16

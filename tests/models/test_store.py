@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import attent
-from attent.models import Seq2Seq, build, build_empty, fill
+from attent.models import Seq2Seq, build, build_empty
+from attent.models import folder as model_folder
 from attent.models.config import Seq2SeqConfig, decoder_of
 from attent.models.folder import FolderError
+from attent.models.store import fill
 from attent.nn import StackConfig
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
@@ -78,9 +83,72 @@ def test_ties_in_a_file_must_be_those_of_its_config(model: Seq2Seq) -> None:
         fill(build_empty(CONFIG), tensors, "here")
 
 
-def test_a_size_that_no_machine_has_is_refused_by_name(model: Seq2Seq, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`width` must be a number from 1 to 16,777,216, but is 1099511627776"):
-        replace(ENCODER, width=2**40)
+def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Save the folder anew with a changed config.json, so that the manifest is right and the config is not."""
+    stored = model_folder.read(folder)
+    config = copy.deepcopy(stored.config)
+    change(config)
+    model_folder.write(folder, config=config, tensors=stored.tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda c: c.update(version=2),
+            "config.json: has `version` 2, and this attent reads 1; it may have been",
+        ),
+        (lambda c: c.update(kind="rnn"), "config.json: has `kind` 'rnn', and this attent reads 'seq2seq'; it may"),
+        (lambda c: c["model"].update(vocabs=3), "config.json: unknown key `model.vocabs`; did you mean `model.vocab`?"),
+        (lambda c: c["model"].update(zzzz=3), "config.json: unknown key `model.zzzz`; remove it, or update attent."),
+        (lambda c: c["model"]["encoder"].update(layers=16_000_000), "`layers` must be a number from 1 to 1,000, but"),
+        (lambda c: c["model"]["encoder"].update(width=2**40), "`width` must be a number from 1 to 16,777,216"),
+        (lambda c: c["model"]["encoder"].update(head_width=2**62), "`head_width` must be a number from 1"),
+        (
+            lambda c: c["model"]["encoder"].update(inner=9),
+            "model.safetensors: wrong shape: `encoder.blocks.0.",
+        ),
+        (
+            lambda c: c["model"]["encoder"].update(layers=2),
+            "model.safetensors: missing: `encoder.blocks.1.own.",
+        ),
+    ],
+)
+def test_a_config_that_is_not_of_this_model_is_refused(
+    change: Callable[[dict[str, Any]], None], words: str, model: Seq2Seq, tmp_path: Path
+) -> None:
+    model.save(tmp_path)
+    seal(tmp_path, change)
+    with pytest.raises(FolderError, match=re.escape(words)):
+        attent.load(tmp_path)
+
+
+def test_a_changed_byte_is_refused_by_load(model: Seq2Seq, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        content = (tmp_path / name).read_bytes()
+        middle = len(content) // 2
+        (tmp_path / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        with pytest.raises(FolderError, match=re.escape(f"{name}: is damaged or was changed")):
+            attent.load(tmp_path)
+        (tmp_path / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [lambda m: m.to(torch.float8_e4m3fn), lambda m: m.encoder.half()])
+def test_what_could_not_be_loaded_or_used_is_not_saved(
+    change: Callable[[Seq2Seq], object], model: Seq2Seq, tmp_path: Path
+) -> None:
+    change(model)
+    with pytest.raises(FolderError, match=r"the model: .* must be of"):
+        model.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_home_is_found(model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model.save("~/model")
+    assert torch.equal(attent.load("~/model")(IDS, IDS), model(IDS, IDS))
+    assert (tmp_path / "model" / "config.json").exists()
 
 
 def test_the_file_is_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
@@ -89,4 +157,3 @@ def test_the_file_is_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(stored["source_embedding.weight"], model.source_embedding.weight)
     assert not {"target_embedding.weight", "output.weight"} & stored.keys()
-    save_file(stored, tmp_path / "copy.safetensors")

@@ -69,16 +69,30 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: StackConfig(heads=8, kv_heads=3),
         "`heads` must be a multiple of `kv_heads`=3, but is 8",
     ),
-    "heads without width": (lambda: StackConfig(head_width=0), "`head_width` must be 1 or more, but is 0"),
+    "heads without width": (
+        lambda: StackConfig(head_width=0),
+        "`head_width` must be a number from 1 to 16,777,216",
+    ),
+    "head width beyond all": (lambda: StackConfig(head_width=2**62), "`head_width` must be a number from 1"),
+    "key heads in halves": (lambda: StackConfig(kv_heads=2.0), "`heads` must be a multiple of `kv_heads`=2.0"),
+    "too deep": (lambda: StackConfig(layers=16_000_000), "`layers` must be a number from 1 to 1,000, but is 16000000"),
+    "true layers": (lambda: StackConfig(layers=True), "`layers` must be a number from 1 to 1,000, but is True"),
+    "dropout in words": (lambda: StackConfig(dropout="x"), "`dropout` must be at least 0 and less than 1, but is 'x'"),
+    "no scale": (lambda: StackConfig(scale=float("nan")), "`scale` must be more than 0, but is nan"),
+    "endless eps": (lambda: StackConfig(norm_eps=float("inf")), "`norm_eps` must be more than 0, but is inf"),
+    "buckets beyond all": (lambda: RelativeConfig(buckets=2**62), "`buckets` must be a number from 1 to 16,777,216"),
     "no positions": (lambda: StackConfig(positions=None), "`positions` must be a config such as SinusoidalConfig()"),
     "no key heads": (lambda: StackConfig(kv_heads=0), "`kv_heads`=0"),
     "attention's own key heads": (lambda: Attention(8, 4, kv_heads=3), "`heads` must be a multiple of `kv_heads`=3"),
-    "no layers": (lambda: StackConfig(layers=0), "`layers` must be a number from 1 to 16,777,216, but is 0"),
-    "layers in words": (lambda: StackConfig(layers="6"), "`layers` must be a number from 1 to 16,777,216, but is '6'"),
-    "half a layer": (lambda: StackConfig(layers=1.5), "`layers` must be a number from 1 to 16,777,216, but is 1.5"),
+    "no layers": (lambda: StackConfig(layers=0), "`layers` must be a number from 1 to 1,000, but is 0"),
+    "layers in words": (lambda: StackConfig(layers="6"), "`layers` must be a number from 1 to 1,000, but is '6'"),
+    "half a layer": (lambda: StackConfig(layers=1.5), "`layers` must be a number from 1 to 1,000, but is 1.5"),
     "negative eps": (lambda: StackConfig(norm_eps=-1.0), "`norm_eps` must be more than 0, but is -1.0"),
     "rotary base": (lambda: RotaryConfig(base=0.0), "`base` must be more than 0, but is 0.0"),
-    "window in halves": (lambda: StackConfig(window=(1.5, None)), "`window` must be (before, after) of 0 or more"),
+    "window in halves": (
+        lambda: StackConfig(window=(1.5, None)),
+        "`window` must be (before, after), a tuple of 0 or more",
+    ),
     "rotary width in a config": (
         lambda: StackConfig(width=6, heads=2, positions=RotaryConfig()),
         "rotary positions turn pairs of features: `head_width` must be even, but is 3",
@@ -108,7 +122,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "negative window": (
         lambda: StackConfig(window=(-1, None)),
-        "`window` must be (before, after) of 0 or more tokens each, but is (-1, None)",
+        "`window` must be (before, after), a tuple of 0 or more tokens each, but is (-1, None)",
     ),
     "window of one side": (lambda: StackConfig(window=(3,)), "`window` must be (before, after)"),
     "window of three sides": (lambda: StackConfig(window=(3, 0, 1)), "`window` must be (before, after)"),
@@ -136,7 +150,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "key lengths as a mask": (look(mask=Mask(key_lengths=torch.tensor([True]))), "but is torch.bool of (1,)"),
     "starts of other rows": (
         look(mask=Mask(q_start=lengths(1, 2))),
-        "`q_start` must have one start per row, integers of (1,), but is torch.int64 of (2,)",
+        "`q_start` must be a tensor of 1 int64 or int32, one per row of the batch, but is torch.int64 of (2,)",
     ),
     "packing of another width": (
         look(mask=Mask(packing=(packing([4]), packing([3])))),
@@ -201,6 +215,32 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "more sentences than there is room for": (
         lambda: Packing.of([[1, 1, 1]], sentences=2),
         "a row must hold at most `sentences`=2, but one row has 3",
+    ),
+    "half a start": (lambda: Mask(q_start=1.5), "`q_start` must be 0 or more, how many keys come before, but is 1.5"),
+    "start before the keys of a row": (look(mask=Mask(q_start=lengths(-1))), "`q_start` must be between 0 and 3"),
+    "a tensor for a mask": (
+        look(mask=torch.ones(3, 3, dtype=torch.bool)),
+        "`mask` must be a description such as Mask(causal=True), but is a Tensor",
+    ),
+    "two devices": (
+        look(bias=torch.zeros(1, 2, 3, 3, device="meta")),
+        "q, k, v and bias must be on one device, but are on cpu, meta; move them",
+    ),
+    "packing on another device": (
+        look(mask=Mask(packing=(packing([3]).to("meta"), packing([3])))),
+        "`packing` must be on cpu as the batch is, but is on",
+    ),
+    "flex with nothing": (
+        look(backend="flex", k=heads(T=0), v=heads(T=0)),
+        "backend `flex` cannot do this: FlexAttention takes no empty sequences",
+    ),
+    "cache of other heads": (
+        lambda: Stack(DECODER)(x(1, 2, 8), cache=Stack(replace(DECODER, heads=4)).new_cache(4, rows=1)),
+        "the cache must be made by this stack's `new_cache`, of (layers, heads, head width, memory) (1, 2, 4, False)",
+    ),
+    "rows in a list": (
+        lambda: Stack(DECODER).new_cache(4, rows=2).reorder([0]),
+        "`rows` must be a tensor of row numbers, but is [0]",
     ),
     "start before the keys": (lambda: Mask(q_start=-1), "`q_start` must be 0 or more, how many keys come before, but"),
     "two precisions": (
@@ -291,7 +331,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             "make it with `capacity=5` or more"
         ),
     ),
-    "cache for nothing": (lambda: cached(DECODER, capacity=0), "`capacity` must be 1 or more tokens, but is 0"),
+    "cache for nothing": (
+        lambda: cached(DECODER, capacity=0),
+        "`capacity` must be a number from 1 to 16,777,216, but is 0",
+    ),
     "cache of other rows": (
         lambda: cached(DECODER, 1, rows=3),
         "the batch must have the cache's 2 rows, but has 3; `reorder` changes them",
