@@ -15,7 +15,7 @@ import attent
 from attent.decode import greedy
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.nn import Packing
-from tests.laws.helpers import close, gradients, noise_like, numbers, real, same_gradients
+from tests.laws.helpers import POSITIONS, close, gradients, noise_like, numbers, real, same_gradients
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
 
 
@@ -175,4 +175,4 @@ def test_the_covering_covers() -> None:
         met = {(stack.positions, stack.norm_order) for stack in stacks}
         met |= {(stack.positions, stack.kv_heads, "heads") for stack in stacks}
         met |= {(stack.positions, stack.window, "window") for stack in stacks}
-        assert len(met) == 6 * (2 + 3 + 3)
+        assert len(met) == len(POSITIONS) * (2 + 3 + 3)
