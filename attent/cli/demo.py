@@ -33,7 +33,7 @@ ID = {token: i for i, token in enumerate(TOKENS)}
 SHOWN = (815, 1_969, 30_004, 60_512, 200_090, 314_159, 700_007, 990_000)
 SHADES = " ░▒▓█"
 NEXT = """
-The model is in {out}. Look inside it from Python (in the shell: . .venv/bin/activate):
+The model is in {out}. Look inside it from Python (. .venv/bin/activate first):
 
     import attent
     from attent.cli.demo import sources, targets
@@ -41,7 +41,7 @@ The model is in {out}. Look inside it from Python (in the shell: . .venv/bin/act
     model = attent.load("{out}")
     with attent.record(model) as trace:
         model(sources([1969])[0], targets([1969])[0])
-    print(trace["decoder.blocks.1.cross"][0].shape)  # sentence, head, digit, word"""
+    print(trace["decoder.blocks.1.cross"][0].shape)  # heads, digits, words"""
 
 
 def demo(
