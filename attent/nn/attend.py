@@ -260,9 +260,9 @@ def check(request: Request) -> None:
         raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
     if not isinstance(mask, Mask):
         raise ValueError(f"`mask` must be a description such as Mask(causal=True), but is a {type(mask).__name__}")
-    devices = {str(x.device) for x in (q, k, v, bias) if x is not None}
-    if len(devices) > 1:
-        raise ValueError(f"q, k, v and bias must be on one device, but are on {', '.join(sorted(devices))}; move them")
+    if any(x is not None and x.device != q.device for x in (k, v, bias)):
+        devices = sorted({str(x.device) for x in (q, k, v, bias) if x is not None})
+        raise ValueError(f"q, k, v and bias must be on one device, but are on {', '.join(devices)}; move them")
     if not (q.dtype == k.dtype == v.dtype) or not q.is_floating_point():
         raise ValueError(f"q, k, v must be of one floating type, but are {q.dtype}, {k.dtype}, {v.dtype}")
     check_rate("dropout", request.dropout)
