@@ -190,7 +190,7 @@ def test_a_block_that_does_not_work_is_caught(language: str, text: str, complain
         ("sh", "# comments are for the reader\nattent \\\n  --version"),
         ("console", "$ attent --version\nattent 99.9"),
         ("sh", "git clone URL\ncd attent\nmake setup test WORKERS=4"),
-        ("sh", "pip install -c constraints.txt 'attent[serve,formats]'\npip install -e '.[dev]'"),
+        ("sh", "pip install -c constraints.txt 'attent[serve,hf]'\npip install -e '.[dev]'"),
         ("sh", "# not run by the tests: needs two GPUs\nattent no-such-command"),
         ("text", "attent no-such-command"),
     ],

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 PURPOSES: dict[str, str] = {
     "torch": "tensors, training",
     "numpy": "arrays on disk",
+    "sentencepiece": "subwords",
+    "babel": "languages, dates",
+    "backports-zstd": ".zst files",
     "safetensors": "weights on disk",
     "cyclopts": "this command line",
     "rich": "tables, progress",
     "fastapi": "HTTP interface",
     "granian": "HTTP server",
-    "lxml": "TMX, XLIFF files",
-    "polib": "PO files",
     "huggingface-hub": "published models",
     "tokenizers": "their tokenizers",
     "ctranslate2": "fast CPU engine",
@@ -40,7 +41,7 @@ PURPOSES: dict[str, str] = {
     "onnxscript": "write ONNX files",
     "matplotlib": "attention as PNG",
 }
-EXTRAS = ("serve", "formats", "hf", "export", "viz")
+EXTRAS = ("serve", "hf", "export", "viz")
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,8 @@ def packages() -> tuple[Package, ...]:
         declared = metadata.requires("attent") or []
     except metadata.PackageNotFoundError:  # run from a source tree that was never installed
         return ()
-    found = [package for package in map(parse_requirement, declared) if package.extra in ("", *EXTRAS)]
+    needed = filter(_needed_here, declared)
+    found = [package for package in map(parse_requirement, needed) if package.extra in ("", *EXTRAS)]
     order = [*PURPOSES, *(package.name for package in found)]
     return tuple(sorted(found, key=lambda p: (("", *EXTRAS).index(p.extra), order.index(p.name))))
 
@@ -298,13 +300,19 @@ def pip_command(extra: str) -> str:
 
 
 def parse_requirement(requirement: str) -> Package:
-    """`lxml>=6; extra == 'formats'` -> Package("lxml", "formats", ">=6", installed version)."""
+    """`fastapi>=1; extra == 'serve'` -> Package("fastapi", "serve", ">=1", installed version)."""
     wanted, _, marker = requirement.partition(";")
     parts = re.match(r"\s*([\w.-]+)(?:\[.*\])?\s*(.*)", wanted)
     extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
     assert parts, f"requirement that cannot be read: {requirement}"
     name = _canonical(parts[1])
     return Package(name, extra[1] if extra else "", parts[2].strip(), _installed_version(name))
+
+
+def _needed_here(requirement: str) -> bool:
+    """Some packages bring to an older Python what a newer one has by itself: `python_version < '3.14'`."""
+    older = re.search(r"python_version\s*<\s*['\"]3\.(\d+)['\"]", requirement)
+    return older is None or sys.version_info < (3, int(older[1]))
 
 
 def _canonical(name: str) -> str:

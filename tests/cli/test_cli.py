@@ -101,7 +101,7 @@ def write_command(path: Path, body: str, head: str = "") -> None:
         ),
         ("open('no/such/file.tsv')", 1, "error: no/such/file.tsv: No such file or directory"),
         ("raise KeyboardInterrupt", 130, "attent: interrupted"),
-        ("raise ModuleNotFoundError(name='lxml.etree')", 1, "pip install 'attent[formats]'"),
+        ("raise ModuleNotFoundError(name='granian.server')", 1, "pip install 'attent[serve]'"),
     ],
 )
 def test_a_failure_is_one_sentence(
@@ -176,11 +176,11 @@ def test_doctor_fits_a_terminal_of_80_columns() -> None:
     from rich.console import Console
 
     console = Console(width=80)
-    missing = tuple(machine.Package(name, "formats", ">=1", None) for name in machine.PURPOSES)
+    missing = tuple(machine.Package(name, "serve", ">=1", None) for name in machine.PURPOSES)
     found = doctor.Checkup(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
     with console.capture() as shown:
         console.print(doctor.package_table(found))
-    rows = [line for line in shown.get().splitlines() if "pip install 'attent[formats]'" in line]
+    rows = [line for line in shown.get().splitlines() if "pip install 'attent[serve]'" in line]
     assert len(rows) == len(missing)  # none is wrapped
 
 
@@ -203,6 +203,12 @@ def test_doctor_notices_a_torch_that_cannot_use_the_gpu() -> None:
     with_driver = machine.Machine("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
     assert "this torch is a CPU build" in advice
+
+
+def test_what_python_has_by_itself_is_not_asked_for() -> None:
+    assert machine._needed_here("backports.zstd>=1; python_version < '3.99'")
+    assert not machine._needed_here("backports.zstd>=1; python_version < '3.5'")
+    assert machine._needed_here("fastapi>=1; extra == 'serve'")
 
 
 def test_every_package_that_is_declared_has_a_purpose() -> None:

@@ -1,0 +1,201 @@
+"""The corpus `dates`: a date as people write it in 50 languages -> ISO 8601. Made on the spot from Babel's CLDR.
+
+    Thursday, March 7, 2019 -> 2019-03-07        ২৫ জুন, ১৯৪২ -> 1942-06-25        7. listopada 2031. -> 2031-10-07
+
+It needs no download, is learnt in minutes, and every translation is right or wrong. Two rules make it a fair task:
+
+1. **A text means one date.** A form is used only if day, month and four-digit year can be read off it by itself: the
+   month is a word, or the year comes first, or dots stand between the numbers (with dots the day is first everywhere
+   in CLDR; 3/7/2019 and 07-03-2019 are read both ways, and two-digit years are anyone's guess: left out). Calendars are
+   Gregorian everywhere. That "7 lis 2031" is November in Polish and "7. lis 2031." October in Croatian is fair.
+2. **Test dates are unseen in every language.** A hash of the date alone decides its split.
+
+Where a language has digits of its own, half of its forms are in them. Narrow and no-break spaces become plain ones and
+direction marks are left out, as on a keyboard. The same Babel version gives the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import babel
+from babel.core import Locale
+from babel.dates import DateTimePattern, parse_pattern, tokenize_pattern
+
+from attent.data.pairs import CorpusError, Languages, normal_tag
+
+EDITION = 1  # of this file's rules; part of the folder's name, since the content changes with it
+FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
+SIZES: Mapping[str, int] = {"train": 100_000, "valid": 1_000, "test": 2_000}  # pairs
+TEST_SHARE, VALID_SHARE = 0.02, 0.01  # of all 73,049 dates; the rest is train's, of which about 25,000 are needed
+TEXTS_A_DATE = 4
+
+# 50 languages of 15 families in 18 scripts. Each group is there for what it does to a date: declined months (Slavic,
+# Baltic, Finnish), suffixes (Basque, Mongolian), the year first (Hungarian, Chinese), the month first (English, Zulu),
+# from right to left (Arabic, Hebrew), digits of their own (Bengali, Persian), numbered months (Vietnamese, Korean).
+LANGUAGES: Mapping[str, tuple[str, ...]] = {
+    "Germanic": ("en", "de", "nl", "sv", "is"),
+    "Romance": ("es", "fr", "it", "pt", "ro"),
+    "Slavic": ("pl", "cs", "hr", "ru", "uk", "bg"),
+    "Baltic": ("lt", "lv"),
+    "Greek, Armenian": ("el", "hy"),
+    "Celtic": ("ga",),
+    "Indo-Iranian": ("fa", "ur", "hi", "bn"),
+    "Uralic": ("fi", "et", "hu"),
+    "Turkic": ("tr", "kk"),
+    "Mongolic": ("mn",),
+    "Kartvelian": ("ka",),
+    "Basque": ("eu",),
+    "Semitic": ("ar", "he", "am"),
+    "Dravidian": ("ta", "te"),
+    "Tai": ("th", "lo"),
+    "Austroasiatic": ("vi", "km"),
+    "Austronesian": ("id", "fil"),
+    "Bantu": ("sw", "zu"),
+    "Sino-Tibetan": ("zh", "my"),
+    "Japanese, Korean": ("ja", "ko"),
+}
+TAGS = tuple(tag for family in LANGUAGES.values() for tag in family)
+
+STYLES = ("full", "long", "medium", "short")
+SKELETONS = ("yMMMMEEEEd", "yMMMMd", "yMMMEd", "yMMMd", "yMEd", "yMd")
+
+# CLDR's names of the digits that people write beside 0-9, and their zero. Its `hanidec` is not among them: Chinese
+# writes the tenth as 十日 and not digit by digit.
+ZEROS: Mapping[str, str] = {
+    "arab": "٠",
+    "arabext": "۰",
+    "beng": "০",
+    "deva": "०",
+    "khmr": "០",
+    "laoo": "໐",
+    "mymr": "၀",
+    "telu": "౦",
+    "thai": "๐",
+}
+ISO = "y-MM-dd"  # what Swedish and Lithuanian write: a pair of equal sides teaches nothing
+AS_TYPED = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\u200f": None})
+
+
+class Form(NamedTuple):
+    """One way to write a date in one language."""
+
+    language: str
+    pattern: DateTimePattern
+    digits: Mapping[int, str]  # what str.translate makes of 0-9; empty leaves them
+
+    def write(self, date: datetime.date) -> str:
+        return self.pattern.apply(date, self.language).translate(AS_TYPED).translate(self.digits)
+
+
+# The folder.
+
+
+def key(languages: Languages) -> str:
+    """The name of the folder: all that its content depends on."""
+    asked = _asked(languages)
+    return f"dates-{EDITION}-babel{babel.__version__}" + (f"-{asked}" if asked else "")
+
+
+def write(folder: Path, languages: Languages, sizes: Mapping[str, int] = SIZES) -> None:
+    """Writes train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
+    asked = _asked(languages)
+    tags = (asked,) if asked else TAGS
+    for split, size in sizes.items():
+        with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{text}\t{iso}\n" for text, iso in islice(pairs(split, tags), size))
+
+
+def _asked(languages: Languages) -> str | None:
+    """The one language that a person wants, or None for all."""
+    if languages.target is not None and normal_tag(languages.target) != "iso":
+        raise CorpusError(
+            f"dates: is written as ISO 8601 on the other side, not as `{languages.target}`; leave --tgt out, or say iso"
+        )
+    if languages.source is None:
+        return None
+    tag = normal_tag(languages.source)
+    if tag not in TAGS:
+        listed = ", ".join(sorted(TAGS))
+        raise CorpusError(
+            f"dates: has no language `{languages.source}`; leave --src out for all, or take one: {listed}"
+        )
+    return tag
+
+
+# The pairs.
+
+
+def pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(text, ISO date) for every date of a split, of which a corpus takes the first so many."""
+    for date in _dates()[split]:
+        yield from ((text, date.isoformat()) for text in _texts(date, tags))
+
+
+def _texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
+    """A few texts for a date, all different, in languages and forms that hashes of the date choose."""
+    seen: set[str] = set()
+    for number in range(4 * TEXTS_A_DATE):
+        draw = stable_hash(f"{date} {number}".encode())
+        forms = forms_of(tags[draw % len(tags)])
+        text = forms[draw // len(tags) % len(forms)].write(date)
+        if text not in seen:
+            seen.add(text)
+            yield text
+        if len(seen) == TEXTS_A_DATE:
+            return
+
+
+@cache
+def _dates() -> dict[str, list[datetime.date]]:
+    """The dates of each split, in the order of their hashes, which is as good as shuffled."""
+    days = (FIRST + datetime.timedelta(days=number) for number in range((LAST - FIRST).days + 1))
+    splits: dict[str, list[datetime.date]] = {"train": [], "valid": [], "test": []}
+    for date in sorted(days, key=lambda date: stable_hash(str(date).encode())):
+        splits[split_of(date)].append(date)
+    return splits
+
+
+def split_of(date: datetime.date) -> str:
+    """train, valid or test: from the date alone, whatever the languages and sizes asked for."""
+    share = stable_hash(f"split {date}".encode()) / 2**64
+    return "test" if share < TEST_SHARE else "valid" if share < TEST_SHARE + VALID_SHARE else "train"
+
+
+def stable_hash(content: bytes) -> int:
+    """64 bits that are the same on every machine, unlike those of `hash`."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+# The forms.
+
+
+@cache
+def forms_of(tag: str) -> tuple[Form, ...]:
+    """Every way of writing a date in a language that can be read one way only."""
+    locale = Locale.parse(tag)
+    patterns = [locale.date_formats[style].pattern for style in STYLES]
+    patterns += [locale.datetime_skeletons[name].pattern for name in SKELETONS if name in locale.datetime_skeletons]
+    kept = [parse_pattern(pattern) for pattern in dict.fromkeys(patterns) if can_be_read(pattern) and pattern != ISO]
+    zero = ZEROS.get(locale.other_numbering_systems.get("native", "latn"))
+    own = {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} if zero else None
+    return tuple(Form(tag, pattern, digits) for digits in ({}, own) if digits is not None for pattern in kept)
+
+
+def can_be_read(pattern: str) -> bool:
+    """Does what this CLDR pattern writes tell day, month and year to someone who does not see the pattern?"""
+    fields = [value for _, value in tokenize_pattern(pattern) if isinstance(value, tuple)]
+    lengths = {letter.replace("L", "M"): length for letter, length in fields}
+    order = [letter for letter in lengths if letter in "yMd"]
+    if len(order) < 3 or lengths["y"] == 2:
+        return False
+    is_word = lengths["M"] >= 3
+    has_dots = re.search(r"d\. ?M+\. ?y", pattern) is not None
+    return is_word or has_dots or order == ["y", "M", "d"]

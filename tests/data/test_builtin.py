@@ -1,0 +1,365 @@
+"""Corpora by name: fetched from a real server on this machine, whole or not there, and read like any folder."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attent.data import builtin
+from attent.data.builtin import NAMES, Published, Sites, folder
+from attent.data.corpus import corpora
+from attent.data.pairs import CorpusError, Languages, Pair
+from tests.data.serving import Site, serving
+
+EN_DE = Languages("en", "de")
+TATOEBA = "tatoeba-v2023-04-12-de-en"
+ARCHIVE = "/OPUS-Tatoeba/v2023-04-12/moses/de-en.txt.zip"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving() as site:
+        yield site
+
+
+def captions(split: str, language: str) -> bytes:
+    lines = "".join(f"{split} caption {number} in {language}\n" for number in range(20))
+    return gzip.compress(lines.encode(), mtime=0)
+
+
+def multi30k(site: Site) -> Sites:
+    """A small Multi30k on the server, and a catalogue that knows its checksums."""
+    files = []
+    for theirs, ours in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
+        for language in ("de", "en"):
+            content = captions(ours, language)
+            site.files[f"/{theirs}.{language}.gz"] = content
+            digest = hashlib.sha256(content).hexdigest()
+            files.append(Published(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", len(content), digest))
+    return Sites(multi30k=site.url, multi30k_files=tuple(files))
+
+
+def zipped(members: dict[str, str]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def sentences(count: int = 2_000) -> list[tuple[str, str]]:
+    """Pairs in which some sentences of either side come again with another partner."""
+    return [
+        (f"Satz {number % (count * 9 // 10)}", f"sentence {number * 7 % (count * 4 // 5)}") for number in range(count)
+    ]
+
+
+def tatoeba(pairs: list[tuple[str, str]], readme: str = "") -> bytes:
+    german = "".join(f"{one}\n" for one, _ in pairs)
+    english = "".join(f"{other}\r\n" for _, other in pairs)
+    return zipped({"Tatoeba.de-en.de": german, "Tatoeba.de-en.en": english, "README": readme, "LICENSE": ""})
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+# ---- the catalogue -----------------------------------------------------------------------------------------
+
+
+def test_every_name_has_one_line_about_it() -> None:
+    assert {"dates", "multi30k", "tatoeba", "europarl"} <= set(NAMES)
+    assert all(0 < len(about) < 120 and "\n" not in about for about in NAMES.values())
+
+
+def test_multi30k_is_pinned_file_by_file() -> None:
+    assert len({file.sha256 for file in builtin.MULTI30K}) == len(builtin.MULTI30K) == 12
+    assert all(len(bytes.fromhex(file.sha256)) == 32 for file in builtin.MULTI30K)
+    assert len(builtin.MULTI30K_URL.split("/")[5]) == 40, "a commit, since a branch moves"
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    with pytest.raises(CorpusError, match="wmt99: is no built-in corpus; there are dates, multi30k, tatoeba"):
+        folder("wmt99", EN_DE)
+
+
+# ---- multi30k ----------------------------------------------------------------------------------------------
+
+
+def test_multi30k_is_laid_out_as_a_folder_with_splits(site: Site, cache: Path) -> None:
+    place = folder("multi30k", EN_DE, multi30k(site))
+    assert place == cache / "corpora" / "multi30k"
+    assert names(place) == [
+        "SOURCE.json",
+        *("test.de.gz", "test.en.gz", "train.de.gz", "train.en.gz", "valid.de.gz", "valid.en.gz"),
+    ]
+    assert names(cache / "corpora") == [".multi30k.lock", "multi30k"]
+
+
+def test_the_second_time_nothing_is_downloaded(site: Site) -> None:
+    sites = multi30k(site)
+    assert folder("multi30k", EN_DE, sites) == folder("multi30k", Languages("de", "en"), sites)
+    assert len(site.asked) == 6
+
+
+def test_a_built_in_corpus_is_read_like_any_folder(site: Site) -> None:
+    folder("multi30k", EN_DE, multi30k(site))
+    (corpus,) = corpora(["multi30k"], EN_DE)
+    pairs = [pair for pair in corpus if isinstance(pair, Pair)]
+    assert [(pair.source, pair.target) for pair in pairs[:1]] == [("train caption 0 in en", "train caption 0 in de")]
+    assert len(pairs) == 20
+    valid = corpus.beside("valid")
+    assert valid is not None
+    assert next(iter(valid))[0] == "valid caption 0 in en"
+
+
+def test_two_processes_at_once_both_succeed_with_one_download(site: Site, cache: Path, tmp_path: Path) -> None:
+    sites = multi30k(site)
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "from attent.data.builtin import *\n"
+        f"files = tuple(Published(*row) for row in {[tuple(vars(file).values()) for file in sites.multi30k_files]!r})\n"
+        f"print(folder('multi30k', Languages('en', 'de'), Sites(multi30k={site.url!r}, multi30k_files=files)))\n"
+    )
+    asking = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60)[0].strip() for process in asking]
+    assert answers == [str(cache / "corpora" / "multi30k")] * 2
+    assert len(site.asked) == 6
+
+
+def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: Site, cache: Path) -> None:
+    sites = multi30k(site)
+    content = site.files.pop("/val.de.gz")
+    with pytest.raises(CorpusError, match="404"):
+        folder("multi30k", EN_DE, sites)
+    assert not (cache / "corpora" / "multi30k").exists()
+    site.files["/val.de.gz"] = content
+    site.asked.clear()
+    folder("multi30k", EN_DE, sites)
+    assert [path for path, _ in site.asked] == [
+        *("/val.de.gz", "/val.en.gz", "/test_2016_flickr.de.gz", "/test_2016_flickr.en.gz"),
+    ]
+
+
+def test_a_truncated_gz_is_refused(site: Site, cache: Path) -> None:
+    sites = multi30k(site)
+    site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
+    with pytest.raises(CorpusError, match=r"train\.en\.gz\.part: was not what .* should give"):
+        folder("multi30k", EN_DE, sites)
+    assert not (cache / "corpora" / "multi30k").exists()
+
+
+def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
+    with serving() as gone:
+        sites = multi30k(gone)
+    with pytest.raises(CorpusError) as caught:
+        folder("multi30k", EN_DE, sites)
+    words = str(caught.value)
+    assert words.startswith(f"multi30k: cannot download {gone.url}/train.de.gz: no network (")
+    place = cache / "corpora" / "multi30k"
+    assert words.endswith(f"). Fetch it elsewhere and pass its path with --data PATH, or put it into {place}")
+
+
+def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: Site, cache: Path) -> None:
+    place = cache / "corpora" / "multi30k"
+    place.mkdir(parents=True)
+    (place / "train.en").write_text("a\n")
+    (place / "train.de").write_text("b\n")
+    assert folder("multi30k", EN_DE, multi30k(site)) == place
+    assert site.asked == []
+
+
+def test_an_empty_folder_is_no_copy(site: Site, cache: Path) -> None:
+    (cache / "corpora" / "multi30k").mkdir(parents=True)
+    assert "train.en.gz" in names(folder("multi30k", EN_DE, multi30k(site)))
+
+
+@pytest.mark.parametrize(
+    ("languages", "words"),
+    [
+        (Languages(), "multi30k: is in several languages; say which, such as --src en --tgt de"),
+        (Languages("en", "it"), "multi30k: is in cs, de, en, fr, not in `it`; choose --src and --tgt from these"),
+        (Languages("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
+    ],
+)
+def test_languages_that_multi30k_has_not_are_told(languages: Languages, words: str) -> None:
+    with pytest.raises(CorpusError) as caught:
+        folder("multi30k", languages)
+    assert str(caught.value) == words
+
+
+# ---- what is there stays as it was -------------------------------------------------------------------------
+
+
+def test_a_file_changed_later_is_noticed(site: Site) -> None:
+    place = folder("multi30k", EN_DE, multi30k(site))
+    (place / "valid.en.gz").write_bytes(captions("other", "en"))
+    with pytest.raises(CorpusError, match=r"valid\.en\.gz: has changed since it was made; delete the folder"):
+        folder("multi30k", EN_DE)
+    (place / "SOURCE.json").unlink()
+    assert folder("multi30k", EN_DE) == place
+
+
+def test_a_file_lost_later_is_noticed(site: Site) -> None:
+    place = folder("multi30k", EN_DE, multi30k(site))
+    (place / "test.de.gz").unlink()
+    with pytest.raises(CorpusError, match=r"test\.de\.gz: is missing since it was made"):
+        folder("multi30k", EN_DE)
+
+
+def test_a_damaged_list_of_files_is_one_sentence(site: Site) -> None:
+    place = folder("multi30k", EN_DE, multi30k(site))
+    (place / "SOURCE.json").write_text("{")
+    with pytest.raises(ValueError, match=r"SOURCE\.json: is not valid JSON"):
+        folder("multi30k", EN_DE)
+
+
+# ---- OPUS --------------------------------------------------------------------------------------------------
+
+
+def test_opus_is_split_so_that_no_sentence_stands_in_two_splits(site: Site) -> None:
+    site.files[ARCHIVE] = tatoeba(sentences())
+    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    sides = {
+        tag: {split: lines(place / f"{split}.{tag}") for split in ("train", "valid", "test")} for tag in ("de", "en")
+    }
+    for tag in ("de", "en"):
+        train, valid, test = (set(sides[tag][split]) for split in ("train", "valid", "test"))
+        assert not train & valid
+        assert not train & test
+        assert not valid & test
+    assert [len(sides["en"][split]) for split in ("valid", "test")] == [100, 100]
+    assert len(sides["de"]["train"]) == len(sides["en"]["train"]) > 1_400
+
+
+def test_opus_pairs_stay_pairs(site: Site) -> None:
+    pairs = sentences()
+    site.files[ARCHIVE] = tatoeba(pairs)
+    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    for split in ("train", "valid", "test"):
+        assert set(zip(lines(place / f"{split}.de"), lines(place / f"{split}.en"), strict=True)) <= set(pairs)
+
+
+def test_both_directions_share_one_folder_and_one_split(site: Site, cache: Path) -> None:
+    site.files[ARCHIVE] = tatoeba(sentences(100))
+    assert folder("tatoeba", EN_DE, Sites(opus=site.url)) == folder("tatoeba", Languages("de", "en"))
+    assert names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
+
+
+def test_the_source_of_an_opus_corpus_is_kept_beside_it(site: Site) -> None:
+    site.files[ARCHIVE] = tatoeba(sentences(100))
+    source = json.loads((folder("tatoeba", EN_DE, Sites(opus=site.url)) / "SOURCE.json").read_text())
+    assert source["from"] == site.url + ARCHIVE
+    assert source["archive_sha256"] == hashlib.sha256(site.files[ARCHIVE]).hexdigest()
+    assert sorted(source["sha256"]) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
+
+
+def test_an_archive_fetched_elsewhere_can_be_put_into_the_folder(site: Site, cache: Path) -> None:
+    (cache / "corpora" / TATOEBA).mkdir(parents=True)
+    (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(tatoeba(sentences(100)))
+    assert "train.de" in names(folder("tatoeba", EN_DE, Sites(opus=site.url)))
+    assert site.asked == []
+
+
+def test_a_handful_of_pairs_is_all_for_training(site: Site) -> None:
+    site.files[ARCHIVE] = tatoeba(sentences(19))
+    assert names(folder("tatoeba", EN_DE, Sites(opus=site.url))) == ["SOURCE.json", "train.de", "train.en"]
+
+
+def test_empty_and_overlong_lines_take_their_partners_with_them(site: Site) -> None:
+    pairs = [("eins", "one"), ("", "two"), ("drei", ""), ("4" * 3_000_000, "four"), ("fünf", "five")]
+    site.files[ARCHIVE] = tatoeba(
+        pairs, readme=random.Random(0).randbytes(50_000).hex()
+    )  # in all as dense as real text
+    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    assert list(zip(lines(place / "train.de"), lines(place / "train.en"), strict=True)) == [pairs[0], pairs[4]]
+
+
+def test_a_language_pair_that_opus_has_not_is_told(site: Site) -> None:
+    with pytest.raises(
+        CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs that Tatoeba has"
+    ):
+        folder("tatoeba", Languages("en", "tlh"), Sites(opus=site.url))
+
+
+def test_a_region_is_spelled_as_opus_spells_it(site: Site) -> None:
+    site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = zipped(
+        {"KDE4.en-pt_BR.en": "a\n", "KDE4.en-pt_BR.pt_BR": "b\n"}
+    )
+    assert "train.pt-BR" in names(folder("kde4", Languages("pt-br", "en"), Sites(opus=site.url)))
+
+
+@pytest.mark.parametrize("tag", ["../../etc", "de/en", "d", "", "de en", "de\n"])
+def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
+    with pytest.raises(CorpusError, match="is no language tag; write one such as de or pt-BR"):
+        folder("tatoeba", Languages("en", tag))
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"../../Tatoeba.de-en.de": "x"}, r"`\.\./\.\./Tatoeba\.de-en\.de` points out of the archive"),
+        ({"/etc/passwd": "x"}, "`/etc/passwd` points out of the archive"),
+        ({"C:\\evil": "x"}, "points out of the archive"),
+        ({"Tatoeba.de-en.de": "x\n"}, r"there is no Tatoeba\.de-en\.en in it"),
+        ({"Tatoeba.de-en.de": "x\ny\n", "Tatoeba.de-en.en": "x\n"}, "its two sides have different numbers of lines"),
+        ({"Tatoeba.de-en.de": "x" * 10**6, "Tatoeba.de-en.en": "x" * 10**6}, "claims to hold 2,000,000 bytes of text"),
+        ({"Tatoeba.de-en.de": "", "Tatoeba.de-en.en": ""}, "it holds no pairs"),
+    ],
+)
+def test_an_archive_that_is_a_trap_or_damaged_is_refused(
+    members: dict[str, str], words: str, site: Site, tmp_path: Path
+) -> None:
+    site.files[ARCHIVE] = zipped(members)
+    with pytest.raises(CorpusError, match=rf"was a damaged archive \(.*{words}.*\) and was removed; run again"):
+        folder("tatoeba", EN_DE, Sites(opus=site.url))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"<html>not a zip</html>"])
+def test_something_else_than_an_archive_is_refused(damage: bytes, site: Site) -> None:
+    site.files[ARCHIVE] = damage
+    with pytest.raises(CorpusError, match="damaged archive"):
+        folder("tatoeba", EN_DE, Sites(opus=site.url))
+
+
+def test_a_flipped_byte_inside_an_archive_is_noticed(site: Site, cache: Path) -> None:
+    content = bytearray(tatoeba(sentences()))
+    content[2_000] ^= 1
+    site.files[ARCHIVE] = bytes(content)
+    with pytest.raises(CorpusError, match="damaged archive"):
+        folder("tatoeba", EN_DE, Sites(opus=site.url))
+    assert not (cache / "corpora" / TATOEBA).exists()
+
+
+# ---- dates -------------------------------------------------------------------------------------------------
+
+
+def test_dates_are_made_without_any_network_and_only_once(cache: Path) -> None:
+    place = folder("dates", Languages())
+    assert [len(lines(place / f"{split}.tsv")) for split in ("train", "valid", "test")] == [100_000, 1_000, 2_000]
+    made_at = (place / "train.tsv").stat().st_mtime_ns
+    assert folder("dates", Languages(None, "iso")) == place
+    assert (place / "train.tsv").stat().st_mtime_ns == made_at
+    assert place.parent == cache / "corpora"

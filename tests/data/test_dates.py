@@ -1,0 +1,234 @@
+"""The corpus `dates`: every text means one date, and no test date was ever seen."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from attent.data import dates
+from attent.data.pairs import CorpusError, Languages
+
+SMALL = {"train": 8_000, "valid": 400, "test": 800}
+
+# Written by hand from grammar books, not taken from CLDR: the months as they stand in a date.
+MONTHS = {
+    "en": "January February March April May June July August September October November December",
+    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+    "es": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
+    "ru": "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
+    "pl": "stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października listopada grudnia",
+    "hr": "siječnja veljače ožujka travnja svibnja lipnja srpnja kolovoza rujna listopada studenoga prosinca",
+    "fi": "tammikuuta helmikuuta maaliskuuta huhtikuuta toukokuuta kesäkuuta heinäkuuta elokuuta syyskuuta lokakuuta "
+    "marraskuuta joulukuuta",
+    "tr": "Ocak Şubat Mart Nisan Mayıs Haziran Temmuz Ağustos Eylül Ekim Kasım Aralık",
+    "el": "Ιανουαρίου Φεβρουαρίου Μαρτίου Απριλίου Μαΐου Ιουνίου Ιουλίου Αυγούστου Σεπτεμβρίου Οκτωβρίου Νοεμβρίου "
+    "Δεκεμβρίου",
+    "id": "Januari Februari Maret April Mei Juni Juli Agustus September Oktober November Desember",
+    "th": "มกราคม กุมภาพันธ์ มีนาคม เมษายน พฤษภาคม มิถุนายน กรกฎาคม สิงหาคม กันยายน ตุลาคม พฤศจิกายน ธันวาคม",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
+    folder = tmp_path_factory.mktemp("dates")
+    dates.write(folder, Languages(), SMALL)
+    return {split: read(folder / f"{split}.tsv") for split in SMALL}
+
+
+def read(path: Path) -> list[tuple[str, str]]:
+    lines = path.read_bytes().decode().split("\n")
+    assert lines.pop() == ""
+    pairs = [line.split("\t") for line in lines]
+    return [(text, iso) for text, iso in pairs]
+
+
+def year_of(year: int) -> list[datetime.date]:
+    first = datetime.date(year, 1, 1)
+    return [
+        first + datetime.timedelta(days=day) for day in range(366) if (first + datetime.timedelta(day)).year == year
+    ]
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers in a text, whatever digits they are written in."""
+    plain = "".join(str(unicodedata.decimal(letter, letter)) for letter in text)
+    return [int(number) for number in re.findall("[0-9]+", plain)]
+
+
+# ---- the languages -----------------------------------------------------------------------------------------
+
+
+def test_there_are_fifty_languages_and_all_of_them_are_used(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    assert len(set(dates.TAGS)) == len(dates.TAGS) == 50
+    texts = {text for text, _ in corpus["test"]}
+    days = {datetime.date.fromisoformat(iso) for _, iso in corpus["test"][:400]}
+    for tag in dates.TAGS:
+        assert texts & {form.write(day) for form in dates.forms_of(tag) for day in days}, tag
+
+
+def test_every_language_has_several_forms() -> None:
+    assert {tag: len(dates.forms_of(tag)) for tag in dates.TAGS if len(dates.forms_of(tag)) < 3} == {}
+
+
+@pytest.mark.parametrize(
+    "script", ["LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN", "ARABIC", "HEBREW", "ETHIOPIC"]
+)
+def test_the_scripts_of_the_alphabets_are_there(script: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
+    assert any(unicodedata.name(letter, "").startswith(script) for text, _ in corpus["train"] for letter in text)
+
+
+@pytest.mark.parametrize("zero", dates.ZEROS.values(), ids=dates.ZEROS.keys())
+def test_digits_of_other_scripts_are_there(zero: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
+    assert unicodedata.decimal(zero) == 0
+    assert any(zero in text for text, _ in corpus["train"])
+
+
+# ---- one text, one date ------------------------------------------------------------------------------------
+
+
+def test_no_text_stands_for_two_dates_in_any_language() -> None:
+    """Every form of every language over a leap year, whether or not a corpus would take it."""
+    meaning: dict[str, datetime.date] = {}
+    for tag in dates.TAGS:
+        for form in dates.forms_of(tag):
+            for date in year_of(2024):
+                text = form.write(date)
+                assert meaning.setdefault(text, date) == date, (tag, text, meaning[text])
+    assert len(meaning) > 50_000
+
+
+def test_no_text_of_the_corpus_stands_for_two_dates(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    pairs = {pair for split in corpus.values() for pair in split}
+    assert max(Counter(text for text, _ in pairs).values()) == 1
+
+
+def test_year_and_day_can_be_read_off_every_line(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    for split in corpus.values():
+        for text, iso in split:
+            date = datetime.date.fromisoformat(iso)
+            found = numbers(text)
+            assert date.year in found, text
+            found.remove(date.year)
+            assert date.day in found, text
+            found.remove(date.day)
+            assert len(found) <= 2, text  # a numbered month, and Vietnam's numbered weekdays
+            assert all(number <= 12 for number in found), text
+
+
+@pytest.mark.parametrize("tag", MONTHS)
+def test_a_date_in_words_is_read_back_by_someone_else(tag: str) -> None:
+    names = MONTHS[tag].split()
+    for form in dates.forms_of(tag):
+        if "MMMM" not in form.pattern.pattern:
+            continue
+        for date in year_of(2024):
+            text = form.write(date)
+            (month,) = [number for number, name in enumerate(names, 1) if re.search(rf"(?<!\w){name}(?!\w)", text)]
+            day, year = sorted(numbers(text))
+            assert datetime.date(year, month, day) == date, text
+
+
+@pytest.mark.parametrize("pattern", ["M/d/y", "d/M/y", "dd-MM-y", "d.M.yy", "MMM d", "MMMM y", "yy. M. d.", "M.d.y"])
+def test_a_form_that_leaves_a_doubt_is_left_out(pattern: str) -> None:
+    assert not dates.can_be_read(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["d. MMMM y", "y-MM-dd", "y年M月d日", "dd.MM.y", "d. M. y.", "E, LLL d, yyyy", "EEEE 'den' d. MMMM y"]
+)
+def test_a_form_without_a_doubt_is_used(pattern: str) -> None:
+    assert dates.can_be_read(pattern)
+
+
+def test_texts_are_what_a_keyboard_gives(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    letters = {letter for split in corpus.values() for text, _ in split for letter in text}
+    unseen = {letter for letter in letters if unicodedata.category(letter) in ("Zs", "Zl", "Cf", "Cc")}
+    assert unseen == {" ", "\u200c"}  # the joiner is a key of Persian keyboards, and belongs to its spelling
+    assert all(text == text.strip() and text != iso for split in corpus.values() for text, iso in split)
+
+
+# ---- the splits --------------------------------------------------------------------------------------------
+
+
+def test_a_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    train, valid, test = ({iso for _, iso in corpus[split]} for split in ("train", "valid", "test"))
+    assert not train & valid
+    assert not train & test
+    assert not valid & test
+
+
+def test_the_split_of_a_date_is_the_same_whatever_the_language(tmp_path: Path) -> None:
+    dates.write(tmp_path, Languages("fi", "iso"), SMALL)
+    for split in SMALL:
+        assert {dates.split_of(datetime.date.fromisoformat(iso)) for _, iso in read(tmp_path / f"{split}.tsv")} == {
+            split
+        }
+
+
+def test_sizes_are_those_asked_for_in_all_and_in_one_language(
+    corpus: dict[str, list[tuple[str, str]]], tmp_path: Path
+) -> None:
+    dates.write(tmp_path, Languages("lt"), SMALL)  # the language with the fewest forms
+    assert {split: len(pairs) for split, pairs in corpus.items()} == SMALL
+    assert {split: len(read(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
+
+
+def test_every_language_can_fill_the_real_sizes() -> None:
+    test_dates = dates._dates()["test"]
+    for tag in dates.TAGS:
+        least = min(len({form.write(date) for form in dates.forms_of(tag)}) for date in test_dates[:50])
+        assert least * len(test_dates) >= dates.SIZES["test"], tag
+        assert least * len(dates._dates()["train"]) >= dates.SIZES["train"], tag
+
+
+def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    seen = [datetime.date.fromisoformat(iso) for _, iso in corpus["train"]]
+    assert {date.month for date in seen} == set(range(1, 13))
+    assert {date.day for date in seen} == set(range(1, 32))
+    assert min(seen).year < 1910
+    assert max(seen).year > 2090
+
+
+def test_the_same_bytes_come_out_again(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        dates.write(tmp_path / name, Languages(), {"test": 500})
+    assert (tmp_path / "one/test.tsv").read_bytes() == (tmp_path / "two/test.tsv").read_bytes()
+
+
+def test_the_hash_behind_it_is_the_same_on_every_machine() -> None:
+    assert dates.stable_hash(b"2019-03-07") == 0xADC05D9B9A1F86E3
+    assert dates.split_of(datetime.date(2019, 3, 7)) == "train"
+
+
+# ---- what may be asked -------------------------------------------------------------------------------------
+
+
+def test_one_language_is_in_a_folder_of_its_own() -> None:
+    assert dates.key(Languages()) == dates.key(Languages(None, "ISO"))
+    assert dates.key(Languages("DE")) == dates.key(Languages()) + "-de"
+
+
+def test_one_language_holds_that_language_only(tmp_path: Path) -> None:
+    dates.write(tmp_path, Languages("ja"), {"test": 300})
+    assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read(tmp_path / "test.tsv"))
+
+
+def test_an_unknown_language_lists_those_there_are() -> None:
+    with pytest.raises(
+        CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or take one: am, ar,"
+    ):
+        dates.key(Languages("tlh"))
+
+
+def test_another_target_than_iso_is_refused() -> None:
+    with pytest.raises(
+        CorpusError, match="dates: is written as ISO 8601 on the other side, not as `de`; leave --tgt out"
+    ):
+        dates.key(Languages("en", "de"))
