@@ -1,0 +1,103 @@
+"""Ten thousand odd files for each reader, always the same ones: good files mutated, words of a format shaken, and
+for XML trees that are well-formed but mean little.
+
+Whatever a reader is given, it must end, soon, in pairs and bad lines or in a CorpusError; and what it gives must be
+text that a file can hold.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from attent.data.pairs import Bad, CorpusError, Pair
+
+COUNT = 10_000
+LONGEST_SECONDS = 2.0
+NASTY = [
+    *(bytes([code]) for code in (0, 9, 10, 13, 26, 34, 38, 39, 60, 62, 92, 127, 128, 133, 192, 237, 254, 255)),
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xe2\x80\xa8",
+    b"\r\n",
+    b"9" * 30,
+    b"-1",
+    b"\x1f\x8b\x08",
+]
+
+
+def inputs(good: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterator[bytes]:
+    """Four in five are mutations of a good file, the others are words in any order."""
+    chance = random.Random(seed)
+    tokens = [*words, *NASTY]
+    for number in range(COUNT):
+        if number % 5 == 4:
+            yield b"".join(chance.choices(tokens, k=chance.randint(1, 40)))
+        else:
+            content = chance.choice(good)
+            for _ in range(chance.choice((1, 1, 2, 3, 8))):
+                content = mutated(content, tokens, chance)
+            yield content[:4000]
+
+
+def trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: int) -> Iterator[bytes]:
+    """Well-formed XML: `tags` as they open (`tuv lang="de"`) and texts, inside each other in any way."""
+    chance = random.Random(seed)
+
+    def content(depth: int) -> str:
+        parts = [chance.choice(texts)]
+        for _ in range(chance.randint(0, 4 - depth // 2)):
+            tag = chance.choice(tags)
+            parts += [f"<{tag}>", content(depth + 1), f"</{tag.split()[0]}>", chance.choice(texts)]
+        return "".join(parts)
+
+    for _ in range(COUNT // 4):
+        yield f"<{root}>{content(1)}</{root}>".encode()
+
+
+def mutated(content: bytes, tokens: Sequence[bytes], chance: random.Random) -> bytes:
+    """One change somewhere: a bit, a hole, a word, a cut, a swap, a repetition."""
+    left, right = sorted(chance.randint(0, len(content)) for _ in range(2))
+    kind = chance.randrange(7)
+    if kind == 0 and left < len(content):
+        return content[:left] + bytes([content[left] ^ (1 << chance.randrange(8))]) + content[left + 1 :]
+    if kind == 1:
+        return content[:left] + content[min(right, left + chance.randint(1, 30)) :]
+    if kind == 2:
+        return content[:left] + chance.choice(tokens) + content[left:]
+    if kind == 3:
+        return content[:left]
+    if kind == 4:
+        return content[right:] + content[left:right] + content[:left]
+    if kind == 5:
+        return content[:left] + content[left : left + 40] * chance.randint(2, 6) + content[left + 40 :]
+    return content[:left] + chance.randbytes(chance.randint(1, 8)) + content[right:]
+
+
+def assert_survives(read: Callable[[bytes], Iterable[Pair | Bad]], contents: Iterable[bytes]) -> tuple[int, int, int]:
+    """How many pairs, bad lines and refused files there were: all three must happen, or the inputs are too tame."""
+    pairs = bads = refused = 0
+    for content in contents:
+        began = time.perf_counter()
+        try:
+            for item in read(content):
+                assert item.line >= 1
+                assert isinstance(item.file, str)
+                if isinstance(item, Pair):
+                    (item.source + item.target).encode()
+                    pairs += 1
+                else:
+                    assert item.why
+                    assert len(item.text) <= 80
+                    bads += 1
+        except CorpusError as error:
+            if "\n" in str(error) or ": " not in str(error):
+                raise AssertionError(f"not a sentence that says what to do: {error}") from error
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"{error!r} from {content!r}") from error
+        assert time.perf_counter() - began < LONGEST_SECONDS, content
+    return pairs, bads, refused

@@ -1,0 +1,391 @@
+"""What a person types as CORPUS: the right files are found, and a mistake is answered with what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from attent.data import builtin
+from attent.data.corpus import Corpus, Reading, corpora
+from attent.data.pairs import Bad, CorpusError, Languages, Pair
+
+EN_DE = Languages("en", "de")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(**contents: str) -> None:
+    """Files by name, with `__` for the dot."""
+    for name, content in contents.items():
+        Path(name.replace("__", ".")).write_text(content, encoding="utf-8")
+
+
+def one(name: str, languages: Languages = Languages()) -> Corpus:  # noqa: B008 - frozen
+    (found,) = corpora([name], languages)
+    return found
+
+
+def texts(corpus: Corpus | None) -> list[tuple[str, str]]:
+    assert corpus is not None
+    return [(item.source, item.target) for item in corpus if isinstance(item, Pair)]
+
+
+def typed_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# Names and weights.
+
+
+def test_several_corpora_with_weights_keep_their_order() -> None:
+    write(a__tsv="1\t2\n", b__tsv="3\t4\n", c__tsv="5\t6\n")
+    found = corpora(["a.tsv:3", "b.tsv", "c.tsv:0.5"])
+    assert [(corpus.name, corpus.weight) for corpus in found] == [("a.tsv", 3.0), ("b.tsv", 1.0), ("c.tsv", 0.5)]
+    assert [texts(corpus) for corpus in found] == [[("1", "2")], [("3", "4")], [("5", "6")]]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows allows no colon in a name")
+def test_a_file_whose_name_looks_like_a_weight_is_that_file() -> None:
+    Path("a.tsv:3").write_text("whole\tname\n")
+    Path("a.tsv").write_text("short\tname\n")
+    assert (one("./a.tsv:3").weight, texts(one("./a.tsv:3"))) == (1.0, [("whole", "name")])
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "0.0"])
+def test_a_weight_must_be_a_positive_number(weight: str) -> None:
+    write(a__tsv="1\t2\n")
+    with pytest.raises(CorpusError, match=f"a.tsv:{weight}: a weight must be greater than 0"):
+        one(f"a.tsv:{weight}")
+
+
+def test_a_corpus_can_be_read_again_and_again() -> None:
+    write(a__tsv="1\t2\n")
+    corpus = one("a.tsv")
+    assert texts(corpus) == texts(corpus) == [("1", "2")]
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
+    write(memory__tmx="x")
+    Path("sub").mkdir()
+    Path("sub/corpus.tsv").write_text("x")
+    with pytest.raises(CorpusError, match=r"^memry\.tmx: there is no such file or folder; did you mean memory\.tmx\?$"):
+        one("memry.tmx")
+    with pytest.raises(CorpusError, match=r"did you mean sub[/\\]corpus\.tsv\?"):
+        one("sub/corpsu.tsv")
+    with pytest.raises(CorpusError, match=r"did you mean multi30k\?"):
+        one("multi3k")
+    with pytest.raises(CorpusError, match="qqqq: there is no such file or folder; check the path"):
+        one("qqqq")
+
+
+def test_an_empty_name_is_not_the_folder_that_one_stands_in() -> None:
+    for name in ("", ":3"):
+        with pytest.raises(CorpusError, match="the name of a corpus is empty"):
+            one(name)
+
+
+def test_a_format_that_is_not_known_lists_those_that_are() -> None:
+    Path("a.docx").write_bytes(b"PK\x03\x04\t\xff\n")
+    Path("notes").write_text("only words\n")
+    for name in ("a.docx", "notes"):
+        with pytest.raises(CorpusError, match=rf"{name}: this format is not known: attent reads \.tsv, \.jsonl, \.tmx"):
+            one(name)
+    Path("a.xml").write_text("<html/>")
+    with pytest.raises(CorpusError, match=r"a\.xml is XML, but neither TMX nor XLIFF"):
+        one("a.xml")
+
+
+def test_a_name_that_says_nothing_is_read_when_the_content_does() -> None:
+    Path("columns.txt").write_text("a\tb\n")
+    Path("objects.txt").write_text('{"src": "a", "tgt": "b"}\n')
+    Path("catalogue").write_text('# x\nmsgid "a"\nmsgstr "b"\n')
+    Path("memory.xml").write_text(MEMORY)
+    for name in ("columns.txt", "objects.txt", "catalogue", "memory.xml"):
+        assert texts(one(name)) == [("a", "b")]
+
+
+def test_fingerprints_change_when_the_data_do() -> None:
+    write(a__en="1\n", a__de="2\n")
+    before = one("a", EN_DE).fingerprint()
+    assert [Path(path).name for path, _, _ in before] == ["a.en", "a.de"]
+    assert all(Path(path).is_absolute() for path, _, _ in before)
+    assert one("a", EN_DE).fingerprint() == before
+    write(a__de="3\n\n")
+    assert one("a", EN_DE).fingerprint() != before
+
+
+# Languages.
+
+MEMORY = (
+    '<tmx version="1.4"><header srclang="en"/><body><tu><tuv xml:lang="de-DE"><seg>b</seg></tuv>'
+    '<tuv xml:lang="en"><seg>a</seg></tuv></tu></body></tmx>'
+)
+
+
+def test_languages_that_were_left_open_are_told_by_the_files() -> None:
+    write(
+        m__tmx=MEMORY,
+        x__xlf='<xliff><file source-language="en-US" target-language="de"><body/></file></xliff>',
+        c__po='msgid ""\nmsgstr "Language: de\\n"\n',
+        j__jsonl='{"translation": {"en": "a", "de": "b"}}\n',
+        t__tsv="a\tb\n",
+        p__en="a\n",
+        p__de="b\n",
+    )
+    assert one("m.tmx").languages == one("x.xlf").languages == one("j.jsonl").languages == EN_DE
+    assert one("p.en").languages == EN_DE
+    assert one("p.de").languages == Languages("de", "en")
+    assert one("c.po").languages == Languages(None, "de")
+    assert one("c.po", Languages("de", None)).languages == Languages("de", None)
+    assert one("m.tmx", Languages("de", None)).languages == Languages("de", "en")
+    assert one("t.tsv").languages == Languages()
+
+
+def test_many_languages_give_a_corpus_for_each_pair_but_none_with_itself() -> None:
+    write(p__en="a\n", p__de="b\n", p__fr="c\n")
+    found = corpora(["p"], Languages("en,de", "de, fr"))
+    assert [(corpus.languages.source, corpus.languages.target) for corpus in found] == [
+        ("en", "de"),
+        ("en", "fr"),
+        ("de", "fr"),
+    ]
+    assert [texts(corpus) for corpus in found] == [[("a", "b")], [("a", "c")], [("b", "c")]]
+
+
+@pytest.mark.parametrize(
+    ("languages", "words"),
+    [
+        (Languages("en", "en"), "--src and --tgt are both en: name two different languages"),
+        (Languages("en", "german"), "`german` is not a language tag: write en, de or pt-BR"),
+        (Languages("en,,de", "fr"), "`` is not a language tag"),
+    ],
+)
+def test_languages_that_cannot_be_are_refused(languages: Languages, words: str) -> None:
+    write(a__tsv="1\t2\n")
+    with pytest.raises(CorpusError, match=words):
+        one("a.tsv", languages)
+
+
+def test_options_reach_the_reader() -> None:
+    write(a__po='#, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#~ msgid "c"\n#~ msgstr "d"\n')
+    assert texts(one("a.po")) == []
+    (fuzzy,) = corpora(["a.po"], Languages(), Reading(fuzzy=True))
+    (both,) = corpora(["a.po"], Languages(), Reading(fuzzy=True, obsolete=True))
+    assert (texts(fuzzy), texts(both)) == ([("a", "b")], [("a", "b"), ("c", "d")])
+
+
+# Moses pairs.
+
+
+@pytest.mark.parametrize("name", ["corpus.en.gz", "corpus.de", "corpus"])
+def test_a_moses_pair_is_found_by_either_file_or_by_what_they_share(name: str) -> None:
+    Path("corpus.en.gz").write_bytes(gzip.compress(b"a\n"))
+    write(corpus__de="b\n", corpus__md="notes\n", other__fr="c\n")
+    assert texts(one(name, EN_DE)) == [("a", "b")]
+    assert texts(one(name, Languages("de", "en"))) == [("b", "a")]
+
+
+def test_a_moses_pair_may_name_roles_instead_of_languages() -> None:
+    write(corpus__src="a\n", corpus__tgt="b\n")
+    for name in ("corpus", "corpus.src", "corpus.tgt"):
+        assert texts(one(name)) == texts(one(name, EN_DE)) == [("a", "b")]
+
+
+def test_two_variants_of_one_language_can_be_a_pair() -> None:
+    write(corpus__zh_hans="a\n", corpus__zh_hant="b\n")
+    corpus = one("corpus.zh_hans")
+    assert (corpus.languages, texts(corpus)) == (Languages("zh_hans", "zh_hant"), [("a", "b")])
+
+
+def test_a_damaged_file_is_told_when_it_is_read_and_not_before() -> None:
+    data = gzip.compress("".join(f'{{"en": "{n * n}", "de": "{n}"}}\n' for n in range(9000)).encode())
+    Path("a.jsonl.gz").write_bytes(data[:-5000])
+    corpus = one("a.jsonl.gz")
+    found: list[Pair | Bad] = []
+    with pytest.raises(CorpusError, match=r"a\.jsonl\.gz is cut short after line"):
+        found.extend(corpus)
+    assert (corpus.languages, len(found) > 1000) == (EN_DE, True)
+    write(b__po='msgid ""\nmsgstr "Content-Type: text/plain; charset=EBCDIC\\n"\n')
+    catalogue = one("b.po")
+    with pytest.raises(CorpusError, match="charset ebcdic, which attent does not know"):
+        list(catalogue)
+
+
+def test_of_a_file_and_its_compressed_copy_one_is_read() -> None:
+    write(corpus__en="a\n", corpus__de="b\n")
+    Path("corpus.de.gz").write_bytes(gzip.compress(b"b\n"))
+    assert one("corpus", EN_DE).files == ("corpus.en", "corpus.de")
+    assert one(".", EN_DE).files == ("corpus.en", "corpus.de")
+
+
+def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
+    write(corpus__en="a\n", corpus__de="b\n", corpus__fr="c\n", alone__en="d\n")
+    for name, languages, words in [
+        ("alone.en", EN_DE, r"alone\.en has no translation beside it: put alone\.de there"),
+        (
+            "corpus.en",
+            Languages(),
+            r"corpus\.en has several files beside it: choose one of de, fr with --src and --tgt",
+        ),
+        ("corpus.en", Languages("de", "fr"), r"corpus\.en and what .* \(de, fr\) are not de and fr: change --src"),
+        ("corpus", Languages(), "corpus does not say which two languages are meant: it has de, en, fr"),
+        ("corpus", Languages("en", "tr"), "corpus does not hold en and tr: it has de, en, fr"),
+    ]:
+        with pytest.raises(CorpusError, match=words):
+            one(name, languages)
+
+
+# Folders.
+
+
+def test_a_folder_without_splits_is_all_that_is_in_it() -> None:
+    write(b__tsv="3\t4\n", a__jsonl='{"src": "1", "tgt": "2"}\n', c__en="5\n", c__de="6\n", README__md="x", z__log="y")
+    Path(".hidden.tsv").write_text("7\t8\n")
+    Path("sub").mkdir()
+    Path("sub/d.tsv").write_text("9\t9\n")
+    corpus = one(".", EN_DE)
+    assert texts(corpus) == [("1", "2"), ("3", "4"), ("5", "6")]
+    assert corpus.files == ("a.jsonl", "b.tsv", "c.en", "c.de")
+    assert corpus.beside("valid") is None
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "test"),
+    [("train", "valid", "test"), ("train500k", "val", "test_2016_flickr"), ("Training", "dev", "test-a")],
+)
+def test_a_folder_with_splits_is_its_train_part_and_has_the_others_beside_it(train: str, valid: str, test: str) -> None:
+    for number, stem in enumerate((train, valid, test)):
+        for tag in ("en", "de", "fr"):
+            Path(f"{stem}.{tag}.xz").write_bytes(lzma.compress(f"{tag}{number}\n".encode()))
+    Path("test_z.en").write_text("later\n")
+    Path("test_z.de").write_text("later\n")
+    Path("testimony.tsv").write_text("no\tsplit\n")
+    corpus = one(".", EN_DE)
+    assert texts(corpus) == [("en0", "de0")]
+    assert texts(corpus.beside("valid")) == [("en1", "de1")]
+    assert texts(corpus.beside("test")) == [("en2", "de2")]
+    assert texts(one(f"{train}.en.xz", EN_DE).beside("test")) == [("en2", "de2")]
+
+
+def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> None:
+    write(train__tsv="1\t2\n", test__tsv="3\t4\n", valid__jsonl='{"src": "5", "tgt": "6"}\n', other__tsv="7\t8\n")
+    corpus = one("train.tsv")
+    assert texts(corpus.beside("test")) == [("3", "4")]
+    assert corpus.beside("valid") is None
+    assert one("other.tsv").beside("test") is None
+
+
+def test_a_name_that_only_begins_like_a_split_is_none() -> None:
+    write(devices__tsv="1\t2\n", testimony__tsv="3\t4\n", trains__tsv="5\t6\n", valley__tsv="7\t8\n")
+    assert len(texts(one("."))) == 4
+    assert one("trains.tsv").beside("test") is None
+
+
+def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refused() -> None:
+    write(test__tsv="1\t2\n")
+    assert texts(one(".")) == [("1", "2")]
+    write(valid__tsv="3\t4\n")
+    with pytest.raises(CorpusError, match=r"has no file for training: name one of test\.tsv, valid\.tsv"):
+        one(".")
+    write(corpus__tsv="5\t6\n")
+    assert texts(one(".")) == [("5", "6")]
+    assert texts(one(".").beside("test")) == [("1", "2")]
+
+
+def test_of_a_folder_of_catalogues_those_in_the_language_are_read() -> None:
+    for tag in ("de", "fr"):
+        Path(f"{tag}.po").write_text(f'msgid ""\nmsgstr "Language: {tag}\\n"\n\nmsgid "a"\nmsgstr "{tag}"\n')
+    found = list(one(".", EN_DE))
+    assert [item.why for item in found if isinstance(item, Bad)] == ["a file in other languages"]
+    assert [item.target for item in found if isinstance(item, Pair)] == ["de"]
+    with pytest.raises(CorpusError, match="does not say which two languages are meant: it has de, fr"):
+        one(".")
+    with pytest.raises(CorpusError, match="does not hold en and tr: it has"):
+        list(one(".", Languages("en", "tr")))
+
+
+def test_a_folder_with_nothing_to_read_says_so() -> None:
+    Path("empty").mkdir()
+    with pytest.raises(CorpusError, match=r"empty: no file in this folder is parallel text: attent reads \.tsv"):
+        one("empty")
+
+
+# Standard input and pipes.
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a\tb\n",
+        b'{"src": "a", "tgt": "b"}\n',
+        b'\xef\xbb\xbf# note\nmsgid "a"\nmsgstr "b"\n',
+        b"<?xml version='1.0'?>\n<!-- note -->\n" + MEMORY.encode(),
+        MEMORY.encode("utf-16"),
+        b"<xliff srcLang='en'><file><segment><source>a</source><target>b</target></segment></file></xliff>",
+    ],
+)
+def test_the_format_of_standard_input_is_told_by_its_first_bytes(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data in (content, gzip.compress(content), lzma.compress(content)):
+        typed_in(monkeypatch, data)
+        assert texts(one("-", EN_DE)) == [("a", "b")]
+
+
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed_in(monkeypatch, b"a\tb\n")
+    corpus = one("-:2")
+    assert (corpus.files, corpus.weight) == (("standard input",), 2.0)
+    with pytest.raises(CorpusError, match="standard input can be read only once: save it to a file"):
+        corpus.fingerprint()
+    assert texts(corpus) == [("a", "b")]
+    with pytest.raises(CorpusError, match="standard input can be read only once"):
+        texts(corpus)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_as_it_comes() -> None:
+    os.mkfifo("pipe")
+    corpus = one("pipe")
+    writer = threading.Thread(target=Path("pipe").write_bytes, args=(gzip.compress(b"a\tb\n"),))
+    writer.start()
+    assert texts(corpus) == [("a", "b")]
+    writer.join(timeout=5)
+    with pytest.raises(CorpusError, match="pipe can be read only once"):
+        corpus.fingerprint()
+
+
+# Built-in corpora.
+
+
+def test_a_built_in_name_is_its_folder_unless_a_path_of_that_name_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def folder(name: str, languages: Languages) -> Path:
+        asked.append((name, languages))
+        made = Path("cache")
+        made.mkdir(exist_ok=True)
+        (made / "train.en").write_text("a\n")
+        (made / "train.de").write_text("b\n")
+        (made / "test.en").write_text("c\n")
+        (made / "test.de").write_text("d\n")
+        return made
+
+    monkeypatch.setattr(builtin, "folder", folder)
+    corpus = one("multi30k:2", EN_DE)
+    assert (corpus.name, corpus.weight, texts(corpus)) == ("multi30k", 2.0, [("a", "b")])
+    assert texts(corpus.beside("test")) == [("c", "d")]
+    assert asked == [("multi30k", EN_DE)]
+    Path("multi30k").mkdir()
+    Path("multi30k/x.tsv").write_text("local\tcopy\n")
+    assert texts(one("multi30k", EN_DE)) == [("local", "copy")]
