@@ -1,0 +1,183 @@
+"""One side's words as numbers: what every vocabulary offers, and the one that is a SentencePiece model.
+
+A vocabulary is made from the bytes of its file and knows nothing of folders (`tokenizer`), of how it was trained
+(`train`) or of other people's formats (`foreign`). In the models that we train any text comes back as it was:
+whatever has no piece of its own is spelled in bytes, and the one character that SentencePiece takes for itself, `▁`,
+is escaped here.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Protocol
+
+from sentencepiece import SentencePieceProcessor, set_min_log_level
+
+from attent.text.sample import SPACE, Sampler, Spelling
+from attent.text.words import Words, can_go_word_by_word
+
+PAD, START, END, UNKNOWN = 0, 1, 2, 3  # in the vocabularies that we train; imported ones say their own
+
+ESCAPE = "\x1a"  # "substitute" by its Unicode name. A piece of every model that we train, and their mark
+TAG = re.compile(r"<2([^<>]+)>")
+SURROGATE = re.compile("[\ud800-\udfff]")
+QUIET = 4  # SentencePiece's log level: nothing, errors come as exceptions
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be made, read or used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Another segmentation each time, so that a model meets a word in many spellings (subword regularisation)."""
+
+    rate: float = 0.1  # 0 is the usual segmentation, near 1 the wildest: of BPE, the chance that a merge is left out
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {self.rate!r}")
+
+
+class Vocabulary(Protocol):
+    """What the rest of the package needs of one side."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def pad(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def unknown(self) -> int: ...
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Languages that have a tag, such as ("de", "fr")."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without start or end."""
+
+    def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
+        """Like `encode`, in a segmentation drawn by chance: a pure function of its arguments, in every process."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text; specials and tags are left out."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each id as people look at it: `▁man`, `<0xE2>`, `<2de>`."""
+
+    def tag(self, language: str) -> int:
+        """The id that asks for a language, such as that of `<2de>`."""
+
+
+class Pieces:
+    """A vocabulary that is a SentencePiece model, ours or that of an imported model."""
+
+    def __init__(self, model: bytes, where: str = "tokenizer.model", extra: int = 0) -> None:
+        """`extra` ids behind the model's own have no text (T5's sentinels)."""
+        self._arguments = (model, where, extra)
+        self._processor = processor = load(model, where)
+        own = processor.get_piece_size()
+        self.size = own + extra
+        self.end: int = processor.eos_id()
+        if self.end < 0:
+            raise TokenizerError(f"{where}: has no piece that ends a sentence; give a model made for translation")
+        self.unknown: int = processor.unk_id()
+        # LLaMA has no piece for padding, and T5 none for the start: its decoder starts from padding.
+        self.pad: int = processor.pad_id() if processor.pad_id() >= 0 else self.end
+        self.start: int = processor.bos_id() if processor.bos_id() >= 0 else self.pad
+        everything = list(range(own))
+        names, control = processor.id_to_piece(everything), processor.is_control(everything)
+        self._tags = {match[1]: i for i in everything if control[i] and (match := TAG.fullmatch(names[i]))}
+        self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size))
+        self._escapes = processor.piece_to_id(ESCAPE) != self.unknown
+        by_words = self._escapes and can_go_word_by_word(processor)
+        self._encode = Words(processor).encode if by_words else partial(processor.encode, num_threads=1)
+
+    def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int]]:
+        return Pieces, self._arguments
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self._tags)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        texts = self._escaped(list(texts))
+        try:
+            return self._encode(texts)
+        except TypeError:  # a text with half a surrogate pair is refused
+            return self._encode([valid(text) for text in texts])
+
+    def _escaped(self, texts: list[str]) -> list[str]:
+        together = "".join(texts)  # two searches instead of two for every text
+        if self._escapes and (SPACE in together or ESCAPE in together):
+            return [text.replace(ESCAPE, ESCAPE + "0").replace(SPACE, ESCAPE + "1") for text in texts]
+        return texts
+
+    def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
+        if not self._escapes:
+            raise TokenizerError("only a tokenizer that attent has trained can sample; leave sampling out")
+        if not sampling.rate:
+            return self.encode(texts)
+        spelling, sampler = self._sampling
+        chance = random.Random(seed)
+        texts = [valid(text) for text in self._escaped(list(texts))]
+        return [spelling.sample(text, sampler, sampling.rate, chance) for text in texts]
+
+    @cached_property
+    def _sampling(self) -> tuple[Spelling, Sampler]:
+        spelling = Spelling.of(self._processor, ESCAPE)
+        return spelling, spelling.sampler()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        check_ids(ids, self.size)
+        text: str = self._processor.decode([int(i) for i in ids if i not in self._silent])
+        if self._escapes and ESCAPE in text:
+            return text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE)
+        return text
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        check_ids(ids, self.size)
+        own = self._processor.get_piece_size()
+        return [self._processor.id_to_piece(int(i)) if i < own else f"<extra_id_{self.size - 1 - i}>" for i in ids]
+
+    def tag(self, language: str) -> int:
+        return find_tag(self._tags, language)
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    outside = [int(i) for i in ids if not 0 <= i < size]
+    if outside:
+        raise TokenizerError(f"ids must be from 0 to {size - 1}, but one is {outside[0]}; is it of another model?")
+
+
+def find_tag(tags: dict[str, int], language: str) -> int:
+    if language in tags:
+        return tags[language]
+    known = f"its languages are {', '.join(tags)}" if tags else "it has none: it translates into one language only"
+    raise TokenizerError(f"the tokenizer has no tag for {language!r}; {known}")
+
+
+def load(model: bytes, where: str) -> SentencePieceProcessor:
+    """SentencePiece's reader of a model file; what it refuses is an error that names the file."""
+    set_min_log_level(QUIET)
+    try:
+        processor = SentencePieceProcessor()
+        processor.LoadFromSerializedProto(model)
+        processor.id_to_piece(list(range(processor.get_piece_size())))  # none of them must be broken UTF-8
+        return processor
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise TokenizerError(f"{where}: is no SentencePiece model, or is damaged; get the file again") from error
+
+
+def valid(text: str) -> str:
+    """Surrogates that make a pair become their character, a lone one, which is none, becomes U+FFFD."""
+    if not SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,292 @@
+"""Words to numbers and back: any text comes back as it was, whatever it holds; saved and loaded, sent to workers."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
+
+from attent.text.tokenizer import END, PAD, START, UNKNOWN, Sampling, Tokenizer, TokenizerError
+from attent.text.train import Kind, TokenizerConfig, train
+from tests.text.corpus import lines, tokenizer
+
+KINDS: tuple[Kind, ...] = ("bpe", "unigram", "char")
+ODD = [
+    "",
+    " ",
+    "     ",
+    "two  spaces,   three",
+    " before and behind ",
+    "a\ttab\nand\r\na line\u2028end",
+    "nul \x00, escape \x1b, substitute \x1a, \x1a0 \x1a1 \x1a\x1a",
+    "▁ ▁▁ a▁b \x1a▁\x1a",
+    "▅ and ⁇ and \ufffd",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽",
+    "e\u0301 vs é, ﬁ vs fi, ② vs 2, Å vs Å",
+    "<s> </s> <unk> <pad> <2de> <2pt-BR>",
+    "<0x41><0xE2>",
+    "\ufeffBOM",
+    "fullwidth Ａ　space",
+    "soft\u00adhyphen, zero\u200bwidth, no\u00a0break",
+    "ಕನ್ನಡ ไทย 汉字 עברית \U0010fffd",
+    "%s %%s {name}{name} {nam",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ODD)
+def test_an_odd_text_comes_back_as_it_was(kind: Kind, text: str) -> None:
+    vocabulary = tokenizer(kind).source
+    (ids,) = vocabulary.encode([text])
+    assert vocabulary.decode(ids) == text
+    assert UNKNOWN not in ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(st.text() | st.text(alphabet="▁\x1a01 ab%s<>2de"), max_size=4))
+def test_any_texts_come_back_as_they_were(kind: Kind, texts: list[str]) -> None:
+    vocabulary = tokenizer(kind).source
+    assert [vocabulary.decode(ids) for ids in vocabulary.encode(texts)] == texts
+
+
+def test_every_character_of_unicode_comes_back() -> None:
+    vocabulary = tokenizer().source
+    numbers = [n for n in range(0x110000) if not 0xD800 <= n < 0xE000]
+    texts = ["".join(map(chr, numbers[at : at + 997])) for at in range(0, len(numbers), 997)]
+    assert [vocabulary.decode(ids) for ids in vocabulary.encode(texts)] == texts
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_whole_one_its_character() -> None:
+    vocabulary = tokenizer().source
+    rows = vocabulary.encode(["fine", "half \ud83d of", "whole \ud83d\ude00"])
+    assert [vocabulary.decode(ids) for ids in rows] == ["fine", "half \ufffd of", "whole 😀"]
+
+
+def test_no_text_gives_a_special_id() -> None:
+    vocabulary = tokenizer().source
+    specials = {PAD, START, END, UNKNOWN, *map(vocabulary.tag, vocabulary.tags)}
+    assert not specials & {i for ids in vocabulary.encode([*ODD, *lines()[0]]) for i in ids}
+
+
+def test_specials_and_tags_are_left_out_of_the_text() -> None:
+    vocabulary = tokenizer().source
+    (ids,) = vocabulary.encode(["A man."])
+    assert vocabulary.decode([START, vocabulary.tag("de"), *ids, UNKNOWN, END, PAD, PAD]) == "A man."
+
+
+def test_the_special_ids_are_the_promised_ones() -> None:
+    vocabulary = tokenizer().source
+    assert (vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown) == (0, 1, 2, 3)
+    assert vocabulary.pieces([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+def test_pieces_are_what_people_can_look_at() -> None:
+    vocabulary = tokenizer("char").source
+    (ids,) = vocabulary.encode(["a €"])
+    assert vocabulary.pieces(ids) == ["▁", "a", "▁", "<0xE2>", "<0x82>", "<0xAC>"]
+
+
+def test_a_symbol_is_always_one_piece() -> None:
+    for kind in KINDS:
+        vocabulary = tokenizer(kind).source
+        (ids,) = vocabulary.encode(["x%sy{name}z"])
+        assert {"%s", "{name}"} <= set(vocabulary.pieces(ids))
+
+
+def test_the_end_stands_behind_and_the_tag_in_front() -> None:
+    ours = tokenizer()
+    (plain,), (tagged,) = ours.encode_source(["A man."]), ours.encode_source(["A man."], to="pt-BR")
+    assert plain[-1] == END
+    assert plain.count(END) == 1
+    assert tagged == [ours.source.tag("pt-BR"), *plain]
+    assert ours.source.pieces(tagged[:1]) == ["<2pt-BR>"]
+    assert ours.encode_target(["A man."]) == [plain]
+    assert ours.encode_target([]) == []
+
+
+def test_an_unknown_language_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="no tag for 'fr'; its languages are de, pt-BR"):
+        tokenizer().encode_source(["A man."], to="fr")
+    with pytest.raises(ValueError, match="no tag for 'fr'; it has none"):
+        tokenizer(joint=False).target.tag("fr")
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_an_id_of_another_model_is_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"ids must be from 0 to .*, but one is {wrong}"):
+        tokenizer().source.decode([5, wrong])
+    with pytest.raises(ValueError, match="ids must be"):
+        tokenizer().source.pieces([wrong])
+
+
+def test_joint_is_one_vocabulary_and_separate_are_two() -> None:
+    assert tokenizer().joint
+    assert tokenizer().source is tokenizer().target
+    assert not tokenizer(joint=False).joint
+    assert tokenizer(joint=False).encode_source(["Ein Mann."]) != tokenizer(joint=False).encode_target(["Ein Mann."])
+
+
+# --- saved, loaded, sent ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("joint", "names"), [(True, ["tokenizer.model"]), (False, ["source.model", "target.model"])])
+def test_a_saved_tokenizer_loads_as_the_same(tmp_path: Path, joint: bool, names: list[str]) -> None:
+    tokenizer(joint=joint).save(tmp_path / "new" / "folder")
+    loaded = Tokenizer.load(tmp_path / "new" / "folder")
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == names
+    assert loaded == tokenizer(joint=joint)
+    assert loaded.joint == joint
+    assert loaded.encode_target(ODD) == tokenizer(joint=joint).encode_target(ODD)
+
+
+def test_the_saved_file_is_plain_sentencepiece(tmp_path: Path) -> None:
+    tokenizer().save(tmp_path)
+    theirs = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert theirs.encode("Ein Mann.") == tokenizer().source.encode(["Ein Mann."])[0]
+
+
+def test_a_folder_holds_one_tokenizer_at_a_time(tmp_path: Path) -> None:
+    for joint in (True, False, True):
+        tokenizer(joint=joint).save(tmp_path)
+        assert Tokenizer.load(tmp_path) == tokenizer(joint=joint)
+
+
+def test_the_fingerprint_tells_tokenizers_apart() -> None:
+    several = [tokenizer(kind, joint) for kind in KINDS for joint in (True, False)]
+    assert len({one.fingerprint for one in several}) == len(several)
+    assert len(set(several)) == len(several)
+    again = train(*lines(), TokenizerConfig(vocab=350, symbols=("%s", "{name}")), tags=("de", "pt-BR"))
+    assert again.fingerprint == tokenizer().fingerprint
+
+
+def test_the_fingerprint_knows_which_side_is_which() -> None:
+    files = tokenizer(joint=False).files
+    turned = Tokenizer.from_files({"source.model": files["target.model"], "target.model": files["source.model"]})
+    assert turned.fingerprint != tokenizer(joint=False).fingerprint
+
+
+def test_a_worker_process_gets_the_same_tokenizer() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(in_a_worker, (tokenizer(),)) == (True, tokenizer().encode_source(ODD))
+
+
+def in_a_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
+    return ours.joint, ours.encode_source(ODD)
+
+
+def test_a_vocabulary_that_has_sampled_can_still_be_sent() -> None:
+    tokenizer().source.sample(ODD, Sampling(), 1)
+    assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_save_killed_anywhere_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
+) -> None:
+    old, new = tokenizer("bpe", joint), tokenizer("unigram", joint)
+    found = []
+    for steps in range(20):
+        folder = tmp_path / str(steps)
+        old.save(folder)
+        with suppress(Killed), monkeypatch.context() as patch:
+            kill_after(patch, steps)
+            new.save(folder)
+        loaded = Tokenizer.load(folder)
+        assert loaded in (old, new)
+        found.append(loaded)
+        old.save(folder)  # and a later save is not disturbed by what was left
+        assert Tokenizer.load(folder) == old
+    assert found[0] == old
+    assert found[-1] == new
+
+
+@pytest.mark.parametrize("first", range(1, 10))
+def test_two_killed_saves_do_not_mix_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    several = [tokenizer(kind, joint=False) for kind in KINDS]
+    several[0].save(tmp_path)
+    for one, steps in zip(several[1:], (first, 1), strict=True):
+        with suppress(Killed), monkeypatch.context() as patch:
+            kill_after(patch, steps)
+            one.save(tmp_path)
+    assert Tokenizer.load(tmp_path) in several
+
+
+def kill_after(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ends a save when it has done so many steps on the disk."""
+    left = [steps]
+    for name in ("fsync", "replace", "unlink"):
+        patch.setattr(os, name, counted(getattr(os, name), left))
+
+
+def counted(function: Any, left: list[int]) -> Any:
+    def step(*arguments: Any) -> Any:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return function(*arguments)
+
+    return step
+
+
+# --- what cannot be loaded -------------------------------------------------------------------------------------------
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(folder)
+    return str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == (
+        f"{tmp_path}: holds no tokenizer; looked for source.model, source.spm, tokenizer.model, spiece.model, "
+        f"tokenizer.json"
+    )
+    assert "does not exist" in refusal(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refusal(tmp_path / "file")
+
+
+def test_half_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+    tokenizer(joint=False).save(tmp_path)
+    (tmp_path / "target.model").unlink()
+    assert refusal(tmp_path) == f"{tmp_path}/target.model: is missing beside source.model; copy it there too"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00", b"not a model", b"\xff" * 1000, b"\n\x0b\n\x03abc\x15\x00\x00\x80?"])
+def test_a_damaged_model_is_named(tmp_path: Path, damage: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(damage)
+    assert refusal(tmp_path).startswith(f"{tmp_path}/tokenizer.model: ")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_model_damaged_anywhere_is_refused_or_works(tmp_path: Path, kind: Kind) -> None:
+    whole = bytearray(tokenizer(kind).files["tokenizer.model"])
+    for at in range(0, len(whole), 61):
+        broken = bytes(whole[:at]) if at % 2 else bytes([*whole[:at], whole[at] ^ 0x55, *whole[at + 1 :]])
+        with suppress(TokenizerError):
+            loaded = Tokenizer.from_files({"tokenizer.model": broken})
+            loaded.target.decode(loaded.encode_source(["A man. %s ▁ 😀"])[0])
+
+
+def test_a_file_that_is_too_large_or_no_file_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "tokenizer.model", "wb") as file:
+        file.truncate(200 * 2**20)
+    assert "must have at most 128 MiB" in refusal(tmp_path)
+    (tmp_path / "tokenizer.model").unlink()
+    (tmp_path / "tokenizer.model").mkdir()
+    assert "must be a file" in refusal(tmp_path)
