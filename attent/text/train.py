@@ -33,7 +33,7 @@ WIDE = "\u2e80"  # from here on (Chinese, Japanese, Korean) a character carries 
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# SentencePiece drops lines with its own signs (tab, `▅`, NUL); the others here are no text either.
+# SentencePiece silently drops a line with `▅`, its own sign; the others here deserve no id, bytes will do for them.
 NO_TEXT = re.compile(rf"[\x00-\x1f\x7f\ud800-\udfff▅{SPACE}]+")
 
 

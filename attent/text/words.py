@@ -40,12 +40,14 @@ class Words:
     def _complete(self, texts: Sequence[str], rows: list[list[int]], missing: list[int]) -> None:
         """The texts with a word that is not known yet: SentencePiece is asked for all such words together."""
         known = self._known
-        new = list({word for number in missing for word in texts[number].split(" ") if word not in known})
+        new = list(set(chain.from_iterable(texts[number].split(" ") for number in missing)) - known.keys())
         found = dict(zip(new, self._processor.encode(new, num_threads=1), strict=True))
-        for number in missing:
-            rows[number] = [i for word in texts[number].split(" ") for i in found.get(word) or known[word]]
         if len(known) < REMEMBERED:
             known.update((word, ids) for word, ids in found.items() if len(word) <= LONG)
+        for number in missing:
+            rows[number] = list(
+                chain.from_iterable(known.get(word) or found[word] for word in texts[number].split(" "))
+            )
 
 
 def can_go_word_by_word(processor: SentencePieceProcessor) -> bool:
