@@ -18,6 +18,7 @@ from attent import __version__
 
 # name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "data": ("attent.cli.data:data", "What is in a corpus, what is wrong with it, and how long training would take."),
     "demo": ("attent.cli.demo:demo", "The model at work in a minute: learns a small task, and shows what it looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
 }

@@ -1,4 +1,4 @@
-"""Pairs to batches: parallel text of any format is read, looked at, filtered, turned into numbers and laid into batches.
+"""Pairs to batches: parallel text of any format is read, looked at, filtered, turned into numbers and batched.
 
 The way of a pair: `corpus` finds the files that a person named and `readers` read them; `filters` drops what would
 teach nothing; `store` keeps the token ids in memory-mapped arrays; `batches` lays them into batches. `report` tells

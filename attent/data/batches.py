@@ -1,0 +1,274 @@
+"""Batches for training: any one of them made at once from the store, or a walk through them with some made ahead.
+
+`Batches.batch(epoch, step)` is a pure function of its numbers, the seed and the rank: seeking costs no more than taking
+the next, several machines each take their own without a word between them, and how many threads work ahead
+changes nothing. Which pairs stand in which batch is `plan`'s; a batch here becomes tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attent import settings
+from attent.data.arrays import Array, ragged
+from attent.data.pairs import CorpusError
+from attent.data.plan import BatchConfig, Plan, epoch_order, plan, remembered, shape
+from attent.data.store import Side, Store
+from attent.nn import Packing
+from attent.text.tokenizer import PAD
+
+KEPT_EPOCHS = 3  # plans in memory: a walk is in one epoch, makes the next, and `batch` may ask for another
+EXAMPLES = 3  # of pairs that are too long
+REMEMBERED = 10**6  # pairs from which planning takes a second: such plans are kept on disk
+
+
+@dataclass(frozen=True)
+class Text:
+    """One side of a batch: ids (B, T) with the filler id 0 behind, and either lengths (B,) or a packing."""
+
+    ids: Tensor
+    lengths: Tensor | None
+    packing: Packing | None
+    tokens: int  # that are no filler
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Text:
+        lengths = None if self.lengths is None else self.lengths.to(device, non_blocking=non_blocking)
+        packing = None if self.packing is None else self.packing.to(device, non_blocking)
+        return Text(self.ids.to(device, non_blocking=non_blocking), lengths, packing, self.tokens)
+
+    def pinned(self) -> Text:
+        """A copy in memory that a GPU can fetch from by itself."""
+        lengths = None if self.lengths is None else self.lengths.pin_memory()
+        packing = self.packing
+        if packing is not None:
+            segments, positions, ends = (
+                tensor.pin_memory() for tensor in (packing.segments, packing.positions, packing.ends)
+            )
+            packing = Packing(segments, positions, ends, packing.longest)
+        return Text(self.ids.pin_memory(), lengths, packing, self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs as tensors. The target is what is to be written, its end tokens included: `shift_right` makes from it
+    what the decoder reads."""
+
+    source: Text
+    target: Text
+    pairs: Array  # their numbers in the store, in the order in which they stand in the rows
+
+    @property
+    def packing(self) -> tuple[Packing, Packing] | None:
+        """As `Seq2Seq` takes it."""
+        source, target = self.source.packing, self.target.packing
+        return None if source is None or target is None else (source, target)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        source, target = self.source.to(device, non_blocking), self.target.to(device, non_blocking)
+        return Batch(source, target, self.pairs)
+
+    def pinned(self) -> Batch:
+        return Batch(self.source.pinned(), self.target.pinned(), self.pairs)
+
+
+class Position(NamedTuple):
+    """Where a walk stands: all the state there is."""
+
+    epoch: int
+    step: int  # in the epoch
+
+
+START = Position(0, 0)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The store of an epoch and how it is cut into batches."""
+
+    store: Store
+    plan: Plan
+
+
+class Batches:
+    """The batches of a store, for one of `ranks` machines: each step has one batch for every rank.
+
+    With subword sampling every epoch has other ids: `resampled` then gives the store of an epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: BatchConfig,
+        *,
+        seed: int = 0,
+        weights: Sequence[float] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        resampled: Callable[[int], Store] | None = None,
+    ) -> None:
+        if not 0 <= rank < ranks:
+            raise ValueError(f"`rank` must be from 0 to {ranks - 1} (`ranks`={ranks}), but is {rank}")
+        self.store, self.config, self.seed, self.rank, self.ranks = store, config, seed, rank, ranks
+        self.weights = _checked_weights(weights, len(store.meta.parts))
+        self.resampled = resampled
+        self.shape = shape(store.source.lengths(), store.target.lengths(), config)
+        self._epochs: OrderedDict[int, Epoch] = OrderedDict()
+
+    def epoch(self, number: int) -> Epoch:
+        """The plan of an epoch; the last few are kept."""
+        found = self._epochs.get(number)
+        if found is None:
+            store = self.store if self.resampled is None else self.resampled(number)
+            found = self._epochs[number] = Epoch(store, self._plan(store, number))
+            while len(self._epochs) > KEPT_EPOCHS:
+                self._epochs.popitem(last=False)
+        return found
+
+    def _plan(self, store: Store, number: int) -> Plan:
+        source, target = store.source.lengths(), store.target.lengths()
+
+        def make() -> Plan:
+            order = epoch_order([part.pairs for part in store.meta.parts], self.weights, self.seed, number)
+            return plan(source, target, order, self.config, (self.seed, number), self.shape)
+
+        facts = (settings.to_dict(self.config), self.shape, self.weights, self.seed, number)
+        return remembered(store.folder / "plans", facts, make) if len(store) >= REMEMBERED else make()
+
+    def steps(self, epoch: int) -> int:
+        """How many steps the epoch has; the same for every rank."""
+        return -(-len(self.epoch(epoch).plan) // self.ranks)
+
+    def too_long(self, epoch: int = 0) -> str | None:
+        """A sentence about the pairs that are too long, or None if there are none: they are never left out silently."""
+        found = self.epoch(epoch)
+        long = np.unique(found.plan.too_long)
+        if not len(long):
+            return None
+        what = "dropped" if self.config.too_long == "drop" else "cut"
+        such = ", ".join(found.store.place(pair) for pair in long[:EXAMPLES])
+        return (
+            f"{len(long):,} of {len(found.store):,} pairs have more than {self.shape.source_limit} source or "
+            f"{self.shape.target_limit} target tokens and are {what} (such as {such}); `longest` sets the limit"
+        )
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """This rank's batch. Where the last step has none left for it, one without pairs."""
+        if not 0 <= step < self.steps(epoch):
+            raise IndexError(f"epoch {epoch} has {self.steps(epoch)} steps, so there is no step {step}")
+        return self._batch(self.epoch(epoch), step)
+
+    def _batch(self, epoch: Epoch, step: int) -> Batch:
+        """A pure function, called by several threads at once."""
+        pairs, row = epoch.plan.batch(step * self.ranks + self.rank)
+        rows, room = self.shape.rows or max(1, len(pairs)), self.shape.room
+        widths = (room.source, room.target) if self.shape.rows else (None, None)
+        source = Laid.of(epoch.store.source, pairs, row, (rows, widths[0]), self.shape.source_limit)
+        target = Laid.of(epoch.store.target, pairs, row, (rows, widths[1]), self.shape.target_limit)
+        if self.shape.rows:
+            return Batch(source.packed(room.sentences), target.packed(room.sentences), pairs)
+        return Batch(source.padded(), target.padded(), pairs)
+
+    def walk(
+        self, start: Position = START, *, workers: int = 1, ahead: int = 8, pin: bool = False
+    ) -> Iterator[tuple[Position, Batch]]:
+        """All batches from `start` on, epoch after epoch, without end.
+
+        `workers` threads make up to `ahead` of them beforehand; with none, each is made when it is asked for. The
+        batches are the same.
+        """
+
+        def make(epoch: Epoch, step: int) -> Batch:
+            batch = self._batch(epoch, step)
+            return batch.pinned() if pin else batch
+
+        if not workers:
+            for position, epoch in self._positions(start):
+                yield position, make(epoch, position.step)
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: deque[tuple[Position, Future[Batch]]] = deque()
+            try:
+                for position, epoch in self._positions(start):
+                    waiting.append((position, pool.submit(make, epoch, position.step)))
+                    if len(waiting) >= max(1, ahead):
+                        place, batch = waiting.popleft()
+                        yield place, batch.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _positions(self, start: Position) -> Iterator[tuple[Position, Epoch]]:
+        """Every step from `start` on. The next epoch is planned while this one is walked."""
+        number, step = start
+        with ThreadPoolExecutor(1) as planner:
+            epoch = self.epoch(number)
+            while True:
+                steps = -(-len(epoch.plan) // self.ranks)
+                if not steps:
+                    raise CorpusError(f"epoch {number} has no pairs: none was left by the filters and the length limit")
+                following = planner.submit(self.epoch, number + 1)
+                for at in range(step, steps):
+                    yield Position(number, at), epoch
+                epoch, number, step = following.result(), number + 1, 0
+
+
+def _checked_weights(weights: Sequence[float] | None, parts: int) -> list[float]:
+    if weights is None:
+        return [1.0] * parts
+    if len(weights) != parts or not all(weight > 0 for weight in weights):
+        raise ValueError(f"`weights` must be {parts} numbers over 0, one for each corpus, but are {list(weights)}")
+    return [float(weight) for weight in weights]
+
+
+# --- from numbers in the store to tensors ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Sentences of one side laid into rows: for each token where it comes from and where it goes."""
+
+    ids: Array  # (B, T)
+    slots: Array  # of each token, in the rows laid end to end
+    lengths: Array  # of each sentence
+    row: Array  # of each sentence
+    column: Array  # where in its row a sentence begins
+    longest: int
+
+    @classmethod
+    def of(cls, side: Side, pairs: Array, row: Array, shape: tuple[int, int | None], limit: int) -> Laid:
+        rows, width = shape
+        starts = side.offsets[pairs]
+        lengths = np.minimum(side.offsets[pairs + 1] - starts, limit)
+        before = lengths.cumsum() - lengths
+        column = before - before[np.searchsorted(row, row)]  # less what stands in the rows above
+        width = int((column + lengths).max(initial=1)) if width is None else width
+        slots = ragged(row * width + column, lengths)
+        ids = np.full(rows * width, PAD, np.int64)
+        ids[slots] = side.gather(starts, lengths)
+        return cls(ids.reshape(rows, width), slots, lengths, row, column, limit)
+
+    def padded(self) -> Text:
+        """A sentence a row."""
+        lengths = np.zeros(len(self.ids), np.int64)
+        lengths[self.row] = self.lengths
+        return Text(torch.from_numpy(self.ids), torch.from_numpy(lengths), None, len(self.slots))
+
+    def packed(self, sentences: int) -> Text:
+        """Rows of several. `longest` is that of the corpus, not of the batch, so that one compiled graph serves all."""
+        number = np.arange(len(self.row)) - np.searchsorted(self.row, self.row)  # of the sentence in its row
+        segments = np.full(self.ids.size, -1, np.int64)
+        positions = np.zeros(self.ids.size, np.int64)
+        ends = np.zeros((len(self.ids), sentences), np.int64)
+        segments[self.slots] = np.repeat(number, self.lengths)
+        positions[self.slots] = ragged(np.zeros_like(self.lengths), self.lengths)
+        ends[self.row, number] = self.column + self.lengths
+        ends = np.maximum.accumulate(ends, 1)
+        shaped = [torch.from_numpy(tokens.reshape(self.ids.shape)) for tokens in (segments, positions)]
+        packing = Packing(shaped[0], shaped[1], torch.from_numpy(ends), self.longest)
+        return Text(torch.from_numpy(self.ids), None, packing, len(self.slots))

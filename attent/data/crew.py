@@ -1,0 +1,73 @@
+"""Work for several processes, whose results come in the order of the tasks.
+
+Processes are spawned, not forked: a fork of a process in which torch runs threads can hang. Three habits of spawned
+processes are put right here: they would run the caller's script again from its top, print a traceback each
+at Ctrl-C, and live on when the caller is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+AHEAD = 2  # tasks for each process beyond the one that is waited for
+
+
+def in_order(work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
+    """`work(*task)` for every task. `work` goes to each process once; it and the tasks must be picklable."""
+    waiting: deque[Future[Result]] = deque()
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work,))
+    try:
+        for task in tasks:
+            with _no_main_script():
+                waiting.append(pool.submit(_do, *task))
+            if len(waiting) > AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _no_main_script() -> Iterator[None]:
+    """A process started meanwhile does not import the caller's script, so that the script needs no guard."""
+    main = sys.modules["__main__"]
+    kept: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(kept)
+
+
+# --- in the processes ------------------------------------------------------------------------------------------------
+
+_work: Callable[..., Any]
+
+
+def _begin(work: Callable[..., Any]) -> None:
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller hears it, and stops us
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _do(*task: Any) -> Any:
+    return _work(*task)

@@ -1,0 +1,176 @@
+"""From pairs to arrays of ids: the part of making a token store that runs in parallel.
+
+Pairs are taken in blocks, in the order in which they are read; each block is filtered and encoded by itself, in
+any process, and the blocks come out in their order. What is in a block never depends on how many processes there were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, compress, count, islice
+
+import numpy as np
+
+from attent.data.arrays import Array
+from attent.data.corpus import Corpus
+from attent.data.crew import in_order
+from attent.data.filters import Filters, Sieve, clean, expected_scripts, pair_keys
+from attent.data.pairs import Bad, Pair
+from attent.text.tokenizer import Sampling, Tokenizer
+
+BLOCK = 4096  # pairs; sampling is seeded by the block
+ALONE = 8  # blocks that one process makes in less time than it takes to start others
+SAMPLE = 1000  # pairs from which the script of a side is told where its language does not tell it
+EXAMPLES = 3  # of each kind of line that was left out
+LINE_BITS = 40  # a place is one number: which file in the upper bits, the line in these
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides which ids a corpus becomes."""
+
+    tokenizer: Tokenizer
+    filters: Filters = field(default_factory=Filters)
+    tags: bool = False  # each source begins with the tag of its target language, <2de>
+    sampling: Sampling | None = None  # another segmentation for every `draw`; None is always the best one
+    draw: tuple[int, int] = (0, 0)  # (seed, epoch)
+
+    @property
+    def dtype(self) -> str:
+        """The smallest numbers that hold every id."""
+        return "<u2" if max(self.tokenizer.source.size, self.tokenizer.target.size) <= 2**16 else "<u4"
+
+
+@dataclass
+class Tally:
+    """What was left out, by reason, with a few places to look at."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, why: str, place: str) -> None:
+        self.counts[why] += 1
+        examples = self.examples.setdefault(why, [])
+        if len(examples) < EXAMPLES:
+            examples.append(place)
+
+
+class Names:
+    """The files of a corpus, numbered as they come up, so that a place is one number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def place(self, pair: Pair) -> int:
+        return self.numbers.setdefault(pair.file, len(self.numbers)) << LINE_BITS | pair.line
+
+    def told(self, place: int) -> str:
+        return told(place, list(self.numbers))
+
+
+def told(place: int, files: list[str]) -> str:
+    """A place as a person reads it: `corpus.tsv:1234`."""
+    file, line = divmod(place, 1 << LINE_BITS)
+    return f"{files[file]}:{line}"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """One side of some pairs: the ids of all sentences end to end, and how many each has."""
+
+    ids: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, sentences: list[list[int]], dtype: str) -> Sentences:
+        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        return cls(np.fromiter(chain.from_iterable(sentences), dtype, int(lengths.sum())), lengths)
+
+    def where(self, kept: Array) -> Sentences:
+        return Sentences(self.ids[np.repeat(kept, self.lengths)], self.lengths[kept])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some pairs as arrays, in the order of the corpus, and those that the filters dropped."""
+
+    keys: Array  # what two equal pairs share
+    places: Array
+    source: Sentences
+    target: Sentences
+    dropped: list[tuple[str, int]]  # (why, place)
+
+    def where(self, kept: Array) -> Block:
+        """The pairs for which `kept` is True."""
+        source, target = self.source.where(kept), self.target.where(kept)
+        return Block(self.keys[kept], self.places[kept], source, target, self.dropped)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Pairs in, a block out."""
+
+    recipe: Recipe
+    sieve: Sieve
+    to: str | None  # the language of the tag, where sources have one
+
+    def __call__(self, number: int, sources: list[str], targets: list[str], places: list[int]) -> Block:
+        why = list(map(self.sieve.why, sources, targets))
+        dropped = [(reason, place) for reason, place in zip(why, places, strict=True) if reason is not None]
+        if dropped:
+            kept = [reason is None for reason in why]
+            sources, targets = list(compress(sources, kept)), list(compress(targets, kept))
+            places = list(compress(places, kept))
+        sources, targets = list(map(clean, sources)), list(map(clean, targets))
+        keys = pair_keys(sources, targets) ^ np.uint64(_hashed(self.to, 8))
+        source, target = (Sentences.of(side, self.recipe.dtype) for side in self._encoded(sources, targets, number))
+        return Block(keys, np.array(places, "<u8"), source, target, dropped)
+
+    def _encoded(self, sources: list[str], targets: list[str], number: int) -> tuple[list[list[int]], list[list[int]]]:
+        tokenizer, sampling = self.recipe.tokenizer, self.recipe.sampling
+        if sampling is None:
+            return tokenizer.encode_source(sources, to=self.to), tokenizer.encode_target(targets)
+        seed = _hashed((*self.recipe.draw, number), 3)
+        return (
+            tokenizer.sample_source(sources, sampling, seed, to=self.to),
+            tokenizer.sample_target(targets, sampling, seed),
+        )
+
+
+def encode(corpus: Corpus, recipe: Recipe, names: Names, tally: Tally, workers: int) -> Iterator[Block]:
+    """The corpus as blocks of arrays, in order. The first few are made here: a small corpus needs no other process."""
+    pairs = _pairs(corpus, tally)
+    head = list(islice(pairs, SAMPLE))
+    sieve = Sieve(recipe.filters, expected_scripts(corpus.languages, head))
+    encoder = Encoder(recipe, sieve, corpus.languages.target if recipe.tags else None)
+    blocks = _blocks(chain(head, pairs), names)
+    for block in blocks if workers < 2 else islice(blocks, ALONE):
+        yield encoder(*block)
+    if (first := next(blocks, None)) is not None:
+        yield from in_order(encoder, chain([first], blocks), workers)
+
+
+def _pairs(corpus: Corpus, tally: Tally) -> Iterator[Pair]:
+    for entry in corpus:
+        if isinstance(entry, Bad):
+            tally.add(entry.why, f"{entry.file}:{entry.line}")
+        else:
+            yield entry
+
+
+def _blocks(pairs: Iterable[Pair], names: Names) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
+    """Number, sources, targets and places of each block."""
+    pairs = iter(pairs)
+    for number in count():
+        block = list(islice(pairs, BLOCK))
+        if not block:
+            return
+        yield number, [pair.source for pair in block], [pair.target for pair in block], list(map(names.place, block))
+
+
+def _hashed(facts: object, size: int) -> int:
+    """The same number for the same facts, in every process and on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=size).digest(), "little")

@@ -1,0 +1,118 @@
+"""Whole pairs into rows of fixed length, so that almost every slot of a batch holds a token.
+
+A row has room for so many source tokens, so many target tokens and so many sentences; a pair needs some of each.
+Filling the fewest rows is a hard problem that need not be solved exactly:
+
+best_fit  for rows of a few sentences: the longest pair first, each goes to the row in which it leaves the least room
+next_fit  for rows of hundreds: pairs in their order, a new row when one does not fit
+
+Measured with lengths as in WMT (about 30 tokens a side): best fit fills rows of 256 to 98%, next fit those of 4,096
+to 98.7% and of 25,000 to 99.6%.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attent.data.arrays import Array
+
+POOL = 2048  # pairs that best fit chooses from, at least; twice as many fill 0.3% more and take twice the time
+POOL_ROWS = 64  # rows that a pool fills, at least: the last of them stays partly empty
+CELLS = 2**15  # rows of all pools in one operation: what stays in a core's fast memory
+MORE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a row holds: tokens of each side, and sentences."""
+
+    source: int
+    target: int
+    sentences: int
+
+
+def next_fit(source: Array, target: Array, room: Room) -> Array:
+    """The row of each pair, numbered from 0, for lengths in the order of the epoch; no pair may exceed the room."""
+    source, target = _needs(source, target, room)
+    source_ends, target_ends = source.cumsum(dtype=np.int64), target.cumsum(dtype=np.int64)
+    starts, at, source_used, target_used = np.zeros(len(source), np.uint32), 0, 0, 0
+    while at < len(source):
+        starts[at] = 1
+        by_source = np.searchsorted(source_ends, source_used + room.source, "right")
+        by_target = np.searchsorted(target_ends, target_used + room.target, "right")
+        at = int(min(by_source, by_target))
+        source_used, target_used = source_ends[at - 1], target_ends[at - 1]
+    return np.cumsum(starts, dtype=np.uint32) - np.uint32(1)
+
+
+def best_fit(source: Array, target: Array, room: Room) -> Array:
+    """As `next_fit`, for rows of few sentences. Pairs are taken in pools; many pools take each step together."""
+    if not len(source):
+        return np.empty(0, np.uint32)
+    source, target = _needs(source, target, room)
+    per_row = len(source) / max(source.sum() / room.source, target.sum() / room.target, 1)
+    pool = int(max(POOL, POOL_ROWS * per_row))
+    together = max(1, int(CELLS * per_row / pool)) * pool
+    rows, first = np.empty(len(source), np.uint32), 0
+    for start in range(0, len(source), together):
+        part = slice(start, start + together)
+        rows[part] = first + _fit_pools(source[part], target[part], room, pool)
+        first = int(rows[part].max()) + 1
+    return rows
+
+
+def _needs(source: Array, target: Array, room: Room) -> tuple[Array, Array]:
+    """What each pair takes of a row. A very short target counts for more than it has, so that not too many fit."""
+    return source, np.maximum(target, -(-room.target // room.sentences))
+
+
+def _fit_pools(source: Array, target: Array, room: Room, pool: int) -> Array:
+    """The row of each pair, for several pools of `pool` pairs; rows are numbered from 0 over all of them."""
+    n, pools = len(source), -(-len(source) // pool)
+    of_pool = np.arange(n) // pool
+    longest_first = np.lexsort((-(source + target), of_pool))
+    dtype = np.int16 if room.source + room.target < 2**15 else np.int32
+    needs = np.zeros((2, pools * pool), dtype)  # what fills up the last pool needs nothing
+    needs[0, :n], needs[1, :n] = source[longest_first], target[longest_first]
+    chosen = _fit(needs[0].reshape(pools, pool), needs[1].reshape(pools, pool), room)
+    rows = np.empty(n, np.int64)
+    rows[longest_first] = chosen.reshape(-1)[:n]
+    rows += of_pool * (chosen.max() + 1)
+    return np.unique(rows, return_inverse=True)[1]  # numbered without gaps
+
+
+def _fit(source: Array, target: Array, room: Room) -> Array:
+    """The needs of the pairs of each pool, (pools, pairs), the longest first -> their rows in the pool, (pools, pairs).
+
+    A row with nothing in it has the most room left, so it is taken only where no other fits.
+    """
+    pools, pairs = source.shape
+    fewest = max(source.sum(1).max() / room.source, target.sum(1).max() / room.target)
+    left = [np.full((pools, int(1.05 * fewest) + 2), size, source.dtype) for size in (room.source, room.target)]
+    each, never = np.arange(pools), np.iinfo(source.dtype).max
+    chosen = np.empty((pairs, pools), np.int64)
+    for i in range(pairs):
+        needs = source[:, i], target[:, i]
+        row, fits = _tightest(left, needs, never)
+        while not fits[each, row].all():
+            left = _more_rows(left, room)
+            row, fits = _tightest(left, needs, never)
+        for side, need in zip(left, needs, strict=True):
+            side[each, row] -= need
+        chosen[i] = row
+    return chosen.T
+
+
+def _tightest(left: list[Array], needs: tuple[Array, Array], never: int) -> tuple[Array, Array]:
+    """In each pool the row with the least room left among those where the pair fits, and where it fits."""
+    fits = (left[0] >= needs[0][:, None]) & (left[1] >= needs[1][:, None])
+    return np.where(fits, left[0] + left[1], never).argmin(1), fits
+
+
+def _more_rows(left: list[Array], room: Room) -> list[Array]:
+    sizes = (room.source, room.target)
+    return [
+        np.pad(side, ((0, 0), (0, MORE_ROWS)), constant_values=size) for side, size in zip(left, sizes, strict=True)
+    ]

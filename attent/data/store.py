@@ -1,0 +1,268 @@
+"""The token store: a corpus as numbers, made once, then opened at once by every run that asks for the same.
+
+A store is a folder of memory-mapped arrays: for each side all ids end to end, the offsets between which each sentence
+stands, and where each pair stood in the corpus. Its name is a hash of all that decides what is in it: files, tokenizer,
+filters. It is written aside and renamed when it is whole, so a killed run leaves no half store to be found.
+Encoding is done in `encode`; how the sentences are laid into batches is left to `batches`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from attent import settings
+from attent.data.arrays import Array, ragged
+from attent.data.corpus import Corpus
+from attent.data.encode import Block, Names, Recipe, Sentences, Tally, encode, told
+from attent.data.filters import Seen
+from attent.data.pairs import CorpusError
+
+FORMAT = 1  # part of the key: a store of another format is not opened but made again
+META = "store.json"
+SIDES = ("source", "target")
+OFFSETS, PLACES = "<i8", "<u8"
+ABANDONED = 3600  # seconds without a write after which an unfinished store is what a crash has left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one corpus gave: its pairs stand together, behind those of the corpora before it."""
+
+    name: str
+    pairs: int
+    dropped: dict[str, int]  # by reason
+    examples: dict[str, list[str]]  # reason -> a few places, `file:line`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What `store.json` tells."""
+
+    format: int
+    pairs: int
+    dtype: str
+    tokens: dict[str, int]  # side -> ids
+    files: list[str]
+    parts: list[Part]
+
+    @classmethod
+    def read(cls, path: Path) -> Meta:
+        facts = settings.read_json(path)
+        try:
+            return cls(**{**facts, "parts": [Part(**part) for part in facts["parts"]]})
+        except (TypeError, KeyError) as error:
+            raise CorpusError(f"{path} is not what attent writes: delete its folder, and it is made again") from error
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of all pairs: sentence i is `ids[offsets[i]:offsets[i + 1]]`, its end token included."""
+
+    ids: Array
+    offsets: Array
+    file: BinaryIO | None = None  # of the ids
+
+    @classmethod
+    def open(cls, folder: Path, side: str, meta: Meta) -> Side:
+        ids = _mapped(folder / f"{side}.ids", meta.dtype, meta.tokens[side])
+        offsets = _mapped(folder / f"{side}.offsets", OFFSETS, meta.pairs + 1)
+        return cls(ids, offsets, open(folder / f"{side}.ids", "rb", buffering=0))
+
+    def __getitem__(self, pair: int) -> Array:
+        return self.ids[self.offsets[pair] : self.offsets[pair + 1]]
+
+    def lengths(self) -> Array:
+        return np.diff(self.offsets).astype(np.int32)
+
+    def gather(self, starts: Array, lengths: Array) -> Array:
+        """The ids of many sentences, end to end.
+
+        Read, not mapped: each page that is touched at random brings 15 neighbours into this process's memory, so that
+        a walk through a mapped corpus would soon hold all of it.
+        """
+        if self.file is None or not hasattr(os, "pread"):  # Windows
+            return self.ids[ragged(starts, lengths)]
+        size, file = self.ids.itemsize, self.file.fileno()
+        wanted = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
+        return np.frombuffer(b"".join([os.pread(file, count, at) for count, at in wanted]), self.ids.dtype)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A corpus as numbers. Opening reads almost nothing; only what is used comes into memory."""
+
+    folder: Path
+    meta: Meta
+    source: Side
+    target: Side
+    places: Array
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        meta = Meta.read(folder / META)
+        source, target = (Side.open(folder, side, meta) for side in SIDES)
+        return cls(folder, meta, source, target, _mapped(folder / "places", PLACES, meta.pairs))
+
+    def __len__(self) -> int:
+        return self.meta.pairs
+
+    def place(self, pair: int) -> str:
+        """Where a pair stood in the corpus: `corpus.tsv:1234`."""
+        return told(int(self.places[pair]), self.meta.files)
+
+
+def _mapped(path: Path, dtype: str, count: int) -> Array:
+    wanted, size = count * np.dtype(dtype).itemsize, path.stat().st_size
+    if size != wanted:
+        raise CorpusError(f"{path} must have {wanted} bytes but has {size}: delete its folder, and it is made again")
+    return np.memmap(path, dtype, "r") if count else np.empty(0, dtype)  # an empty file cannot be mapped
+
+
+# --- making one ----------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    corpora: Sequence[Corpus],
+    recipe: Recipe,
+    root: Path,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Store:
+    """The store of these corpora in `root`: opened where it stands, else made. `progress` is told the pairs done."""
+    folder = root / key(corpora, recipe)
+    with suppress(OSError, ValueError):  # not there, or damaged: made again below
+        return Store.open(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    _clear_abandoned(root)
+    aside = root / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
+    aside.mkdir()
+    try:
+        with _Writer(aside, recipe) as writer:
+            for corpus in corpora:
+                writer.add(corpus, workers or os.cpu_count() or 1, progress)
+        _publish(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Store.open(folder)
+
+
+def key(corpora: Sequence[Corpus], recipe: Recipe) -> str:
+    """Two stores of one key have the same bytes. Weights of corpora are not in it: they belong to the batches."""
+    facts = {
+        "format": FORMAT,
+        "corpora": [[corpus.fingerprint(), astuple(corpus.languages), astuple(corpus.options)] for corpus in corpora],
+        "tokenizer": recipe.tokenizer.fingerprint,
+        "filters": settings.to_dict(recipe.filters),
+        "tags": recipe.tags,
+        "sampling": recipe.sampling and [settings.to_dict(recipe.sampling), recipe.draw],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+class _Writer:
+    """The open files of a store that is being made; leaving it without an error makes the store whole."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.folder, self.recipe = folder, recipe
+        self.files: dict[str, BinaryIO] = {}
+        self.tokens = dict.fromkeys(SIDES, 0)
+        self.pairs = self.done = 0
+        self.names, self.seen = Names(), Seen()
+        self.parts: list[Part] = []
+
+    def __enter__(self) -> _Writer:
+        for name in (*(f"{side}.{what}" for side in SIDES for what in ("ids", "offsets")), "places"):
+            self.files[name] = open(self.folder / name, "wb")
+        for side in SIDES:
+            self.files[f"{side}.offsets"].write(np.zeros(1, OFFSETS).tobytes())
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        for file in self.files.values():
+            if failed is None:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+        if failed is None:
+            self._write_meta()
+
+    def add(self, corpus: Corpus, workers: int, progress: Callable[[int], None] | None) -> None:
+        before, tally = self.pairs, Tally()
+        for block in encode(corpus, self.recipe, self.names, tally, workers):
+            self.done += len(block.keys) + len(block.dropped)
+            self._write(self._without_known(block, tally))
+            if progress is not None:
+                progress(self.done)
+        part = Part(name=corpus.name, pairs=self.pairs - before, dropped=dict(tally.counts), examples=tally.examples)
+        self.parts.append(part)
+
+    def _without_known(self, block: Block, tally: Tally) -> Block:
+        """Count what the filters dropped, and drop the pairs that came before."""
+        for why, place in block.dropped:
+            tally.add(why, self.names.told(place))
+        if not self.recipe.filters.duplicates:
+            return block
+        new = self.seen.add(block.keys)
+        for place in block.places[~new]:
+            tally.add("duplicates", self.names.told(int(place)))
+        return block if new.all() else block.where(new)
+
+    def _write(self, block: Block) -> None:
+        self._write_side("source", block.source)
+        self._write_side("target", block.target)
+        self.files["places"].write(block.places.tobytes())
+        self.pairs += len(block.places)
+
+    def _write_side(self, side: str, sentences: Sentences) -> None:
+        offsets = self.tokens[side] + sentences.lengths.cumsum()
+        self.tokens[side] += len(sentences.ids)
+        self.files[f"{side}.ids"].write(sentences.ids.tobytes())
+        self.files[f"{side}.offsets"].write(offsets.astype(OFFSETS).tobytes())
+
+    def _write_meta(self) -> None:
+        """Last, so that a folder with it is whole."""
+        meta = Meta(
+            format=FORMAT,
+            pairs=self.pairs,
+            dtype=self.recipe.dtype,
+            tokens=self.tokens,
+            files=list(self.names.numbers),
+            parts=self.parts,
+        )
+        with open(self.folder / META, "w", encoding="utf-8") as file:
+            json.dump(asdict(meta), file, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _publish(aside: Path, folder: Path) -> None:
+    """`aside` becomes `folder`. A damaged store makes way; where another process was first, its store stays."""
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        with suppress(OSError, ValueError):
+            Store.open(folder)
+            return
+        shutil.rmtree(folder)
+        os.rename(aside, folder)
+
+
+def _clear_abandoned(root: Path) -> None:
+    for left in root.glob("*.part"):
+        with suppress(OSError):  # its owner may finish while we look
+            newest = max(path.stat().st_mtime for path in [left, *left.iterdir()])
+            if time.time() - newest > ABANDONED:
+                shutil.rmtree(left)

@@ -1,0 +1,94 @@
+"""What a big corpus takes: ten million pairs read, reported, tokenised and batched; peak memory and time of each.
+
+    python -m benchmarks.data_memory [PAIRS]
+
+Every stage is a process of its own, whose peak resident memory the system tells. `again` is a second run on the store
+that the first has made: the seconds until its first batch, with and without starting Python and importing torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import made_up
+from benchmarks.measure import cpu_name
+
+PAIRS = 10_000_000
+LAYOUTS = ("packed", "flat", "bucketed")
+BATCHES = 2000  # taken from the middle of the epoch on
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
+    with tempfile.TemporaryDirectory() as name:
+        corpus = Path(name) / "corpus.tsv"
+        made_up.write(corpus, pairs)
+        print(f"{pairs:,} pairs, {corpus.stat().st_size / 2**20:,.0f} MiB, {os.cpu_count()} cores of {cpu_name()}")
+        measured("report", [sys.executable, "-m", "attent", "data", str(corpus), "--json"])
+        for stage in ("prepare", *LAYOUTS, "again"):
+            measured(stage, [sys.executable, "-m", "benchmarks.data_memory", stage, name])
+
+
+def measured(stage: str, command: list[str]) -> None:
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds, peak = time.perf_counter() - began, usage.ru_maxrss / 1024
+    said = told.strip() if stage != "report" else f"{len(told):,} characters of JSON"
+    print(f"  {stage:10} {seconds:7.1f} s  peak {peak:6,.0f} MiB  {said}", flush=True)
+    assert process.returncode == 0, f"{stage} failed"
+
+
+def stage(name: str, home: Path) -> None:
+    from itertools import islice
+
+    from attent.data.corpus import corpora
+    from attent.data.encode import Recipe
+    from attent.data.pairs import Pair
+    from attent.data.store import prepare
+    from attent.text.tokenizer import Tokenizer
+    from attent.text.train import TokenizerConfig, train
+
+    found = corpora([str(home / "corpus.tsv")])
+    if name == "prepare":
+        some = [entry for entry in islice(found[0], 200_000) if isinstance(entry, Pair)]
+        train([p.source for p in some], [p.target for p in some], TokenizerConfig(vocab=16_000)).save(
+            home / "tokenizer"
+        )
+        began = time.perf_counter()
+        store = prepare(found, Recipe(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
+        print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - began):,.0f} a second")
+        return
+    began = time.perf_counter()
+    store = prepare(found, Recipe(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
+    take(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES, began)
+
+
+def take(store: object, layout: str, count: int, began: float) -> None:
+    from attent.data.batches import Batches
+    from attent.data.plan import BatchConfig
+
+    batches = Batches(store, BatchConfig(tokens=25_000, layout=layout))  # type: ignore[arg-type]
+    steps = batches.steps(0)
+    planned = time.perf_counter() - began
+    tokens = 0
+    for step in range(steps // 2, min(steps, steps // 2 + count)):
+        batch = batches.batch(0, step)
+        tokens += batch.source.tokens + batch.target.tokens
+    took = time.perf_counter() - began - planned
+    print(f"{steps:,} batches an epoch, planned in {planned:.2f} s, then {tokens / took / 1e6:.1f}M tokens a second")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        stage(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,194 @@
+"""How fast text becomes batches, beside Hugging Face's `datasets` and `tokenizers` doing the same work in the same run.
+
+    python -m benchmarks.data_speed [CORPUS SRC TGT]
+
+Without a corpus the text is made up, in sentences as long as those of Multi30k. Two things are timed:
+
+tokenising   a TSV file -> ids on disk, on all cores. Ours also filters, drops duplicates and keeps the place of each
+             pair; theirs is `Dataset.from_csv` and `map` with as many processes, with a BPE tokenizer of the same size
+batches      ids on disk -> tensors for one epoch, on one core. Ours packs rows or pads like with like; theirs is a
+             DataLoader with a length-grouped order and padding
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attent.data.batches import Batches
+from attent.data.corpus import Corpus, corpora
+from attent.data.encode import Recipe
+from attent.data.pairs import Languages, Pair
+from attent.data.plan import BatchConfig
+from attent.data.store import Store, prepare
+from attent.text.tokenizer import Tokenizer
+from attent.text.train import TokenizerConfig, train
+from benchmarks import made_up
+from benchmarks.measure import cpu_name
+
+PAIRS = 300_000
+VOCAB = 8_000
+TOKENS = 4096  # a side of a batch
+ROUNDS = 3
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        corpus = given(sys.argv[1:], home) if len(sys.argv) > 1 else generated(home)
+        pairs = [entry for entry in corpus if isinstance(entry, Pair)]
+        config = TokenizerConfig(vocab=VOCAB)
+        tokenizer = train([p.source for p in pairs], [p.target for p in pairs], config)
+        print(f"{len(pairs):,} pairs of {corpus.name}, {os.cpu_count()} cores of {cpu_name()}")
+        tokenising(corpus, tokenizer, len(pairs), home)
+        batches(prepare([corpus], Recipe(tokenizer=tokenizer), home / "stores"), home)
+
+
+def given(arguments: list[str], home: Path) -> Corpus:
+    """The corpus as one plain TSV, which both sides can read."""
+    name, source, target = arguments
+    (corpus,) = corpora([name], Languages(source, target))
+    with open(home / "corpus.tsv", "w", encoding="utf-8") as file:
+        for entry in corpus:
+            if isinstance(entry, Pair) and not any(mark in entry.source + entry.target for mark in '\t\n"'):
+                file.write(f"{entry.source}\t{entry.target}\n")
+    return corpora([str(home / "corpus.tsv")])[0]
+
+
+def generated(home: Path) -> Corpus:
+    made_up.write(home / "corpus.tsv", PAIRS)
+    return corpora([str(home / "corpus.tsv")])[0]
+
+
+# --- tokenising ------------------------------------------------------------------------------------------------------
+
+
+def tokenising(corpus: Corpus, tokenizer: Tokenizer, pairs: int, home: Path) -> None:
+    work: dict[str, Callable[[], None]] = {
+        "attent": lambda: ours(corpus, tokenizer, home / "ours"),
+        "attent, one thread": lambda: ours(corpus, tokenizer, home / "ours", workers=1),
+    }
+    if (theirs := hugging_face(Path(corpus.files[0]), home / "theirs")) is not None:
+        work["datasets + tokenizers"] = theirs
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(ROUNDS):
+        for name, run in work.items():
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
+    print("\ntokenising to disk, pairs a second (each round)")
+    for name, rounds in seconds.items():
+        print(f"  {name:24}", "  ".join(f"{pairs / one:10,.0f}" for one in rounds))
+
+
+def ours(corpus: Corpus, tokenizer: Tokenizer, root: Path, workers: int | None = None) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    fresh = Tokenizer.from_files(tokenizer.files)  # nothing learned from the round before
+    prepare([corpus], Recipe(tokenizer=fresh), root, workers=workers)
+
+
+def hugging_face(path: Path, root: Path) -> Callable[[], None] | None:
+    """The same with their libraries, or None where they are not installed."""
+    try:
+        import datasets
+        from tokenizers import Tokenizer as Theirs
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        print(f"(beside Hugging Face: not measured, {error.name} is not installed)")
+        return None
+    datasets.disable_progress_bars()
+    theirs = Theirs(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    theirs.pre_tokenizer, theirs.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    with open(path, encoding="utf-8") as file:
+        lines = (side for line in file for side in line.rstrip("\n").split("\t"))
+        special = ["<pad>", "<s>", "</s>", "<unk>"]
+        trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, show_progress=False)
+        theirs.train_from_iterator(lines, trainer)
+
+    def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return {side: [[*one.ids, 2] for one in theirs.encode_batch(rows[side])] for side in ("source", "target")}
+
+    def run() -> None:
+        shutil.rmtree(root, ignore_errors=True)
+        names = {"column_names": ["source", "target"], "delimiter": "\t", "quoting": 3, "keep_in_memory": False}
+        text = datasets.Dataset.from_csv(str(path), cache_dir=str(root / "cache"), **names)
+        ids = text.map(encode, batched=True, num_proc=os.cpu_count())
+        ids.save_to_disk(str(root / "ids"))
+
+    return run
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def batches(store: Store, home: Path) -> None:
+    print("\nbatches of one epoch on one core: million tokens a second, tokens of all slots")
+    for layout in ("packed", "flat", "bucketed"):
+        config = BatchConfig(tokens=TOKENS, layout=layout)  # type: ignore[arg-type]
+        report(f"attent, {layout}", lambda config=config: our_epoch(store, config))
+    if (home / "theirs" / "ids").exists():
+        report("DataLoader, grouped", lambda: their_epoch(home / "theirs" / "ids"))
+
+
+def report(name: str, epoch: Callable[[], Iterator[tuple[int, int]]]) -> None:
+    speeds, filled = [], 0.0
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        counts = list(epoch())
+        tokens, slots = (sum(count[i] for count in counts) for i in range(2))
+        speeds.append(tokens / (time.perf_counter() - began) / 1e6)
+        filled = tokens / slots
+    print(f"  {name:24}", "  ".join(f"{speed:6.2f}" for speed in speeds), f"   {filled:.1%} full")
+
+
+def our_epoch(store: Store, config: BatchConfig) -> Iterator[tuple[int, int]]:
+    """Planning the epoch is part of the time."""
+    made = Batches(store, config)
+    for step in range(made.steps(0)):
+        batch = made.batch(0, step)
+        sides = (batch.source, batch.target)
+        yield sum(side.tokens for side in sides), sum(side.ids.numel() for side in sides)
+
+
+def their_epoch(path: Path) -> Iterator[tuple[int, int]]:
+    import datasets
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    ids = datasets.load_from_disk(str(path)).select_columns(["source", "target"])
+
+    def padded(rows: list[dict[str, list[int]]]) -> tuple[Any, ...]:
+        sides = [[torch.tensor(row[side]) for row in rows] for side in ("source", "target")]
+        tensors = [pad_sequence(side, batch_first=True) for side in sides]
+        return sum(len(one) for side in sides for one in side), *tensors
+
+    for tokens, source, target in DataLoader(ids, batch_sampler=length_grouped(ids), collate_fn=padded):
+        yield tokens, source.numel() + target.numel()
+
+
+def length_grouped(ids: Any) -> list[list[int]]:
+    """Batches of like lengths within the token budget, in random order."""
+    lengths = [(len(t), len(s)) for s, t in zip(ids["source"], ids["target"], strict=True)]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    found: list[list[int]] = [[]]
+    longest = 0
+    for i in order:
+        longest = max(longest, *lengths[i])
+        if (len(found[-1]) + 1) * longest > TOKENS:
+            found.append([])
+            longest = max(lengths[i])
+        found[-1].append(i)
+    random.Random(0).shuffle(found)
+    return found
+
+
+if __name__ == "__main__":
+    main()

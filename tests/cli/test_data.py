@@ -1,0 +1,208 @@
+"""`attent data` as a person meets it: a page that fits, JSON that parses, errors in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import attent
+from attent import cli
+from attent.cli.data import bar, rough, span, visible
+
+ROOT = Path(attent.__file__).parent.parent
+GOOD = [f"Sentence number {i} is about the sea.\tSatz Nummer {i} handelt vom Meer." for i in range(300)]
+ODD = [
+    "A \x1b[31mred\x1b[0m bell\x07\tEine rote Glocke",
+    "It is written from right to left.\t" + "هذا النص مكتوب من اليمين إلى اليسار " * 4,
+    "It is written in wide letters.\t" + "これは日本語で書かれた長い文章です。" * 2,
+    "\u202eturned round\u202c and long " + "x" * 300 + "\tkurz",
+]
+
+
+def write(path: Path, lines: list[str]) -> str:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    return str(path)
+
+
+def run(*arguments: str) -> int:
+    return cli.main(["data", *arguments, "--src", "en", "--tgt", "de", "--no-estimate"])
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> str:
+    return write(tmp_path / "odd.tsv", [*GOOD, *ODD, "one column", GOOD[0]])
+
+
+def test_the_page_fits_80_columns_whatever_stands_in_the_corpus(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(odd) == 0
+    page = capsys.readouterr().out
+    assert all(cell_len(line) <= 80 for line in page.splitlines())
+    assert all(char.isprintable() or char == "\n" for char in page)
+    assert "\\x1b[31mred" in page
+    assert "\\u202e" in page
+    assert page.count("…\n") >= 2  # what is long is cut, and shows it
+
+
+def test_the_page_says_what_where_and_how_much(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(odd) == 0
+    page = capsys.readouterr().out
+    for told in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "the same pair again", "█", "pairs to train on"):
+        assert told in page
+
+
+def test_json_is_one_object_and_nothing_else(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(odd, "--json") == 0
+    output = capsys.readouterr()
+    facts = json.loads(output.out)
+    assert facts["pairs"] == 305
+    assert facts["source"]["languages"] == ["en"]
+    assert {finding["name"]: finding["count"] for finding in facts["dropped"]} == {
+        "empty": 0,
+        "control": 1,
+        "longest": 0,
+        "ratio": 1,
+        "identical": 0,
+        "script": 2,
+        "duplicates": 1,
+    }
+    assert facts["no_pairs"][0]["examples"][0]["line"] == 305
+    assert output.err == ""
+
+
+def test_against_names_the_leaked_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = write(tmp_path / "train.tsv", GOOD), write(tmp_path / "newstest.tsv", [GOOD[7], "New.\tNeu."])
+    assert run(train, "--against", test) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Of 2 sentences of newstest.tsv 1 is in this corpus: scores on it would be too good." in page
+    assert "newstest.tsv:1" in page
+    assert "train.tsv:8" in page
+
+
+def test_a_folder_is_held_against_its_own_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, lines in (
+        ("train", GOOD),
+        ("test", GOOD[:3]),
+        ("valid", ["Fresh text for all.\tFrischer Text für alle."]),
+    ):
+        write(tmp_path / f"{name}.en", [line.split("\t")[0] for line in lines])
+        write(tmp_path / f"{name}.de", [line.split("\t")[1] for line in lines])
+    assert run(str(tmp_path), "--json") == 0
+    tests = json.loads(capsys.readouterr().out)["tests"]
+    assert [(test["name"].split()[-1], test["leakage"]["pair"]) for test in tests] == [("test", 3), ("valid", 0)]
+
+
+def test_keep_all_says_so(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(odd, "--keep-all") == 0
+    assert "not applied: --keep-all" in capsys.readouterr().out
+
+
+def test_the_estimate_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["data", write(tmp_path / "c.tsv", GOOD), "--src", "en", "--tgt", "de"]) == 0
+    page = capsys.readouterr().out
+    assert "Estimate" in page
+    assert "tokens a second" in page
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_cut_short_is_reported_up_to_there_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cut.tsv.gz"
+    path.write_bytes(gzip.compress("\n".join(GOOD * 40).encode())[:-100])
+    assert run(str(path)) == 1
+    output = capsys.readouterr()
+    assert "Reading stopped before the end" in " ".join(output.out.split())
+    assert output.err.startswith("attent: error: ")
+    assert "cut.tsv.gz" in output.err
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "one column\nonly\n"])
+def test_a_corpus_without_a_pair_fails_without_a_traceback(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.tsv"
+    path.write_text(content)
+    assert run(str(path)) == 1
+    output = capsys.readouterr()
+    assert "not one pair" in output.out or output.err.startswith("attent: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["no-such-file.tsv"], "no-such-file.tsv"),
+        ([], "name a corpus"),
+        (["{corpus}", "--against", "no-such-test.tsv"], "no-such-test.tsv"),
+        (["{corpus}", "--src", "e n"], "not a language tag"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write(tmp_path / "c.tsv", GOOD)
+    assert cli.main(["data", *(argument.format(corpus=corpus) for argument in arguments), "--no-estimate"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert told in output.err
+    assert len(output.err.splitlines()) == 1
+
+
+def test_a_misspelt_option_is_told_the_right_one(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["data", odd, "--jsno"]) == 2
+    assert "Unknown option: --jsno. Did you mean --json? (see: attent data --help)" in capsys.readouterr().err
+
+
+def test_standard_input_is_a_hyphen(odd: str) -> None:
+    command = [sys.executable, "-m", "attent", "data", "-", "--no-estimate", "--json"]
+    with open(odd, "rb") as lines:
+        done = subprocess.run(command, stdin=lines, cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(done.stdout)["pairs"] == 305
+
+
+def test_help_and_the_report_itself_need_no_torch(odd: str) -> None:
+    report = "import atexit\natexit.register(lambda: print('LOADED', 'torch' in sys.modules))"
+    for arguments in (["data", "--help"], ["data", odd, "--no-estimate"]):
+        code = f"import sys\n{report}\nfrom attent.cli import main\nsys.exit(main({arguments!r}))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "LOADED False" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no head")
+def test_a_reader_that_goes_away_is_no_error(odd: str) -> None:
+    command = f"{sys.executable} -m attent data {odd} --no-estimate | head -1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_seen_is_escaped() -> None:
+    assert visible("a\tb\nc\x00\u202e\ud800") == "a\\tb\\nc\\x00\\u202e\\ud800"
+    assert visible("naïve 日本語 👩\u200d👧 x\u00a0y") == "naïve 日本語 👩\u200d👧 x\u00a0y"
+
+
+def test_a_bar_grows_by_eighths_and_always_shows() -> None:
+    assert [bar(share, 4).rstrip() for share in (0, 0.001, 0.25, 0.5 + 1 / 32, 1)] == ["", "▏", "█", "██▏", "████"]
+    assert all(cell_len(bar(share / 100, 7)) == 7 for share in range(101))
+
+
+def test_estimates_are_rounded_to_what_they_know() -> None:
+    assert [rough(n) for n in (7, 1_234, 56_789, 1_234_567, 45_678_901, 3_210_000_000)] == [
+        "7",
+        "1,200",
+        "57,000",
+        "1.2 million",
+        "46 million",
+        "3.2 billion",
+    ]
+    assert span(100, 200) == "2 to 3 minutes"
+    assert span(7_000, 16_000) == "2 to 4 hours"
+    assert span(10, 40) == "10 to 40 seconds"
+    assert span(30_000, 400_000) == "up to 5 days"

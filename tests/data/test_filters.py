@@ -1,0 +1,281 @@
+"""What the filters drop, and above all what they leave alone; keys and duplicates against a plain Python set."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - what multiprocessing does with a sieve
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attent.data import scripts
+from attent.data.filters import (
+    ORDER,
+    Filters,
+    Seen,
+    Sieve,
+    clean,
+    expected_scripts,
+    find_damage,
+    is_mojibake,
+    pair_keys,
+    size,
+)
+from attent.data.pairs import Languages, Pair
+
+LONG = "The quick brown fox jumps over the lazy dog and runs away. "
+
+
+ENGLISH_GERMAN, DEFAULT = Languages("en", "de"), Filters()
+
+
+def why(source: str, target: str, languages: Languages = ENGLISH_GERMAN, filters: Filters = DEFAULT) -> str | None:
+    return Sieve(filters, expected_scripts(languages, [])).why(source, target)
+
+
+# ---- what stays ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("OK", "Einverstanden"),
+        ("EU", "Europäische Union"),
+        ("OK", "OK"),
+        ("Microsoft Office 365", "Microsoft Office 365"),
+        ("Guns N' Roses", "Guns N' Roses"),
+        ("2024-11-15", "2024-11-15"),
+        ("https://example.org/a/b/c-d", "https://example.org/a/b/c-d"),
+        ("ERR_FILE_NOT_FOUND (0x80070002)", "ERR_FILE_NOT_FOUND (0x80070002)"),
+        ("first line\nsecond line\tand a tab", "erste Zeile\nzweite Zeile\tund ein Tab"),
+        ("The word λόγος means reason.", "Das Wort λόγος bedeutet Vernunft."),
+        ("He said “Spaß” and “Fuß”.", "Er sagte »Spaß« und »Fuß« – mit ß…"),
+        ("BEAUTY\u00a0: HEALTH\u00a0!", "BEAUTÉ\u00a0: SANTÉ\u00a0!"),
+        ("MORNING’S “MANHÃ” É", "DIE “MANHÃ” DANACH"),
+        ("Family 👩‍👩‍👧 and soft\u00adhyphen", "Familie 👩‍👩‍👧 und Trenn\u00adstrich"),
+        ("!!!", "???"),
+    ],
+)
+def test_a_translators_data_survives(source: str, target: str) -> None:
+    assert why(source, target) is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "text"),
+    [
+        ("ja", "これは日本語の文章です。"),
+        ("zh", "人人生而自由，在尊严和权利上一律平等。"),
+        ("ko", "모든 인간은 태어날 때부터 자유롭다."),
+        ("ru", "Нажмите OK, чтобы открыть Windows PowerShell."),
+        ("sr", "Sva ljudska bića rađaju se slobodna i jednaka."),
+        ("sr", "Сва људска бића рађају се слободна и једнака."),
+        ("hi", "सभी मनुष्यों को गौरव और अधिकारों के मामले में"),
+        ("ar", "يولد جميع الناس أحرارا متساوين في الكرامة"),
+        ("twi", "Awurade ka kyerɛɛ Mose sɛ, kɔ hɔ."),
+        ("ru", "iPhone"),
+    ],
+)
+def test_a_language_in_its_own_script_survives(tag: str, text: str) -> None:
+    assert why("All human beings are born free", text, Languages("en", tag)) is None
+
+
+# ---- what goes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target"),
+    [
+        ("empty", "Hello there", " \t "),
+        ("empty", "", ""),
+        ("control", "Hello\x00there", "Hallo dort"),
+        ("control", "Hello there", "Hallo\ufffd dort"),
+        ("control", "Hello \ud800there", "Hallo dort"),
+        ("control", "It is for you", "Es ist fÃ¼r dich"),
+        ("control", "It’s for you", "Itâ€™s for you"),
+        ("control", "hello to all", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚"),
+        ("longest", LONG * 40, LONG * 40 + "!"),
+        ("ratio", "Short sentence.", LONG * 4),
+        ("identical", "This sentence was never translated.", "This sentence was never translated."),
+        ("script", "All human beings are born free", "Все люди рождаются свободными и равными"),
+    ],
+)
+def test_what_is_broken_is_dropped_by_name(name: str, source: str, target: str) -> None:
+    assert why(source, target) == name
+    kept = Sieve(Filters.none(), expected_scripts(Languages("en", "de"), []))
+    assert kept.why(source, target) is None
+
+
+def test_wide_characters_count_three_fold() -> None:
+    assert size("abc") == 3
+    assert size("日本x") == 7
+    assert why("x" * 1500, "日" * 700, Languages("en", "zh")) == "longest"
+    assert why("x" * 1500, "日" * 600, Languages("en", "zh")) is None
+
+
+def test_a_name_that_stays_as_it_is_survives_in_another_script() -> None:
+    name = "Microsoft Office Professional Plus"
+    assert why(name, name, Languages("en", "ru")) is None
+
+
+def test_an_untranslated_sentence_without_spaces_is_found_too() -> None:
+    text = "これは翻訳されなかった日本語の文章です。"
+    assert why(text, text, Languages("ja", "zh")) == "identical"
+
+
+def test_a_script_is_told_from_the_text_where_the_language_is_not_known() -> None:
+    pairs = [Pair("Привет, как дела сегодня", "Hello, how are you today", "f", 1)] * 5
+    source, target = expected_scripts(Languages(), pairs)
+    assert source == {"Cyrl"}
+    assert target == {"Latn"}
+    assert expected_scripts(Languages(), []) == (None, None)
+    assert Sieve(Filters(), (None, None)).why("Привет, как дела сегодня", "Hello, how are you today") is None
+
+
+def test_a_side_of_many_scripts_is_not_judged() -> None:
+    texts = "четверг марта; jeudi mars; Πέμπτη Μαρτίου; الخميس مارس; 三月七日星期四; มีนาคม; मार्च; 목요일; მარტი; մարտ"
+    pairs = [Pair(text, "2019-03-07", "f", 1) for text in texts.split()]
+    assert expected_scripts(Languages(), pairs) == (None, None)
+
+
+def test_damage_is_found_where_it_stands() -> None:
+    assert find_damage("plain") is None
+    assert find_damage("abc\x07") == 3
+    assert find_damage("Es ist fÃ¼r dich") == 8
+
+
+WESTERN = "äöüßéèçñíøåæêîôëïÄÖÜÉ"
+
+
+@given(st.text(WESTERN + "abc ,.", max_size=20), st.sampled_from(WESTERN))
+def test_utf8_read_as_latin_1_is_found_and_the_text_itself_is_not(text: str, letter: str) -> None:
+    whole = text + letter
+    assert is_mojibake(whole.encode("utf-8").decode("latin-1"))
+    assert not is_mojibake(whole)
+
+
+@pytest.mark.parametrize("filters", [{"longest": -1}, {"ratio": 0.5}, {"ratio": float("nan")}])
+def test_a_setting_that_makes_no_sense_is_refused(filters: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(filters))}` must be"):
+        Filters(**filters)  # type: ignore[arg-type]
+
+
+TEXTS = st.text(max_size=40) | st.sampled_from(["OK", "fÃ¼r", LONG, "日本語の文章です", "\x00", " "])
+
+
+@given(TEXTS, TEXTS)
+def test_a_filter_turned_off_drops_nothing_and_changes_no_other(source: str, target: str) -> None:
+    first = why(source, target)
+    assert why(source, target, filters=Filters.none()) is None
+    for name in ORDER:
+        value = {name: 0 if name in ("longest", "ratio") else False}
+        reason = why(source, target, filters=Filters(**value))  # type: ignore[arg-type]
+        assert reason == first if first != name else reason != name
+
+
+@given(TEXTS, TEXTS)
+def test_space_at_the_ends_changes_no_judgement(source: str, target: str) -> None:
+    assert why(f" {source}\n", f"\t{target} ") == why(clean(source), clean(target))
+
+
+def test_a_sieve_travels_to_other_processes() -> None:
+    sieve = pickle.loads(pickle.dumps(Sieve(Filters(ratio=0), expected_scripts(Languages("en", "ru"), []))))  # noqa: S301
+    assert sieve.filters.ratio == 0
+    assert sieve.why("All human beings are born free", "All men are born free, they say") == "script"
+
+
+# ---- scripts ---------------------------------------------------------------------------------------------------------
+
+UNICODE_NAMES = {"Latn": "LATIN", "Grek": "GREEK", "Cyrl": "CYRILLIC", "Armn": "ARMENIAN", "Hebr": "HEBREW",
+    "Arab": "ARABIC", "Deva": "DEVANAGARI", "Beng": "BENGALI", "Guru": "GURMUKHI", "Gujr": "GUJARATI",
+    "Orya": "ORIYA", "Taml": "TAMIL", "Telu": "TELUGU", "Knda": "KANNADA", "Mlym": "MALAYALAM", "Sinh": "SINHALA",
+    "Thai": "THAI", "Laoo": "LAO", "Tibt": "TIBETAN", "Mymr": "MYANMAR", "Geor": "GEORGIAN", "Hang": "HANGUL",
+    "Ethi": "ETHIOPIC", "Khmr": "KHMER", "Hani": "CJK"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def named() -> dict[str, str]:
+    """Every character that has a name, with its name."""
+    return {chr(c): name for c in range(0x2FFFF) if (name := unicodedata.name(chr(c), ""))}
+
+
+@pytest.mark.parametrize("code", UNICODE_NAMES)
+def test_the_letters_of_a_script_are_those_that_unicode_names_so(code: str, named: dict[str, str]) -> None:
+    every = "".join(named)
+    mine = set(scripts.letters(frozenset({code})).findall(every))
+    theirs = set(scripts.letters(scripts.others(frozenset({code}))).findall(every))
+    assert not mine & theirs
+    assert all(unicodedata.category(char)[0] in "LM" or char == "〇" for char in mine)
+    wanted = {
+        char
+        for char, name in named.items()
+        if name.startswith((f"{UNICODE_NAMES[code]} ", f"{UNICODE_NAMES[code]}-"))
+        and unicodedata.category(char) in ("Ll", "Lu", "Lo")
+    }
+    assert not wanted & theirs
+    common = {char for char in wanted if char < "\u1d00" or code == "Hani"}  # later ones are for scholars
+    assert len(common - mine) <= 0.03 * len(common)  # each version of Unicode adds a few
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [
+        ("en", {"Latn"}),
+        ("en_GB", {"Latn"}),
+        ("ja", {"Hani", "Kana"}),
+        ("zh-TW", {"Hani", "Bopo"}),
+        ("sr", {"Cyrl", "Latn"}),
+        ("sr-Latn", {"Latn"}),
+        ("uz-Cyrl-UZ", {"Cyrl"}),
+        ("deu", {"Latn"}),
+        ("twi", {"Latn"}),
+    ],
+)
+def test_cldr_tells_what_a_language_is_written_in(tag: str, expected: set[str]) -> None:
+    assert scripts.of_language(tag) == expected
+
+
+@pytest.mark.parametrize("tag", ["xx", "qaa", "", "en-Zzzz"])
+def test_a_language_that_cldr_does_not_know_is_not_judged(tag: str) -> None:
+    assert scripts.of_language(tag) is None
+
+
+# ---- pairs that came before ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=30), max_size=30))
+def test_seen_agrees_with_a_set(calls: list[list[int]]) -> None:
+    seen, known = Seen(), set[int]()
+    for keys in calls:
+        expected = []
+        for key in keys:
+            expected.append(key not in known)
+            known.add(key)
+        assert seen.add(np.array(keys, dtype=np.uint64)).tolist() == expected
+    assert len(seen) == len(known)
+
+
+def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seen, "LONGEST_RUN", 20_000)
+    seen, random = Seen(), np.random.default_rng(0)
+    keys = random.integers(0, 2**64, 200_000, dtype=np.uint64)
+    for chunk in keys.reshape(-1, 1_000):
+        assert seen.add(chunk).all()
+    assert not seen.add(keys).any()
+    assert sum(run.nbytes for run in seen._runs) == 8 * len(keys)
+    assert len(seen._runs) < 35
+
+
+def test_a_pair_has_the_same_key_in_every_process_and_its_mirror_another() -> None:
+    code = "from attent.data.filters import pair_keys; print(pair_keys(['a', 'b'], ['ü', 'ü']).tolist())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    keys = pair_keys(["a", "b"], ["ü", "ü"])
+    assert str(keys.tolist()) == told.strip()
+    assert len({*keys.tolist(), *pair_keys(["ü", "ab"], ["a", ""]).tolist(), *pair_keys(["a"], ["b"]).tolist()}) == 5
+
+
+def test_a_text_that_is_no_unicode_has_a_key_too() -> None:
+    assert len(pair_keys(["\ud800"], [""])) == 1

@@ -1,0 +1,233 @@
+"""The token store: what the corpus says, once, in order, and whole or not there at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attent.data import store as stores
+from attent.data.corpus import Corpus, corpora
+from attent.data.encode import BLOCK, Recipe
+from attent.data.filters import Filters
+from attent.data.pairs import CorpusError, Languages
+from attent.data.store import Store, key, prepare
+from attent.text.tokenizer import END, Sampling, Tokenizer
+from attent.text.train import TokenizerConfig, train
+
+LINES = [f"a small house number {n}\tein kleines Haus Nummer {n}" for n in range(300)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    sides = [[line.split("\t")[side] for line in LINES] for side in range(2)]
+    return train(sides[0], sides[1], TokenizerConfig(vocab=340), tags=["de", "fr"])
+
+
+def written(path: Path, lines: list[str]) -> list[Corpus]:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return corpora([str(path)], Languages("en", "de"))
+
+
+def content(store: Store) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.folder.iterdir()) if path.is_file()}
+
+
+def decoded(store: Store, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    return [
+        (tokenizer.source.decode(store.source[i].tolist()), tokenizer.target.decode(store.target[i].tolist()))
+        for i in range(len(store))
+    ]
+
+
+def test_a_store_holds_the_corpus_in_its_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    store = prepare(written(tmp_path / "a.tsv", LINES), Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    assert decoded(store, tokenizer) == [tuple(line.split("\t")) for line in LINES]
+    assert all(store.source[i][-1] == END and store.target[i][-1] == END for i in range(len(store)))
+    assert store.place(41) == f"{tmp_path / 'a.tsv'}:42"
+    assert store.source.lengths().tolist() == [len(store.source[i]) for i in range(len(store))]
+
+
+def test_what_was_left_out_is_counted_with_its_place(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lines = [LINES[0], "one column only", LINES[1], LINES[0], "\tein Haus", LINES[2]]
+    store = prepare(written(tmp_path / "a.tsv", lines), Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    (part,) = store.meta.parts
+    assert part.pairs == len(store) == 3
+    assert sum(part.dropped.values()) == 3
+    assert part.dropped["duplicates"] == 1
+    assert part.examples["duplicates"] == [f"{tmp_path / 'a.tsv'}:4"]
+    assert store.place(2) == f"{tmp_path / 'a.tsv'}:6"
+    everything = prepare(
+        written(tmp_path / "a.tsv", lines), Recipe(tokenizer=tokenizer, filters=Filters.none()), tmp_path / "stores"
+    )
+    assert len(everything) == 5
+
+
+def test_a_second_run_opens_what_the_first_has_made(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = written(tmp_path / "a.tsv", LINES)
+    first = prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    monkeypatch.setattr(stores, "encode", None)  # must not be needed again
+    assert content(prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")) == content(first)
+
+
+def test_the_key_tells_apart_all_that_decides_the_ids(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found = written(tmp_path / "a.tsv", LINES)
+    recipe = Recipe(tokenizer=tokenizer)
+    other = train(["a b c"] * 9, ["c b a"] * 9, TokenizerConfig(kind="char"))
+    keys = [
+        key(found, recipe),
+        key(found, replace(recipe, tokenizer=other)),
+        key(found, replace(recipe, filters=Filters.none())),
+        key(found, replace(recipe, tags=True)),
+        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 1))),
+        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 2))),
+        key(corpora([str(tmp_path / "a.tsv")], Languages("de", "en")), recipe),
+        key(found + found, recipe),
+        key(written(tmp_path / "a.tsv", LINES[1:]), recipe),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key([replace(found[0], weight=3.0)], recipe) == key(found, recipe)  # weights belong to the batches
+
+
+def test_the_number_of_processes_changes_no_byte(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attent.data.encode.BLOCK", 16)
+    monkeypatch.setattr("attent.data.encode.ALONE", 2)
+    found = written(tmp_path / "a.tsv", [*LINES, "bad", *LINES[:50], "\t"])
+    for recipe in (Recipe(tokenizer=tokenizer), Recipe(tokenizer=tokenizer, sampling=Sampling(rate=0.2), draw=(1, 2))):
+        made = [content(prepare(found, recipe, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
+        assert made[0] == made[1]
+
+
+def test_sampling_segments_anew_each_epoch_and_the_same_for_the_same_seed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found = written(tmp_path / "a.tsv", LINES)
+    recipe = Recipe(tokenizer=tokenizer, sampling=Sampling(rate=0.3))
+    one, again, other = (
+        prepare(found, replace(recipe, draw=(7, epoch)), tmp_path / root)
+        for epoch, root in ((1, "x"), (1, "y"), (2, "x"))
+    )
+    assert content(one) == content(again)
+    assert content(one) != content(other)
+    assert decoded(one, tokenizer) == decoded(other, tokenizer)
+
+
+def test_tags_stand_before_the_source_in_many_to_many_corpora(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "m.jsonl").write_text('{"translation": {"en": "a house", "de": "ein Haus", "fr": "a house"}}\n' * 2)
+    found = corpora([str(tmp_path / "m.jsonl")], Languages("en", "de,fr"))
+    store = prepare(found, Recipe(tokenizer=tokenizer, tags=True, filters=Filters()), tmp_path / "stores")
+    assert [part.pairs for part in store.meta.parts] == [1, 1]
+    assert [int(store.source[i][0]) for i in range(2)] == [tokenizer.source.tag("de"), tokenizer.source.tag("fr")]
+
+
+def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    class Huge:
+        def __init__(self) -> None:
+            self.size = 70_000
+
+    recipe = Recipe(tokenizer=replace(tokenizer, source=Huge()))  # type: ignore[arg-type]
+    assert recipe.dtype == "<u4"
+    assert Recipe(tokenizer=tokenizer).dtype == "<u2"
+
+
+def test_a_damaged_store_is_made_again(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found = written(tmp_path / "a.tsv", LINES)
+    store = prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    whole = content(store)
+    for name, damage in (("source.ids", b"\0"), ("store.json", b"{"), ("store.json", b"{}"), ("target.offsets", b"")):
+        (store.folder / name).write_bytes(damage)
+        with pytest.raises(ValueError, match=name):
+            Store.open(store.folder)
+        assert content(prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")) == whole
+
+
+def test_an_unreadable_corpus_leaves_nothing_behind(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "c.en").write_text("one\ntwo\n")
+    (tmp_path / "c.de").write_text("eins\n")
+    found = corpora([str(tmp_path / "c")], Languages("en", "de"))
+    with pytest.raises(CorpusError, match="2 lines"):
+        prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_two_at_once_both_get_the_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found, got = written(tmp_path / "a.tsv", LINES), []
+    threads = [
+        threading.Thread(target=lambda: got.append(prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(store) for store in got] == [len(LINES)] * 4
+    assert len(list((tmp_path / "stores").iterdir())) == 1
+
+
+def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    found = written(tmp_path / "a.tsv", LINES * 50)
+    script = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        from attent.data.corpus import corpora
+        from attent.data.encode import Recipe
+        from attent.data.filters import Filters
+        from attent.data.pairs import Languages
+        from attent.data.store import prepare
+        from attent.text.tokenizer import Tokenizer
+        home = Path(sys.argv[1])
+        recipe = Recipe(tokenizer=Tokenizer.load(home / "tokenizer"), filters=Filters.none())
+        def slowly(pairs):
+            print(pairs, flush=True)
+            time.sleep(60)
+        prepare(corpora([str(home / "a.tsv")], Languages("en", "de")), recipe, home / "stores", progress=slowly)
+    """)
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) > 0  # it has begun to write
+        process.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+    (left,) = (tmp_path / "stores").iterdir()
+    assert left.name.endswith(".part")
+    long_ago = time.time() - 2 * stores.ABANDONED
+    for path in [*left.iterdir(), left]:
+        os.utime(path, (long_ago, long_ago))
+    recipe = Recipe(tokenizer=tokenizer, filters=Filters.none())
+    store = prepare(found, recipe, tmp_path / "stores")
+    assert len(store) == 50 * len(LINES)
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.folder.name]
+
+
+def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    store = prepare(written(tmp_path / "a.tsv", ["only one column"]), Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    assert len(store) == 0
+    assert store.source.lengths().size == 0
+
+
+def test_progress_tells_every_pair_that_was_done(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    told: list[int] = []
+    found = written(tmp_path / "a.tsv", [*LINES * (BLOCK // len(LINES) + 2), "\tempty source"])
+    prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores", progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == sum(1 for _ in found[0])
+
+
+def test_blocks_of_a_store_are_written_without_gaps(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attent.data.encode.BLOCK", 7)
+    found = written(tmp_path / "a.tsv", LINES) + written(tmp_path / "b.tsv", [line + " mehr" for line in LINES])
+    store = prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    assert len(store) == 2 * len(LINES)
+    assert int(store.source.offsets[-1]) == len(store.source.ids)
+    assert np.all(np.diff(store.target.offsets) > 0)
+    assert store.place(len(LINES)) == f"{tmp_path / 'b.tsv'}:1"
