@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, compress, count, islice
 
 import numpy as np
@@ -19,6 +20,7 @@ from attent.data.corpus import Corpus
 from attent.data.crew import in_order
 from attent.data.filters import Filters, Sieve, clean, expected_scripts, pair_keys
 from attent.data.pairs import Bad, Pair
+from attent.text.bulk import Bulk, Sentences
 from attent.text.tokenizer import Sampling, Tokenizer
 
 BLOCK = 4096  # pairs; sampling is seeded by the block
@@ -78,22 +80,6 @@ def told(place: int, files: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Sentences:
-    """One side of some pairs: the ids of all sentences end to end, and how many each has."""
-
-    ids: Array
-    lengths: Array
-
-    @classmethod
-    def of(cls, sentences: list[list[int]], dtype: str) -> Sentences:
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        return cls(np.fromiter(chain.from_iterable(sentences), dtype, int(lengths.sum())), lengths)
-
-    def where(self, kept: Array) -> Sentences:
-        return Sentences(self.ids[np.repeat(kept, self.lengths)], self.lengths[kept])
-
-
-@dataclass(frozen=True)
 class Block:
     """Some pairs as arrays, in the order of the corpus, and those that the filters dropped."""
 
@@ -126,18 +112,25 @@ class Encoder:
             places = list(compress(places, kept))
         sources, targets = list(map(clean, sources)), list(map(clean, targets))
         keys = pair_keys(sources, targets) ^ np.uint64(_hashed(self.to, 8))
-        source, target = (Sentences.of(side, self.recipe.dtype) for side in self._encoded(sources, targets, number))
+        source, target = self._encoded(sources, targets, number)
         return Block(keys, np.array(places, "<u8"), source, target, dropped)
 
-    def _encoded(self, sources: list[str], targets: list[str], number: int) -> tuple[list[list[int]], list[list[int]]]:
-        tokenizer, sampling = self.recipe.tokenizer, self.recipe.sampling
+    def _encoded(self, sources: list[str], targets: list[str], number: int) -> tuple[Sentences, Sentences]:
+        tokenizer, sampling, dtype = self.recipe.tokenizer, self.recipe.sampling, self.recipe.dtype
         if sampling is None:
-            return tokenizer.encode_source(sources, to=self.to), tokenizer.encode_target(targets)
+            source, target = self._bulk
+            tag = None if self.to is None else tokenizer.source.tag(self.to)
+            return source.encode(sources, tag), target.encode(targets)
         seed = _hashed((*self.recipe.draw, number), 3)
-        return (
-            tokenizer.sample_source(sources, sampling, seed, to=self.to),
-            tokenizer.sample_target(targets, sampling, seed),
-        )
+        rows = tokenizer.sample_source(sources, sampling, seed, to=self.to)
+        return Sentences.of(rows, dtype), Sentences.of(tokenizer.sample_target(targets, sampling, seed), dtype)
+
+    @cached_property
+    def _bulk(self) -> tuple[Bulk, Bulk]:
+        """One for both sides when they share a vocabulary: what one has met, the other knows."""
+        tokenizer = self.recipe.tokenizer
+        source = Bulk(tokenizer.source, self.recipe.dtype)
+        return source, source if tokenizer.joint else Bulk(tokenizer.target, self.recipe.dtype)
 
 
 def encode(corpus: Corpus, recipe: Recipe, names: Names, tally: Tally, workers: int) -> Iterator[Block]:

@@ -25,9 +25,10 @@ import numpy as np
 from attent import settings
 from attent.data.arrays import Array, ragged
 from attent.data.corpus import Corpus
-from attent.data.encode import Block, Names, Recipe, Sentences, Tally, encode, told
+from attent.data.encode import Block, Names, Recipe, Tally, encode, told
 from attent.data.filters import Seen
 from attent.data.pairs import CorpusError
+from attent.text.bulk import Sentences
 
 FORMAT = 1  # part of the key: a store of another format is not opened but made again
 META = "store.json"

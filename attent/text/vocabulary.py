@@ -12,13 +12,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
 from attent.text.sample import SPACE, Sampler, Spelling
-from attent.text.words import Words, can_go_word_by_word
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # in the vocabularies that we train; imported ones say their own
 
@@ -82,7 +81,7 @@ class Pieces:
     def __init__(self, model: bytes, where: str = "tokenizer.model", extra: int = 0) -> None:
         """`extra` ids behind the model's own have no text (T5's sentinels)."""
         self._arguments = (model, where, extra)
-        self._processor = processor = load(model, where)
+        self.processor = processor = load(model, where)
         own = processor.get_piece_size()
         self.size = own + extra
         self.end: int = processor.eos_id()
@@ -97,8 +96,6 @@ class Pieces:
         self._tags = {match[1]: i for i in everything if control[i] and (match := TAG.fullmatch(names[i]))}
         self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size))
         self._escapes = processor.piece_to_id(ESCAPE) != self.unknown
-        by_words = self._escapes and can_go_word_by_word(processor)
-        self._encode = Words(processor).encode if by_words else partial(processor.encode, num_threads=1)
 
     def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int]]:
         return Pieces, self._arguments
@@ -108,17 +105,29 @@ class Pieces:
         return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = self._escaped(list(texts))
+        texts = self.escaped(list(texts))
         try:
-            return self._encode(texts)
+            return self.processor.encode(texts, num_threads=1)
         except TypeError:  # a text with half a surrogate pair is refused
-            return self._encode([valid(text) for text in texts])
+            return self.processor.encode([valid(text) for text in texts], num_threads=1)
 
-    def _escaped(self, texts: list[str]) -> list[str]:
+    def escaped(self, texts: list[str]) -> list[str]:
+        """As the model sees them: what SentencePiece takes for itself is spelled otherwise."""
         together = "".join(texts)  # two searches instead of two for every text
         if self._escapes and (SPACE in together or ESCAPE in together):
             return [text.replace(ESCAPE, ESCAPE + "0").replace(SPACE, ESCAPE + "1") for text in texts]
         return texts
+
+    @cached_property
+    def word_by_word(self) -> bool:
+        """Does what a word becomes never depend on its neighbours? So it is in our BPE models (their scores count the
+        merges), since in theirs only the first letter of a piece is a space. A unigram model decides near ties by
+        how the numbers of the whole text add up."""
+        if not self._escapes:
+            return False
+        pieces = range(self.processor.get_piece_size())
+        merges = all(self.processor.get_score(i).is_integer() for i in pieces)
+        return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
 
     def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
         if not self._escapes:
@@ -127,25 +136,25 @@ class Pieces:
             return self.encode(texts)
         spelling, sampler = self._sampling
         chance = random.Random(seed)
-        texts = [valid(text) for text in self._escaped(list(texts))]
+        texts = [valid(text) for text in self.escaped(list(texts))]
         return [spelling.sample(text, sampler, sampling.rate, chance) for text in texts]
 
     @cached_property
     def _sampling(self) -> tuple[Spelling, Sampler]:
-        spelling = Spelling.of(self._processor, ESCAPE)
+        spelling = Spelling.of(self.processor, ESCAPE)
         return spelling, spelling.sampler()
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
-        text: str = self._processor.decode([int(i) for i in ids if i not in self._silent])
+        text: str = self.processor.decode([int(i) for i in ids if i not in self._silent])
         if self._escapes and ESCAPE in text:
             return text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE)
         return text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
-        own = self._processor.get_piece_size()
-        return [self._processor.id_to_piece(int(i)) if i < own else f"<extra_id_{self.size - 1 - i}>" for i in ids]
+        own = self.processor.get_piece_size()
+        return [self.processor.id_to_piece(int(i)) if i < own else f"<extra_id_{self.size - 1 - i}>" for i in ids]
 
     def tag(self, language: str) -> int:
         return find_tag(self._tags, language)
