@@ -56,6 +56,19 @@ class Bulk:
         return Sentences.of(rows, self._dtype)
 
 
+class Numbers(dict[str, int]):
+    """A number for every word, counted up as words come; `new` are those that nobody has asked about yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[str] = []
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        self.new.append(word)
+        return number
+
+
 class Words:
     """What words become: a number for each, and by number its ids in one long array."""
 
@@ -64,11 +77,13 @@ class Words:
         self._forget()
 
     def _forget(self) -> None:
-        space = self._vocabulary.processor.piece_to_id(SPACE)
-        self._numbers: dict[str, int] = {}
+        self._numbers = Numbers()
         self._ids, self._starts, self._lengths = np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64)
-        # "" stands between two spaces. The tag is set for each call.
-        self._add({END_OF_TEXT: [self._vocabulary.end], NOTHING: [], TAG: [0], "": [space]})
+        space = self._vocabulary.processor.piece_to_id(SPACE)
+        # "" stands between two spaces. Which tag it is, each call says.
+        known = {END_OF_TEXT: [self._vocabulary.end], NOTHING: [], TAG: [0], "": [space]}
+        self._end, _, self._tag, _ = (self._numbers[word] for word in known)
+        self._learn(list(known.values()))
 
     def encode(self, texts: Sequence[str], tag: int | None, dtype: str) -> Sentences:
         if not texts:
@@ -77,25 +92,20 @@ class Words:
         texts = [text or NOTHING for text in self._vocabulary.escaped(list(texts))]
         words = f"{before}{f' {END_OF_TEXT} {before}'.join(texts)} {END_OF_TEXT}".split(" ")
         numbers = self._find(words)
-        if tag is not None:
-            self._ids[self._starts[self._numbers[TAG]]] = tag
+        self._ids[self._starts[self._tag]] = tag or 0
         starts, lengths = self._starts[numbers], self._lengths[numbers]
         ends = lengths.cumsum()
         ids = self._ids[np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])]
-        text_ends = ends[numbers == self._numbers[END_OF_TEXT]]
-        return Sentences(ids.astype(dtype), np.diff(text_ends, prepend=0))
+        return Sentences(ids.astype(dtype), np.diff(ends[numbers == self._end], prepend=0))
 
     def _find(self, words: list[str]) -> Array:
-        """The number of each word; those not met before are learnt."""
-        try:
-            return np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
-        except KeyError:
-            pass
+        """The number of each word; what those not met before become is asked of SentencePiece, all at once."""
         if len(self._numbers) > REMEMBERED:
             self._forget()
-        new = list(set(words) - self._numbers.keys())
-        self._add(dict(zip(new, self._encoded(new), strict=True)))
-        return np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+        numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
+        if self._numbers.new:
+            self._learn(self._encoded(self._numbers.new))
+        return numbers
 
     def _encoded(self, words: list[str]) -> list[list[int]]:
         processor = self._vocabulary.processor
@@ -104,12 +114,11 @@ class Words:
         except TypeError:  # half a surrogate pair is refused
             return processor.encode([valid(word) for word in words], num_threads=1)
 
-    def _add(self, found: dict[str, list[int]]) -> None:
-        lengths = np.fromiter(map(len, found.values()), np.int64, len(found))
-        ids = np.fromiter(chain.from_iterable(found.values()), np.uint32, int(lengths.sum()))
-        starts = len(self._ids) + lengths.cumsum() - lengths
-        first = len(self._numbers)
-        self._numbers.update((word, first + number) for number, word in enumerate(found))
-        self._ids = np.concatenate([self._ids, ids])
+    def _learn(self, found: list[list[int]]) -> None:
+        """The ids of the new words, in their order."""
+        sentences = Sentences.of(found, "<u4")
+        starts = len(self._ids) + sentences.lengths.cumsum() - sentences.lengths
+        self._ids = np.concatenate([self._ids, sentences.ids])
         self._starts = np.concatenate([self._starts, starts])
-        self._lengths = np.concatenate([self._lengths, lengths])
+        self._lengths = np.concatenate([self._lengths, sentences.lengths])
+        self._numbers.new.clear()
