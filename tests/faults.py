@@ -255,6 +255,92 @@ FAULTS = """
 @ nn/positions.py: nn/test_positions.py
 - bucket_of(distance, self.buckets, self.reach, self.causal)
 + bucket_of(distance, self.buckets, self.reach, False)
+
+# data: sides out of step after a bad line
+@ data/readers/moses.py: data/test_readers_lines.py
+-             assert isinstance(bad, Bad)
++             next(right, None)
+
+# data: the last row of a file without a newline lost
+@ data/readers/files.py: data/test_readers_lines.py
+-     if rest:
+-         yield rest
++     pass
+
+# data: a batch over its room
+@ data/packing.py: data/test_batches.py
+- (left[1] >= needs[1][:, None])
++ (left[1] >= needs[1][:, None] - 1)
+
+# data: flat rows one too full
+@ data/packing.py: data/test_batches.py
+- target_used + room.target, "right"
++ target_used + room.target + 1, "right"
+
+# data: ranks take the same batches
+@ data/batches.py: data/test_batches.py -k ranks
+- epoch.plan.batch(step * self.ranks + self.rank)
++ epoch.plan.batch(step * self.ranks)
+
+# data: the last batch of an epoch lost
+@ data/batches.py: data/test_batches.py -k partition
+- return -(-len(self.epoch(epoch).plan) // self.ranks)
++ return len(self.epoch(epoch).plan) // self.ranks
+
+# data: every epoch in the same order
+@ data/plan.py: data/test_batches.py -k epoch
+- pairs[mixed(len(pairs), (seed, epoch, IN_PAIRS))]
++ pairs[mixed(len(pairs), (seed, 0, IN_PAIRS))]
+
+# data: too long is cut where it should be dropped
+@ data/plan.py: data/test_batches.py
+- if config.too_long == "drop":
++ if config.too_long == "cut":
+
+# data: sentences of one row mixed up
+@ data/batches.py: data/test_batches.py
+- np.arange(len(self.row)) - np.searchsorted(self.row, self.row)
++ np.arange(len(self.row)) * 0
+
+# data: a padded batch over its budget
+@ data/plan.py: data/test_batches.py -k budget
+- (count * source_width <= room.source) & (count * target_width <= room.target)
++ (count * source_width <= room.source)
+
+# data: the key forgets the filters
+@ data/store.py: data/test_store.py -k key
+-         "filters": settings.to_dict(recipe.filters),
++
+
+# data: a half store is taken for a whole one
+@ data/store.py: data/test_store.py -k damaged
+-     if size != wanted:
++     if False:
+
+# data: duplicates stay
+@ data/store.py: data/test_store.py
+- return block if new.all() else block.where(new)
++ return block
+
+# data: places of dropped pairs slip
+@ data/encode.py: data/test_store.py
+-             places = list(compress(places, kept))
++             places = places[: sum(kept)]
+
+# data: sampling the same in every epoch
+@ data/encode.py: data/test_store.py -k sampling
+- seed = _hashed((*self.recipe.draw, number), 3)
++ seed = _hashed((self.recipe.draw[0], number), 3)
+
+# text: words of another text's end
+@ text/bulk.py: text/test_bulk.py
+- texts = [text or NOTHING for text in
++ texts = [text for text in
+
+# text: a tag stays for the next call
+@ text/bulk.py: text/test_bulk.py
+- self._ids[self._starts[self._tag]] = tag or 0
++ pass
 """
 
 

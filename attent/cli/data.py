@@ -22,6 +22,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from attent.data.builtin import NAMES
 from attent.data.corpus import Corpus, Reading, corpora
 from attent.data.pairs import CorpusError, Languages, Pair
 
@@ -74,7 +75,8 @@ class Options:
 
 def data(
     *corpus: Annotated[
-        str, Parameter(help="files, folders, built-in names, or - for stdin", allow_leading_hyphen=True)
+        str,
+        Parameter(help=f"files, folders, - for stdin, or built in: {', '.join(NAMES)}", allow_leading_hyphen=True),
     ],
     options: Annotated[Options, Parameter(name="*", show_default=False)] = Options(),  # noqa: B008 - frozen
 ) -> int:
@@ -96,7 +98,7 @@ def data(
 def _check_names(names: Sequence[str]) -> None:
     """A name may be "-", so that cyclopts lets everything with a hyphen through."""
     if not names:
-        raise CorpusError("name a corpus to look at: a file, a folder, a built-in name, or - for stdin")
+        raise CorpusError(f"name a corpus to look at: a file, a folder, - for stdin, or one of {', '.join(NAMES)}")
     wrong = next((name for name in names if name.startswith("-") and name != "-"), None)
     if wrong is not None:
         known = [f"--{option.name.replace('_', '-')}" for option in fields(Options)]

@@ -23,6 +23,7 @@ from attent.data.packing import Room, best_fit, next_fit
 
 FORMAT = 1  # of plans on disk, and of how they are made: another number, and old ones are not used
 KEPT = 4  # plans on disk
+IN_PAIRS, IN_ROWS, IN_PARTS = 1, 2, 3  # what is mixed: each with a seed of its own
 MULTIPLE = 8  # widths are multiples of it: what the matrix units of GPUs like
 SORTED = 2**19  # pairs that are sorted by length together for bucketed batches
 ALMOST_ALL = 0.8  # of the sentences that fit a bucketed batch: where it ends among the rest is chosen by the padding
@@ -144,10 +145,10 @@ def epoch_order(sizes: list[int], weights: list[float], seed: int, epoch: int) -
         whole, rest = divmod(weight, 1)
         chosen += [np.arange(first, first + size, dtype=np.uint32)] * int(whole)
         if rest:
-            chosen.append(mixed(size, (seed, epoch, number + 1))[: round(rest * size)] + np.uint32(first))
+            chosen.append(mixed(size, (seed, epoch, IN_PARTS + number))[: round(rest * size)] + np.uint32(first))
         first += size
     pairs = np.concatenate(chosen)
-    return pairs[mixed(len(pairs), (seed, epoch, 0))]
+    return pairs[mixed(len(pairs), (seed, epoch, IN_PAIRS))]
 
 
 def _mixed_groups(pairs: Array, group: Array, seed: tuple[int, ...]) -> tuple[Array, Array]:
@@ -156,7 +157,7 @@ def _mixed_groups(pairs: Array, group: Array, seed: tuple[int, ...]) -> tuple[Ar
         return pairs, np.zeros(1, np.int64)
     by_group = pairs[stable_order(group)]
     sizes = np.bincount(group)
-    order = mixed(len(sizes), seed)
+    order = mixed(len(sizes), (*seed, IN_ROWS))
     starts, sizes = (sizes.cumsum() - sizes)[order], sizes[order]
     return by_group[ragged(starts.astype(np.uint32), sizes)], np.concatenate([[0], sizes.cumsum()])
 
