@@ -132,7 +132,8 @@ def make_environment(bin_folder: Path) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
         script.chmod(0o755)
     path = f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+    ours = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "ATTENT_CACHE": str(bin_folder / "cache")}
+    return {**os.environ, "PATH": path, **ours}
 
 
 def check_make(targets: list[str]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, count, islice
@@ -22,6 +22,7 @@ from attent.data.filters import Filters, Sieve, clean, expected_scripts, pair_ke
 from attent.data.pairs import Bad, Pair
 from attent.text.bulk import Bulk, Sentences
 from attent.text.tokenizer import Sampling, Tokenizer
+from attent.text.train import TokenizerConfig, train
 
 BLOCK = 4096  # pairs; sampling is seeded by the block
 ALONE = 8  # blocks that one process makes in less time than it takes to start others
@@ -131,6 +132,17 @@ class Encoder:
         tokenizer = self.recipe.tokenizer
         source = Bulk(tokenizer.source, self.recipe.dtype)
         return source, source if tokenizer.joint else Bulk(tokenizer.target, self.recipe.dtype)
+
+
+def learn_tokenizer(
+    corpora: Sequence[Corpus], config: TokenizerConfig | None = None, *, tags: bool = False, seed: int = 0
+) -> Tokenizer:
+    """A tokenizer learnt from a sample of these corpora; with `tags`, one for each language translated into."""
+    languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if tags else {}
+    pairs = [(entry for corpus in corpora for entry in corpus if isinstance(entry, Pair)) for _ in range(2)]
+    sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
+    known = [tag for tag in languages if tag is not None]
+    return train(sources, targets, config or TokenizerConfig(), known, seed)
 
 
 def encode(corpus: Corpus, recipe: Recipe, names: Names, tally: Tally, workers: int) -> Iterator[Block]:

@@ -15,7 +15,7 @@ import pytest
 
 from attent.data import store as stores
 from attent.data.corpus import Corpus, corpora
-from attent.data.encode import BLOCK, Recipe
+from attent.data.encode import BLOCK, Recipe, learn_tokenizer
 from attent.data.filters import Filters
 from attent.data.pairs import CorpusError, Languages
 from attent.data.store import Store, key, prepare
@@ -127,6 +127,15 @@ def test_tags_stand_before_the_source_in_many_to_many_corpora(tmp_path: Path, to
     store = prepare(found, Recipe(tokenizer=tokenizer, tags=True, filters=Filters()), tmp_path / "stores")
     assert [part.pairs for part in store.meta.parts] == [1, 1]
     assert [int(store.source[i][0]) for i in range(2)] == [tokenizer.source.tag("de"), tokenizer.source.tag("fr")]
+
+
+def test_a_tokenizer_is_learnt_from_the_corpora_themselves(tmp_path: Path) -> None:
+    found = written(tmp_path / "a.tsv", [*LINES, "one column only"])
+    learnt = learn_tokenizer(found, TokenizerConfig(vocab=340), tags=True)
+    sides = [[line.split("\t")[side] for line in LINES] for side in range(2)]
+    assert learnt.fingerprint == train(sides[0], sides[1], TokenizerConfig(vocab=340), tags=["de"]).fingerprint
+    assert learnt.source.tags == ("de",)
+    assert learn_tokenizer(found, TokenizerConfig(vocab=340)).source.tags == ()
 
 
 def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
