@@ -26,6 +26,7 @@ from attent.nn import Packing
 from attent.text.tokenizer import PAD
 
 KEPT_EPOCHS = 3  # plans in memory: a walk is in one epoch, makes the next, and `batch` may ask for another
+MOST_TIMES = 1000  # that a pair comes in an epoch: more is a mistake
 EXAMPLES = 3  # of pairs that are too long
 REMEMBERED = 10**6  # pairs from which planning takes a second: such plans are kept on disk
 
@@ -114,6 +115,8 @@ class Batches:
         ranks: int = 1,
         resampled: Callable[[int], Store] | None = None,
     ) -> None:
+        if seed < 0:
+            raise ValueError(f"`seed` must be 0 or more, but is {seed}")
         if not 0 <= rank < ranks:
             raise ValueError(f"`rank` must be from 0 to {ranks - 1} (`ranks`={ranks}), but is {rank}")
         self.store, self.config, self.seed, self.rank, self.ranks = store, config, seed, rank, ranks
@@ -156,7 +159,7 @@ class Batches:
         such = ", ".join(found.store.place(pair) for pair in long[:EXAMPLES])
         return (
             f"{len(long):,} of {len(found.store):,} pairs have more than {self.shape.source_limit} source or "
-            f"{self.shape.target_limit} target tokens and are {what} (such as {such}); `longest` sets the limit"
+            f"{self.shape.target_limit} target tokens and are {what} (such as {such}); a larger `longest` keeps more"
         )
 
     def batch(self, epoch: int, step: int) -> Batch:
@@ -206,6 +209,8 @@ class Batches:
     def _positions(self, start: Position) -> Iterator[tuple[Position, Epoch]]:
         """Every step from `start` on. The next epoch is planned while this one is walked."""
         number, step = start
+        if not 0 <= step < max(1, self.steps(number)):
+            raise IndexError(f"epoch {number} has {self.steps(number)} steps, so that no walk can start at step {step}")
         with ThreadPoolExecutor(1) as planner:
             epoch = self.epoch(number)
             while True:
@@ -221,8 +226,10 @@ class Batches:
 def _checked_weights(weights: Sequence[float] | None, parts: int) -> list[float]:
     if weights is None:
         return [1.0] * parts
-    if len(weights) != parts or not all(weight > 0 for weight in weights):
-        raise ValueError(f"`weights` must be {parts} numbers over 0, one for each corpus, but are {list(weights)}")
+    if len(weights) != parts or not all(0 < weight < MOST_TIMES for weight in weights):
+        raise ValueError(
+            f"`weights` must be {parts} numbers over 0 and under {MOST_TIMES}, one a corpus, but are {list(weights)}"
+        )
     return [float(weight) for weight in weights]
 
 

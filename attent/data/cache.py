@@ -8,6 +8,7 @@ it broke. What belongs into a folder is left to its maker.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,9 +51,9 @@ def made(folder: Path, make: Callable[[Path], None], is_there: Callable[[Path], 
     """`folder`, made by `make` in a folder aside unless it `is_there`."""
     if is_there(folder):
         return folder
-    with usable(folder.parent), locked(folder.with_name(f".{folder.name}.lock")):
+    with usable(folder.parent), locked(_lock(folder)):
         if not is_there(folder):
-            aside = folder.with_name(f"{folder.name}.part")
+            aside = _aside(folder)
             aside.mkdir(exist_ok=True)
             _move_in(folder, aside)
             make(aside)
@@ -60,6 +61,23 @@ def made(folder: Path, make: Callable[[Path], None], is_there: Callable[[Path], 
             os.rename(aside, folder)
             _sync(folder.parent)
     return folder
+
+
+def clear_abandoned(parent: Path) -> None:
+    """Removes what killed processes have left aside in `parent`: that whose lock nobody holds."""
+    for aside in parent.glob("*.part"):
+        with open(_lock(aside.with_suffix("")), "ab") as file:
+            if _try_lock(file):
+                shutil.rmtree(aside, ignore_errors=True)
+                _unlock(file)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.part")
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _move_in(folder: Path, aside: Path) -> None:

@@ -19,7 +19,7 @@ from attent.data.arrays import Array
 from attent.data.corpus import Corpus
 from attent.data.crew import in_order
 from attent.data.filters import Filters, Sieve, clean, expected_scripts, pair_keys
-from attent.data.pairs import Bad, Pair
+from attent.data.pairs import Bad, CorpusError, Pair
 from attent.text.bulk import Bulk, Sentences
 from attent.text.tokenizer import Sampling, Tokenizer
 from attent.text.train import TokenizerConfig, train
@@ -150,6 +150,8 @@ def encode(corpus: Corpus, recipe: Recipe, names: Names, tally: Tally, workers: 
     pairs = _pairs(corpus, tally)
     head = list(islice(pairs, SAMPLE))
     sieve = Sieve(recipe.filters, expected_scripts(corpus.languages, head))
+    if recipe.tags and corpus.languages.target is None:
+        raise CorpusError(f"{corpus.name}: its target language must be known for tags such as <2de>: give it as --tgt")
     encoder = Encoder(recipe, sieve, corpus.languages.target if recipe.tags else None)
     blocks = _blocks(chain(head, pairs), names)
     for block in blocks if workers < 2 else islice(blocks, ALONE):

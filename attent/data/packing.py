@@ -73,7 +73,7 @@ def _fit_pools(source: Array, target: Array, room: Room, pool: int) -> Array:
     n, pools = len(source), -(-len(source) // pool)
     of_pool = np.arange(n) // pool
     longest_first = np.lexsort((-(source + target), of_pool))
-    dtype = np.int16 if room.source + room.target < 2**15 else np.int32
+    dtype = np.int16 if room.source + room.target < np.iinfo(np.int16).max else np.int32
     needs = np.zeros((2, pools * pool), dtype)  # what fills up the last pool needs nothing
     needs[0, :n], needs[1, :n] = source[longest_first], target[longest_first]
     chosen = _fit(needs[0].reshape(pools, pool), needs[1].reshape(pools, pool), room)

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from attent.data import packing
 from attent.data.arrays import Array, mixed, ragged, stable_order
 from attent.data.packing import Room, best_fit, next_fit
 
@@ -30,13 +31,18 @@ ALMOST_ALL = 0.8  # of the sentences that fit a bucketed batch: where it ends am
 MOST_SENTENCES = 4  # times the average that a row may hold: it fixes a shape, and is seldom reached
 
 
+Layout = Literal["packed", "flat", "bucketed"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
     """How an epoch is cut into batches.
 
     tokens    room for tokens on a side of a batch, filler included. The side that has fewer tokens in this corpus has
               less room in proportion, so that both fill up together
-    longest   tokens of the longest sentence, and of a row in packed batches
+    longest   tokens of a row in packed batches, and of the longest sentence in all. Here too the side that has fewer
+              tokens has less, yet enough for 999 of 1,000 sentences: `Batches.too_long` tells what is over
     layout    packed: rows of whole sentences, laid end to end; every batch has the same shape
               flat: the same in one long row
               bucketed: a sentence a row, with others of about its length; shapes differ
@@ -45,10 +51,13 @@ class BatchConfig:
 
     tokens: int = 4096
     longest: int = 256
-    layout: Literal["packed", "flat", "bucketed"] = "packed"
+    layout: Layout = "packed"
     too_long: Literal["drop", "cut"] = "drop"
 
     def __post_init__(self) -> None:
+        for name, value, known in (("layout", self.layout, LAYOUTS), ("too_long", self.too_long, ("drop", "cut"))):
+            if value not in known:
+                raise ValueError(f"`{name}` must be {' or '.join(known)}, but is {value!r}")
         if self.longest < 1:
             raise ValueError(f"`longest` must be 1 or more tokens, but is {self.longest}")
         if self.tokens < self.longest:
@@ -205,11 +214,13 @@ def _batch_size(source: Array, target: Array, room: Room) -> int:
 
 # --- kept on disk ----------------------------------------------------------------------------------------------------
 
+_CONSTANTS = (MULTIPLE, SORTED, ALMOST_ALL, MOST_SENTENCES, packing.POOL, packing.POOL_ROWS, packing.CELLS)
+
 
 def remembered(folder: Path, facts: object, make: Callable[[], Plan]) -> Plan:
     """The plan that `facts` decide: read from `folder` where it was made before, else made and kept there."""
-    path = folder / f"{hashlib.sha256(repr((FORMAT, facts)).encode()).hexdigest()[:24]}.npz"
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
+    path = folder / f"{hashlib.sha256(repr((FORMAT, _CONSTANTS, facts)).encode()).hexdigest()[:24]}.npz"
+    with suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
         return Plan(*(arrays[field.name] for field in fields(Plan)))
     # not there, or damaged
     made = make()
@@ -224,6 +235,8 @@ def _keep(made: Plan, path: Path) -> None:
     try:
         with open(aside, "wb") as file:
             np.savez(file, **{field.name: getattr(made, field.name) for field in fields(made)})
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """The token store: a corpus as numbers, made once, then opened at once by every run that asks for the same.
 
 A store is a folder of memory-mapped arrays: for each side all ids end to end, the offsets between which each sentence
-stands, and where each pair stood in the corpus. Its name is a hash of all that decides what is in it: files, tokenizer,
-filters. It is written aside and renamed when it is whole, so a killed run leaves no half store to be found.
-Encoding is done in `encode`; how the sentences are laid into batches is left to `batches`.
+stands, and where each pair stood in the corpus. Its name is a hash of all that decides what is in it: the contents of
+the files, tokenizer, filters. It is written aside and renamed when it is whole, so that a killed run leaves no half
+store to be found. Encoding is done in `encode`; how the sentences are laid into batches is left to `batches`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-import time
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,17 +21,19 @@ import numpy as np
 
 from attent import settings
 from attent.data.arrays import Array, ragged
+from attent.data.cache import clear_abandoned, made
 from attent.data.corpus import Corpus
-from attent.data.encode import Block, Names, Recipe, Tally, encode, told
+from attent.data.digests import file_digest
+from attent.data.encode import BLOCK, Block, Names, Recipe, Tally, encode, told
 from attent.data.filters import Seen
 from attent.data.pairs import CorpusError
 from attent.text.bulk import Sentences
 
-FORMAT = 1  # part of the key: a store of another format is not opened but made again
+# Part of the key: raised when readers, filters or encoders give other ids for the same files, or the arrays change.
+FORMAT = 1
 META = "store.json"
 SIDES = ("source", "target")
 OFFSETS, PLACES = "<i8", "<u8"
-ABANDONED = 3600  # seconds without a write after which an unfinished store is what a crash has left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,34 +143,68 @@ def prepare(
     progress: Callable[[int], None] | None = None,
 ) -> Store:
     """The store of these corpora in `root`: opened where it stands, else made. `progress` is told the pairs done."""
-    folder = root / key(corpora, recipe)
-    with suppress(OSError, ValueError):  # not there, or damaged: made again below
-        return Store.open(folder)
+
+    def make(aside: Path) -> None:
+        try:
+            with _Writer(aside, recipe) as writer:
+                for corpus in corpora:
+                    writer.add(corpus, workers or os.cpu_count() or 1, progress)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
     root.mkdir(parents=True, exist_ok=True)
-    _clear_abandoned(root)
-    aside = root / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
-    aside.mkdir()
+    folder = root / key(corpora, recipe, root)
+    if not _is_whole(folder):
+        clear_abandoned(root)
+    return Store.open(made(folder, make, _is_whole))
+
+
+def _is_whole(folder: Path) -> bool:
     try:
-        with _Writer(aside, recipe) as writer:
-            for corpus in corpora:
-                writer.add(corpus, workers or os.cpu_count() or 1, progress)
-        _publish(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return Store.open(folder)
+        Store.open(folder)
+    except (OSError, ValueError):  # not there, or damaged
+        return False
+    return True
 
 
-def key(corpora: Sequence[Corpus], recipe: Recipe) -> str:
+def key(corpora: Sequence[Corpus], recipe: Recipe, root: Path) -> str:
     """Two stores of one key have the same bytes. Weights of corpora are not in it: they belong to the batches."""
     facts = {
         "format": FORMAT,
-        "corpora": [[corpus.fingerprint(), astuple(corpus.languages), astuple(corpus.options)] for corpus in corpora],
+        "corpora": [_identity(corpus, root) for corpus in corpora],
         "tokenizer": recipe.tokenizer.fingerprint,
         "filters": settings.to_dict(recipe.filters),
         "tags": recipe.tags,
-        "sampling": recipe.sampling and [settings.to_dict(recipe.sampling), recipe.draw],
+        "sampling": recipe.sampling and [settings.to_dict(recipe.sampling), recipe.draw, BLOCK],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _identity(corpus: Corpus, root: Path) -> list[object]:
+    digests = [file_digest(Path(path), root / "digests.json") for path, *_ in corpus.fingerprint()]
+    return [corpus.files, digests, astuple(corpus.languages), astuple(corpus.options)]
+
+
+class Resampled:
+    """The stores of a training with subword sampling: each epoch has its own, made when it is asked for.
+
+    They stand in a folder that is theirs alone, and only those of the epoch asked for and its neighbours stay there.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus], recipe: Recipe, folder: Path, seed: int) -> None:
+        self.corpora, self.recipe, self.folder, self.seed = corpora, recipe, folder, seed
+
+    def __call__(self, epoch: int) -> Store:
+        store = prepare(self.corpora, self._of(epoch), self.folder)
+        near = {key(self.corpora, self._of(near), self.folder) for near in range(max(0, epoch - 1), epoch + 2)}
+        for other in self.folder.iterdir():
+            if other.is_dir() and other.name not in near and not other.name.endswith(".part"):
+                shutil.rmtree(other, ignore_errors=True)
+        return store
+
+    def _of(self, epoch: int) -> Recipe:
+        return replace(self.recipe, draw=(self.seed, epoch))
 
 
 class _Writer:
@@ -248,23 +281,3 @@ class _Writer:
             json.dump(asdict(meta), file, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _publish(aside: Path, folder: Path) -> None:
-    """`aside` becomes `folder`. A damaged store makes way; where another process was first, its store stays."""
-    try:
-        os.rename(aside, folder)
-    except OSError:
-        with suppress(OSError, ValueError):
-            Store.open(folder)
-            return
-        shutil.rmtree(folder)
-        os.rename(aside, folder)
-
-
-def _clear_abandoned(root: Path) -> None:
-    for left in root.glob("*.part"):
-        with suppress(OSError):  # its owner may finish while we look
-            newest = max(path.stat().st_mtime for path in [left, *left.iterdir()])
-            if time.time() - newest > ABANDONED:
-                shutil.rmtree(left)

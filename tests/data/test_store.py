@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from attent.data.corpus import Corpus, corpora
 from attent.data.encode import BLOCK, Recipe, learn_tokenizer
 from attent.data.filters import Filters
 from attent.data.pairs import CorpusError, Languages
-from attent.data.store import Store, key, prepare
+from attent.data.store import Resampled, Store, key, prepare
 from attent.text.tokenizer import END, Sampling, Tokenizer
 from attent.text.train import TokenizerConfig, train
 
@@ -38,6 +37,10 @@ def written(path: Path, lines: list[str]) -> list[Corpus]:
 
 def content(store: Store) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(store.folder.iterdir()) if path.is_file()}
+
+
+def visible(root: Path) -> list[str]:
+    return [path.name for path in root.iterdir() if path.is_dir()]
 
 
 def decoded(store: Store, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -84,18 +87,48 @@ def test_the_key_tells_apart_all_that_decides_the_ids(tmp_path: Path, tokenizer:
     recipe = Recipe(tokenizer=tokenizer)
     other = train(["a b c"] * 9, ["c b a"] * 9, TokenizerConfig(kind="char"))
     keys = [
-        key(found, recipe),
-        key(found, replace(recipe, tokenizer=other)),
-        key(found, replace(recipe, filters=Filters.none())),
-        key(found, replace(recipe, tags=True)),
-        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 1))),
-        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 2))),
-        key(corpora([str(tmp_path / "a.tsv")], Languages("de", "en")), recipe),
-        key(found + found, recipe),
-        key(written(tmp_path / "a.tsv", LINES[1:]), recipe),
+        key(found, recipe, tmp_path),
+        key(found, replace(recipe, tokenizer=other), tmp_path),
+        key(found, replace(recipe, filters=Filters.none()), tmp_path),
+        key(found, replace(recipe, tags=True), tmp_path),
+        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 1)), tmp_path),
+        key(found, replace(recipe, sampling=Sampling(rate=0.1), draw=(0, 2)), tmp_path),
+        key(corpora([str(tmp_path / "a.tsv")], Languages("de", "en")), recipe, tmp_path),
+        key(found + found, recipe, tmp_path),
+        key(written(tmp_path / "a.tsv", LINES[1:]), recipe, tmp_path),
     ]
     assert len(set(keys)) == len(keys)
-    assert key([replace(found[0], weight=3.0)], recipe) == key(found, recipe)  # weights belong to the batches
+    assert key([replace(found[0], weight=3.0)], recipe, tmp_path) == key(
+        found, recipe, tmp_path
+    )  # weights belong to the batches
+
+
+def test_another_content_of_the_same_size_and_time_has_another_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found, recipe, path = written(tmp_path / "a.tsv", ["one\teins"]), Recipe(tokenizer=tokenizer), tmp_path / "a.tsv"
+    before, status = key(found, recipe, tmp_path), path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert key(found, recipe, tmp_path) == before
+    path.write_text("two\tzwei\n", encoding="utf-8")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    assert key(found, recipe, tmp_path) != before
+
+
+def test_tags_need_a_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    written(tmp_path / "a.tsv", LINES)
+    with pytest.raises(CorpusError, match="its target language must be known"):
+        prepare(corpora([str(tmp_path / "a.tsv")]), Recipe(tokenizer=tokenizer, tags=True), tmp_path / "stores")
+
+
+def test_resampled_keeps_the_stores_of_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found = written(tmp_path / "a.tsv", LINES)
+    recipe = Recipe(tokenizer=tokenizer, sampling=Sampling(rate=0.3))
+    epochs = Resampled(found, recipe, tmp_path / "sampled", seed=5)
+    stores = [content(epochs(epoch)) for epoch in range(4)]
+    assert len({store["source.ids"] for store in stores}) == 4
+    assert len(visible(tmp_path / "sampled")) == 2
+    again = Resampled(found, recipe, tmp_path / "elsewhere", seed=5)
+    assert content(again(3)) == stores[3]
 
 
 def test_the_number_of_processes_changes_no_byte(
@@ -165,7 +198,7 @@ def test_an_unreadable_corpus_leaves_nothing_behind(tmp_path: Path, tokenizer: T
     found = corpora([str(tmp_path / "c")], Languages("en", "de"))
     with pytest.raises(CorpusError, match="2 lines"):
         prepare(found, Recipe(tokenizer=tokenizer), tmp_path / "stores")
-    assert list((tmp_path / "stores").iterdir()) == []
+    assert visible(tmp_path / "stores") == []
 
 
 def test_two_at_once_both_get_the_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -179,7 +212,7 @@ def test_two_at_once_both_get_the_store(tmp_path: Path, tokenizer: Tokenizer) ->
     for thread in threads:
         thread.join()
     assert [len(store) for store in got] == [len(LINES)] * 4
-    assert len(list((tmp_path / "stores").iterdir())) == 1
+    assert len(visible(tmp_path / "stores")) == 1
 
 
 def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -205,15 +238,12 @@ def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_pa
         assert process.stdout is not None
         assert int(process.stdout.readline()) > 0  # it has begun to write
         process.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-    (left,) = (tmp_path / "stores").iterdir()
-    assert left.name.endswith(".part")
-    long_ago = time.time() - 2 * stores.ABANDONED
-    for path in [*left.iterdir(), left]:
-        os.utime(path, (long_ago, long_ago))
+    (left,) = (tmp_path / "stores").glob("*.part")
+    assert visible(tmp_path / "stores") == [left.name]
     recipe = Recipe(tokenizer=tokenizer, filters=Filters.none())
     store = prepare(found, recipe, tmp_path / "stores")
     assert len(store) == 50 * len(LINES)
-    assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.folder.name]
+    assert visible(tmp_path / "stores") == [store.folder.name]
 
 
 def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
