@@ -2,8 +2,9 @@
 
     python -m benchmarks.data_memory [PAIRS]
 
-Every stage is a process of its own, whose peak resident memory the system tells. `again` is a second run on the store
-that the first has made: the seconds until its first batch, with and without starting Python and importing torch.
+Every stage is a process of its own; its peak is the resident memory of it and of all processes that it starts, looked
+at ten times a second (Linux). `again` is a second run on the store that the first has made: the seconds until its first
+batch, with and without starting Python and importing torch.
 """
 
 from __future__ import annotations
@@ -30,46 +31,55 @@ def main() -> None:
         made_up.write(corpus, pairs)
         print(f"{pairs:,} pairs, {corpus.stat().st_size / 2**20:,.0f} MiB, {os.cpu_count()} cores of {cpu_name()}")
         measured("report", [sys.executable, "-m", "attent", "data", str(corpus), "--json"])
-        for stage in ("prepare", *LAYOUTS, "again"):
+        for stage in ("tokenizer", "prepare", *LAYOUTS, "again"):
             measured(stage, [sys.executable, "-m", "benchmarks.data_memory", stage, name])
 
 
 def measured(stage: str, command: list[str]) -> None:
-    began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        told = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    seconds, peak = time.perf_counter() - began, usage.ru_maxrss / 1024
+    """Time and peak memory of a process and all that it starts."""
+    began, peak = time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, text=True) as process:
+        while process.poll() is None:
+            peak = max(peak, sum(map(resident, family(process.pid))))
+            time.sleep(0.1)
+        output.seek(0)
+        told = output.read()
+    seconds = time.perf_counter() - began
     said = told.strip() if stage != "report" else f"{len(told):,} characters of JSON"
-    print(f"  {stage:10} {seconds:7.1f} s  peak {peak:6,.0f} MiB  {said}", flush=True)
+    print(f"  {stage:10} {seconds:7.1f} s  peak {peak / 2**20:6,.0f} MiB  {said}", flush=True)
     assert process.returncode == 0, f"{stage} failed"
 
 
+def family(pid: int) -> list[int]:
+    """A process and its descendants (Linux)."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return []
+    return [pid, *(one for child in children for one in family(int(child)))]
+
+
+def resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def stage(name: str, home: Path) -> None:
-    from itertools import islice
+    from attent.data import Recipe, corpora, learn_tokenizer, prepare
+    from attent.text import Tokenizer, TokenizerConfig
 
-    from attent.data.corpus import corpora
-    from attent.data.encode import Recipe
-    from attent.data.pairs import Pair
-    from attent.data.store import prepare
-    from attent.text.tokenizer import Tokenizer
-    from attent.text.train import TokenizerConfig, train
-
-    found = corpora([str(home / "corpus.tsv")])
-    if name == "prepare":
-        some = [entry for entry in islice(found[0], 200_000) if isinstance(entry, Pair)]
-        train([p.source for p in some], [p.target for p in some], TokenizerConfig(vocab=16_000)).save(
-            home / "tokenizer"
-        )
-        began = time.perf_counter()
-        store = prepare(found, Recipe(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
-        print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - began):,.0f} a second")
-        return
     began = time.perf_counter()
+    found = corpora([str(home / "corpus.tsv")])
+    if name == "tokenizer":
+        learn_tokenizer(found, TokenizerConfig(vocab=16_000)).save(home / "tokenizer")
+        return
     store = prepare(found, Recipe(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
-    take(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES, began)
+    if name == "prepare":
+        print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - began):,.0f} a second")
+    else:
+        take(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES, began)
 
 
 def take(store: object, layout: str, count: int, began: float) -> None:

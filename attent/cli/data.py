@@ -28,10 +28,11 @@ from attent.data.pairs import CorpusError, Languages, Pair
 
 if TYPE_CHECKING:
     from attent.data.estimate import Estimate
-    from attent.data.leakage import Against, Twin
-    from attent.data.report import Example, Finding, Report, Side, Survey, Test
+    from attent.data.leakage import Twin
+    from attent.data.report import Example, Finding, HeldOut, Report, Side, Survey, Test
 
 FAILED = 1
+LEAST = 0.001  # seconds: a coarse clock may not have moved yet
 WIDTH, WIDEST = 80, 110  # columns: in a pipe, and at a terminal however wide
 BARS = 26  # columns of the longest bar of a side
 BINS = 10  # rows of the histogram, and one for what is longer
@@ -43,7 +44,7 @@ FILTERS = {
     "empty": "an empty side",
     "control": "control characters or wrong encoding",
     "longest": "longer than {longest:,} characters",
-    "ratio": "one side more than {ratio:g} times longer",
+    "ratio": "one side over {ratio:g} times longer (short lines: more allowed)",
     "identical": "not translated: both sides the same",
     "script": "in the script of another language",
     "duplicates": "the same pair again",
@@ -82,13 +83,14 @@ def data(
 ) -> int:
     """Say what is in a corpus before training: sizes, faults with their lines, leaked test sentences, time."""
     _check_names(corpus)
-    languages = Languages(options.src, options.tgt)
-    found = corpora(corpus, languages, Reading(fuzzy=options.fuzzy, obsolete=options.obsolete))
-    survey, failure = look(found, test_sets(found, options.against, languages), keep_all=options.keep_all)
+    languages, reading = Languages(options.src, options.tgt), Reading(fuzzy=options.fuzzy, obsolete=options.obsolete)
+    found = corpora(corpus, languages, reading)
+    asked = corpora(options.against, languages, reading)
+    survey, unread, failure = look(found, test_sets(found, asked), keep_all=options.keep_all)
     if failure and not survey.read:
         raise failure
     estimate = None if options.no_estimate else make_estimate(survey)
-    report = survey.report(estimate, str(failure) if failure else None)
+    report = survey.report(estimate, str(failure) if failure else None, unread)
     show(report, as_json=options.json)
     if failure:
         raise failure
@@ -110,38 +112,50 @@ def _check_names(names: Sequence[str]) -> None:
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 
-def test_sets(found: Sequence[Corpus], asked: Sequence[str], languages: Languages) -> list[tuple[str, Against]]:
+def test_sets(found: Sequence[Corpus], asked: Sequence[Corpus]) -> list[HeldOut]:
     """What to hold the corpora against: the test sets that were named, or those that lie beside them."""
     from attent.data.leakage import Against
+    from attent.data.report import HeldOut
 
-    if asked:
-        named = [(test.name, test) for test in corpora(asked, languages)]
-    else:
-        beside = ((corpus, split, corpus.beside(split)) for corpus in found for split in ("test", "valid"))
-        named = [(_test_name(corpus, split, len(found) > 1), test) for corpus, split, test in beside if test]
-    pairs = ((name, [entry for entry in test if isinstance(entry, Pair)]) for name, test in named)
-    return [(Path(name).name or name, Against(test)) for name, test in pairs]
+    named = list(_asked(asked) if asked else _beside(found))
+    return [HeldOut(name, test.files, Against(test)) for name, test in named]
+
+
+def _asked(asked: Sequence[Corpus]) -> Iterator[tuple[str, Corpus]]:
+    """Of a folder with a test set that test set, and else all that the name means."""
+    for corpus in asked:
+        test = corpus.beside("test")
+        several = len({one.languages for one in asked}) > 1
+        yield _test_name(corpus, " test" if test else "", several), test or corpus
+
+
+def _beside(found: Sequence[Corpus]) -> Iterator[tuple[str, Corpus]]:
+    for corpus in found:
+        for split in ("test", "valid"):
+            if test := corpus.beside(split):
+                yield _test_name(corpus, f" {split}", len(found) > 1), test
 
 
 def _test_name(corpus: Corpus, split: str, one_of_several: bool) -> str:
     tags = f" ({corpus.languages.source}-{corpus.languages.target})" if one_of_several else ""
-    return f"{Path(corpus.name).name} {split}{tags}"
+    return f"{Path(corpus.name).name or corpus.name}{split}{tags}"
 
 
 def look(
-    found: Sequence[Corpus], against: list[tuple[str, Against]], *, keep_all: bool
-) -> tuple[Survey, CorpusError | OSError | None]:
-    """Read everything, or up to where it breaks, and then also why."""
+    found: Sequence[Corpus], tests: Sequence[HeldOut], *, keep_all: bool
+) -> tuple[Survey, list[str], CorpusError | OSError | None]:
+    """Read everything, or up to where it breaks, and then also what was left unread, and why."""
     from attent.data.report import Survey
 
-    survey = Survey(keep_all=keep_all, against=against)
+    targets = {corpus.languages.target for corpus in found} - {None}
+    survey = Survey(keep_all=keep_all, by_target=len(targets) > 1, tests=tests)
     with progress() as tell:
-        try:
-            for corpus in found:
+        for i, corpus in enumerate(found, start=1):
+            try:
                 survey.take(corpus, tell)
-        except (CorpusError, OSError) as error:
-            return survey, error
-    return survey, None
+            except (CorpusError, OSError) as error:
+                return survey, [later.name for later in found[i:]], error
+    return survey, [], None
 
 
 def make_estimate(survey: Survey) -> Estimate | None:
@@ -158,7 +172,7 @@ def progress() -> Iterator[Callable[[int], None]]:
 
     began = time.monotonic()
     with _status("reading ...") as tell:
-        yield lambda read: tell(f"{read:,} pairs, {read / (time.monotonic() - began):,.0f} a second")
+        yield lambda read: tell(f"{read:,} pairs, {read / max(time.monotonic() - began, LEAST):,.0f} a second")
 
 
 @contextmanager
@@ -222,8 +236,8 @@ def _origins(report: Report) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     for origin in report.origins:
-        weight = f" (weight {origin.weight:g})" if origin.weight != 1 else ""
-        table.add_row(f"{_files(origin.files)}{weight}", f"{origin.pairs:,} pairs")
+        weight = f", weight {origin.weight:g}" if origin.weight != 1 else ""
+        table.add_row(_files(origin.files), f"{_many(origin.pairs, 'pairs')}{weight}")
     rows: list[RenderableType] = [_heading("Where it came from"), table]
     if report.no_pairs:
         rows += [_heading("Lines that are no pairs"), *(_unread(finding) for finding in report.no_pairs)]
@@ -255,7 +269,7 @@ def _sides(report: Report) -> RenderableType:
         table.add_column(_side_name(name, side), justify="right", header_style="dim")
     for row in side_rows(report.source, report.target):
         table.add_row(*row)
-    rows: list[RenderableType] = [_heading(f"{report.pairs:,} pairs"), table]
+    rows: list[RenderableType] = [_heading(_many(report.pairs, "pairs")), table]
     rows += [
         Text(f"Seen once or twice in the {name}: {_characters(side.rare)}", "dim", overflow="fold")
         for name, side in (("source", report.source), ("target", report.target))
@@ -410,18 +424,27 @@ def _visible(char: str) -> str:
 
 
 def _test(test: Test) -> RenderableType:
+    from attent.data.report import limits
+
     leak = test.leakage
-    rows: list[RenderableType] = [_heading(f"Held against {test.name}", f"{leak.sentences:,} sentences")]
+    rows: list[RenderableType] = [_heading(f"Held against {test.name}", _many(leak.sentences, "sentences"))]
+    rows.append(Text(f"from {_files(test.files)}", "dim", overflow="fold"))
     counts = [
         (leak.pair, "in the corpus, with the same translation"),
         (leak.source, "in the corpus, with another translation"),
         (leak.target, "with the translation of another line of the corpus"),
-        (leak.near, "near: 70% or more of the words are those of a line of the corpus"),
+        (leak.near, "near: 70% or more of all words in common with a line of the corpus"),
         (leak.short, "of three words or less that come again, as such sentences do"),
         (test.unseen_sentences, "with characters that the corpus has not: " + _characters(_unseen(test), 20)),
+        (test.no_pairs, "lines besides that are no pairs"),
     ]
     found = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
-    rows += found or [Text("none of them is in the corpus, nor nearly", "green")]
+    if leak.sentences:
+        rows += found or [Text("none of them is in the corpus, nor nearly", "green")]
+    else:
+        rows += found or [Text("there is not one pair in it", "bold red")]
+    if limit := limits(leak):
+        rows.append(Text(limit, "yellow"))
     rows += [line for twin in leak.twins for line in _twin(twin)]
     return Group(*rows)
 
@@ -431,9 +454,12 @@ def _unseen(test: Test) -> str:
 
 
 def _twin(twin: Twin) -> list[Text]:
-    """The side on which they meet, of the test set and of the corpus."""
+    """The side on which they meet, of the test set and of the corpus.
+
+    Near ones are compared as sets of words: with another order, or a word twice, they have 100% in common.
+    """
     side = "target" if twin.kind.endswith("target") else "source"
-    share = f" ({100 * twin.overlap:.0f}%)" if twin.kind.startswith("near") else ""
+    share = f" ({100 * twin.overlap:.0f}% of the words in common)" if twin.kind.startswith("near") else ""
     places = _place(twin.test), _place(twin.train)
     column = max(map(cell_len, places))
     lines = [
@@ -447,7 +473,7 @@ def _estimate(report: Report) -> RenderableType:
     if report.estimate is None:
         return Text()
     tokens, training = report.estimate.tokens, report.estimate.training
-    sample = "all pairs" if tokens.sampled >= report.kept else f"a sample of {tokens.sampled:,} pairs"
+    sample = "all pairs" if tokens.sampled >= report.kept else f"a sample of {_many(tokens.sampled, 'pairs')}"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_row("vocabulary", f"{tokens.vocabulary:,} subwords for both languages")

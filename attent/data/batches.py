@@ -40,21 +40,18 @@ class Text:
     packing: Packing | None
     tokens: int  # that are no filler
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Text:
-        lengths = None if self.lengths is None else self.lengths.to(device, non_blocking=non_blocking)
-        packing = None if self.packing is None else self.packing.to(device, non_blocking)
-        return Text(self.ids.to(device, non_blocking=non_blocking), lengths, packing, self.tokens)
+    def tensors(self) -> list[Tensor]:
+        if self.packing is not None:
+            return [self.ids, self.packing.segments, self.packing.positions, self.packing.ends]
+        assert self.lengths is not None
+        return [self.ids, self.lengths]
 
-    def pinned(self) -> Text:
-        """A copy in memory that a GPU can fetch from by itself."""
-        lengths = None if self.lengths is None else self.lengths.pin_memory()
-        packing = self.packing
-        if packing is not None:
-            segments, positions, ends = (
-                tensor.pin_memory() for tensor in (packing.segments, packing.positions, packing.ends)
-            )
-            packing = Packing(segments, positions, ends, packing.longest)
-        return Text(self.ids.pin_memory(), lengths, packing, self.tokens)
+    def with_tensors(self, tensors: list[Tensor]) -> Text:
+        """The same text with these in place of its own `tensors`."""
+        if self.packing is None:
+            return Text(tensors[0], tensors[1], None, self.tokens)
+        ids, segments, positions, ends = tensors
+        return Text(ids, None, Packing(segments, positions, ends, self.packing.longest), self.tokens)
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,7 @@ class Batch:
     source: Text
     target: Text
     pairs: Array  # their numbers in the store, in the order in which they stand in the rows
+    whole: Tensor | None = None  # all numbers of the batch in one tensor, of which the others are views
 
     @property
     def packing(self) -> tuple[Packing, Packing] | None:
@@ -73,11 +71,23 @@ class Batch:
         return None if source is None or target is None else (source, target)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        source, target = self.source.to(device, non_blocking), self.target.to(device, non_blocking)
-        return Batch(source, target, self.pairs)
+        return self._of(self._joined().to(device, non_blocking=non_blocking))
 
     def pinned(self) -> Batch:
-        return Batch(self.source.pinned(), self.target.pinned(), self.pairs)
+        """A copy in memory that a GPU can fetch from by itself."""
+        return self._of(self._joined().pin_memory())
+
+    def _joined(self) -> Tensor:
+        """One tensor, so that a batch goes to the GPU in one piece."""
+        if self.whole is not None:
+            return self.whole
+        return torch.cat([tensor.flatten() for tensor in (*self.source.tensors(), *self.target.tensors())])
+
+    def _of(self, whole: Tensor) -> Batch:
+        old = [*self.source.tensors(), *self.target.tensors()]
+        new = [part.view(like.shape) for part, like in zip(whole.split([t.numel() for t in old]), old, strict=True)]
+        half = len(new) // 2
+        return Batch(self.source.with_tensors(new[:half]), self.target.with_tensors(new[half:]), self.pairs, whole)
 
 
 class Position(NamedTuple):

@@ -10,19 +10,26 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 
 from attent.data.pairs import Bad, CorpusError, Languages, Pair, matches, normal_tag
 from attent.data.readers import files, formats, tags
 from attent.data.readers.files import File
-from attent.data.readers.formats import PLAIN, Part, Reading
+from attent.data.readers.formats import PLAIN, Format, Part, Reading
 from attent.data.readers.tags import ANY
 
 __all__ = ["Corpus", "Reading", "corpora"]
 
 _SPLITS = {"train": r"train(ing)?", "valid": r"val(id(ation)?)?|dev", "test": r"test(ing)?"}
 _TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*")
+_LABELS: dict[Format | None, str] = {  # how a file says its languages
+    "tsv": "name its columns in a first line such as en<TAB>de<TAB>fr",
+    "jsonl": 'use languages as keys, as in {"en": ..., "de": ...}',
+    "moses": "name its files by language, such as corpus.en and corpus.de",
+    "po": "name its language in its header",
+    "xliff": "name both languages in its <file>",
+}
 _NO_TAGS = {"bak", "csv", "doc", "htm", "log", "md", "pdf", "py", "rst", "sgm", "sh", "tar", "txt", "xml", "zip"}
 
 
@@ -34,7 +41,8 @@ class Corpus:
     weight: float = 1.0
     languages: Languages  # as asked for; a side that was left open is as the files say, None if they do not
     parts: tuple[Part, ...]
-    others: tuple[tuple[str, Part], ...] = ()  # what stands beside: ("valid", its part), ("test", its part)
+    others: tuple[tuple[str, Part], ...] = ()  # what stands beside: ("valid", a part of it), ("test", a part of it)
+    ignored: tuple[str, ...] = ()  # parallel text in its folder that is not read, as `more.tsv (the reason)`
     options: Reading = PLAIN
 
     def __iter__(self) -> Iterator[Pair | Bad]:
@@ -59,21 +67,46 @@ class Corpus:
         return [_stamp(file) for part in self.parts for file in part.files]
 
     def beside(self, split: str) -> Corpus | None:
-        """The `valid` or `test` part of the same folder, or None."""
-        part = dict(self.others).get(split)
-        return replace(self, parts=(part,), others=()) if part else None
+        """All files for `valid` or `test` in the same folder, or None."""
+        parts = tuple(part for name, part in self.others if name == split)
+        return replace(self, parts=parts, others=(), ignored=()) if parts else None
 
 
 def _stamp(file: File) -> tuple[str, int, int]:
     if file.path is None or not file.is_regular:
-        raise CorpusError(f"{file.name} can be read only once: save it to a file and name that file")
+        raise _only_once(file)
     status = file.path.stat()
     return str(file.path.absolute()), status.st_size, status.st_mtime_ns
 
 
+def _only_once(file: File) -> CorpusError:
+    return CorpusError(f"{file.name} can be read only once: save it to a file and name that file")
+
+
 def corpora(names: Sequence[str], languages: Languages = ANY, options: Reading = PLAIN) -> list[Corpus]:
     """The corpora that a person named, in order; for `en` to `de,fr` each gives one for each pair of languages."""
-    return [_corpus(name, pair, options) for name in names for pair in _combinations(languages)]
+    pairs = _combinations(languages)
+    found = [[_corpus(name, pair, options) for pair in pairs] for name in names]
+    for same in found:
+        _check_labels(same)
+    return [corpus for same in found for corpus in same]
+
+
+def _check_labels(same: Sequence[Corpus]) -> None:
+    """The files of one name, as each pair of languages reads them: no text may pass as German and as French."""
+    readers: dict[Part, list[Languages]] = {}
+    for corpus in same:
+        for part in (*corpus.parts, *(part for _, part in corpus.others)):
+            readers.setdefault(part, []).append(corpus.languages)
+    for part, asked in readers.items():
+        if len(asked) > 1 and not part.files[0].is_regular:
+            raise _only_once(part.files[0])
+        if len(asked) > 1 and formats.is_ambiguous(part, asked):
+            first, second = ("-".join(filter(None, (pair.source, pair.target))) for pair in asked[:2])
+            raise CorpusError(
+                f"{part.files[0].name} does not say its languages, so that it would be read as {first} and as {second} "
+                f"alike: {_LABELS.get(part.format, 'name them in it')}, or give only one --src and one --tgt"
+            )
 
 
 def _combinations(languages: Languages) -> list[Languages]:
@@ -202,14 +235,37 @@ def _folder(corpus: Corpus, folder: Path) -> Corpus:
     found = _parts(items, corpus.languages)
     if not found:
         raise _unreadable(corpus, items)
+    _check_sides(items, folder, corpus.languages)
     splits: dict[str | None, list[Part]] = {}
     for stem, part in found:
         splits.setdefault(_split(stem), []).append(part)
     main = next((split for split in ("train", None) if split in splits), next(iter(splits)))
     if main in ("valid", "test") and len(splits) > 1:
         raise CorpusError(f"{corpus.name} has no file for training: name one of {_listing(found)}")
-    others = tuple((split, parts[0]) for split, parts in splits.items() if split and split != main)
-    return replace(corpus, parts=tuple(splits[main]), others=others)
+    others = tuple((split, part) for split, parts in splits.items() if split and split != main for part in parts)
+    left = [] if main is None else splits.get(None, [])
+    ignored = [
+        *(f"{file.path.name} (not a {main} file)" for part in left for file in part.files if file.path),
+        *(f"{item.path.name} (no translation beside it)" for item in _alone(items, corpus.languages)),
+    ]
+    return replace(corpus, parts=tuple(splits[main]), others=others, ignored=tuple(sorted(ignored)))
+
+
+def _check_sides(items: Sequence[_Item], folder: Path, asked: Languages) -> None:
+    """Moses pairs of which nobody said which side is the source: to read only the rest would be a surprise."""
+    for stem, members in _groups(items):
+        known = [tag for tag in members if tags.is_language(tag) and tags.answers(asked, tag)]
+        if None in (asked.source, asked.target) and len(known) > 1 and _sides(list(members), asked) is None:
+            raise tags.error(str(folder / stem), asked, known)
+
+
+def _alone(items: Sequence[_Item], asked: Languages) -> list[_Item]:
+    """Files of Moses pairs whose other side is missing. A suffix that is no language says nothing."""
+    roles = {role for pair in formats.ROLES for role in pair}
+    groups = [members for _, members in _groups(items) if _sides(list(members), asked) is None]
+    loose = {path: tag for members in groups for tag, path in members.items()}
+    meant = {tag for tag in loose.values() if tag in roles or (tags.is_language(tag) and tags.answers(asked, tag))}
+    return [item for item in items if loose.get(item.path) in meant]
 
 
 def _listing(found: Sequence[tuple[str, Part]]) -> str:
@@ -231,12 +287,19 @@ def _split(stem: str) -> str | None:
 def _parts(items: Sequence[_Item], languages: Languages) -> list[tuple[str, Part]]:
     """Every file of a known format and every Moses pair in these languages, each with its stem, by name."""
     found = [(item.stem, Part(kind, (File(item.path),))) for item in items if (kind := formats.by_name(item.path.name))]
-    tagged = sorted((item for item in items if item.tag), key=lambda item: item.stem)
-    for stem, group in groupby(tagged, key=lambda item: item.stem):
-        members = {item.tag: item.path for item in group if item.tag}
+    for stem, members in _groups(items):
         if chosen := _sides(list(members), languages):
             found.append((stem, Part("moses", tuple(File(members[tag]) for tag in chosen))))
     return sorted(found, key=lambda pair: pair[0])
+
+
+def _groups(items: Sequence[_Item]) -> list[tuple[str, dict[str, Path]]]:
+    """Files whose names differ in the language only, by what they share."""
+    groups: dict[str, dict[str, Path]] = {}
+    for item in items:
+        if item.tag:
+            groups.setdefault(item.stem, {})[item.tag] = item.path
+    return sorted(groups.items())
 
 
 def _sides(found: Sequence[str], languages: Languages) -> tuple[str, str] | None:
@@ -304,5 +367,4 @@ def _beside(path: Path, part: Part, stem: str, languages: Languages) -> tuple[tu
     if _split(stem) != "train":
         return ()
     found = [(_split(s), other) for s, other in _parts(_items(path.parent), languages) if other.format == part.format]
-    firsts = {split: other for split, other in reversed(found) if split in ("valid", "test")}
-    return tuple((split, firsts[split]) for split in ("valid", "test") if split in firsts)
+    return tuple((split, other) for split, other in found if split in ("valid", "test"))

@@ -147,8 +147,8 @@ class Sieve:
         """The name of the first filter that drops this pair, or None where it stays."""
         filters = self.filters
         source, target = source.strip(), target.strip()
-        if not source or not target:
-            return "empty" if filters.empty else None
+        if filters.empty and not (source and target):
+            return "empty"
         one, other = self._sides
         if one.is_plain(source) and other.is_plain(target):
             return self._by_size(len(source), len(target)) or self._by_sameness(source, target)

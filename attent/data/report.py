@@ -6,10 +6,11 @@ looks on a screen is left to `attent.cli.data`; `Report.facts` is the same as pl
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from attent.data.estimate import Estimate
 from attent.data.filters import ORDER, Filters, Seen, Sieve
 from attent.data.leakage import Against, Leakage, fold_pairs
 from attent.data.pairs import Bad, CorpusError, Pair
+from attent.data.readers import formats
 from attent.data.scripts import Scripts
 
 Counts = npt.NDArray[np.int64]
@@ -65,6 +67,7 @@ class Origin:
     weight: float
     pairs: int
     no_pairs: int  # lines and units that are none
+    ignored: tuple[str, ...] = ()  # files of the folder that were not read
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,11 @@ class Test:
     """The test set that the corpus was held against."""
 
     name: str
+    files: tuple[str, ...]
+    no_pairs: int  # lines and units that are none
     leakage: Leakage
-    unseen: tuple[str, str]  # characters of each side that the corpus does not have, the most frequent first
+    # Of the sentences whose near twins were sought: what is not in the corpus, spaces aside.
+    unseen: tuple[str, str]  # characters of each side, the most frequent first
     unseen_sentences: int  # test sentences with such a character
 
 
@@ -128,6 +134,7 @@ class Report:
     tests: tuple[Test, ...]
     estimate: Estimate | None
     error: str | None  # why reading stopped before the end
+    unread: tuple[str, ...] = ()  # the corpora behind that place
 
     def facts(self) -> dict[str, Any]:
         """Everything as plain values, under the names that the classes here give them."""
@@ -243,19 +250,32 @@ class _Sample:
         return [(source, target) for _, source, target in sorted(self._held)[: self.size]]
 
 
-class Survey:
-    """Takes in corpora chunk by chunk, and knows at any time what was in them."""
+@dataclass(frozen=True)
+class HeldOut:
+    """A test set, and where it came from: its sentences should not be in the corpus."""
 
-    def __init__(self, *, keep_all: bool = False, against: Sequence[tuple[str, Against]] = ()) -> None:
+    name: str
+    files: tuple[str, ...]
+    against: Against
+
+
+class Survey:
+    """Takes in corpora chunk by chunk, and knows at any time what was in them.
+
+    With `by_target`, for several target languages, a pair comes again only when it does so in the same language.
+    """
+
+    def __init__(self, *, keep_all: bool = False, by_target: bool = False, tests: Sequence[HeldOut] = ()) -> None:
         self.keep_all = keep_all
-        self.against = against
+        self.by_target = by_target
+        self.tests = tests
         self.sample = _Sample(SAMPLE)
         self.read = 0
         self._origins: list[Origin] = []
         self._no_pairs, self._dropped = _Tally(), _Tally()
         self._source, self._target = _SideTally(), _SideTally()
-        self._pairs_seen = Seen()
-        self._sources_seen: dict[str | None, Seen] = {}  # by the language that they are translated into
+        self._pairs_seen: defaultdict[str | None, Seen] = defaultdict(Seen)  # by target language, or all under None
+        self._sources_seen: defaultdict[str | None, Seen] = defaultdict(Seen)  # by target language
         self._mojibake = self._same_sides = self._retranslated = 0
 
     def take(self, corpus: Corpus, progress: Callable[[int], None] = lambda _: None) -> None:
@@ -270,10 +290,7 @@ class Survey:
                 progress(self.read)
         finally:
             read, unread = self.read - began, self._no_pairs.counts.total() - bad
-            tags = corpus.languages
-            self._origins.append(
-                Origin(corpus.name, corpus.files, tags.source, tags.target, corpus.weight, read, unread)
-            )
+            self._origins.append(_origin(corpus, read, unread))
 
     def _note_bad(self, bad: Bad) -> None:
         self._no_pairs.add(bad.why, Example(bad.file, bad.line, _excerpt(bad.text), ""))
@@ -289,38 +306,48 @@ class Survey:
         sources, targets = [pair.source.strip() for pair in chunk], [pair.target.strip() for pair in chunk]
         self._source.add(sources)
         self._target.add(targets)
-        folded = fold_pairs(chunk) if self.against else None
-        for _, test in self.against:
-            test.look(chunk, folded)
+        folded = fold_pairs(chunk) if self.tests else None
+        for test in self.tests:
+            test.against.look(chunk, folded)
         whys = list(map(sieve.why, sources, targets))
         for i, why in enumerate(whys):
             if why is not None:
                 self._drop(why, chunk[i])
-        new, keys = self._repeats(chunk, sources, targets, np.array([why is None for why in whys], dtype=bool))
-        seen = self._sources_seen.setdefault(into, Seen())
-        self._retranslated += int((~seen.add(keys[new])).sum())
+        good = np.array([why is None for why in whys], dtype=bool)
+        source_keys, target_keys = sieves.text_keys(sources), sieves.text_keys(targets)
+        keys = sieves.join_keys(source_keys, target_keys)
+        new = self._new(chunk, keys, good, into)
+        self._same_sides += int((source_keys[new] == target_keys[new]).sum())
+        self._retranslated += int((~self._sources_seen[into].add(source_keys[new])).sum())
+        self._draw(keys, new, sources, targets)
 
     def _drop(self, why: str, pair: Pair) -> None:
         self._dropped.add(why, Example(pair.file, pair.line, _excerpt(pair.source), _excerpt(pair.target)))
         if why == "control":
             self._mojibake += sieves.is_mojibake(pair.source) or sieves.is_mojibake(pair.target)
 
-    def _repeats(
-        self, chunk: Sequence[Pair], sources: list[str], targets: list[str], good: npt.NDArray[np.bool_]
-    ) -> tuple[npt.NDArray[np.bool_], sieves.Keys]:
-        """Among the pairs that no other filter drops: which are new? And the keys of all sources."""
-        source_keys, target_keys = sieves.text_keys(sources), sieves.text_keys(targets)
-        keys = sieves.join_keys(source_keys, target_keys)
+    def _new(
+        self, chunk: Sequence[Pair], keys: sieves.Keys, good: npt.NDArray[np.bool_], into: str | None
+    ) -> npt.NDArray[np.bool_]:
+        """Among the pairs that no other filter drops: which did not come before?"""
         new = np.zeros(len(chunk), dtype=bool)
-        new[good] = self._pairs_seen.add(keys[good])
+        new[good] = self._pairs_seen[into if self.by_target else None].add(keys[good])
         for i in np.flatnonzero(good & ~new).tolist():
             self._drop("duplicates", chunk[i])
-        self._same_sides += int((source_keys[new] == target_keys[new]).sum())
-        taken = np.flatnonzero(good if self.keep_all else new)
-        self.sample.add(keys[taken], [sources[i] for i in taken], [targets[i] for i in taken])
-        return new, source_keys
+        return new
 
-    def report(self, estimate: Estimate | None = None, error: str | None = None) -> Report:
+    def _draw(
+        self, keys: sieves.Keys, new: npt.NDArray[np.bool_], sources: Sequence[str], targets: Sequence[str]
+    ) -> None:
+        """Offer to the sample what training would see. Repeats that stay are drawn each for itself, by their place."""
+        if self.keep_all:
+            places = np.arange(self.read - len(keys), self.read, dtype=np.uint64)
+            self.sample.add(sieves.join_keys(keys, places), sources, targets)
+            return
+        taken = np.flatnonzero(new).tolist()
+        self.sample.add(keys[taken], [sources[i] for i in taken], [targets[i] for i in taken])
+
+    def report(self, estimate: Estimate | None = None, error: str | None = None, unread: Sequence[str] = ()) -> Report:
         by_name = {finding.name: finding for finding in self._dropped.findings()}
         return Report(
             origins=tuple(self._origins),
@@ -334,9 +361,10 @@ class Survey:
             mojibake=self._mojibake,
             same_sides=self._same_sides,
             retranslated=self._retranslated,
-            tests=tuple(self._test(name, test) for name, test in self.against),
+            tests=tuple(map(self._test, self.tests)),
             estimate=estimate,
             error=error,
+            unread=tuple(unread),
         )
 
     @property
@@ -350,14 +378,29 @@ class Survey:
         whole = int(self._source.characters.sum() + self._target.characters.sum())
         return round(whole * self.kept / self.read) if self.read else 0
 
-    def _test(self, name: str, test: Against) -> Test:
-        source = _unseen([pair.source for pair in test.pairs], self._source.characters)
-        target = _unseen([pair.target for pair in test.pairs], self._target.characters)
+    def _test(self, test: HeldOut) -> Test:
+        against = test.against
+        source = _unseen([pair.source for pair in against.pairs], self._source.characters)
+        target = _unseen([pair.target for pair in against.pairs], self._target.characters)
         touched = sum(
             any(map(source.__contains__, pair.source)) or any(map(target.__contains__, pair.target))
-            for pair in test.pairs
+            for pair in against.pairs
         )
-        return Test(name, test.found(), ("".join(source), "".join(target)), touched)
+        unseen = "".join(source), "".join(target)
+        return Test(test.name, test.files, against.no_pairs, against.found(), unseen, touched)
+
+
+def _origin(corpus: Corpus, pairs: int, no_pairs: int) -> Origin:
+    return Origin(
+        name=corpus.name,
+        files=corpus.files,
+        source=corpus.languages.source,
+        target=corpus.languages.target,
+        weight=corpus.weight,
+        pairs=pairs,
+        no_pairs=no_pairs,
+        ignored=tuple(getattr(corpus, "ignored", ())),
+    )
 
 
 def _chunks(corpus: Iterable[Pair | Bad], note_bad: Callable[[Bad], None]) -> Iterator[list[Pair]]:
@@ -409,26 +452,54 @@ def verdicts(report: Report) -> tuple[Verdict, ...]:
 
 def _of_reading(report: Report) -> Iterator[Verdict]:
     if report.error:
-        yield Verdict(2, "Reading stopped before the end: this report is about what was read up to there.")
+        told = "Reading stopped before the end: this report is about what was read up to there."
+        yield Verdict(2, f"{told} Not read: {named(report.unread)}." if report.unread else told)
     if not report.pairs:
         yield Verdict(2, "There is not one pair in it.")
     expected = sum(finding.count for finding in report.no_pairs if finding.name in EXPECTED)
     broken = sum(finding.count for finding in report.no_pairs) - expected
     if broken:
         weight = 2 if broken > 0.01 * (report.pairs + broken) else 1
-        yield Verdict(weight, f"{_lines(broken)} could not be read as a pair and {_is(broken)} left out.")
+        yield Verdict(weight, f"{counted(broken)} could not be read as a pair and {_is(broken)} left out.")
     if expected:
         yield Verdict(
-            1, f"{_lines(expected, 'entry', 'entries')} without a finished translation: normal in such files."
+            1, f"{counted(expected, 'entry', 'entries')} without a finished translation: normal in such files."
         )
+    yield from _of_ignored(report)
+
+
+def _of_ignored(report: Report) -> Iterator[Verdict]:
+    """Files that lie there unread; of a format that can be read they may have been meant."""
+    names = ignored(report.origins)
+    readable = [name for name in names if formats.by_name(name)]
+    others = [name for name in names if name not in readable]
+    if readable:
+        yield Verdict(2, f"Not read, though it could be: {named(readable)}. If it is meant, name it as a corpus too.")
+    if others:
+        yield Verdict(1, f"Not read: {named(others)}.")
+
+
+def ignored(origins: Sequence[Origin]) -> list[str]:
+    """Files of the folders that none of these read; for another pair of languages a folder may be read again."""
+    read = {(origin.name, Path(file).name) for origin in origins for file in origin.files}
+    names = [(origin.name, name) for origin in origins for name in origin.ignored]
+    return list(dict.fromkeys(name for folder, name in names if (folder, Path(name).name) not in read))
+
+
+def named(names: Sequence[str], most: int = 3) -> str:
+    """The first few of a list, and how many more there are."""
+    more = len(names) - most
+    return _listed([*names[:most], f"{more:,} more"] if more > 0 else list(names))
 
 
 def _of_tests(report: Report) -> Iterator[Verdict]:
     for test in report.tests:
         yield _of_leakage(test)
+        if test.no_pairs:
+            yield Verdict(1, f"{counted(test.no_pairs)} of {test.name} could not be read as a pair.")
         if test.unseen_sentences:
             count, touched = len(set("".join(test.unseen))), test.unseen_sentences
-            never = _lines(count, "character", "characters")
+            never = counted(count, "character", "characters")
             verbs = "never occurs" if count == 1 else "never occur"
             of_it = f"{touched:,} of its sentences {_have(touched)} one"
             yield Verdict(1, f"{never} of {test.name} {verbs} here; {of_it}.")
@@ -436,6 +507,8 @@ def _of_tests(report: Report) -> Iterator[Verdict]:
 
 def _of_leakage(test: Test) -> Verdict:
     leak = test.leakage
+    if not leak.sentences:
+        return Verdict(2, f"There is not one pair in {test.name}: nothing could be checked.")
     same = leak.pair + leak.source
     parts = [
         f"{same:,} {_is(same)} in this corpus" if same else "",
@@ -444,12 +517,30 @@ def _of_leakage(test: Test) -> Verdict:
     ]
     told = _listed([part for part in parts if part])
     if not told:
-        return Verdict(0, f"No sentence of {test.name} is in this corpus, nor nearly.")
-    told = f"Of {leak.sentences:,} sentences of {test.name} {told}"
+        return _of_no_twin(test)
+    told = f"Of {counted(leak.sentences, 'sentence', 'sentences')} of {test.name} {told}"
     if same > SOME_LEAKED * leak.sentences:
         return Verdict(2, f"{told}: scores on it would be too good.")
     few = leak.exact + leak.near < 0.1 * leak.sentences
     return Verdict(1, f"{told}: {'so few are normal' if few else 'look at the examples below'}.")
+
+
+def _of_no_twin(test: Test) -> Verdict:
+    told = f"No sentence of {test.name} is in this corpus"
+    if limit := limits(test.leakage):
+        return Verdict(0, f"{told}. Nor nearly, as far as was looked: {limit}.")
+    return Verdict(0, f"{told}, nor nearly.")
+
+
+def limits(leak: Leakage) -> str:
+    """How far near twins were looked for, where that was not everywhere."""
+    parts = []
+    if leak.near_sought < leak.sentences:
+        parts.append(f"near twins of the first {leak.near_sought:,} of {leak.sentences:,} sentences only")
+    if leak.uncompared:
+        lines = counted(leak.uncompared, "line", "different lines")
+        parts.append(f"{lines} of the corpus met too many sentences to be compared with each")
+    return "; ".join(parts)
 
 
 def _of_pairs(report: Report) -> Iterator[Verdict]:
@@ -459,13 +550,13 @@ def _of_pairs(report: Report) -> Iterator[Verdict]:
         yield Verdict(2, "Most lines are in another script than their language: are --src and --tgt the right way?")
     elif script:
         yield Verdict(
-            _grave(report, script), f"{_lines(script)} in a script of another language: {_share(report, script)}."
+            _grave(report, script), f"{counted(script)} in a script of another language: {_share(report, script)}."
         )
     if control:
         what = "text in a wrong encoding or control characters"
         if report.mojibake:
             what = f"text in a wrong encoding ({report.mojibake:,} such as \u201cfÃ¼r\u201d) or control characters"
-        yield Verdict(_grave(report, control), f"{_lines(control)} with {what}: {_share(report, control)}.")
+        yield Verdict(_grave(report, control), f"{counted(control)} with {what}: {_share(report, control)}.")
     if report.share(ratio) > 0.02:
         yield Verdict(2, f"{_share(report, ratio)} of the pairs differ far in length: the sides may be out of step.")
     same = report.count("identical")
@@ -481,9 +572,8 @@ def _of_pairs(report: Report) -> Iterator[Verdict]:
 
 def _of_amount(report: Report) -> Iterator[Verdict]:
     if 0 < report.kept < FEW_PAIRS:
-        yield Verdict(
-            2, f"{report.kept:,} pairs are few: a model would learn them by heart. Add more, or fine-tune one."
-        )
+        few, them = counted(report.kept, "pair", "pairs"), "it" if report.kept == 1 else "them"
+        yield Verdict(2, f"Only {few}: a model would learn {them} by heart. Add more, or fine-tune one.")
     if report.pairs and not (report.source.languages and report.target.languages):
         yield Verdict(1, "The languages are not known; with --src and --tgt more can be checked.")
     if report.share(report.retranslated) > 0.05:
@@ -509,7 +599,7 @@ def percent(share: float) -> str:
     return "<0.001%" if share else "0%"
 
 
-def _lines(count: int, one: str = "line", many: str = "lines") -> str:
+def counted(count: int, one: str = "line", many: str = "lines") -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 

@@ -24,6 +24,7 @@ PAD, START, END, UNKNOWN = 0, 1, 2, 3  # in the vocabularies that we train; impo
 ESCAPE = "\x1a"  # "substitute" by its Unicode name. A piece of every model that we train, and their mark
 TAG = re.compile(r"<2([^<>]+)>")
 SURROGATE = re.compile("[\ud800-\udfff]")
+NEVER = 1e-9  # a rate at which nothing would be drawn in a lifetime
 QUIET = 4  # SentencePiece's log level: nothing, errors come as exceptions
 
 
@@ -132,7 +133,7 @@ class Pieces:
     def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
         if not self._escapes:
             raise TokenizerError("only a tokenizer that attent has trained can sample; leave sampling out")
-        if not sampling.rate:
+        if sampling.rate < NEVER:
             return self.encode(texts)
         spelling, sampler = self._sampling
         chance = random.Random(seed)

@@ -6,6 +6,8 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from rich.cells import cell_len
 
 import attent
 from attent import cli
-from attent.cli.data import bar, rough, span, visible
+from attent.cli.data import bar, progress, rough, span, visible
 
 ROOT = Path(attent.__file__).parent.parent
 GOOD = [f"Sentence number {i} is about the sea.\tSatz Nummer {i} handelt vom Meer." for i in range(300)]
@@ -97,6 +99,70 @@ def test_a_folder_is_held_against_its_own_test_set(tmp_path: Path, capsys: pytes
     assert [(test["name"].split()[-1], test["leakage"]["pair"]) for test in tests] == [("test", 3), ("valid", 0)]
 
 
+def folder_of(path: Path, **splits: list[str]) -> str:
+    path.mkdir()
+    for name, lines in splits.items():
+        write(path / f"{name}.tsv", lines)
+    return str(path)
+
+
+def test_against_a_folder_means_its_test_set_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write(tmp_path / "c.tsv", GOOD)
+    both = folder_of(tmp_path / "both", train=GOOD, test=[GOOD[7], "Quite another thing.\tGanz etwas anderes."])
+    alone = folder_of(tmp_path / "alone", train=GOOD[:5])
+    assert run(corpus, "--against", both, "--against", alone, "--json") == 0
+    tests = json.loads(capsys.readouterr().out)["tests"]
+    assert [(test["name"], test["leakage"]["sentences"], test["leakage"]["pair"]) for test in tests] == [
+        ("both test", 2, 1),
+        ("alone", 5, 5),
+    ]
+    assert [[Path(file).name for file in test["files"]] for test in tests] == [["test.tsv"], ["train.tsv"]]
+    assert run(corpus, "--against", both) == 0
+    page = capsys.readouterr().out
+    assert "Held against both test  2 sentences" in page
+    assert "test.tsv" in page[page.index("Held against") :]
+
+
+def test_against_reads_fuzzy_entries_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, test = write(tmp_path / "c.tsv", GOOD), tmp_path / "t.po"
+    source, target = GOOD[3].split("\t")
+    test.write_text(f'#, fuzzy\nmsgid "{source}"\nmsgstr "{target}"\n', encoding="utf-8")
+    for option, found in (([], (0, 0)), (["--fuzzy"], (1, 1))):
+        assert run(corpus, "--against", str(test), "--json", *option) == 0
+        leakage = json.loads(capsys.readouterr().out)["tests"][0]["leakage"]
+        assert (leakage["sentences"], leakage["pair"]) == found
+
+
+def test_a_weight_and_a_single_pair_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(write(tmp_path / "own.tsv", GOOD[:1]) + ":3", write(tmp_path / "c.tsv", GOOD)) == 0
+    page = capsys.readouterr().out
+    assert "1 pair, weight 3\n" in page
+    assert "300 pairs\n" in page
+    assert " 1 pairs" not in page
+
+
+def test_near_twins_say_that_words_are_compared_and_not_their_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = write(tmp_path / "t.tsv", ["The sea is about number 7, sentence.\tGanz anders gesagt, und neu."])
+    assert run(write(tmp_path / "c.tsv", GOOD), "--against", test) == 0
+    assert "nearly the same source (100% of the words in common)" in capsys.readouterr().out
+
+
+def test_a_clock_that_has_not_moved_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def status(_: str) -> Iterator[Callable[[str], None]]:
+        yield told.append
+
+    monkeypatch.setattr("attent.cli.data._status", status)
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    with progress() as tell:
+        tell(12)
+    assert told[0].startswith("12 pairs, ")
+
+
 def test_keep_all_says_so(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd, "--keep-all") == 0
     assert "not applied: --keep-all" in capsys.readouterr().out
@@ -120,6 +186,16 @@ def test_a_file_cut_short_is_reported_up_to_there_and_fails(tmp_path: Path, caps
     assert "Reading stopped before the end" in " ".join(output.out.split())
     assert output.err.startswith("attent: error: ")
     assert "cut.tsv.gz" in output.err
+
+
+def test_corpora_behind_one_that_breaks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cut.tsv.gz"
+    path.write_bytes(gzip.compress("\n".join(GOOD * 40).encode())[:-100])
+    later = write(tmp_path / "later.tsv", GOOD)
+    assert run(str(path), later, "--json") == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unread"] == [later]
+    assert f"Not read: {later}." in facts["verdicts"][0]["text"]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "one column\nonly\n"])

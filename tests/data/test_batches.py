@@ -320,6 +320,17 @@ def test_the_last_step_of_many_ranks_has_a_batch_that_a_model_can_take() -> None
         assert float(negative_log_likelihood(model, empty).detach()) == 0.0
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_goes_to_a_device_in_one_piece(layout: Layout) -> None:
+    batch = Batches(make_store(wmt_like(50)), BatchConfig(layout=layout, tokens=512)).batch(0, 0)
+    moved = batch.to("cpu")
+    assert same(batch, moved)
+    assert moved.whole is not None
+    storages = {t.untyped_storage().data_ptr() for side in (moved.source, moved.target) for t in side.tensors()}
+    assert storages == {moved.whole.untyped_storage().data_ptr()}
+    assert moved.to("cpu").whole is moved.whole
+
+
 def test_sampling_takes_each_epoch_from_its_own_store() -> None:
     stores = [make_store([(n, n)] * 5) for n in (3, 4)]
     batches = Batches(stores[0], BatchConfig(tokens=32, longest=16), resampled=lambda epoch: stores[epoch % 2])

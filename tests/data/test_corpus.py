@@ -139,11 +139,15 @@ def test_languages_that_were_left_open_are_told_by_the_files() -> None:
         c__po='msgid ""\nmsgstr "Language: de\\n"\n',
         j__jsonl='{"translation": {"en": "a", "de": "b"}}\n',
         t__tsv="a\tb\n",
+        h__tsv="EN-us\tDE\nA dog.\tEin Hund.\n",
+        h__txt="en\tde\nA dog.\tEin Hund.\n",
         p__en="a\n",
         p__de="b\n",
     )
     assert one("m.tmx").languages == one("x.xlf").languages == one("j.jsonl").languages == EN_DE
-    assert one("p.en").languages == EN_DE
+    assert one("h.tsv").languages == one("h.txt").languages == one("p.en").languages == EN_DE
+    assert one("h.tsv", Languages("de", None)).languages == Languages("de", "en")
+    assert texts(one("h.tsv", Languages("de", None))) == [("Ein Hund.", "A dog.")]
     assert one("p.de").languages == Languages("de", "en")
     assert one("c.po").languages == Languages(None, "de")
     assert one("c.po", Languages("de", None)).languages == Languages("de", None)
@@ -160,6 +164,59 @@ def test_many_languages_give_a_corpus_for_each_pair_but_none_with_itself() -> No
         ("de", "fr"),
     ]
     assert [texts(corpus) for corpus in found] == [[("a", "b")], [("a", "c")], [("b", "c")]]
+
+
+EN_DE_FR = Languages("en", "de,fr")
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "advice"),
+    [
+        ("a.tsv", {"a__tsv": "1\t2\n"}, "name its columns in a first line such as en<TAB>de<TAB>fr"),
+        ("a.tsv", {"a__tsv": "src\ttgt\n1\t2\n"}, "name its columns in a first line"),
+        ("a.tsv", {"a__tsv": "en\tde\tlevel5\n1\t2\t3\n"}, "name its columns in a first line"),
+        ("a.txt", {"a__txt": "1\t2\n"}, "name them in it"),
+        ("a.jsonl", {"a__jsonl": '{"src": "a", "tgt": "b"}\n'}, "use languages as keys"),
+        ("c", {"c__src": "1\n", "c__tgt": "2\n"}, "name its files by language"),
+        ("a.po", {"a__po": 'msgid "a"\nmsgstr "b"\n'}, "name its language in its header"),
+        ("a.xlf", {"a__xlf": '<xliff><file source-language="en"/></xliff>'}, "name both languages in its <file>"),
+        (
+            ".",
+            {"train__en": "1\n", "train__de": "2\n", "train__fr": "3\n", "test__tsv": "1\t2\n"},
+            "name its columns",
+        ),
+    ],
+)
+def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: dict[str, str], advice: str) -> None:
+    write(**contents)
+    with pytest.raises(CorpusError, match="does not say its languages, so that it would be read as en-de and as en-fr"):
+        corpora([name], EN_DE_FR)
+    with pytest.raises(CorpusError, match=f"{advice}.*, or give only one --src and one --tgt$"):
+        corpora([name], EN_DE_FR)
+    corpora([name], EN_DE)
+
+
+def test_a_text_that_names_its_languages_is_read_in_each_pair_of_them() -> None:
+    write(
+        a__tsv="fr\ten\tde\nc\ta\tb\n",
+        b__jsonl='{"translation": {"en": "a", "de": "b", "fr": "c"}}\n',
+        c__tmx=MEMORY.replace("</tu>", '<tuv xml:lang="fr"><seg>c</seg></tuv></tu>'),
+    )
+    for name in ("a.tsv", "b.jsonl", "c.tmx"):
+        assert [texts(corpus) for corpus in corpora([name], EN_DE_FR)] == [[("a", "b")], [("a", "c")]]
+
+
+def test_a_catalogue_can_be_read_both_ways_but_not_from_two_languages() -> None:
+    write(a__po='msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "a"\nmsgstr "b"\n')
+    there, back = corpora(["a.po"], Languages("en,de", "de,en"))
+    assert (texts(there), texts(back)) == ([("a", "b")], [("b", "a")])
+    with pytest.raises(CorpusError, match="would be read as en-de and as fr-de alike"):
+        corpora(["a.po"], Languages("en,fr", "de"))
+
+
+def test_what_can_be_read_only_once_is_not_read_in_two_pairs_of_languages() -> None:
+    with pytest.raises(CorpusError, match="standard input can be read only once: save it to a file"):
+        corpora(["-"], EN_DE_FR)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +324,57 @@ def test_a_folder_with_splits_is_its_train_part_and_has_the_others_beside_it(tra
     for number, stem in enumerate((train, valid, test)):
         for tag in ("en", "de", "fr"):
             Path(f"{stem}.{tag}.xz").write_bytes(lzma.compress(f"{tag}{number}\n".encode()))
-    Path("test_z.en").write_text("later\n")
-    Path("test_z.de").write_text("later\n")
     Path("testimony.tsv").write_text("no\tsplit\n")
     corpus = one(".", EN_DE)
     assert texts(corpus) == [("en0", "de0")]
     assert texts(corpus.beside("valid")) == [("en1", "de1")]
     assert texts(corpus.beside("test")) == [("en2", "de2")]
     assert texts(one(f"{train}.en.xz", EN_DE).beside("test")) == [("en2", "de2")]
+
+
+def test_several_files_for_testing_are_one_test_set() -> None:
+    write(train__tsv="1\t2\n", dev__tsv="3\t4\n", test_a__tsv="5\t6\n", test_b__tsv="7\t8\n")
+    for corpus in (one("."), one("train.tsv")):
+        test = corpus.beside("test")
+        assert texts(test) == [("5", "6"), ("7", "8")]
+        assert test is not None
+        assert (test.others, test.ignored, [Path(name).name for name in test.files]) == (
+            (),
+            (),
+            ["test_a.tsv", "test_b.tsv"],
+        )
+
+
+def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
+    write(train__tsv="1\t2\n", more__tsv="3\t4\n", x__en="5\n", y__src="6\n", README__md="a", SOURCE__json="{}")
+    write(raw__en="7\n", raw__de="8\n", raw__fr="9\n", test__tsv="1\t2\n", notes__old="b", c__en="1\n", c__fr="2\n")
+    corpus = one(".", EN_DE)
+    assert texts(corpus) == [("1", "2")]
+    assert corpus.ignored == (
+        "c.en (no translation beside it)",
+        "more.tsv (not a train file)",
+        "raw.de (not a train file)",
+        "raw.en (not a train file)",
+        "x.en (no translation beside it)",
+        "y.src (no translation beside it)",
+    )
+    assert one("more.tsv").ignored == ()
+
+
+def test_a_folder_with_moses_pairs_needs_to_know_their_languages() -> None:
+    write(a__tsv="1\t2\n", c__en="3\n", c__de="4\n", lib__so="x", lib__old="y")
+    with pytest.raises(CorpusError, match=r"^c does not say which two languages are meant: it has de, en; choose two"):
+        one(".")
+    assert texts(one(".", EN_DE)) == texts(one(".", Languages("en", None))) == [("1", "2"), ("3", "4")]
+    write(c__fr="5\n")
+    with pytest.raises(CorpusError, match="c does not hold en: it has de, en, fr; choose two of them with --src"):
+        one(".", Languages("en", None))
+    assert texts(one(".", EN_DE)) == [("1", "2"), ("3", "4")]
+
+
+def test_one_side_of_a_moses_pair_is_no_reason_to_refuse_a_folder() -> None:
+    write(a__tsv="1\t2\n", x__en="3\n")
+    assert (texts(one(".")), one(".").ignored) == ([("1", "2")], ("x.en (no translation beside it)",))
 
 
 def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> None:

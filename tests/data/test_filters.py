@@ -176,6 +176,13 @@ def test_a_filter_turned_off_drops_nothing_and_changes_no_other(source: str, tar
         assert reason == first if first != name else reason != name
 
 
+@pytest.mark.parametrize(
+    ("target", "name"), [("x" * 99_999, "longest"), ("x" * 200, "ratio"), ("fÃ¼r dich", "control"), ("kurz", None)]
+)
+def test_with_empty_sides_allowed_the_other_filters_still_judge(target: str, name: str | None) -> None:
+    assert why("", target, filters=Filters(empty=False)) == why(target, " ", filters=Filters(empty=False)) == name
+
+
 @given(TEXTS, TEXTS)
 def test_space_at_the_ends_changes_no_judgement(source: str, target: str) -> None:
     assert why(f" {source}\n", f"\t{target} ") == why(clean(source), clean(target))

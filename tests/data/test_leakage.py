@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+from collections.abc import Iterable, Sequence
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attent.data.leakage import NEAR, NEAR_WORDS, Against, Index, fold, fold_words
-from attent.data.pairs import Pair
+from attent.data import leakage
+from attent.data.leakage import NEAR, NEAR_WORDS, Against, Index, Leakage, Near, fold, fold_words
+from attent.data.pairs import Bad, Pair
 
 WORDS = (
     "the a dog cat runs sleeps on in water grass red blue big small quickly slowly never always today boston".split()
@@ -35,15 +41,20 @@ def near_misses(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 @given(near_misses() | st.tuples(st.lists(SENTENCES, min_size=1), st.lists(SENTENCES, min_size=1)))
 def test_near_is_what_comparing_every_line_with_every_sentence_finds(texts: tuple[list[str], list[str]]) -> None:
     tests, lines = texts
+    index = Index(fold_words(tests))
     expected = {}
-    for i, line in enumerate(lines):
+    bags = [sorted(line.split()) for line in lines]
+    for i in (i for i, bag in enumerate(bags) if bag not in bags[:i]):  # of lines with the same words the first
         for j, test in enumerate(tests):
-            one, other = set(line.split()), set(test.split())
+            one, other = set(bags[i]), set(test.split())
             if len(other) >= NEAR_WORDS and one and len(one & other) / len(one | other) >= NEAR:
-                expected[i, j] = len(one & other) / len(one | other)
-    near = Index(tests).near(fold_words(lines))
-    found = {(i, j): overlap for i, j, overlap in zip(*(column.tolist() for column in near), strict=True)}
+                expected[i, int(index.of[j])] = len(one & other) / len(one | other)
+    found = {(i, j): overlap for part in index.near(fold_words(lines)) for i, j, overlap in rows(part)}
     assert found == expected
+
+
+def rows(near: Near) -> list[tuple[int, int, float]]:
+    return list(zip(near.line.tolist(), near.test.tolist(), near.overlap.tolist(), strict=True))
 
 
 def test_case_punctuation_and_spacing_do_not_hide_a_twin() -> None:
@@ -99,6 +110,89 @@ def test_line_breaks_inside_a_text_keep_lines_in_step() -> None:
     against = Against(pairs(("one two three four five six", "a b c d e f"), file="test"))
     against.look(pairs(("x\ny\nz", "q"), ("one two\nthree four five six", "other")))
     assert against.found().twins[0].train.line == 2
+
+
+# ---- text of a template, and test sets of any size -------------------------------------------------------------------
+
+
+def template(numbers: range, file: str) -> list[Pair]:
+    texts = [(f"Please open the file number {i} in the main window", f"Bitte Datei {i} öffnen") for i in numbers]
+    return pairs(*texts, file=file)
+
+
+def looked(test: Iterable[Pair | Bad], train: Sequence[Pair]) -> Leakage:
+    against = Against(test)
+    for start in range(0, len(train), 2_000):
+        against.look(train[start : start + 2_000])
+    return against.found()
+
+
+def test_lines_of_one_template_are_all_found_in_little_memory() -> None:
+    test, train = template(range(2_000), "test"), template(range(2_000, 6_000), "train")
+    tracemalloc.start()
+    try:
+        found, memory = looked(test, train), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found.sentences, found.near, found.exact, found.uncompared) == (2_000, 2_000, 0, 0)
+    assert memory < 150e6  # all (line, sentence) that meet at once would take a gigabyte
+
+
+def test_a_line_repeated_everywhere_is_looked_at_once() -> None:
+    text = "Click OK now please", "Jetzt bitte OK klicken"
+    began = time.process_time()
+    found = looked(pairs(*[text] * 3_000, file="test"), pairs(*[text] * 12_000))
+    assert (found.pair, found.near) == (3_000, 0)
+    assert time.process_time() - began < 5  # every line with every sentence takes minutes
+
+
+def test_a_closer_line_is_sought_until_enough_were_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "one two three four five six seven eight"
+    test, train = pairs((words, "a b c d"), file="test"), pairs((f"{words} nine ten", ""), (f"{words} nine", ""))
+    assert looked(test, train).twins[0].train.line == 2
+    monkeypatch.setattr(leakage, "ENOUGH", 1)
+    monkeypatch.setattr(leakage, "SLICE", 1)
+    found = looked(test, train)
+    assert (found.near, found.twins[0].train.line) == (1, 1)
+
+
+def test_lines_that_there_was_too_much_to_compare_with_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    openings = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:3] if a != b != c != a]
+    test = pairs(*((f"{text} one two three four five", "x") for text in openings), file="test")
+    train = pairs(*((f"{text} six seven one two three", "y") for text in openings))
+    assert looked(test, train).uncompared == 0
+    monkeypatch.setattr(leakage, "WORK", 500)
+    monkeypatch.setattr(leakage, "SLICE", 200)
+    assert 0 < looked(test, train).uncompared < len(train)
+
+
+@settings(max_examples=60, deadline=None)
+@given(near_misses(), st.integers(1, 40))
+def test_slices_of_any_size_find_the_same(texts: tuple[list[str], list[str]], size: int) -> None:
+    tests, lines = texts
+    whole = {row for part in Index(fold_words(tests)).near(fold_words(lines)) for row in rows(part)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leakage, "SLICE", size)
+        sliced = {row for part in Index(fold_words(tests)).near(fold_words(lines)) for row in rows(part)}
+    done = {test for _, test, overlap in whole if overlap == 1}  # found whole, and then looked for no longer
+    assert sliced <= whole
+    assert {test for _, test, _ in sliced} == {test for _, test, _ in whole}
+    assert all(row in sliced or row[1] in done for row in whole)
+
+
+def test_equal_sentences_are_found_behind_the_first_thousands_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leakage, "MOST", 3)
+    monkeypatch.setattr(leakage, "CHUNK", 2)
+    test = [*template(range(4), "a.tsv"), *template(range(4, 9), "b.tsv")]
+    found = looked(test, [Pair("Please open the file – number 7 – in the main WINDOW!", "y", "train", 5)])
+    assert (found.sentences, found.near_sought, found.source, found.near) == (9, 3, 1, 3)
+    twin = found.twins[0]
+    assert (twin.kind, twin.test.file, twin.test.line, twin.train.line) == ("source", "b.tsv", 4, 5)
+
+
+def test_lines_of_a_test_set_that_are_no_pairs_are_counted() -> None:
+    against = Against([Bad("one column only", "t", 1, "x"), *pairs(("a b c d", "e f g h")), Bad("x", "t", 3, "")])
+    assert (len(against), against.no_pairs, against.found().sentences) == (1, 2, 1)
 
 
 def test_nothing_to_compare_finds_nothing() -> None:

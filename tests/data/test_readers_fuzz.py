@@ -23,6 +23,7 @@ ASKED = Languages("en", "de")
 TSV = [
     'en\tde\nHello\tHallo\n"a ""b"""\tc\tx\n\nonly one\nü\tß\r\nlast\tline'.encode(),
     "source\ttarget\nHello\tHallo\n".encode("utf-16"),
+    b'id\ten\tde\n1\t"a\nb ""c"""\td\n2\t"e\tf"\t"g\nh"\n3\ti\tj\r',
     "Hello, world\tHallo Welt\nShe said \u2028 yes\tSie sagte ja\n\x85\t\x0c\n".encode(),
 ]
 JSONL = [
@@ -115,7 +116,19 @@ TMX_TAGS = [
 ]
 XLIFF_TAGS = [
     *('file source-language="en"', 'file source-language="de" target-language="en"', "trans-unit", "segment", "unit"),
-    *("source", "source", "target", "target", "g", "ph", 'cp hex="41"', 'cp hex="D800"', "alt-trans", "xliff"),
+    *(
+        "source",
+        "source",
+        "target",
+        "target",
+        "g",
+        "ph",
+        'x ctype="lb"',
+        'cp hex="41"',
+        'cp hex="D800"',
+        "alt-trans",
+        "xliff",
+    ),
 ]
 PO_WORDS = (
     b'msgid "a"\n|msgstr "b"\n|msgid ""\n|msgid_plural "c"\n|msgstr[0] "d"\n|msgstr[999] ""\n|msgctxt "e"\n|"f"\n'
@@ -132,7 +145,7 @@ def content(data: bytes, name: str) -> Iterable[bytes]:
 def test_the_tsv_reader_survives_ten_thousand_broken_files() -> None:
     counts = fuzz.assert_survives(
         lambda data: tsv.read(content(data, "a.tsv"), "a.tsv", ASKED),
-        fuzz.inputs(TSV, [b"\ten\tde", b"en\tfr\n", b'"""'], 1),
+        fuzz.inputs(TSV, [b"\ten\tde", b"en\tfr\n", b'"""', b'\t"', b'"\n', b'"\t'], 1),
     )
     assert min(counts) > 50
 

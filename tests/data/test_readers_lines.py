@@ -74,6 +74,21 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_text() -> None:
     assert list(files.lines([b"\xef\xbb\xbfone\r\ntwo\r\r\n\r\n"], "a")) == ["one", "two\r", ""]
 
 
+def test_a_carriage_return_ends_a_line_where_no_newline_does() -> None:
+    assert read_tsv(b"a b\tc d\re f\tg h\r") == [Pair("a b", "c d", "a.tsv", 1), Pair("e f", "g h", "a.tsv", 2)]
+    assert texts(read_tsv("\ufeffé\tß\rc\td\r".encode("utf-16-le"))) == [("é", "ß"), ("c", "d")]
+    assert texts(read_tsv(gzip.compress(b"a\tb\r\rc\td"))) == [("a", "b"), ("c", "d")]
+    assert list(files.lines([b"a\rb\n"], "a")) == ["a\rb"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 2**16])
+def test_a_long_file_of_an_old_mac_is_read_in_blocks_of_any_size(size: int) -> None:
+    data = b"".join(b"%d\t%d\r" % (n, n) for n in range(9000)) + b"later\ta\r\nlast\tb\nend\tc"
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    found = list(files.lines(pieces, "a"))
+    assert found == [*(f"{n}\t{n}" for n in range(9000)), "later\ta", "last\tb", "end\tc"]
+
+
 @given(st.text(), st.integers(1, 7))
 def test_lines_are_the_same_whatever_blocks_they_come_in(text: str, size: int) -> None:
     data = text.encode()
@@ -198,6 +213,43 @@ def test_a_first_line_that_only_resembles_a_header_is_text() -> None:
     assert texts(read_tsv(b"no\tnein, danke\n", EN_DE)) == [("no", "nein, danke")]
 
 
+@pytest.mark.parametrize("header", ["en\tde", "EN\tDE", "en-US\tde_AT", '"en"\t"de"', "eng\tdeu", "twi\ten"])
+def test_a_first_line_of_languages_above_text_is_a_header(header: str) -> None:
+    data = f"{header}\nA dog.\tEin Hund.\n".encode()
+    assert read_tsv(data) == [Pair("A dog.", "Ein Hund.", "a.tsv", 2)]
+    assert tsv.languages([data], "a") == Languages(*header.replace('"', "").split("\t"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no\tja\nhello\thola\n",  # a list of words
+        "No\tNe\nA dog barks.\tPas aboie.\n",
+        "no\tno\nA dog barks.\tEin Hund bellt.\n",
+        "so\tqq\nA dog barks.\tEin Hund bellt.\n",
+        "it\tes\nonly one column here\n",
+        "src\tmt\nA dog barks.\tEin Hund bellt.\n",
+        "en\tde\tscore\nA dog.\tEin Hund.\t5\n",
+    ],
+)
+def test_two_words_that_may_be_languages_are_text_unless_it_is_clear(text: str) -> None:
+    first = text.split("\n")[0].split("\t")
+    assert texts(read_tsv(text.encode()))[0] == (first[0], first[1])
+    assert tsv.languages([text.encode()], "a") == ANY
+
+
+def test_a_header_of_more_than_two_languages_asks_for_two() -> None:
+    data = b"id\ten\tde\nA dog barks.\tA dog barks.\tEin Hund bellt.\n"
+    with pytest.raises(OtherLanguages, match="does not say which two languages are meant: it has de, en, id"):
+        read_tsv(data)
+    assert texts(read_tsv(data, Languages("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
+
+
+def test_a_header_of_quite_other_languages_is_no_text() -> None:
+    with pytest.raises(OtherLanguages, match=r"a\.tsv does not hold en and de: it has es, fr"):
+        read_tsv(b"fr\tes\nUn chien aboie.\tUn perro ladra.\n", EN_DE)
+
+
 def test_a_header_of_other_languages_is_an_error() -> None:
     with pytest.raises(OtherLanguages, match=r"a\.tsv does not hold en and de: it has en, fr; choose two"):
         read_tsv(b"en\tfr\nHello\tBonjour\n", EN_DE)
@@ -218,6 +270,83 @@ def test_a_header_of_other_languages_is_an_error() -> None:
 )
 def test_a_spreadsheets_quotes_are_taken_off_and_others_are_text(cell: str, text: str) -> None:
     assert texts(read_tsv(f"{cell}\tx\n".encode())) == [(text, "x")]
+
+
+TORN = "a quoted cell with a tab or line break in it"
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        '"a\nb"\tc d',
+        'a\t"b\nc"',
+        '"a\n\nb ""c""\nd"\te',
+        'a\t"b\n""c"""',
+        '"He said ""hi"" to\tme"\t"x"',
+        '"a\tb"\tc',
+        'a\t"b\tc"',
+        '"a\tb"\t"c\td"',
+    ],
+)
+def test_a_quoted_cell_with_a_tab_or_line_break_is_counted_once_and_gives_no_wrong_pair(torn: str) -> None:
+    found = read_tsv(f"one\teins\ntwo\tzwei\n{torn}\nlast\tletzt\n".encode())
+    assert texts(found) == [("one", "eins"), ("two", "zwei"), ("last", "letzt")]
+    assert reasons(found) == [(3, TORN)]
+    assert found[2] == Bad(TORN, "a.tsv", 3, torn.split("\n")[0])
+
+
+def test_torn_cells_are_told_also_where_rows_have_three_columns_or_the_file_begins() -> None:
+    rows = '1\tone\teins\n"a\nb"\t"c\nd"\te\n2\ttwo\tzwei\n'
+    assert reasons(read_tsv(rows.encode())) == [(2, TORN)]
+    assert reasons(read_tsv(b'"He said ""hi"" to\tme"\t"x"\n')) == [(1, TORN)]
+    assert reasons(read_tsv(b'"a\nb"\tc d\n"x y"\tz\n')) == [(1, TORN)]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '"Hello, he said.\tHallo, sagte er."\n',
+        '"Come here.\t"Komm her.\nNow," she said.\tSofort", sagte sie.\n',
+        '"Come here.\tKomm her.\nNow."\tSofort."\n',
+        'a\t"b\nc"\td\n',
+        '"say ""yes"" to\tsag ""ja"""\n',
+        '"Hi.\tHallo."\tCC-BY\nBye.\tEnde.\tCC-BY\n',
+        '5" or 6"\t5" oder 6"\tcm\n',
+    ],
+)
+def test_stray_quotes_in_raw_text_cost_nothing(raw: str) -> None:
+    found = read_tsv(raw.encode())
+    assert [(item.source, item.target) for item in found if isinstance(item, Pair)] == [
+        tuple(line.split("\t")[:2]) for line in raw.splitlines()
+    ]
+
+
+@given(st.lists(st.tuples(*[st.text(alphabet='"a ', min_size=1)] * 2), min_size=1))
+def test_every_line_of_two_columns_is_a_pair_whatever_quotes_it_has(rows: list[tuple[str, str]]) -> None:
+    found = read_tsv("".join(f"{left}\t{right}\n" for left, right in rows).encode())
+    assert [item.line for item in found if isinstance(item, Pair)] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize("lines", [3, 200])
+def test_an_open_quote_without_an_end_loses_no_line(lines: int) -> None:
+    rest = [f"{n}" for n in range(lines)]
+    found = read_tsv("\n".join(["one\teins", 'two\t"zwei', *rest, "three\tdrei"]).encode())
+    assert [item.line for item in found] == list(range(1, lines + 4))
+    assert texts(found) == [("one", "eins"), ("two", '"zwei'), ("three", "drei")]
+    assert texts(read_tsv(b'one\teins\ntwo\t"zwei')) == [("one", "eins"), ("two", '"zwei')]
+
+
+def test_an_open_quote_before_a_line_that_is_not_utf8_or_a_cut_is_read() -> None:
+    found = read_tsv(b'one\t"eins\n\xff"\ntwo\tzwei\n')
+    assert (texts(found), reasons(found)) == ([("one", '"eins'), ("two", "zwei")], [(2, "not UTF-8")])
+
+    def broken() -> Iterator[bytes]:
+        yield b'one\t"eins\nmore\n'
+        raise files.Damaged("x", "is cut short")
+
+    items, message = until_error(tsv.read(broken(), "x", ANY))
+    assert (texts(items), reasons(items)) == ([("one", '"eins')], [(2, "one column only")])
+    assert message == "x is cut short after line 2: fetch or copy it again"
 
 
 # JSON lines.

@@ -122,7 +122,23 @@ def test_the_variant_asked_for_is_taken_whatever_its_place_case_or_spelling() ->
 
 def test_of_two_variants_in_the_very_same_language_the_first_counts() -> None:
     data = memory('<tu><tuv xml:lang="de"><seg>eins</seg></tuv>' + unit(de="zwei", en="one").removeprefix("<tu>"))
-    assert texts(read_tmx(data)) == [("one", "eins")]
+    found = read_tmx(data)
+    assert texts(found) == [("one", "eins")]
+    assert found[1:] == [Bad("a second de side", "a.tmx", 2, "zwei")]
+
+
+def test_second_variants_count_however_they_are_spelt_but_only_in_the_languages_asked_for() -> None:
+    first = "".join(f'<tuv xml:lang="{tag}"><seg>{tag}</seg></tuv>' for tag in ("de-AT", "fr", "DE_at", "fr", "en"))
+    data = memory(f"<tu>{first}</tu>", unit(en="a", de="b"))
+    found = read_tmx(data)
+    assert texts(found) == [("en", "de-AT"), ("a", "b")]
+    assert reasons(found) == [(2, "a second de side")]
+    assert reasons(read_tmx(data, Languages("en", "fr"))) == [(2, "a second fr side"), (3, "no fr side")]
+
+
+def test_a_line_break_in_a_memory_stays_one() -> None:
+    data = memory(unit(en='Hello<ph type="lb">&lt;br/></ph>you<ph type="image">x</ph>!', de="Hallo<ph>x</ph>"))
+    assert texts(read_tmx(data)) == [("Hello\nyou!", "Hallo")]
 
 
 def test_old_memories_say_lang_without_xml() -> None:
@@ -208,6 +224,31 @@ def test_every_corner_of_xliff_2() -> None:
     )
     assert texts(found) == [("Hi you\x07!", "Hallo du"), ("two", "zwei"), ("bad code", "t")]
     assert reasons(found) == [(4, "no translation")]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ('<x id="1" ctype="lb"/>', "\n"),
+        ('<x id="1" ctype="x-html-br" equiv-text="&lt;br>"/>', "\n"),
+        ('<ph id="1" ctype="lb">&lt;br/></ph>', "\n"),
+        ('<x id="1" equiv-text=" "/>', " "),
+        ('<x id="1" equiv-text="&#160;"/>', "\u00a0"),
+        ('<x id="1" equiv-text="{0}"/>', ""),
+        ('<x id="1" ctype="image"/>', ""),
+        ('<x id="1"/>', ""),
+        ('<ph id="1">a<x ctype="lb"/>b</ph>', ""),
+    ],
+)
+def test_a_code_that_stands_for_white_space_gives_it_and_others_are_left_out(code: str, text: str) -> None:
+    one = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
+    assert texts(read_xliff(xliff12(f"<trans-unit>{one}</trans-unit>"))) == [(f"Hello{text}World", f"Hallo{text}Welt")]
+
+
+def test_line_breaks_of_xliff_2_are_told_by_their_sub_type() -> None:
+    codes = '<ph id="1" type="fmt" subType="xlf:lb"/>', '<ph id="2" equiv=" "/>', '<ph id="3" equiv="{}"/>'
+    found = read_xliff(xliff20(f"<segment><source>a{'b'.join(codes)}c</source><target>d</target></segment>"))
+    assert texts(found) == [("a\nb bc", "d")]
 
 
 @pytest.mark.parametrize("write", [xliff12, xliff20])

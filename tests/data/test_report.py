@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from attent.data import leakage
 from attent.data import report as reports
 from attent.data.corpus import corpora
 from attent.data.estimate import estimate
 from attent.data.leakage import Against
-from attent.data.pairs import CorpusError, Languages, Pair
-from attent.data.report import Report, Survey, lengths, percent, verdicts
+from attent.data.pairs import Bad, CorpusError, Languages, Pair
+from attent.data.report import HeldOut, Origin, Report, Survey, ignored, lengths, limits, percent, verdicts
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
 VERBS = "sees likes finds follows draws remembers".split()
@@ -33,8 +35,8 @@ def sentence(number: int) -> tuple[str, str]:
 
 
 def survey_of(path: Path, *, keep_all: bool = False, against: tuple[Pair, ...] = ()) -> Survey:
-    tests = [("test", Against(against))] if against else []
-    survey = Survey(keep_all=keep_all, against=tests)
+    tests = [HeldOut("test", ("test.tsv",), Against(against))] if against else []
+    survey = Survey(keep_all=keep_all, tests=tests)
     for corpus in corpora([str(path)], LANGUAGES):
         survey.take(corpus)
     return survey
@@ -142,6 +144,50 @@ def test_many_target_languages_are_no_retranslations(tmp_path: Path) -> None:
     assert report.target.languages == ("de", "fr")
 
 
+def test_a_pair_in_another_target_language_is_no_repeat(tmp_path: Path) -> None:
+    for tag, text in (("en", "OK"), ("de", "OK."), ("fr", "OK.")):
+        write(tmp_path / f"c.{tag}", [text, text])
+    found = {}
+    for by_target in (True, False):
+        survey = Survey(by_target=by_target)
+        for corpus in corpora([str(tmp_path / "c")], Languages("en", "de,fr")):
+            survey.take(corpus)
+        found[by_target] = survey.report().count("duplicates")
+    assert found == {True: 2, False: 3}
+
+
+def test_a_repeat_in_another_corpus_is_one_also_where_a_language_is_not_known(tmp_path: Path) -> None:
+    survey = Survey()
+    for name, languages in (("a.tsv", Languages()), ("b.tsv", LANGUAGES)):
+        survey.take(corpora([str(write(tmp_path / name, ["Good day.\tGuten Tag."]))], languages)[0])
+    assert survey.report().count("duplicates") == 1
+
+
+def test_with_keep_all_the_sample_holds_what_the_filters_would_drop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = [f"{a}\t{b}" for a, b in map(sentence, range(20))]
+    path = write(tmp_path / "c.tsv", [*good, good[0], "Only one side.\t", "x\t" + "y" * 5_000])
+    assert len(survey_of(path, keep_all=True).sample.pairs()) == 23
+    assert len(survey_of(path).sample.pairs()) == 20
+    monkeypatch.setattr(reports, "SAMPLE", 100)
+    path = write(tmp_path / "d.tsv", [line for line in good for _ in range(200)])
+    drawn = survey_of(path, keep_all=True).sample.pairs()
+    assert len(drawn) == 100
+    assert len(set(drawn)) > 15  # and not all of the few pairs that stand lowest
+
+
+def test_files_that_lie_there_unread_are_told() -> None:
+    origin = Origin("c", ("c/train.tsv",), "en", "de", 1.0, 20_000, 0, ignored=("README", "a.bin", "b.bin", "d.bin"))
+    more = replace(origin, ignored=("more.tsv", "README"), files=("c/other.tsv",))
+    assert ignored([origin, more, replace(origin, files=("c/more.tsv",))]) == ["README", "a.bin", "b.bin", "d.bin"]
+    report = replace(Survey().report(), origins=(origin, more), pairs=20_000)
+    said = list(texts(report))
+    assert any(text.startswith("2 Not read, though it could be: more.tsv.") for text in said)
+    assert "1 Not read: README, a.bin, b.bin and 1 more." in said
+    assert json.loads(json.dumps(report.facts()))["origins"][1]["ignored"] == ["more.tsv", "README"]
+
+
 def test_characters_of_the_test_set_that_training_never_saw(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     test = (Pair("A tree ☃ here", "Baum ☃ ß Ж", "test.tsv", 1), Pair("The dog.", "Hund.", "test.tsv", 2))
@@ -205,8 +251,39 @@ def test_the_worst_is_said_first(tmp_path: Path) -> None:
     assert any("10 are in this corpus" in text and "too good" in text for text in said)
     assert any("30 lines could not be read as a pair" in text for text in said)
     assert any("came before, word for word" in text for text in said)
-    assert any("200 pairs are few" in text for text in said)
+    assert any("Only 200 pairs: a model would learn them by heart" in text for text in said)
     assert not any("Nothing serious" in text for text in said)
+
+
+def test_one_pair_and_one_sentence_are_told_as_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.tsv", ["Good day to all of you here.\tGuten Tag."])
+    test = (Pair("Good day to all of you here.", "Einen guten Tag euch allen.", "test.tsv", 1),)
+    said = list(texts(survey_of(path, against=test).report()))
+    assert any(text.startswith("2 Only 1 pair: a model would learn it by heart.") for text in said)
+    assert any("Of 1 sentence of test 1 is in this corpus" in text for text in said)
+
+
+def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
+    survey = Survey(tests=[HeldOut("test.tsv", ("test.tsv",), Against([Bad("one column only", "test.tsv", 1, "x")]))])
+    survey.take(corpora([str(path)], LANGUAGES)[0])
+    said = list(texts(survey.report()))
+    assert "2 There is not one pair in test.tsv: nothing could be checked." in said
+    assert "1 1 line of test.tsv could not be read as a pair." in said
+    assert survey.report().facts()["tests"][0]["no_pairs"] == 1
+    assert not any("No sentence" in text for text in said)
+
+
+def test_how_far_near_twins_were_sought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leakage, "MOST", 20)
+    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
+    test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
+    report = survey_of(path, against=test).report()
+    assert any("near twins of the first 20 of 25 sentences only" in text for text in texts(report))
+    assert report.facts()["tests"][0]["leakage"]["near_sought"] == 20
+    leak = replace(report.tests[0].leakage, near_sought=25, uncompared=1_234)
+    assert limits(leak).startswith("1,234 different lines of the corpus met too many")
+    assert limits(replace(leak, uncompared=0)) == ""
 
 
 def test_sides_the_wrong_way_round_are_suspected(tmp_path: Path) -> None:

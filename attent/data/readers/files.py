@@ -158,15 +158,35 @@ def _decompressed(file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile, name: str
 
 
 def lines(content: Iterable[bytes], name: str) -> Iterator[str | Bad]:
-    """Each line, without its end, or what is wrong with it. Only a newline ends a line: U+2028 and others do not."""
+    """Each line, without its end, or what is wrong with it. Only a newline ends a line: U+2028 and others do not.
+
+    In a file that begins with 64 KiB without a newline, or is shorter and has none, a carriage return ends a line:
+    so did programs on old Macs, and spreadsheets there do to this day.
+    """
     number = 0
     try:
-        for chunk in _whole_lines(_utf8(content)):
+        for chunk in _whole_lines(_newlines(_utf8(content))):
             found = _decoded(chunk, name, number)
             number += len(found)
             yield from found
     except Damaged as damage:
         raise damage.after(number) from None
+
+
+def _newlines(content: Iterable[bytes]) -> Iterator[bytes]:
+    head, whole = beginning(content)
+    begin = head[:HEAD]
+    return _without_returns(whole) if b"\n" not in begin and b"\r" in begin[:-1] else whole
+
+
+def _without_returns(content: Iterable[bytes]) -> Iterator[bytes]:
+    """Newlines for carriage returns. One at the end of a block waits for the next, which may begin with a newline."""
+    waiting = b""
+    for block in content:
+        text = waiting + block
+        waiting = b"\r" if text.endswith(b"\r") else b""
+        yield text.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    yield waiting.replace(b"\r", b"\n")
 
 
 def _whole_lines(content: Iterable[bytes]) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,15 +83,42 @@ def _read_one(
 
 def declared(part: Part) -> Languages:
     """The languages that a file names at its beginning, or a Moses pair in its suffixes."""
-    kind, file = part.format, part.files[0]
-    if kind == "moses":
-        suffixes = tuple(plain(side.name).rpartition(".")[2] for side in part.files)
-        return tags.ANY if suffixes in ROLES else Languages(*suffixes)
-    readers = {"jsonl": jsonl.languages, "tmx": tmx.languages, "xliff": xliff.languages, "po": po.languages}
+    file = part.files[0]
     try:
-        return readers[kind](file.blocks(), file.name) if kind in readers else tags.ANY
+        match _kind(part):
+            case "moses":
+                suffixes = tuple(plain(side.name).rpartition(".")[2] for side in part.files)
+                return tags.ANY if suffixes in ROLES else Languages(*suffixes)
+            case "tsv":
+                return tsv.languages(file.blocks(), file.name)
+            case kind:
+                readers = {"jsonl": jsonl.languages, "tmx": tmx.languages, "xliff": xliff.languages, "po": po.languages}
+                return readers[kind](file.blocks(), file.name)
     except CorpusError:  # it will be told when the file is read, after what can still be read
         return tags.ANY
+
+
+def is_ambiguous(part: Part, asked: Sequence[Languages]) -> bool:
+    """Would one and the same text be read as several of these pairs, since the part does not say what it holds?"""
+    file = part.files[0]
+    try:
+        match _kind(part):
+            case "tmx":  # every unit names its languages
+                return False
+            case "tsv":
+                return any(tsv.languages(file.blocks(), file.name, pair) == tags.ANY for pair in asked)
+            case "jsonl":
+                return jsonl.names_roles(file.blocks(), file.name)
+    except CorpusError:  # a header of other languages, or damage: told when the file is read
+        return False
+    found = declared(part)
+    fitting = {frozenset((pair.source, pair.target)) for pair in asked if tags.swapped(pair, found) is not None}
+    return found == tags.ANY or (not (found.source and found.target) and len(fitting) > 1)
+
+
+def _kind(part: Part) -> Format:
+    file = part.files[0]
+    return part.format or sniff(files.beginning(file.blocks())[0], file.name)
 
 
 def sniff(head: bytes, name: str) -> Format:

@@ -44,10 +44,18 @@ def read(content: Iterable[bytes], name: str, asked: Languages) -> Iterator[Pair
 
 def languages(content: Iterable[bytes], name: str) -> Languages:
     """Those of the first object that names two, if it stands near the beginning."""
-    head, _ = files.beginning(content)
-    tables = (_table(line) for line in files.lines([head], name) if isinstance(line, str))
-    keys = next(filter(None, (_keys(table, tags.ANY) for table in tables if table)), None)
+    keys = next(filter(None, (_keys(table, tags.ANY) for table in _first(content, name))), None)
     return tags.ANY if keys is None or keys in ROLES else Languages(*keys)
+
+
+def names_roles(content: Iterable[bytes], name: str) -> bool:
+    """Does an object near the beginning say `src` and `tgt`, but not in which languages?"""
+    return any(_keys(table, tags.ANY) in ROLES for table in _first(content, name))
+
+
+def _first(content: Iterable[bytes], name: str) -> Iterator[dict[str, Any]]:
+    head, _ = files.beginning(content)
+    return filter(None, (_table(line) for line in files.lines([head], name) if isinstance(line, str)))
 
 
 def _settled(asked: Languages, keys: tuple[str, str]) -> Languages:

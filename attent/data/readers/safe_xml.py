@@ -59,7 +59,7 @@ class Document(ABC):
         """The end of the file: the place to say that nothing in it answered."""
 
     def inline(self, tag: str, attributes: Mapping[str, str]) -> str:
-        """The text that an element inside a segment stands for by itself."""
+        """The text that an element inside a segment stands for by itself, whatever its content."""
         return ""
 
 
@@ -143,10 +143,9 @@ class _Events:
         path.append(tag)
 
     def _inline(self, tag: str, attributes: dict[str, str]) -> None:
+        self.text(self.document.inline(tag, attributes))
         if self.code or tag in self.document.codes:
             self.code += 1
-        else:
-            self.text(self.document.inline(tag, attributes))
 
     def end(self, _: str) -> None:
         tag = self.document.path.pop()

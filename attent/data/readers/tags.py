@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from attent.data.pairs import CorpusError, Languages, choose, matches, normal_tag
 
@@ -77,6 +77,19 @@ def related(one: str, two: str) -> bool:
 def primary(tag: str) -> str:
     """The language alone: `de` of `de-AT`."""
     return normal_tag(tag).partition("-")[0]
+
+
+def is_language(tag: str) -> bool:
+    """Does the tag begin with a language that CLDR knows, by its two letters or by three?"""
+    return primary(tag) in _codes()
+
+
+@cache
+def _codes() -> frozenset[str]:
+    from babel.core import get_global  # here, since few files need it
+    from babel.localedata import locale_identifiers
+
+    return frozenset(primary(locale) for locale in locale_identifiers()) | frozenset(get_global("language_aliases"))
 
 
 def answers(asked: Languages, found: str) -> bool:

@@ -1,16 +1,19 @@
 """Translation memories (TMX 1.4): a unit `tu` has a variant `tuv` for each language, with its text in `seg`.
 
 Of inline elements the content of `hi` is text; that of `bpt`, `ept`, `it`, `ph`, `ut` is markup of the program that
-the text comes from, and is left out. A unit has the number of the line on which it begins.
+the text comes from, and is left out, but a line break stays one. A unit has the number of the line on which it
+begins. Of several variants in the same language the first is taken, and the others are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from attent.data.pairs import Bad, Languages, Pair
+from attent.data.pairs import Bad, Languages, Pair, normal_tag
 from attent.data.readers import safe_xml, tags
 from attent.data.readers.files import SHOWN, TOO_LONG
+
+LINE_BREAKS = ("lb", "pb")  # of a line and of a page, as `type`
 
 
 def read(content: Iterable[bytes], name: str, asked: Languages) -> Iterator[Pair | Bad]:
@@ -34,6 +37,7 @@ class _Memory(safe_xml.Document):
         self.line = 0  # of the unit
         self.language = ""  # of the variant
         self.texts: dict[str, str | None] = {}  # of the unit, by language
+        self.seconds: list[tuple[str, str]] = []  # languages that came before in the unit, and how these texts begin
         self.present: tuple[str, ...] | None = None  # the languages of the unit before
         self.chosen: tuple[str, str] | None = None  # and its source and target
         self.seen: set[str] = set()
@@ -43,17 +47,29 @@ class _Memory(safe_xml.Document):
         if tag == "header":
             self.first = attributes.get("srclang", "")
         elif tag == "tu":
-            self.line, self.texts = line, {}
+            self.line, self.texts, self.seconds = line, {}, []
         elif tag == "tuv":
             self.language = attributes.get(safe_xml.XML_LANG) or attributes.get("lang", "")
         return tag == "seg" and self.path[-1] == "tuv"
 
     def segment(self, tag: str, text: str | None) -> None:
-        self.texts.setdefault(self.language, text)
+        first = next((known for known in self.texts if normal_tag(known) == normal_tag(self.language)), None)
+        if first is None:
+            self.texts[self.language] = text
+        else:
+            self.seconds.append((first, (text or "")[:SHOWN]))
+
+    def inline(self, tag: str, attributes: Mapping[str, str]) -> str:
+        return "\n" if attributes.get("type") in LINE_BREAKS else ""
 
     def closed(self, tag: str) -> None:
         if tag == "tu":
             self.found.append(self._unit())
+            chosen = self.chosen or ()
+            self.found += [self._second(*one) for one in self.seconds if one[0] in chosen]
+
+    def _second(self, language: str, text: str) -> Bad:
+        return Bad(f"a second {tags.primary(language)} side", self.name, self.line, text)
 
     def _unit(self) -> Pair | Bad:
         present = tuple(self.texts)

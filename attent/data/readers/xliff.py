@@ -1,8 +1,8 @@
 """XLIFF 1.2 (`trans-unit`) and 2.x (`segment`): a source and, once somebody has translated it, a target.
 
 Proposals (`alt-trans`, `matches`), `seg-source`, `bin-unit` and `ignorable` are passed over. Of inline elements `g`,
-`pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left out. White
-space is kept as it is.
+`pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left out, but one
+that stands for a line break or other white space gives it. White space is kept as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from attent.data.readers import safe_xml, tags
 from attent.data.readers.files import SHOWN, TOO_LONG
 
 UNITS = ("trans-unit", "segment")
+LINE_BREAKS = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
 _HEX = re.compile("[0-9A-Fa-f]{1,8}")
 
 
@@ -71,7 +72,12 @@ class _Xliff(safe_xml.Document):
         self.texts.setdefault(tag, text)
 
     def inline(self, tag: str, attributes: Mapping[str, str]) -> str:
-        """`cp` stands for a character that XML cannot hold, by its number."""
+        """`cp` stands for a character that XML cannot hold, by its number; a code may stand for white space."""
+        if attributes.get("ctype", attributes.get("subType", "")).lower() in LINE_BREAKS:
+            return "\n"
+        instead = attributes.get("equiv-text", attributes.get("equiv", ""))
+        if instead.isspace():
+            return instead
         number = int(attributes.get("hex", ""), 16) if tag == "cp" and _HEX.fullmatch(attributes.get("hex", "")) else 0
         return chr(number) if 0 < number < 0xD800 or 0xDFFF < number < 0x110000 else ""
 
