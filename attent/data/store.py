@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,6 +36,8 @@ META = "store.json"
 MOST_WORKERS = 4  # one process reads and writes as fast as about three encode
 SIDES = ("source", "target")
 OFFSETS, PLACES = "<i8", "<u8"
+NEIGHBOURHOOD = 2**16  # bytes that Linux maps around a page that is touched
+MAPPED = 2**26  # bytes of a side's ids that may stay mapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +76,12 @@ class Side:
 
     ids: Array
     offsets: Array
-    file: BinaryIO | None = None  # of the ids
+    touched: list[int] = field(default_factory=lambda: [0], repr=False)  # sentences since ids were last let go of
 
     @classmethod
     def open(cls, folder: Path, side: str, meta: Meta) -> Side:
         ids = _mapped(folder / f"{side}.ids", meta.dtype, meta.tokens[side])
-        offsets = _mapped(folder / f"{side}.offsets", OFFSETS, meta.pairs + 1)
-        return cls(ids, offsets, open(folder / f"{side}.ids", "rb", buffering=0))
+        return cls(ids, _mapped(folder / f"{side}.offsets", OFFSETS, meta.pairs + 1))
 
     def __getitem__(self, pair: int) -> Array:
         return self.ids[self.offsets[pair] : self.offsets[pair + 1]]
@@ -89,16 +91,22 @@ class Side:
         return np.subtract(self.offsets[1:], self.offsets[:-1], out=lengths, casting="unsafe")
 
     def gather(self, starts: Array, lengths: Array) -> Array:
-        """The ids of many sentences, end to end.
+        """The ids of many sentences, end to end."""
+        ids = np.take(self.ids, ragged(starts, lengths))
+        self._forget(len(starts))
+        return ids
 
-        Read, not mapped: each page that is touched at random brings 15 neighbours into this process's memory, so that
-        a walk through a mapped corpus would soon hold all of it.
+    def _forget(self, sentences: int) -> None:
+        """Let go, from time to time, of what random looks have brought into memory; the system still has it.
+
+        Each brings 64 KiB around it, so that a walk through a large corpus would soon hold all of it.
         """
-        if self.file is None or not hasattr(os, "pread"):  # Windows
-            return self.ids[ragged(starts, lengths)]
-        size, file = self.ids.itemsize, self.file.fileno()
-        wanted = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
-        return np.frombuffer(b"".join([os.pread(file, count, at) for count, at in wanted]), self.ids.dtype)
+        self.touched[0] += sentences
+        if self.touched[0] * NEIGHBOURHOOD > MAPPED and self.ids.nbytes > MAPPED:
+            self.touched[0] = 0
+            mapping: object = self.ids.base
+            if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

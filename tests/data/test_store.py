@@ -246,6 +246,18 @@ def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_pa
     assert visible(tmp_path / "stores") == [store.folder.name]
 
 
+def test_letting_go_of_what_was_mapped_changes_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = prepare(written(tmp_path / "a.tsv", LINES), Recipe(tokenizer=tokenizer), tmp_path / "stores")
+    expected = np.concatenate([store.source[pair] for pair in range(50)])
+    monkeypatch.setattr(stores, "MAPPED", 1)
+    for _ in range(3):
+        got = store.source.gather(store.source.offsets[:50], store.source.lengths()[:50].astype(np.int64))
+        assert got.tolist() == expected.tolist()
+        assert store.source.touched == [0]
+
+
 def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
     store = prepare(written(tmp_path / "a.tsv", ["only one column"]), Recipe(tokenizer=tokenizer), tmp_path / "stores")
     assert len(store) == 0
