@@ -67,7 +67,7 @@ class Origin:
     weight: float
     pairs: int
     no_pairs: int  # lines and units that are none
-    ignored: tuple[str, ...] = ()  # files of the folder that were not read
+    ignored: tuple[str, ...] = ()  # files of the folder that were not read, as `more.tsv (the reason)`
 
 
 @dataclass(frozen=True)
@@ -399,7 +399,7 @@ def _origin(corpus: Corpus, pairs: int, no_pairs: int) -> Origin:
         weight=corpus.weight,
         pairs=pairs,
         no_pairs=no_pairs,
-        ignored=tuple(getattr(corpus, "ignored", ())),
+        ignored=corpus.ignored,
     )
 
 
@@ -439,6 +439,7 @@ def _unseen(texts: Iterable[str], seen: Counts) -> dict[str, int]:
 
 FEW_PAIRS = 10_000  # below this a model learns the sentences by heart rather than the language
 SOME_LEAKED = 0.005  # of a test set, from which on its scores mean less
+SHORT_LEAKED = 0.1  # the same for sentences of three words or less, which come again in any corpus
 EXPECTED = ("no translation", "fuzzy", "obsolete")  # of a catalogue or memory in the making; nothing is wrong with it
 
 
@@ -469,12 +470,13 @@ def _of_reading(report: Report) -> Iterator[Verdict]:
 
 
 def _of_ignored(report: Report) -> Iterator[Verdict]:
-    """Files that lie there unread; of a format that can be read they may have been meant."""
+    """Files that lie there unread. A format that can be read, or both files of a pair, may have been meant."""
     names = ignored(report.origins)
-    readable = [name for name in names if formats.by_name(name)]
+    stems = Counter(_stem(name) for name in names)
+    readable = [name for name in names if formats.by_name(_file(name)) or stems[_stem(name)] > 1]
     others = [name for name in names if name not in readable]
     if readable:
-        yield Verdict(2, f"Not read, though it could be: {named(readable)}. If it is meant, name it as a corpus too.")
+        yield Verdict(2, f"Not read: {named(readable)}. What is meant for training, name as a corpus too.")
     if others:
         yield Verdict(1, f"Not read: {named(others)}.")
 
@@ -483,7 +485,16 @@ def ignored(origins: Sequence[Origin]) -> list[str]:
     """Files of the folders that none of these read; for another pair of languages a folder may be read again."""
     read = {(origin.name, Path(file).name) for origin in origins for file in origin.files}
     names = [(origin.name, name) for origin in origins for name in origin.ignored]
-    return list(dict.fromkeys(name for folder, name in names if (folder, Path(name).name) not in read))
+    return list(dict.fromkeys(name for folder, name in names if (folder, _file(name)) not in read))
+
+
+def _file(name: str) -> str:
+    """Of `more.tsv (the reason)` the file."""
+    return name.partition(" (")[0]
+
+
+def _stem(name: str) -> str:
+    return formats.plain(_file(name)).rpartition(".")[0]
 
 
 def named(names: Sequence[str], most: int = 3) -> str:
@@ -526,17 +537,20 @@ def _of_leakage(test: Test) -> Verdict:
 
 
 def _of_no_twin(test: Test) -> Verdict:
-    told = f"No sentence of {test.name} is in this corpus"
-    if limit := limits(test.leakage):
-        return Verdict(0, f"{told}. Nor nearly, as far as was looked: {limit}.")
-    return Verdict(0, f"{told}, nor nearly.")
+    leak = test.leakage
+    told = f"No sentence of {test.name} is in this corpus, nor nearly"
+    if leak.short:
+        told += f", but for {leak.short:,} of three words or less"
+    if limit := limits(leak):
+        told += f"; {limit}"
+    return Verdict(1 if leak.short > SHORT_LEAKED * leak.sentences else 0, f"{told}.")
 
 
 def limits(leak: Leakage) -> str:
     """How far near twins were looked for, where that was not everywhere."""
     parts = []
     if leak.near_sought < leak.sentences:
-        parts.append(f"near twins of the first {leak.near_sought:,} of {leak.sentences:,} sentences only")
+        parts.append(f"near twins were sought of the first {leak.near_sought:,} of {leak.sentences:,} sentences only")
     if leak.uncompared:
         lines = counted(leak.uncompared, "line", "different lines")
         parts.append(f"{lines} of the corpus met too many sentences to be compared with each")

@@ -16,7 +16,7 @@ from attent.data.corpus import corpora
 from attent.data.estimate import estimate
 from attent.data.leakage import Against
 from attent.data.pairs import Bad, CorpusError, Languages, Pair
-from attent.data.report import HeldOut, Origin, Report, Survey, ignored, lengths, limits, percent, verdicts
+from attent.data.report import HeldOut, Origin, Report, Survey, ignored, lengths, limits, named, percent, verdicts
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
 VERBS = "sees likes finds follows draws remembers".split()
@@ -177,15 +177,21 @@ def test_with_keep_all_the_sample_holds_what_the_filters_would_drop(
     assert len(set(drawn)) > 15  # and not all of the few pairs that stand lowest
 
 
-def test_files_that_lie_there_unread_are_told() -> None:
-    origin = Origin("c", ("c/train.tsv",), "en", "de", 1.0, 20_000, 0, ignored=("README", "a.bin", "b.bin", "d.bin"))
-    more = replace(origin, ignored=("more.tsv", "README"), files=("c/other.tsv",))
-    assert ignored([origin, more, replace(origin, files=("c/more.tsv",))]) == ["README", "a.bin", "b.bin", "d.bin"]
-    report = replace(Survey().report(), origins=(origin, more), pairs=20_000)
+def test_files_that_lie_there_unread_are_told(tmp_path: Path) -> None:
+    for name in ("train.tsv", "more.tsv", "x.en"):
+        write(tmp_path / name, ["Good day.\tGuten Tag."])
+    report = survey_of(tmp_path).report()
     said = list(texts(report))
-    assert any(text.startswith("2 Not read, though it could be: more.tsv.") for text in said)
-    assert "1 Not read: README, a.bin, b.bin and 1 more." in said
-    assert json.loads(json.dumps(report.facts()))["origins"][1]["ignored"] == ["more.tsv", "README"]
+    assert any(text.startswith("2 Not read: more.tsv (") for text in said)
+    assert any(text.startswith("1 Not read: x.en (") for text in said)
+    assert len(json.loads(json.dumps(report.facts()))["origins"][0]["ignored"]) == 2
+
+
+def test_a_file_that_another_pair_of_languages_reads_is_not_told_as_unread() -> None:
+    origin = Origin("c", ("c/x.en", "c/x.de"), "en", "de", 1.0, 20_000, 0, ignored=("x.fr (why)", "y.en (why)"))
+    other = replace(origin, files=("c/x.en", "c/x.fr"), ignored=("x.de (why)", "y.en (why)"))
+    assert ignored([origin, other]) == ["y.en (why)"]
+    assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
 def test_characters_of_the_test_set_that_training_never_saw(tmp_path: Path) -> None:
@@ -274,12 +280,21 @@ def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
     assert not any("No sentence" in text for text in said)
 
 
+def test_short_sentences_that_come_again_are_told_too(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "c.tsv", ["Click OK now\tJetzt OK klicken", *(f"{a}\t{b}" for a, b in map(sentence, range(50)))]
+    )
+    test = (Pair("Click OK now", "Jetzt OK klicken", "test.tsv", 1),) * 3
+    said = list(texts(survey_of(path, against=test).report()))
+    assert "1 No sentence of test is in this corpus, nor nearly, but for 3 of three words or less." in said
+
+
 def test_how_far_near_twins_were_sought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leakage, "MOST", 20)
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
     report = survey_of(path, against=test).report()
-    assert any("near twins of the first 20 of 25 sentences only" in text for text in texts(report))
+    assert any("near twins were sought of the first 20 of 25 sentences only" in text for text in texts(report))
     assert report.facts()["tests"][0]["leakage"]["near_sought"] == 20
     leak = replace(report.tests[0].leakage, near_sought=25, uncompared=1_234)
     assert limits(leak).startswith("1,234 different lines of the corpus met too many")
