@@ -23,7 +23,6 @@ from attent.data.pairs import CorpusError
 from attent.data.plan import BatchConfig, Plan, epoch_order, plan, remembered, shape
 from attent.data.store import Side, Store
 from attent.nn import Packing
-from attent.text.tokenizer import PAD
 
 KEPT_EPOCHS = 3  # plans in memory: a walk is in one epoch, makes the next, and `batch` may ask for another
 MOST_TIMES = 1000  # that a pair comes in an epoch: more is a mistake
@@ -33,12 +32,19 @@ REMEMBERED = 10**6  # pairs from which planning takes a second: such plans are k
 
 @dataclass(frozen=True)
 class Text:
-    """One side of a batch: ids (B, T) with the filler id 0 behind, and either lengths (B,) or a packing."""
+    """One side of a batch: ids (B, T) with the vocabulary's filler behind, and either lengths (B,) or a packing."""
 
     ids: Tensor
     lengths: Tensor | None
     packing: Packing | None
     tokens: int  # that are no filler
+
+    def real(self) -> Tensor:
+        """Which ids are no filler, (B, T). The filler's id does not tell: in some imported vocabularies it is text too."""
+        if self.packing is not None:
+            return self.packing.segments >= 0
+        assert self.lengths is not None
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
 
     def tensors(self) -> list[Tensor]:
         if self.packing is not None:
@@ -183,8 +189,9 @@ class Batches:
         pairs, row = epoch.plan.batch(step * self.ranks + self.rank)
         rows, room = self.shape.rows or max(1, len(pairs)), self.shape.room
         widths = (room.source, room.target) if self.shape.rows else (None, None)
-        source = Laid.of(epoch.store.source, pairs, row, (rows, widths[0]), self.shape.source_limit)
-        target = Laid.of(epoch.store.target, pairs, row, (rows, widths[1]), self.shape.target_limit)
+        pad = epoch.store.meta.pad
+        source = Laid.of(epoch.store.source, pairs, row, (rows, widths[0], pad["source"]), self.shape.source_limit)
+        target = Laid.of(epoch.store.target, pairs, row, (rows, widths[1], pad["target"]), self.shape.target_limit)
         if self.shape.rows:
             return Batch(source.packed(room.sentences), target.packed(room.sentences), pairs)
         return Batch(source.padded(), target.padded(), pairs)
@@ -205,16 +212,17 @@ class Batches:
         if not workers:
             for position, epoch in self._positions(start):
                 yield position, make(epoch, position.step)
-        with ThreadPoolExecutor(workers) as pool:
-            waiting: deque[tuple[Position, Future[Batch]]] = deque()
-            try:
-                for position, epoch in self._positions(start):
-                    waiting.append((position, pool.submit(make, epoch, position.step)))
-                    if len(waiting) >= max(1, ahead):
-                        place, batch = waiting.popleft()
-                        yield place, batch.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            return
+        pool = ThreadPoolExecutor(workers)
+        waiting: deque[tuple[Position, Future[Batch]]] = deque()
+        try:
+            for position, epoch in self._positions(start):
+                waiting.append((position, pool.submit(make, epoch, position.step)))
+                if len(waiting) >= max(1, ahead):
+                    place, batch = waiting.popleft()
+                    yield place, batch.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _positions(self, start: Position) -> Iterator[tuple[Position, Epoch]]:
         """Every step from `start` on. The next epoch is planned while this one is walked."""
@@ -258,15 +266,16 @@ class Laid:
     longest: int
 
     @classmethod
-    def of(cls, side: Side, pairs: Array, row: Array, shape: tuple[int, int | None], limit: int) -> Laid:
-        rows, width = shape
+    def of(cls, side: Side, pairs: Array, row: Array, frame: tuple[int, int | None, int], limit: int) -> Laid:
+        """`frame` is rows, width (None: as wide as need be) and what to fill up with."""
+        rows, width, pad = frame
         starts = side.offsets[pairs]
         lengths = np.minimum(side.offsets[pairs + 1] - starts, limit)
         before = lengths.cumsum() - lengths
         column = before - before[np.searchsorted(row, row)]  # less what stands in the rows above
         width = int((column + lengths).max(initial=1)) if width is None else width
         slots = ragged(row * width + column, lengths)
-        ids = np.full(rows * width, PAD, np.int64)
+        ids = np.full(rows * width, pad, np.int64)
         ids[slots] = side.gather(starts, lengths)
         return cls(ids.reshape(rows, width), slots, lengths, row, column, limit)
 

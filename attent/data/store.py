@@ -31,7 +31,7 @@ from attent.data.pairs import CorpusError
 from attent.text.bulk import Sentences
 
 # Part of the key: raised when readers, filters or encoders give other ids for the same files, or the arrays change.
-FORMAT = 1
+FORMAT = 2
 META = "store.json"
 MOST_WORKERS = 4  # one process reads and writes as fast as about three encode
 SIDES = ("source", "target")
@@ -58,6 +58,7 @@ class Meta:
     pairs: int
     dtype: str
     tokens: dict[str, int]  # side -> ids
+    pad: dict[str, int]  # side -> the id that fills up rows
     files: list[str]
     parts: list[Part]
 
@@ -283,6 +284,7 @@ class _Writer:
             pairs=self.pairs,
             dtype=self.recipe.dtype,
             tokens=self.tokens,
+            pad={"source": self.recipe.tokenizer.source.pad, "target": self.recipe.tokenizer.target.pad},
             files=list(self.names.numbers),
             parts=self.parts,
         )

@@ -25,16 +25,23 @@ from attent.nn import Packing
 unhurried = hypothesis_settings(deadline=None, max_examples=60)  # a busy machine is no failure
 
 
-def make_store(lengths: list[tuple[int, int]], parts: list[int] | None = None) -> Store:
+def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> Store:
     """A store with sentences of these lengths; every id tells its pair, so that a mix-up shows."""
     sides = []
     for side in range(2):
         each = [pair[side] for pair in lengths]
         ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(each)] or [np.empty(0)]).astype("<u4")
         sides.append(Side(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
-    sizes = [len(lengths)] if parts is None else parts
-    told = [Part(name=f"corpus {i}", pairs=n, dropped={}, examples={}) for i, n in enumerate(sizes)]
-    meta = Meta(format=1, pairs=len(lengths), dtype="<u4", tokens={}, files=["corpus.tsv"], parts=told)
+    told = [Part(name="corpus", pairs=len(lengths), dropped={}, examples={})]
+    meta = Meta(
+        format=1,
+        pairs=len(lengths),
+        dtype="<u4",
+        tokens={},
+        pad={"source": 0, "target": pad},
+        files=["corpus.tsv"],
+        parts=told,
+    )
     return Store(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, len(lengths) + 1).astype("<u8"))
 
 
@@ -329,6 +336,17 @@ def test_a_batch_goes_to_a_device_in_one_piece(layout: Layout) -> None:
     storages = {t.untyped_storage().data_ptr() for side in (moved.source, moved.target) for t in side.tensors()}
     assert storages == {moved.whole.untyped_storage().data_ptr()}
     assert moved.to("cpu").whole is moved.whole
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_filled_up_with_what_the_vocabulary_says(layout: Layout) -> None:
+    for batch in epoch_of(
+        Batches(make_store([(3, 5), (4, 2)], pad=77), BatchConfig(layout=layout, tokens=64, longest=16))
+    ):
+        for text, pad in ((batch.source, 0), (batch.target, 77)):
+            assert (text.ids[~text.real()] == pad).all()
+            assert int(text.real().sum()) == text.tokens
+            assert (text.ids[text.real()] >= 10).all()
 
 
 def test_sampling_takes_each_epoch_from_its_own_store() -> None:
