@@ -31,7 +31,7 @@ def make_app() -> App:
     """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
     app = App(
         name="attent",
-        help="The Transformer, to read, to run and to look inside. Version 0.1: the model; training is to come.",
+        help="The Transformer, to read, to run and to look inside. Version 0.1: model and data; training is to come.",
         version=__version__,
         result_action="return_value",
         exit_on_error=False,

@@ -35,6 +35,7 @@ FAILED = 1
 LEAST = 0.001  # seconds: a coarse clock may not have moved yet
 WIDTH, WIDEST = 80, 110  # columns: in a pipe, and at a terminal however wide
 BARS = 26  # columns of the longest bar of a side
+LONG_NAME = 50  # columns: a longer path is cut behind its folder
 BINS = 10  # rows of the histogram, and one for what is longer
 
 INVISIBLE = "\u200c\u200d\u00ad"  # joiners and soft hyphens: harmless, and part of how words are written
@@ -65,11 +66,14 @@ class Options:
     src: Annotated[str | None, Parameter(help="language to translate from, as a tag: en")] = None
     tgt: Annotated[str | None, Parameter(help="language to translate to: de, or pt-BR")] = None
     against: Annotated[
-        tuple[str, ...], Parameter(help="a test set that should not be in it; give it again for more", negative="")
+        tuple[str, ...],
+        Parameter(
+            help="a test set that should not be in it, besides those in its folder; give it again for more", negative=""
+        ),
     ] = ()
     json: Annotated[bool, Parameter(help="print everything as one JSON object", negative="")] = False
     keep_all: Annotated[bool, Parameter(help="leave the filters out of account", negative="")] = False
-    fuzzy: Annotated[bool, Parameter(help="read PO entries marked fuzzy too", negative="")] = False
+    fuzzy: Annotated[bool, Parameter(help="read PO and XLIFF entries marked fuzzy too", negative="")] = False
     obsolete: Annotated[bool, Parameter(help="read obsolete PO entries too", negative="")] = False
     no_estimate: Annotated[bool, Parameter(help="do not estimate tokens and training time", negative="")] = False
 
@@ -117,7 +121,7 @@ def test_sets(found: Sequence[Corpus], asked: Sequence[Corpus]) -> list[HeldOut]
     from attent.data.leakage import Against
     from attent.data.report import HeldOut
 
-    named = list(_asked(asked) if asked else _beside(found))
+    named = [*_asked(asked), *_beside(found)]
     return [HeldOut(name, test.files, Against(test)) for name, test in named]
 
 
@@ -235,9 +239,11 @@ def _origins(report: Report) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
+    several = len({(origin.source, origin.target) for origin in report.origins}) > 1
     for origin in report.origins:
         weight = f", weight {origin.weight:g}" if origin.weight != 1 else ""
-        table.add_row(_files(origin.files), f"{_many(origin.pairs, 'pairs')}{weight}")
+        tags = f" {origin.source}-{origin.target}" if several else ""
+        table.add_row(_files(origin.files), f"{_many(origin.pairs, 'pairs')}{tags}{weight}")
     rows: list[RenderableType] = [_heading("Where it came from"), table]
     if report.no_pairs:
         rows += [_heading("Lines that are no pairs"), *(_unread(finding) for finding in report.no_pairs)]
@@ -247,7 +253,7 @@ def _origins(report: Report) -> RenderableType:
 def _files(names: Sequence[str]) -> str:
     """The folder once, where all lie in one; a long list is cut in the middle."""
     folders = {str(Path(name).parent) for name in names}
-    if len(names) > 1 and len(folders) == 1 and folders != {"."}:
+    if len(folders) == 1 and folders != {"."} and (len(names) > 1 or len(names[0]) > LONG_NAME):
         return f"{folders.pop()}: {_files([Path(name).name for name in names])}"
     shown = names if len(names) <= 6 else [*names[:3], f"... {len(names) - 6} more ...", *names[-3:]]
     return ", ".join(shown)
@@ -435,7 +441,7 @@ def _test(test: Test) -> RenderableType:
         (leak.target, "with the translation of another line of the corpus"),
         (leak.near, "near: 70% or more of all words in common with a line of the corpus"),
         (leak.short, "of three words or less that come again, as such sentences do"),
-        (test.unseen_sentences, "with characters that the corpus has not: " + _characters(_unseen(test), 20)),
+        (test.unseen_sentences, "with characters that the corpus has not: " + _unseen(test)),
         (test.no_pairs, "lines besides that are no pairs"),
     ]
     found = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
@@ -450,7 +456,9 @@ def _test(test: Test) -> RenderableType:
 
 
 def _unseen(test: Test) -> str:
-    return "".join(dict.fromkeys("".join(test.unseen)))
+    """For each side, since what one side lacks the other may have."""
+    sides = zip(("source", "target"), test.unseen, strict=True)
+    return "; ".join(f"{side} {_characters(unseen, 20)}" for side, unseen in sides if unseen)
 
 
 def _twin(twin: Twin) -> list[Text]:

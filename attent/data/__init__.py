@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attent.data.filters import Filters
     from attent.data.pairs import CorpusError, Languages, Pair
     from attent.data.plan import BatchConfig
-    from attent.data.store import Store, prepare
+    from attent.data.store import Resampled, Store, prepare
 
 __all__ = [
     "BatchConfig",
@@ -29,6 +29,7 @@ __all__ = [
     "Position",
     "Reading",
     "Recipe",
+    "Resampled",
     "Store",
     "corpora",
     "learn_tokenizer",
@@ -42,7 +43,7 @@ _HOMES = {
     "filters": ("Filters",),
     "pairs": ("CorpusError", "Languages", "Pair"),
     "plan": ("BatchConfig",),
-    "store": ("Store", "prepare"),
+    "store": ("Resampled", "Store", "prepare"),
 }
 
 

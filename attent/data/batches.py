@@ -40,7 +40,7 @@ class Text:
     tokens: int  # that are no filler
 
     def real(self) -> Tensor:
-        """Which ids are no filler, (B, T). The filler's id does not tell: in some imported vocabularies it is text too."""
+        """Which ids are no filler, (B, T). Its id does not tell: in some imported vocabularies it is text too."""
         if self.packing is not None:
             return self.packing.segments >= 0
         assert self.lengths is not None

@@ -127,7 +127,7 @@ def _ready(key: str, make: Callable[[Path], None]) -> Path:
         made(place, make, is_there=_has_train_files)
     except download.Unreachable as error:
         raise CorpusError(
-            f"{key}: {error}. Fetch it elsewhere and pass its path with --data PATH, or put it into {place}"
+            f"{key}: {error}. Fetch it elsewhere and give its path in place of the name, or put it into {place}"
         ) from error
     _verify(place)
     return place

@@ -85,6 +85,8 @@ def _only_once(file: File) -> CorpusError:
 
 def corpora(names: Sequence[str], languages: Languages = ANY, options: Reading = PLAIN) -> list[Corpus]:
     """The corpora that a person named, in order; for `en` to `de,fr` each gives one for each pair of languages."""
+    if isinstance(names, str):  # which is a sequence of letters
+        names = [names]
     pairs = _combinations(languages)
     found = [[_corpus(name, pair, options) for pair in pairs] for name in names]
     for same in found:

@@ -116,9 +116,9 @@ class Store:
 
     folder: Path
     meta: Meta
-    source: Side
-    target: Side
-    places: Array
+    source: Side = field(repr=False)
+    target: Side = field(repr=False)
+    places: Array = field(repr=False)
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -147,12 +147,13 @@ def _mapped(path: Path, dtype: str, count: int) -> Array:
 def prepare(
     corpora: Sequence[Corpus],
     recipe: Recipe,
-    root: Path,
+    root: str | Path,
     *,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
     """The store of these corpora in `root`: opened where it stands, else made. `progress` is told the pairs done."""
+    root = Path(root)
 
     def make(aside: Path) -> None:
         try:
@@ -202,8 +203,8 @@ class Resampled:
     They stand in a folder that is theirs alone, and only those of the epoch asked for and its neighbours stay there.
     """
 
-    def __init__(self, corpora: Sequence[Corpus], recipe: Recipe, folder: Path, seed: int) -> None:
-        self.corpora, self.recipe, self.folder, self.seed = corpora, recipe, folder, seed
+    def __init__(self, corpora: Sequence[Corpus], recipe: Recipe, folder: str | Path, seed: int) -> None:
+        self.corpora, self.recipe, self.folder, self.seed = corpora, recipe, Path(folder), seed
 
     def __call__(self, epoch: int) -> Store:
         store = prepare(self.corpora, self._of(epoch), self.folder)
@@ -211,6 +212,7 @@ class Resampled:
         for other in self.folder.iterdir():
             if other.is_dir() and other.name not in near and not other.name.endswith(".part"):
                 shutil.rmtree(other, ignore_errors=True)
+                other.with_name(f".{other.name}.lock").unlink(missing_ok=True)
         return store
 
     def _of(self, epoch: int) -> Recipe:

@@ -106,6 +106,17 @@ def folder_of(path: Path, **splits: list[str]) -> str:
     return str(path)
 
 
+def test_against_comes_on_top_of_what_lies_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        write(folder / f"{split}.tsv", [f"a {split} sentence {n}\tein {split} Satz {n}" for n in range(5)])
+    other = write(tmp_path / "other.tsv", GOOD)
+    assert run(str(folder), "--against", other, "--json") == 0
+    names = [test["name"] for test in json.loads(capsys.readouterr().out)["tests"]]
+    assert names == ["other.tsv", "own test", "own valid"]
+
+
 def test_against_a_folder_means_its_test_set_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write(tmp_path / "c.tsv", GOOD)
     both = folder_of(tmp_path / "both", train=GOOD, test=[GOOD[7], "Quite another thing.\tGanz etwas anderes."])

@@ -178,7 +178,7 @@ def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
     words = str(caught.value)
     assert words.startswith(f"multi30k: cannot download {gone.url}/train.de.gz: no network (")
     place = cache / "corpora" / "multi30k"
-    assert words.endswith(f"). Fetch it elsewhere and pass its path with --data PATH, or put it into {place}")
+    assert words.endswith(f"). Fetch it elsewhere and give its path in place of the name, or put it into {place}")
 
 
 def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: Site, cache: Path) -> None:

@@ -206,6 +206,18 @@ def test_every_corner_of_xliff_1_2() -> None:
     assert reasons(found) == [(line, "no translation") for line in (7, 8, 9)]
 
 
+def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
+    states = ("", ' state="new"', ' state="needs-translation"', ' state="needs-review-translation"', ' state="final"')
+    units = [
+        f"<trans-unit><source>s{n}</source><target{state}>t{n}</target></trans-unit>" for n, state in enumerate(states)
+    ]
+    found = read_xliff(xliff12(*units))
+    assert texts(found) == [("s0", "t0"), ("s4", "t4")]
+    assert [why for _, why in reasons(found)] == ["no translation", "no translation", "fuzzy"]
+    raw = files.blocks(io.BytesIO(xliff12(*units).encode()), "a.xlf")
+    assert texts(xliff.read(raw, "a.xlf", EN_DE, fuzzy=True)) == [("s0", "t0"), ("s3", "t3"), ("s4", "t4")]
+
+
 def test_every_corner_of_xliff_2() -> None:
     matches = (
         '<mtc:matches xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0"><mtc:match><source>q</source>'

@@ -114,6 +114,13 @@ def test_another_content_of_the_same_size_and_time_has_another_key(tmp_path: Pat
     assert key(found, recipe, tmp_path) != before
 
 
+def test_folders_may_be_named_by_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    written(tmp_path / "a.tsv", LINES)
+    store = prepare(corpora(str(tmp_path / "a.tsv")), Recipe(tokenizer=tokenizer), str(tmp_path / "stores"))
+    assert len(store) == len(LINES)
+    assert len(repr(store)) < 2000
+
+
 def test_tags_need_a_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
     written(tmp_path / "a.tsv", LINES)
     with pytest.raises(CorpusError, match="its target language must be known"):

@@ -35,7 +35,7 @@ _ROOT = re.compile(r"<(?:[\w.-]+:)?(tmx|xliff)[\s>/]")
 class Reading:
     """How to read. Units of TMX and XLIFF that nobody approved yet are always read."""
 
-    fuzzy: bool = False  # PO entries that a translator must still look at, too
+    fuzzy: bool = False  # PO entries and XLIFF units that a translator must still look at, too
     obsolete: bool = False  # PO entries that the program no longer uses (`#~`), too
 
 
@@ -77,7 +77,9 @@ def _read_one(
         kind = sniff(head, name)
     if kind == "po":
         return po.read(content, name, languages, fuzzy=options.fuzzy, obsolete=options.obsolete)
-    readers = {"tsv": tsv.read, "jsonl": jsonl.read, "tmx": tmx.read, "xliff": xliff.read}
+    if kind == "xliff":
+        return xliff.read(content, name, languages, fuzzy=options.fuzzy)
+    readers = {"tsv": tsv.read, "jsonl": jsonl.read, "tmx": tmx.read}
     return readers[kind](content, name, languages)
 
 

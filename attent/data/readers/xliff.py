@@ -1,7 +1,8 @@
 """XLIFF 1.2 (`trans-unit`) and 2.x (`segment`): a source and, once somebody has translated it, a target.
 
-Proposals (`alt-trans`, `matches`), `seg-source`, `bin-unit` and `ignorable` are passed over. Of inline elements `g`,
-`pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left out, but one
+A target of 1.2 whose `state` says that it is none yet is not read, one that needs a review only when fuzzy ones are
+asked for. Proposals (`alt-trans`, `matches`), `seg-source`, `bin-unit` and `ignorable` are passed over. Of inline
+elements `g`, `pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left out, but one
 that stands for a line break or other white space gives it. White space is kept as it is.
 """
 
@@ -16,12 +17,13 @@ from attent.data.readers.files import SHOWN, TOO_LONG
 
 UNITS = ("trans-unit", "segment")
 LINE_BREAKS = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
+NOT_YET = ("new", "needs-translation")  # `state` of a target that is still what was there before
 _HEX = re.compile("[0-9A-Fa-f]{1,8}")
 
 
-def read(content: Iterable[bytes], name: str, asked: Languages) -> Iterator[Pair | Bad]:
+def read(content: Iterable[bytes], name: str, asked: Languages, *, fuzzy: bool = False) -> Iterator[Pair | Bad]:
     """Read the other way round when asked for: `de` to `en` from a file that was translated from `en` to `de`."""
-    return safe_xml.parse(content, _Xliff(name, asked))
+    return safe_xml.parse(content, _Xliff(name, asked, fuzzy=fuzzy))
 
 
 def languages(content: Iterable[bytes], name: str) -> Languages:
@@ -33,8 +35,9 @@ class _Xliff(safe_xml.Document):
     root = "xliff"
     codes = frozenset({"bpt", "bx", "ec", "em", "ept", "ex", "it", "ph", "sc", "sm", "sub", "x"})
 
-    def __init__(self, name: str, asked: Languages) -> None:
+    def __init__(self, name: str, asked: Languages, *, fuzzy: bool = False) -> None:
         super().__init__(name, asked)
+        self.fuzzy = fuzzy
         self.asked = asked
         self.whole = tags.ANY  # the languages of the root, which are those of every file (2.x)
         self.seen: set[str] = set()
@@ -43,6 +46,7 @@ class _Xliff(safe_xml.Document):
         self.answered = False
         self.line = 0  # of the unit
         self.texts: dict[str, str | None] = {}  # of the unit: source, target
+        self.state = ""  # of its target (1.2)
 
     def opened(self, tag: str, attributes: Mapping[str, str], line: int) -> bool:
         if tag == "xliff":
@@ -51,7 +55,9 @@ class _Xliff(safe_xml.Document):
             source, target = attributes.get("source-language"), attributes.get("target-language")
             self._turn(Languages(source or self.whole.source, target or self.whole.target))
         elif tag in UNITS:
-            self.line, self.texts = line, {}
+            self.line, self.texts, self.state = line, {}, ""
+        elif tag == "target" and self.path[-1] in UNITS:
+            self.state = attributes.get("state", "")
         return tag in ("source", "target") and self.path[-1] in UNITS
 
     def _turn(self, declared: Languages) -> None:
@@ -90,8 +96,10 @@ class _Xliff(safe_xml.Document):
         why = self.missing if self.swapped is None else ""
         if source is None or target is None:
             why = why or TOO_LONG
-        elif not target.strip():
+        elif not target.strip() or self.state in NOT_YET:
             why = why or tags.UNTRANSLATED
+        elif self.state.startswith("needs-") and not self.fuzzy:
+            why = why or "fuzzy"
         elif not why:
             source, target = (target, source) if self.swapped else (source, target)
             return Pair(source, target, self.name, self.line)
