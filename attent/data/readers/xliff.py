@@ -2,8 +2,8 @@
 
 A target of 1.2 whose `state` says that it is none yet is not read, one that needs a review only when fuzzy ones are
 asked for. Proposals (`alt-trans`, `matches`), `seg-source`, `bin-unit` and `ignorable` are passed over. Of inline
-elements `g`, `pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left out, but one
-that stands for a line break or other white space gives it. White space is kept as it is.
+elements `g`, `pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left
+out, but one that stands for a line break or other white space gives it. White space is kept as it is.
 """
 
 from __future__ import annotations
