@@ -65,13 +65,17 @@ class Names:
     """The files of a corpus, numbered as they come up, so that a place is one number."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+        self.files: list[str] = []
+        self._numbers: dict[str, int] = {}
 
     def place(self, pair: Pair) -> int:
-        return self.numbers.setdefault(pair.file, len(self.numbers)) << LINE_BITS | pair.line
+        number = self._numbers.setdefault(pair.file, len(self.files))
+        if number == len(self.files):
+            self.files.append(pair.file)
+        return number << LINE_BITS | pair.line
 
     def told(self, place: int) -> str:
-        return told(place, list(self.numbers))
+        return told(place, self.files)
 
 
 def told(place: int, files: list[str]) -> str:

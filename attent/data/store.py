@@ -287,7 +287,7 @@ class _Writer:
             dtype=self.recipe.dtype,
             tokens=self.tokens,
             pad={"source": self.recipe.tokenizer.source.pad, "target": self.recipe.tokenizer.target.pad},
-            files=list(self.names.numbers),
+            files=self.names.files,
             parts=self.parts,
         )
         with open(self.folder / META, "w", encoding="utf-8") as file:
