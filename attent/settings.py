@@ -58,8 +58,8 @@ def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json")
 def apply(config: C, overrides: Iterable[str]) -> C:
     """`config` with overrides such as `train.lr=3e-4`: set from left to right, then checked together."""
     data = to_dict(config)
-    for override in overrides:
-        _override(type(config), data, override)
+    for each in overrides:
+        override(type(config), data, each)
     return from_dict(type(config), data, where="--set")
 
 
@@ -82,17 +82,33 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def read_toml(cls: type[C], path: str | Path, overrides: Iterable[str] = ()) -> C:
     """A `cls` from a TOML file with `--set` overrides on top, so that a required key may come from either."""
+    where, data = str(path), read_tables(path)
+    overrides = list(overrides)
+    for each in overrides:
+        override(cls, data, each)
+    return from_dict(cls, data, where=f"{where} with --set" if overrides else where)
+
+
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """The plain data of a TOML file, not yet held against any dataclass."""
     where = str(path)
     try:
-        data = tomllib.loads(_decode(_read_bytes(Path(path)), where))
+        return _checked_top(tomllib.loads(_decode(_read_bytes(Path(path)), where)), where)
     except RecursionError:
         raise _too_deep(where) from None
+    except SettingsError:
+        raise
     except ValueError as error:
         raise SettingsError(f"{where}: is not valid TOML: {error}; correct it") from error
-    overrides = list(overrides)
-    for override in overrides:
-        _override(cls, _checked_top(data, where), override)
-    return from_dict(cls, _checked_top(data, where), where=f"{where} with --set" if overrides else where)
+
+
+def override(cls: type[DataclassInstance], data: dict[str, Any], text: str) -> None:
+    """Puts what `text`, such as `train.lr=3e-4`, says into plain `data` that are meant for a `cls`."""
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise SettingsError(f"--set: must have the form key=value, but is {_show(text)}; write e.g. a.b=3")
+    _set(cls, data, keys, value.strip(), _Place(where="--set", root=cls), None)
 
 
 def to_toml(config: DataclassInstance) -> str:
@@ -402,14 +418,6 @@ def _one_of(kinds: Iterable[str]) -> str:
 # Overrides.
 
 
-def _override(cls: type[DataclassInstance], data: dict[str, Any], text: str) -> None:
-    path, equals, value = text.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise SettingsError(f"--set: must have the form key=value, but is {_show(text)}; write e.g. a.b=3")
-    _set(cls, data, keys, value.strip(), _Place(where="--set", root=cls), None)
-
-
 def _set(cls: Any, data: dict[str, Any], keys: list[str], text: str, place: _Place, base: object) -> None:
     """Puts the value that `text` spells at the dotted `keys` of plain `data`, which are meant for a `cls`."""
     name, *rest = keys
@@ -424,15 +432,15 @@ def _set(cls: Any, data: dict[str, Any], keys: list[str], text: str, place: _Pla
         kinds = _one_of_kind(table.kind for table in _tables(kind))
         data[name] = {"kind": _parse(kinds, text, inner.key("kind"))}  # the keys of the old kind go with it
     else:
-        table = _open_table(data, name, kind, inner, default)
+        table = _open_table(data, name, kind, inner)
         _set(_choose(_tables(kind), table, inner, default), table, rest, text, inner, default)
 
 
-def _open_table(data: dict[str, Any], name: str, kind: Any, place: _Place, default: object) -> dict[str, Any]:
+def _open_table(data: dict[str, Any], name: str, kind: Any, place: _Place) -> dict[str, Any]:
     if not _tables(kind):
         raise place.error(f"`{place.path}` has no keys: it must be {_describe(kind)}; set it as a whole")
     if data.get(name) is None:
-        data[name] = _plain(default, kind) if _is_table(default) else {}
+        data[name] = {}  # the rest of it keeps the field's default
     table = data[name]
     if not isinstance(table, dict):
         raise place.refuse(_describe(kind), table)
