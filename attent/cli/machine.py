@@ -26,6 +26,7 @@ PURPOSES: dict[str, str] = {
     "torch": "tensors, training",
     "numpy": "arrays on disk",
     "sentencepiece": "subwords",
+    "sacrebleu": "BLEU, chrF",
     "babel": "languages, dates",
     "backports-zstd": ".zst files",
     "safetensors": "weights on disk",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 
 from attent.data.pairs import Bad, CorpusError, Languages, Pair, matches, normal_tag
@@ -19,7 +19,7 @@ from attent.data.readers.files import File
 from attent.data.readers.formats import PLAIN, Format, Part, Reading
 from attent.data.readers.tags import ANY
 
-__all__ = ["Corpus", "Reading", "corpora"]
+__all__ = ["Corpus", "Reading", "Split", "corpora"]
 
 _SPLITS = {"train": r"train(ing)?", "valid": r"val(id(ation)?)?|dev", "test": r"test(ing)?"}
 _TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*")
@@ -34,6 +34,17 @@ _NO_TAGS = {"bak", "csv", "doc", "htm", "log", "md", "pdf", "py", "rst", "sgm", 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Split:
+    """The part of a corpus that is meant, such as that to train on; `holdout` chooses it."""
+
+    kept: bytes = field(repr=False)  # for each entry, pair or bad, in the order of reading: 1 if it belongs to the part
+    stamps: tuple[tuple[str, int, int], ...]  # of the files for which this holds: `Corpus.fingerprint`
+    pairs: int  # in this part
+    of: int  # pairs of the corpus
+    targets: bool  # no pair of the other part has the same target; False: this is known of sources alone
+
+
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Parallel text: iterate over it for each `Pair` and, where a line or unit is none, a `Bad`."""
 
@@ -44,9 +55,18 @@ class Corpus:
     others: tuple[tuple[str, Part], ...] = ()  # what stands beside: ("valid", a part of it), ("test", a part of it)
     ignored: tuple[str, ...] = ()  # parallel text in its folder that is not read, as `more.tsv (the reason)`
     options: Reading = PLAIN
+    split: Split | None = None  # None: all of it
 
     def __iter__(self) -> Iterator[Pair | Bad]:
-        """Every unit of every file. A file of a folder that holds other languages is passed over, unless all do."""
+        """Every unit of every file, or of the part of it that is meant."""
+        if self.split is None:
+            return self._entries()
+        if self.split.stamps != tuple(self.fingerprint()):
+            raise CorpusError(f"{self.name} has changed since a part of it was held out: start again")
+        return compress(self._entries(), self.split.kept)
+
+    def _entries(self) -> Iterator[Pair | Bad]:
+        """A file of a folder that holds other languages is passed over, unless all do."""
         refused: list[tags.OtherLanguages] = []
         for part in self.parts:
             try:
@@ -69,7 +89,7 @@ class Corpus:
     def beside(self, split: str) -> Corpus | None:
         """All files for `valid` or `test` in the same folder, or None."""
         parts = tuple(part for name, part in self.others if name == split)
-        return replace(self, parts=parts, others=(), ignored=()) if parts else None
+        return replace(self, parts=parts, others=(), ignored=(), split=None) if parts else None
 
 
 def _stamp(file: File) -> tuple[str, int, int]:

@@ -194,7 +194,8 @@ def key(corpora: Sequence[Corpus], recipe: Recipe, root: Path) -> str:
 
 def _identity(corpus: Corpus, root: Path) -> list[object]:
     digests = [file_digest(Path(path), root / "digests.json") for path, *_ in corpus.fingerprint()]
-    return [corpus.files, digests, astuple(corpus.languages), astuple(corpus.options)]
+    part = [] if corpus.split is None else [hashlib.sha256(corpus.split.kept).hexdigest()]
+    return [corpus.files, digests, astuple(corpus.languages), astuple(corpus.options), *part]
 
 
 class Resampled:
