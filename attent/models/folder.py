@@ -1,14 +1,16 @@
 """A model folder on disk: `config.json`, `model.safetensors`, and `manifest.json` with a checksum of both.
 
 This file moves tensors and plain data; what they mean is left to the models. It never opens a pickle, and it
-leaves every other file of the folder (tokenizer, card, run.toml) alone.
+leaves every other file of the folder (card, run.toml) alone. Small files that belong to the model, as its
+tokenizer's do, may be saved with it, under the same manifest.
 
 A save can be killed at any instant, and the old or the new model still loads:
 1. each file is written beside its place as NAME.new and synced to disk: the old model is untouched;
 2. each NAME.new is renamed to NAME. Until the last has been, the model stands partly under NAME.new.
 A model is therefore a manifest, each of whose files stands under NAME or NAME.new with the right checksum.
-Reading tries `manifest.json`, then `manifest.json.new`, and changes nothing on disk; the next save begins by
-finishing or clearing away what an interrupted one has left. One process at a time may save into a folder.
+Reading tries `manifest.json`, then `manifest.json.new` (first, where renaming had begun), and changes nothing on
+disk; the next save begins by finishing or clearing away what an interrupted one has left. One process at a time
+may save into a folder.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,9 +44,13 @@ NEW = ".new"
 SCRATCH = ".saving"  # where safetensors writes: when killed, it leaves a temporary file with a random name
 
 MAX_MANIFEST = 2**16  # bytes; it has about 300
+MAX_FILE = 128 * 2**20  # bytes of a further file; the largest published tokenizers have some 35 MB
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 MAX_HEADER = 16 * 2**20  # bytes of names and shapes in model.safetensors; 10,000 tensors need about one MiB
 READ_ATTEMPTS = 5  # when another process saves while we read
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+R = TypeVar("R")
 
 
 class FolderError(ValueError):
@@ -58,10 +64,11 @@ class StoredModel:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     tied: dict[str, str]  # further name -> the name that its tensor is stored under
+    files: dict[str, bytes] = field(default_factory=dict)  # those saved with it
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """A file as the manifest describes it."""
 
     sha256: str
@@ -71,21 +78,47 @@ class _Entry:
 # Writing.
 
 
-def write(folder: str | os.PathLike[str], *, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Saves a model. Whatever happens meanwhile, the folder's old model or this one loads afterwards."""
+def write(
+    folder: str | os.PathLike[str],
+    *,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Saves a model. Whatever happens meanwhile, the folder's old model or this one loads afterwards.
+
+    `files` are saved and verified with it. Those of an older save are left where they are, but no longer listed.
+    """
     root = Path(folder).expanduser()
     stored, tied = _untie(tensors)
     text = _config_text(config, tied)
+    # The further files come first and in their order, so that a tokenizer that is read by itself is found to be of
+    # the same save as the model at every instant (text/files.py goes by the first NAME.new).
+    small = _checked_files(files or {}) | {CONFIG: text}
     with explained(root):
-        _make_folder(root)
-        _settle(root)
+        make_folder(root)
+        _settle(root, small)
         try:
-            _stage(root, text, stored)
-            _publish(root, {name: root / (name + NEW) for name in (CONFIG, WEIGHTS, MANIFEST)})
+            _stage(root, small, stored)
+            _publish(root, {name: root / (name + NEW) for name in (*small, WEIGHTS, MANIFEST)})
         except BaseException:
             with suppress(OSError):
-                _settle(root)
+                _settle(root, small)
             raise
+
+
+def _checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    for name, content in files.items():
+        if not _is_further_name(name):
+            raise FolderError(f"`{name}` must be a plain file name that the model itself does not use; rename the file")
+        if len(content) > MAX_FILE:
+            raise FolderError(f"{name}: must have at most {MAX_FILE} bytes, but has {len(content)}; leave it out")
+    return dict(files)
+
+
+def _is_further_name(name: str) -> bool:
+    taken = name.lower() in (CONFIG, WEIGHTS, MANIFEST) or name.lower().endswith(NEW)
+    return PLAIN_NAME.fullmatch(name) is not None and not taken
 
 
 def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -97,7 +130,7 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     for name, tensor in tensors.items():
         owner = first.setdefault(_identity(name, tensor), name)
         if owner == name:
-            stored[name] = _alone(tensor, storages)
+            stored[name] = alone(tensor, storages)
         else:
             tied[name] = owner
     return stored, tied
@@ -105,18 +138,22 @@ def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 def _identity(name: str, tensor: Tensor) -> object:
     """Equal for two names exactly when they are the same numbers in the same memory."""
-    if name == "__metadata__" or not isinstance(tensor, Tensor):
-        raise FolderError(f"`{name}` must be a tensor, and not named `__metadata__`; rename it or leave it out")
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        kind = f"{tensor.layout} on {tensor.device}"
-        raise FolderError(f"`{name}` must be a dense tensor with data, but is {kind}; give it data first")
+    check_storable(name, tensor)
     if tensor.numel() == 0:
         return name
     place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
     return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), place)
 
 
-def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+def check_storable(name: str, tensor: object) -> None:
+    if name == "__metadata__" or not isinstance(tensor, Tensor):
+        raise FolderError(f"`{name}` must be a tensor, and not named `__metadata__`; rename it or leave it out")
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = f"{tensor.layout} on {tensor.device}"
+        raise FolderError(f"`{name}` must be a dense tensor with data, but is {kind}; give it data first")
+
+
+def alone(tensor: Tensor, storages: set[int]) -> Tensor:
     """The tensor on the CPU, contiguous, in memory of its own: safetensors stores no views of one block."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if tensor.untyped_storage().data_ptr() in storages:
@@ -128,41 +165,55 @@ def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
 def _config_text(config: Mapping[str, Any], tied: dict[str, str]) -> bytes:
     if "tied" in config:
         raise FolderError(f"{CONFIG}: the key `tied` is kept for the names of tied tensors; rename yours")
+    return json_text({**config, "tied": tied}, CONFIG)
+
+
+def json_text(data: Mapping[str, Any], name: str) -> bytes:
+    """What a JSON file of this name will hold: what could not be read back must not replace what can."""
     try:
-        text = json.dumps({**config, "tied": tied}, indent=2, ensure_ascii=False, allow_nan=False)
-        content = f"{text}\n".encode()
-        settings.parse_json(content, CONFIG)  # what cannot be read back must not replace what can
+        content = f"{json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
+        settings.parse_json(content, name)
     except (TypeError, ValueError, RecursionError) as error:
-        raise FolderError(f"{CONFIG}: must be plain finite data, but {error}; nothing was saved") from error
+        raise FolderError(f"{name}: must be plain finite data, but {error}; nothing was saved") from error
+    if len(content) > settings.MAX_BYTES:
+        raise FolderError(
+            f"{name}: must have at most {settings.MAX_BYTES} bytes, but has {len(content)}; leave out some"
+        )
     return content
 
 
-def _make_folder(root: Path) -> None:
+def make_folder(root: Path) -> None:
+    """The folder and those above it, on disk for sure."""
     missing = [path for path in (root, *root.parents) if not path.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync(path.parent)
 
 
-def _stage(root: Path, config: bytes, tensors: dict[str, Tensor]) -> None:
-    """Puts the three files beside their places, on disk for sure, the manifest last."""
-    config_path, weights_path = root / (CONFIG + NEW), root / (WEIGHTS + NEW)
-    _write_new(config_path, config)
+def _stage(root: Path, small: Mapping[str, bytes], tensors: dict[str, Tensor]) -> None:
+    """Puts every file beside its place, on disk for sure, the manifest last."""
+    for name, content in small.items():
+        write_new(root / (name + NEW), content)
     _write_weights(root, tensors)
-    shutil.copymode(config_path, weights_path)  # safetensors makes files that only their owner can read
+    weights_path = root / (WEIGHTS + NEW)
+    shutil.copymode(root / (CONFIG + NEW), weights_path)  # safetensors makes files that only their owner can read
     sync(weights_path)
-    files = {CONFIG: _entry(config_path), WEIGHTS: _entry(weights_path)}
-    manifest = {"format": FORMAT, "files": {name: vars(entry) for name, entry in files.items()}}
-    # Without a newline at its end, so that no cut goes unnoticed.
-    _write_new(root / (MANIFEST + NEW), json.dumps(manifest, indent=2).encode())
+    write_manifest(root / (MANIFEST + NEW), {name: entry_of(root / (name + NEW)) for name in (*small, WEIGHTS)})
     sync(root)
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes) -> None:
+    """A file that was not there, on disk for sure."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_manifest(path: Path, files: Mapping[str, Entry]) -> None:
+    manifest = {"format": FORMAT, "files": {name: vars(entry) for name, entry in files.items()}}
+    # Without a newline at its end, so that no cut goes unnoticed.
+    write_new(path, json.dumps(manifest, indent=2).encode())
 
 
 def _write_weights(root: Path, tensors: dict[str, Tensor]) -> None:
@@ -173,7 +224,7 @@ def _write_weights(root: Path, tensors: dict[str, Tensor]) -> None:
     scratch.rmdir()
 
 
-def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+def write_safetensors(tensors: dict[str, Tensor], path: Path, what: str = "model") -> None:
     """One file of tensors; what the system refuses is an OSError, as from any other file."""
     try:
         save_file(tensors, path, {"format": "pt"})  # Hugging Face asks for this mark
@@ -181,7 +232,7 @@ def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
         number = re.search(r"os error (\d+)", str(error))
         if number:
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        raise FolderError(f"{path}: safetensors cannot store this model: {error}") from error
+        raise FolderError(f"{path}: safetensors cannot store this {what}: {error}") from error
 
 
 def _publish(root: Path, paths: dict[str, Path]) -> None:
@@ -191,9 +242,13 @@ def _publish(root: Path, paths: dict[str, Path]) -> None:
     sync(root)
 
 
-def _settle(root: Path) -> None:
-    """Finishes an interrupted save that had begun to rename, and clears away one that had not."""
-    leftovers = [root / (name + NEW) for name in (CONFIG, WEIGHTS, MANIFEST)]
+def _settle(root: Path, small: Iterable[str]) -> None:
+    """Finishes an interrupted save that had begun to rename, and clears away one that had not.
+
+    Last written, first removed, as text/files.py needs it; and the manifest goes before what it lists.
+    """
+    names = dict.fromkeys([*_listed(root), *small, CONFIG, WEIGHTS, MANIFEST])
+    leftovers = [root / (name + NEW) for name in reversed(names)]
     if any(os.path.lexists(path) for path in leftovers):
         with suppress(FolderError):
             _publish(root, _find(root))
@@ -201,6 +256,15 @@ def _settle(root: Path) -> None:
             path.unlink(missing_ok=True)
     if (root / SCRATCH).is_dir() and not (root / SCRATCH).is_symlink():
         shutil.rmtree(root / SCRATCH)
+
+
+def _listed(root: Path) -> list[str]:
+    """The further files that a save into this folder may be about, finished or not."""
+    names: list[str] = []
+    for manifest in (MANIFEST + NEW, MANIFEST):
+        with suppress(FolderError, OSError):
+            names += [name for name in _manifest(root / manifest) if name not in (CONFIG, WEIGHTS)]
+    return names
 
 
 def sync(path: Path) -> None:
@@ -214,24 +278,24 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def explained(root: Path) -> Iterator[None]:
-    """Turns what the system says while saving into a sentence."""
+def explained(root: Path, what: str = "model") -> Iterator[None]:
+    """Turns what the system says while saving into a sentence; `what` is what was to be saved."""
     try:
         yield
     except OSError as error:
-        raise FolderError(f"{root}: the model could not be saved: {_reason(root, error)}") from error
+        raise FolderError(f"{root}: the {what} could not be saved: {_reason(root, error, what)}") from error
 
 
-def _reason(root: Path, error: OSError) -> str:
+def _reason(root: Path, error: OSError, what: str) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError) and not root.is_dir():
         return "there is a file where the folder must be; give another folder, or move that file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; an older model in the folder is unharmed; free some space and save again"
+        return f"the disk is full; an older {what} in the folder is unharmed; free some space and save again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "the folder cannot be written to; give another folder, or change its permissions"
     if not root.is_dir():
         return f"the folder cannot be made ({error.strerror}); give another"
-    return f"{error}; an older model in the folder is unharmed; save again"
+    return f"{error}; an older {what} in the folder is unharmed; save again"
 
 
 # Reading.
@@ -242,24 +306,33 @@ def read(folder: str | os.PathLike[str]) -> StoredModel:
 
     Links are followed inside the folder only: what lies outside could change without the folder knowing.
     """
-    root = Path(folder).expanduser()
+    return _steadily(Path(folder).expanduser(), _read_model)
+
+
+def read_files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
+    """The further files that were saved with the folder's model, verified: of the same save as its weights."""
+    return _steadily(Path(folder).expanduser(), lambda root: _further(_find(root)))
+
+
+def _steadily(root: Path, reading: Callable[[Path], R]) -> R:
+    """What `reading` gives when no other process has saved meanwhile."""
     for _ in range(READ_ATTEMPTS):
         before = _snapshot(root)
         try:
-            stored = _read_once(root)
+            found = _read_once(root, reading)
         except FolderError:
             if _snapshot(root) == before:
                 raise
         else:
             if _snapshot(root) == before:
-                return stored
+                return found
     raise FolderError(f"{root}: changes while it is read; try again when the save into it has finished")
 
 
-def _snapshot(root: Path) -> list[tuple[int, int, int] | None]:
+def _snapshot(root: Path) -> dict[str, tuple[int, int, int] | None]:
     """Differs before and after whenever another process has renamed a file of the model in between."""
-    found = [_status(root / name) for name in (CONFIG, WEIGHTS, MANIFEST)]
-    return [(one.st_ino, one.st_size, one.st_mtime_ns) if one else None for one in found]
+    found = {name: _status(root / name) for name in (*_listed(root), CONFIG, WEIGHTS, MANIFEST)}
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) if one else None for name, one in found.items()}
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -269,51 +342,81 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _read_once(root: Path) -> StoredModel:
+def _read_once(root: Path, reading: Callable[[Path], R]) -> R:
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise FolderError(f"{root}: must be a model folder, but {problem}; give one that holds {CONFIG}")
     try:
-        paths = _find(root)
-        config = settings.read_json(paths[CONFIG])
-        tied = _ties(config.pop("tied", {}), root)
-        tensors = read_safetensors(paths[WEIGHTS])
+        return reading(root)
     except OSError as error:
         path = error.filename or root
         raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     except settings.SettingsError as error:
         raise FolderError(str(error)) from error
-    return StoredModel(config=config, tensors=_with_ties(tensors, tied, root), tied=tied)
+
+
+def _read_model(root: Path) -> StoredModel:
+    paths = _find(root)
+    config = settings.read_json(paths[CONFIG])
+    tied = _ties(config.pop("tied", {}), root)
+    tensors = _with_ties(read_safetensors(paths[WEIGHTS]), tied, root)
+    return StoredModel(config=config, tensors=tensors, tied=tied, files=_further(paths))
+
+
+def _further(paths: Mapping[str, Path]) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in paths.items() if _is_further_name(name)}
 
 
 def _find(root: Path) -> dict[str, Path]:
     """Where each file of a whole model stands, the manifest last. OSError passes: it is no damage."""
-    problems = []
-    for manifest in (root / MANIFEST, root / (MANIFEST + NEW)):
+    problems = {}
+    for manifest in _manifests(root):
         try:
             paths = {name: _intact(root / name, entry) for name, entry in _manifest(manifest).items()}
             return paths | {MANIFEST: manifest}
         except FolderError as problem:
-            problems.append(problem)
-    raise problems[0]
+            problems[manifest.name] = problem
+    raise problems[MANIFEST]
 
 
-def _manifest(path: Path) -> dict[str, _Entry]:
-    status = _file_status(path)
-    if status is None:
+def _manifests(root: Path) -> list[Path]:
+    """Those to try, in order: the new one first once renaming has begun, even if the old lists nothing of that."""
+    old, new = root / MANIFEST, root / (MANIFEST + NEW)
+    with suppress(FolderError):
+        if any(not os.path.lexists(root / (name + NEW)) for name in _manifest(new)):
+            return [new, old]
+    return [old, new]
+
+
+def _manifest(path: Path) -> dict[str, Entry]:
+    if file_status(path) is None:
         raise FolderError(_no_manifest(path.parent))
+    files = read_manifest(path)
+    if not {CONFIG, WEIGHTS} <= files.keys():
+        raise FolderError(f"{path}: must list {CONFIG} and {WEIGHTS}; copy the model again")
+    for name in files.keys() - {CONFIG, WEIGHTS}:
+        if not _is_further_name(name) or files[name].bytes > MAX_FILE:
+            raise FolderError(
+                f"{path}: `files` must be plain names of small files, but {name!r:.80} is not; get another"
+            )
+    return files
+
+
+def read_manifest(path: Path, what: str = "model") -> dict[str, Entry]:
+    """The files that a manifest lists; whether they are the right ones is left to the caller."""
+    status = file_status(path)
+    if status is None:
+        raise FolderError(f"{path}: is missing; copy the {what} again")
     if status.st_size > MAX_MANIFEST:
-        raise FolderError(f"{path}: is damaged: it has {status.st_size} bytes; copy the model again")
+        raise FolderError(f"{path}: is damaged: it has {status.st_size} bytes; copy the {what} again")
     try:
         data = settings.parse_json(path.read_bytes(), str(path))
     except settings.SettingsError as error:
-        raise FolderError(f"{error}; the manifest is damaged: copy the model again") from error
+        raise FolderError(f"{error}; the manifest is damaged: copy the {what} again") from error
     files = data.get("files")
-    if data != {"format": FORMAT, "files": files} or type(data["format"]) is not int:
-        raise FolderError(f"{path}: must have `format` {FORMAT} and `files`; copy the model again or update attent")
-    if not isinstance(files, dict) or files.keys() != {CONFIG, WEIGHTS}:
-        raise FolderError(f"{path}: must list {CONFIG} and {WEIGHTS}, and no others; copy the model again")
-    return {name: _parsed_entry(path, name, entry) for name, entry in files.items()}
+    if data != {"format": FORMAT, "files": files} or type(data["format"]) is not int or not isinstance(files, dict):
+        raise FolderError(f"{path}: must have `format` {FORMAT} and `files`; copy the {what} again or update attent")
+    return {name: _parsed_entry(path, name, entry, what) for name, entry in files.items()}
 
 
 def _no_manifest(root: Path) -> str:
@@ -331,38 +434,38 @@ def _no_manifest(root: Path) -> str:
     return f"{root}: holds no model ({MANIFEST} is missing); give a folder that attent has saved"
 
 
-def _parsed_entry(path: Path, name: str, data: object) -> _Entry:
+def _parsed_entry(path: Path, name: str, data: object, what: str) -> Entry:
     entry = data if isinstance(data, dict) else {}
     size, digest = entry.get("bytes"), entry.get("sha256")
     if entry.keys() != {"bytes", "sha256"} or type(size) is not int or not isinstance(digest, str):
-        raise FolderError(f"{path}: `files.{name}` must have `sha256` and `bytes`; copy the model again")
-    return _Entry(digest, size)
+        raise FolderError(f"{path}: `files.{name:.80}` must have `sha256` and `bytes`; copy the {what} again")
+    return Entry(digest, size)
 
 
-def _intact(path: Path, entry: _Entry) -> Path:
+def _intact(path: Path, entry: Entry) -> Path:
     """The file that a manifest's entry describes: under its name or, after an interrupted save, NAME.new."""
     problems = []
     for candidate in (path, path.with_name(path.name + NEW)):
-        problem = _damage(candidate, entry)
+        problem = damage(candidate, entry)
         if problem is None:
             return candidate
         problems.append(f"{candidate}: {problem}")
     raise FolderError(f"{problems[0]}; copy the model again, or take an older save")
 
 
-def _damage(path: Path, entry: _Entry) -> str | None:
+def damage(path: Path, entry: Entry) -> str | None:
     """What is wrong with a file, if anything: its size first, then every byte."""
-    status = _file_status(path)
+    status = file_status(path)
     if status is None:
-        return "is missing"
+        return f"is missing, though {MANIFEST} lists it"
     if status.st_size != entry.bytes:
         return f"is damaged: by {MANIFEST} it must have {entry.bytes} bytes, but it has {status.st_size}"
-    if _entry(path) != entry:
+    if entry_of(path) != entry:
         return f"is damaged or was changed: its SHA-256 is not the one in {MANIFEST}"
     return None
 
 
-def _file_status(path: Path) -> os.stat_result | None:
+def file_status(path: Path) -> os.stat_result | None:
     """The status of a plain file in its folder; None when there is none; an error for anything else."""
     if not os.path.lexists(path):
         return None
@@ -371,28 +474,28 @@ def _file_status(path: Path) -> os.stat_result | None:
     if not path.exists():
         return None
     if not stat.S_ISREG(path.stat().st_mode):
-        raise FolderError(f"{path}: must be a plain file; put the model's own file there")
+        raise FolderError(f"{path}: must be a plain file; put the file itself there")
     return path.stat()
 
 
-def _entry(path: Path) -> _Entry:
+def entry_of(path: Path) -> Entry:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return _Entry(digest, os.fstat(file.fileno()).st_size)
+        return Entry(digest, os.fstat(file.fileno()).st_size)
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path, what: str = "model") -> dict[str, Tensor]:
     """Every tensor of a file, as a copy in memory: a mapped file that changes would change the model, or kill us."""
-    _check_header(path)
+    _check_header(path, what)
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             return {name: file.get_tensor(name).clone() for name in names}
     except SafetensorError as error:
-        raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
+        raise FolderError(f"{path}: is not valid safetensors: {error}; get the {what} again") from error
 
 
-def _check_header(path: Path) -> None:
+def _check_header(path: Path, what: str) -> None:
     """Refuses what is not safetensors at all, and a header so large that it can only be an attack."""
     with open(path, "rb") as file:
         start = file.read(9)
@@ -401,8 +504,8 @@ def _check_header(path: Path) -> None:
     if start[8:] == b"{" and header <= min(MAX_HEADER, size - 8):
         return
     if start.startswith((b"\x80", b"PK")):
-        raise FolderError(f"{path}: is a pickle or zip, which is never opened; get the model as safetensors")
-    raise FolderError(f"{path}: is not safetensors (its header claims {header} bytes); get the model again")
+        raise FolderError(f"{path}: is a pickle or zip, which is never opened; get the {what} as safetensors")
+    raise FolderError(f"{path}: is not safetensors (its header claims {header} bytes); get the {what} again")
 
 
 def _ties(data: object, root: Path) -> dict[str, str]:

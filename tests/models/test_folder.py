@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from attent.models import folder
 from attent.models.folder import FolderError
+from attent.text import files as text_files
 
 FILES = ("config.json", "model.safetensors", "manifest.json")
 SYSTEM_CALLS = (
@@ -310,6 +311,9 @@ def test_hostile_manifests_are_refused(model: Path) -> None:
         *({**good, "files": {**good["files"], "config.json": bad}} for bad in (None, {}, {**entry, "bytes": "3"})),
         {**good, "files": {**good["files"], "config.json": {**entry, "sha256": entry["sha256"].upper()}}},
     ]
+    wrong_names = (".hidden", "manifest.json", "Config.json", "a.new", "", "a\0b", "a" * 101, "state/a")
+    hostile += [{**good, "files": {**good["files"], name: entry}} for name in wrong_names]
+    hostile += [{**good, "files": {**good["files"], "a": {**entry, "bytes": 2**40}}}]
     for manifest in hostile:
         (model / "manifest.json").write_text(json.dumps(manifest))
         assert "json" in refusal(model)
@@ -589,6 +593,156 @@ def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: p
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert "changes while it is read; try again" in refusal(model)
+
+
+# Small files that are saved with a model.
+
+SIDES = ("source.model", "target.model")
+
+
+def sides(seed: int) -> dict[str, bytes]:
+    return {name: f"{name} of {seed}".encode() * 9 for name in SIDES}
+
+
+def write_with_files(path: Path, seed: int) -> None:
+    folder.write(path, config={"seed": 7}, tensors=tensors(seed), files=sides(seed))
+
+
+def holds_with_files(path: Path) -> int:
+    """The model and both files are wholly of one save, whoever reads them; tells which."""
+    stored = folder.read(path)
+    (seed,) = [seed for seed in range(3) if torch.equal(stored.tensors["bias"], tensors(seed)["bias"])]
+    assert stored.files in ({}, sides(seed))
+    assert folder.read_files(path) == stored.files
+    assert text_files.read(path, SIDES) == sides(seed)  # as Tokenizer.load does
+    return seed
+
+
+def test_files_that_were_saved_with_a_model_come_back(model: Path) -> None:
+    assert folder.read(model).files == folder.read_files(model) == {}
+    folder.write(model, config={}, tensors=tensors(1), files={**sides(1), "empty": b""})
+    assert folder.read(model).files == folder.read_files(model) == {**sides(1), "empty": b""}
+    assert {path.name for path in model.iterdir()} == {*FILES, *SIDES, "empty"}
+
+
+def test_a_save_without_files_lists_none_and_leaves_the_old_ones_alone(model: Path) -> None:
+    write_with_files(model, 1)
+    write(model, 2)
+    assert_holds(model, 2)
+    assert folder.read_files(model) == {}
+    assert text_files.read(model, SIDES) == sides(1)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "Model.safetensors", "a/b", "..", ".a", "", "a.new"])
+def test_files_with_names_of_other_things_are_not_saved(name: str, model: Path) -> None:
+    with pytest.raises(FolderError, match="must be a plain file name that the model itself does not use; rename"):
+        folder.write(model, config={}, tensors={}, files={name: b""})
+    assert_holds(model, 0)
+
+
+def test_damage_to_a_file_saved_with_a_model_is_refused(model: Path) -> None:
+    write_with_files(model, 1)
+    chosen = random.Random(0)
+    for number in range(200):
+        path = model / (*SIDES, "manifest.json")[number % 3]
+        whole = path.read_bytes()
+        if number < 100:
+            flip_bit(path, chosen.randrange(len(whole)), 1 << chosen.randrange(8))
+        else:
+            os.truncate(path, chosen.randrange(len(whole)))
+        assert path.name in refusal(model)
+        with pytest.raises(FolderError, match=path.name):
+            folder.read_files(model)
+        path.write_bytes(whole)
+    (model / SIDES[0]).unlink()
+    assert "source.model: is missing" in refusal(model)
+
+
+@pytest.fixture(params=["listed", "not listed"])
+def with_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model whose tokenizer was saved with it, and one beside which it was saved by itself."""
+    path = tmp_path / "model"
+    if request.param == "listed":
+        write_with_files(path, 0)
+    else:
+        folder.write(path, config={"seed": 7}, tensors=tensors(0))
+        text_files.write(path, sides(0))
+    return path
+
+
+def faults_with_files(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterator[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "write", write_with_files)
+        yield from faults(path, fault, forever, seed)
+
+
+def test_an_error_at_any_call_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+    seen = set()
+    for at in faults_with_files(with_files, OSError(errno.ENOSPC, "full"), False, 1):
+        seen.add(holds_with_files(with_files))
+        assert {path.name for path in with_files.iterdir()} == {*FILES, *SIDES}, at
+    assert seen == {0, 1}
+
+
+def test_a_death_at_any_call_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, Killed(), True, 1)}
+    assert seen == {0, 1}
+
+
+def test_a_death_while_an_unused_save_is_cleared_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+    write_with_files(with_files.with_name("unused"), 1)
+    for name in (*SIDES, *FILES):
+        shutil.copy(with_files.with_name("unused") / name, with_files / (name + ".new"))
+    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, Killed(), True, 2)}
+    assert seen == {0, 2}
+
+
+@pytest.mark.slow
+def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+    states, count = set(), 0
+    for first in faults_with_files(with_files, Killed(), True, 1):
+        before = holds_with_files(with_files)
+        names = frozenset(path.name for path in with_files.rglob("*"))
+        if names in states:
+            continue
+        states.add(names)
+        again = with_files.with_name(f"again{first}")
+        shutil.copytree(with_files, again)
+        for _ in faults_with_files(again, Killed(), True, 2):
+            assert holds_with_files(again) in (before, 2)
+            count += 1
+        assert holds_with_files(again) == 2
+        assert {path.name for path in again.iterdir()} == {*FILES, *SIDES}
+    assert count > 200
+
+
+def test_a_first_save_with_files_that_dies_leaves_all_or_no_model(tmp_path: Path) -> None:
+    path, seen = tmp_path / "model", set()
+    path.mkdir()
+    for _ in faults_with_files(path, Killed(), True, 1):
+        try:
+            assert folder.read(path).files == folder.read_files(path) == sides(1)
+            seen.add("whole")
+        except FolderError as error:
+            seen.add(str(error).partition(": ")[2].partition(" (")[0])
+    assert seen == {
+        "holds no model",
+        "holds no model yet: the first save into it was interrupted; save again",
+        "whole",
+    }
+
+
+def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) -> None:
+    write_with_files(tmp_path / "old", 0)
+    write_with_files(tmp_path / "new", 1)
+    for number, renamed in enumerate(itertools.product([False, True], repeat=5)):
+        crashed = tmp_path / f"crashed{number}"
+        shutil.copytree(tmp_path / "old", crashed)
+        for name, done in zip((*SIDES, *FILES), renamed, strict=True):
+            shutil.copy(tmp_path / "new" / name, crashed / (name if done else name + ".new"))
+        assert folder.read(crashed).files == folder.read_files(crashed) == sides(1 if any(renamed) else 0)
+        write_with_files(crashed, 2)
+        assert holds_with_files(crashed) == 2
 
 
 # What a person reads when a save fails.
