@@ -28,6 +28,7 @@ from attent.nn.checks import (
     check_size,
     check_window,
 )
+from attent.nn.dropout import Dropout
 from attent.nn.feedforward import Activation, FeedForward
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import Angles, PositionsConfig, RotaryConfig, SinusoidalConfig, build_positions
@@ -109,7 +110,7 @@ class Residual(nn.Module):
     def __init__(self, norm: nn.Module, dropout: float, order: NormOrder) -> None:
         super().__init__()
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre = order == "pre"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -183,7 +184,7 @@ class Stack(nn.Module):
             head_width=config.head_width or split_evenly(config.width, config.heads),
             causal=config.causal,
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = cast("list[Block]", nn.ModuleList(Block(config) for _ in range(config.layers)))
         self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
         self.apply(init_weights)

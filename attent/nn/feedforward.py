@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.nn.checks import check_choice
+from attent.nn.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -40,7 +41,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(width, inner, bias=bias) if gated else None  # W3
         self.contract = nn.Linear(inner, width, bias=bias)  # W2
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = ACTIVATIONS[self.activation](self.expand(x))  # (B, T, E) -> (B, T, inner)

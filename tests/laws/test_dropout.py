@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import decoder_of
-from attent.nn import Attention, FeedForward, Stack, StackConfig
+from attent.nn import Attention, FeedForward, Stack, StackConfig, dropout
 from tests.laws.helpers import TOY, close, every, every_stack, make, memory_for, states
 
 KINDS = ("dropout", "attention_dropout", "activation_dropout")
@@ -44,18 +44,17 @@ class Dice:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.met: list[tuple[Tensor, float]] = []
         self.on_weights: list[float] = []
-        monkeypatch.setattr(F, "dropout", self.drop)
+        monkeypatch.setattr(dropout, "drop", self.drop)
         fused = F.scaled_dot_product_attention
 
-        def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, **rest: object) -> Tensor:
-            self.on_weights.append(dropout)
+        def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, **rest: object) -> Tensor:
+            self.on_weights.append(rate)
             return fused(q, k, v, mask, 0.0, **rest)
 
         monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
 
-    def drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if training and p > 0:
-            self.met.append((x, p))
+    def drop(self, x: Tensor, rate: float) -> Tensor:
+        self.met.append((x, rate))
         return x
 
 
