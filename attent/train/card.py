@@ -1,0 +1,330 @@
+"""`card.md`: what a trained model is, on one page, for whoever finds its folder later.
+
+The facts are plain dataclasses that a run fills in; the text is made from them alone, so that the same facts give the
+same page. Nothing is measured, scored or looked up here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attent.train.events import Sample
+
+NAME = "card.md"
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
+LONGEST = 400  # characters of a sample; a paragraph belongs in a file of its own
+
+PYTHON = """\
+from pathlib import Path
+
+import attent
+from attent.decode.translate import translate
+from attent.text import Tokenizer
+
+folder = Path({folder!r})
+print(translate(attent.load(folder), Tokenizer.load(folder), ["..."]))"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """One corpus: what was read, and what became of it. `read` is `used` + all of `dropped`."""
+
+    name: str
+    read: int
+    used: int
+    dropped: tuple[tuple[str, int], ...] = ()  # (reason, pairs)
+    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256)
+    weight: float = 1.0  # how often its pairs are seen, beside those of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    origins: tuple[Origin, ...]
+    source_tokens: int
+    target_tokens: int
+    key: str  # of the token store: a SHA-256 of the text, the filters and the tokenizer
+    held_out: int  # pairs that were only validated on
+    held_out_how: str  # "2% of the pairs, chosen by a hash of ...", or "the file valid.tsv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    size: str  # "tiny", or "" where none was named
+    encoder_layers: int
+    decoder_layers: int
+    width: int
+    heads: int
+    inner: int
+    parameters: int
+    trained: int  # fewer than `parameters` when some were frozen
+    vocabulary: int
+    tokenizer: str  # "BPE, joint" and the like
+    tokenizer_sha256: str
+    started_from: str = ""  # the model that was trained further, if any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting that matters: its name in run.toml, and why it is so where it was chosen automatically."""
+
+    name: str
+    value: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One set of sentences, translated by one set of weights."""
+
+    name: str  # "held-out part", "test_2016_flickr"
+    pairs: int
+    weights: str  # "best, step 6,800", "average of the last 5", "EMA 0.999"
+    decoding: str  # "beam 4, length penalty 0.6"
+    loss: float | None = None
+    bleu: float | None = None
+    chrf: float | None = None
+    exact: float | None = None
+    signatures: tuple[str, ...] = ()  # sacreBLEU's, in full
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    updates: int
+    epochs: float
+    seconds: float
+    tokens_per_second: float  # of both sides, without filler
+    hardware: str  # "NVIDIA H200, bfloat16, compiled"
+    ended: str  # "8,000 updates were done", "no better for 10 validations", "stopped by hand"
+    attent: str  # versions
+    torch: str
+    python: str
+    seed: int | None = None
+    date: str = ""  # "2026-11-15"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    folder: str  # as a person would type it
+    source: str  # language tag, "" where unknown
+    target: str
+    data: Data
+    model: Model
+    recipe: tuple[Setting, ...]
+    scores: tuple[Score, ...]  # the first is named at the head
+    training: Training
+    samples: tuple[Sample, ...] = ()
+    curves: str = ""  # the name of the picture beside the card
+
+
+def write(card: Card, path: Path) -> None:
+    """Aside first, then renamed: there is never half a card."""
+    aside = path.with_name(path.name + ".new")
+    with open(aside, "wb") as file:
+        file.write(text(card).encode(errors="backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def text(card: Card) -> str:
+    sections = (_head, _scores, _use, _data, _model, _recipe, _training, _samples, _limits)
+    return "\n\n".join(part for section in sections for part in section(card)) + "\n"
+
+
+# ---- sections, in the order in which a person wants them -------------------------------------------------------------
+
+
+def _head(card: Card) -> Iterator[str]:
+    yield f"# {plain(_title(card))}"
+    first = next((score for score in card.scores if score.bleu is not None), None)
+    told = f"; {first.bleu:.1f} BLEU on {plain(first.name)}" if first else ""
+    pairs = many(sum(origin.used for origin in card.data.origins), "pair")
+    yield f"A Transformer of {short(card.model.parameters)} parameters, trained by attent on {pairs}{told}."
+
+
+def _title(card: Card) -> str:
+    return f"{card.source}-{card.target} translator" if card.source and card.target else "A text-to-text model"
+
+
+def _scores(card: Card) -> Iterator[str]:
+    if not card.scores:
+        return
+    yield "## Scores"
+    head = ("Set", "Pairs", "Weights", "Decoding", "Loss", "BLEU", "chrF", "Exact")
+    rows = [(score.name, f"{score.pairs:,}", score.weights, score.decoding, *_figures(score)) for score in card.scores]
+    yield table(head, rows, right=(1, 4, 5, 6, 7))
+    yield "Loss is cross-entropy in nats per target token; exact is the share of outputs that are the reference."
+    signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
+    if signatures:
+        yield "sacreBLEU signatures:"
+        yield "\n".join(f"- {code(signature)}" for signature in signatures)
+
+
+def _figures(score: Score) -> tuple[str, ...]:
+    return (_value(score.loss, 3), _value(score.bleu, 1), _value(score.chrf, 1), _value(score.exact, 1, "%"))
+
+
+def _value(value: float | None, digits: int, unit: str = "") -> str:
+    return "" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _use(card: Card) -> Iterator[str]:
+    yield "## How to use it"
+    yield fenced("sh", f"attent translate {_quoted(card.folder)} < input.txt > output.txt")
+    yield fenced("python", PYTHON.format(folder=card.folder))
+
+
+def _quoted(path: str) -> str:
+    return path if re.fullmatch(r"[\w./+=:@%-]+", path) else "'" + path.replace("'", "'\\''") + "'"
+
+
+def _data(card: Card) -> Iterator[str]:
+    data = card.data
+    yield "## Data"
+    rows = [
+        (origin.name, f"{origin.read:,}", f"{origin.used:,}", f"{origin.read - origin.used:,}", f"{origin.weight:g}")
+        for origin in data.origins
+    ]
+    yield table(("Corpus", "Pairs read", "Used", "Left out", "Weight"), rows, right=(1, 2, 3, 4))
+    reasons = _sum(reason for origin in data.origins for reason in origin.dropped)
+    if reasons:
+        yield "Left out: " + ", ".join(f"{plain(reason)} ({count:,})" for reason, count in reasons) + "."
+    yield "\n".join(
+        [
+            f"- Tokens: {data.source_tokens:,} of the source, {data.target_tokens:,} of the target.",
+            f"- Held out for validation: {many(data.held_out, 'pair')}; {plain(data.held_out_how)}.",
+            f"- Key of the encoded data (SHA-256): {code(data.key)}",
+        ]
+    )
+    files = [file for origin in data.origins for file in origin.files]
+    if files:
+        yield table(("File", "SHA-256"), [(name, digest) for name, digest in files])
+
+
+def _sum(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The same reason of several corpora as one; the most frequent first, equal ones by name."""
+    totals: dict[str, int] = {}
+    for reason, count in reasons:
+        totals[reason] = totals.get(reason, 0) + count
+    return sorted(((reason, n) for reason, n in totals.items() if n), key=lambda item: (-item[1], item[0]))
+
+
+def _model(card: Card) -> Iterator[str]:
+    model = card.model
+    yield "## Model"
+    learned = "" if model.trained == model.parameters else f", of which {model.trained:,} were trained"
+    rows = [
+        ("Size", model.size),
+        ("Layers", f"{model.encoder_layers} encoder, {model.decoder_layers} decoder"),
+        ("Width", f"{model.width:,}, feed-forward {model.inner:,}, {many(model.heads, 'head')}"),
+        ("Parameters", f"{model.parameters:,}{learned}"),
+        ("Vocabulary", f"{model.vocabulary:,}"),
+        ("Tokenizer", model.tokenizer),
+        ("Tokenizer SHA-256", model.tokenizer_sha256),
+        ("Trained further from", model.started_from),
+    ]
+    yield table(("", ""), [row for row in rows if row[1]])
+
+
+def _recipe(card: Card) -> Iterator[str]:
+    if card.recipe:
+        yield "## Recipe"
+        yield table(("Setting", "Value", "Why"), [(one.name, one.value, one.reason) for one in card.recipe])
+        yield "Every setting is in `run.toml` beside this card."
+
+
+def _training(card: Card) -> Iterator[str]:
+    ran = card.training
+    yield "## Training"
+    rows = [
+        ("Updates", f"{ran.updates:,} ({ran.epochs:.1f} epochs)"),
+        ("Ended because", ran.ended),
+        ("Time", duration(ran.seconds)),
+        ("Speed", f"{ran.tokens_per_second:,.0f} tokens a second, both sides"),
+        ("Hardware", ran.hardware),
+        ("Versions", f"attent {ran.attent}, torch {ran.torch}, Python {ran.python}"),
+        ("Seed", "" if ran.seed is None else str(ran.seed)),
+        ("Date", ran.date),
+    ]
+    yield table(("", ""), [row for row in rows if row[1]])
+    if card.curves:
+        yield f"![Losses and scores over the updates]({card.curves})"
+
+
+def _samples(card: Card) -> Iterator[str]:
+    if card.samples:
+        yield "## Sample translations"
+        yield "Of held-out text, taken as they came and not chosen."
+        yield from (_sample(sample) for sample in card.samples)
+
+
+def _sample(sample: Sample) -> str:
+    rows = (("Source", sample.source), ("Reference", sample.reference), ("Output", sample.output))
+    return "\n".join(f"- **{name}:** {plain(_cut(words))}" for name, words in rows)
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
+
+
+def _limits(card: Card) -> Iterator[str]:
+    yield "## Limits"
+    names = ", ".join(plain(origin.name) for origin in card.data.origins)
+    before = f"what {plain(card.model.started_from)} had learned, from " if card.model.started_from else ""
+    yield (
+        f"It has learned from {before}{names} and from nothing else: expect it to be weaker on other subjects, styles "
+        f"and lengths, to repeat what is wrong or unfair in that text, and at times to leave out, add or invent. "
+        f"Have a person check what matters. The scores hold for the sets above only."
+    )
+
+
+# ---- Markdown and numbers --------------------------------------------------------------------------------------------
+
+
+def plain(words: str) -> str:
+    """Any text as one line that Markdown shows letter by letter, inside of a line or a cell."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in words).split())
+    return SPECIAL.sub(r"\\\1", line)
+
+
+def code(words: str) -> str:
+    """A span of code; backticks inside need a longer fence around."""
+    line = " ".join(words.split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`"
+
+
+def fenced(language: str, lines: str) -> str:
+    return f"```{language}\n{lines}\n```"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    rule = ["---:" if i in right else "---" for i in range(len(head))]
+    body = [[plain(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
+
+
+def many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def short(count: int) -> str:
+    """2.6 million, 310 thousand, 980."""
+    for size, name in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
+        if count >= size:
+            return f"{count / size:.1f} {name}" if count < 10 * size else f"{count / size:,.0f} {name}"
+    return str(count)
+
+
+def duration(seconds: float) -> str:
+    """The two units that matter: 3 h 20 min, 7 min 12 s, 4 s."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    if seconds < 3_600 - 0.5:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"

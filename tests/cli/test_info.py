@@ -1,0 +1,171 @@
+"""`attent info` on what people have in their folders: whole, half trained, damaged, or of someone else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import attent
+from attent.cli.info import info, look, row, size
+from attent.interop import marian
+from attent.models import Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.models.folder import FolderError
+from attent.nn import StackConfig
+from attent.text import TokenizerConfig, train
+from attent.text.train import Kind
+from attent.train.checkpoint import Checkpoint, save
+from attent.train.events import Ended, Event, Progress, Validated
+from attent.train.log import Log
+
+ENCODER = StackConfig(layers=2, width=16, heads=2, inner=32)
+RUN = '[data]\ntrain = ["own.tmx"]\nsrc = "en"\ntgt = "de"\n[train]\nsteps = 40\nlr = 0.002\nsteps_of_mine = 1\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "en-de"
+    config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=decoder_of(ENCODER))
+    attent.build(config).save(root)
+    return root
+
+
+def trained(root: Path, ended: bool = True) -> None:
+    root.mkdir(exist_ok=True)
+    (root / "run.toml").write_text(RUN, encoding="utf-8")
+    story: list[Event] = [
+        Validated(step=10, epoch=1, loss=2.0, bleu=31.25, chrf=50.0, exact=None, best=True, waited=0, seconds=1),
+        Validated(step=20, epoch=2, loss=2.5, bleu=30.0, chrf=51.0, exact=None, best=False, waited=1, seconds=2),
+        Progress(
+            step=25, epoch=2.5, loss=1.0, perplexity=3.0, lr=0.1, grad_norm=1.0, tokens_per_second=1.0, seconds=3,
+            seconds_left=None,
+        ),
+    ]  # fmt: skip
+    log = Log(root / "log.jsonl")
+    for event in [*story, *([Ended(step=25, reason="patience", seconds=3.0)] if ended else [])]:
+        log(event)
+    log.close()
+
+
+def page_of(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    assert info(folder) == code
+    page = capsys.readouterr().out
+    assert all(cell_len(line) <= 80 for line in page.splitlines())
+    return " ".join(page.split())
+
+
+def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = page_of(folder, capsys)
+    model = attent.load(folder)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    for told in ("saved by attent", "every checksum holds", "2 layers, width 16, 2 heads, inner 32", f"{count:,} in"):
+        assert told in page
+
+
+def test_the_parts_add_up_and_what_is_shared_counts_once(folder: Path) -> None:
+    model = look(folder).model
+    assert model is not None
+    assert sum(model.parts.values()) == model.parameters
+    assert model.parts["embedding"] == 50 * 16
+    assert "output" not in model.parts
+
+
+def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder)
+    assert info(folder, json=True) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"]["encoder"]["layers"] == 2
+    assert facts["training"]["best"] == {"step": 10, "loss": 2.0, "bleu": 31.25, "chrf": 50.0, "exact": None}
+    assert facts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("kind", "told"), [("bpe", "BPE"), ("unigram", "unigram"), ("char", "characters")])
+def test_a_tokenizer_is_described(folder: Path, capsys: pytest.CaptureFixture[str], kind: Kind, told: str) -> None:
+    lines = [f"a small line, number {i}, of some text about {i * i} things" for i in range(300)]
+    vocab = None if kind == "char" else 340
+    tokenizer = train(lines, lines, TokenizerConfig(kind=kind, vocab=vocab), tags=("de", "fr"))
+    tokenizer.save(folder)
+    page = page_of(folder, capsys)
+    assert f"SentencePiece {told}, {tokenizer.source.size} pieces for both sides" in page
+    assert "languages to ask for: de, fr" in page
+    assert tokenizer.fingerprint[:16] in page
+
+
+def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder)
+    for step in (10, 20):
+        save(folder / "state", Checkpoint(step=step, facts={}, tensors={"weights": {}}))
+    page = page_of(folder, capsys)
+    for told in (
+        "25 updates; stopped early",
+        "2 kept, the newest of step 20",
+        "last checked step 20: loss 2.500, BLEU 30.0",
+        "best step 10: loss 2.000, BLEU 31.2",
+        "data.train own.tmx, data.src en, data.tgt de, steps 40, lr 0.002",
+        "only for resuming",
+    ):
+        assert told in page
+    assert "steps_of_mine" not in page
+
+
+def test_a_run_that_has_saved_no_model_yet_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, ended=False)
+    page = page_of(tmp_path, capsys)
+    assert "model none yet" in page
+    assert "25 updates; not ended" in page
+
+
+def test_a_damaged_model_of_a_run_is_a_problem_and_the_rest_is_still_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(folder)
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    page = page_of(folder, capsys, code=1)
+    assert "PROBLEM" in page
+    assert "SHA-256" in page
+    assert "25 updates" in page
+
+
+def test_a_damaged_model_alone_is_an_error_that_names_the_file(folder: Path) -> None:
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(FolderError, match=r"config\.json"):
+        info(folder)
+
+
+def test_a_broken_run_file_is_a_problem_in_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.toml").write_text("lr = = 3", encoding="utf-8")
+    assert "is not valid TOML" in page_of(folder, capsys, code=1)
+
+
+def test_no_folder_at_all_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="does not exist"):
+        info(tmp_path / "nowhere")
+
+
+def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = replace(decoder_of(ENCODER), layers=1)
+    config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=decoder, output_bias=True)
+    marian.save(attent.build(config), tmp_path / "hf", pad=0)
+    page = page_of(tmp_path / "hf", capsys)
+    assert "saved by Hugging Face" in page
+    assert "no checksums" in page
+    assert "encoder 2 layers" in page
+    assert "decoder 1 layers" in page
+
+
+def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = list(row("folder", "x" * 200 + " \x1b[31m " + "語" * 60))
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert "\\x1b[31m" in "".join(lines)
+
+
+@pytest.mark.parametrize(("count", "told"), [(12, "12 bytes"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")])
+def test_sizes_are_told_in_units(count: int, told: str) -> None:
+    assert size(count) == told

@@ -1,0 +1,183 @@
+"""The card of a model: everything that is known stands in it, and no text can break out of its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attent.train.card import (
+    Card,
+    Data,
+    Model,
+    Origin,
+    Score,
+    Setting,
+    Training,
+    code,
+    duration,
+    plain,
+    short,
+    table,
+    text,
+    write,
+)
+from attent.train.events import Sample
+
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+CARD = Card(
+    folder="runs/en-de",
+    source="en",
+    target="de",
+    data=Data(
+        origins=(
+            Origin(name="multi30k", read=29_000, used=28_900, dropped=(("empty", 60), ("ratio", 40))),
+            Origin(name="own.tmx", read=110, used=100, dropped=(("ratio", 10),), files=(("own.tmx", "ab" * 32),)),
+        ),
+        source_tokens=377_534,
+        target_tokens=360_706,
+        key="cd" * 32,
+        held_out=1_014,
+        held_out_how="the file val, which lies beside the data",
+    ),
+    model=Model(
+        size="tiny",
+        encoder_layers=4,
+        decoder_layers=3,
+        width=128,
+        heads=4,
+        inner=256,
+        parameters=2_634_752,
+        trained=2_634_752,
+        vocabulary=8_000,
+        tokenizer="BPE, joint",
+        tokenizer_sha256="ef" * 32,
+    ),
+    recipe=(Setting(name="train.lr", value="0.002"), Setting(name="size", value="tiny", reason="29,000 pairs")),
+    scores=(
+        Score(
+            name="test_2016_flickr",
+            pairs=1_000,
+            weights="average of the last 5",
+            decoding="beam 4, length penalty 0.6",
+            bleu=38.64,
+            chrf=62.02,
+            exact=4.1,
+            signatures=(SIGNATURE,),
+        ),
+    ),
+    training=Training(
+        updates=8_000,
+        epochs=64.0,
+        seconds=432.0,
+        tokens_per_second=318_400.0,
+        hardware="NVIDIA H200, bfloat16, compiled",
+        ended="8,000 updates were done",
+        attent="0.1.0",
+        torch="2.13.0",
+        python="3.11.7",
+    ),
+    samples=(Sample(source="A *man*.", reference="<b>Ein Mann", output="Ein | Mann\n# Titel"),),
+    curves="curves.svg",
+)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "# en-de translator",
+        "29,000 pairs; 38.6 BLEU on test\\_2016\\_flickr.",
+        "| 38.6 | 62.0 | 4.1% |",
+        "attent translate runs/en-de",
+        "folder = Path('runs/en-de')",
+        "29,000 | 28,900 | 100",
+        "Left out: empty (60), ratio (50).",
+        "377,534",
+        "cd" * 32,
+        "ab" * 32,
+        "ef" * 32,
+        "1,014 pairs; the file val",
+        "4 encoder, 3 decoder",
+        "2,634,752",
+        "29,000 pairs |",
+        f"`{SIGNATURE}`",
+        "average of the last 5",
+        "8,000 (64.0 epochs)",
+        "7 min 12 s",
+        "318,400 tokens a second",
+        "attent 0.1.0, torch 2.13.0, Python 3.11.7",
+        "(curves.svg)",
+        "A \\*man\\*.",
+        "Ein \\| Mann \\# Titel",
+        "\\<b\\>Ein Mann",
+        "from multi30k, own.tmx and from nothing else",
+    ],
+)
+def test_the_card_says(fact: str) -> None:
+    assert fact in text(CARD)
+
+
+def test_the_same_facts_give_the_same_page_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "card.md"
+    write(CARD, path)
+    first = path.read_bytes()
+    write(replace(CARD), path)
+    assert path.read_bytes() == first == text(CARD).encode()
+    assert [found.name for found in tmp_path.iterdir()] == ["card.md"]
+
+
+def test_what_is_not_known_leaves_no_empty_row() -> None:
+    bare = replace(CARD, source="", target="", recipe=(), scores=(), samples=(), curves="")
+    page = text(bare)
+    assert "text-to-text" in page
+    for absent in ("## Scores", "## Recipe", "## Sample", "curves.svg", "Trained further", "Seed", "None", "|  |\n"):
+        assert absent not in page.replace("|  |  |\n| --- | --- |", "")
+
+
+def test_a_model_trained_further_with_frozen_parts_says_so() -> None:
+    page = text(replace(CARD, model=replace(CARD.model, trained=1_000, started_from="opus-mt-en-de")))
+    assert "of which 1,000 were trained" in page
+    assert "| Trained further from | opus-mt-en-de |" in page
+    assert "from what opus-mt-en-de had learned, from multi30k" in page
+
+
+def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
+    assert "attent translate 'my runs/it'\\''s'" in text(replace(CARD, folder="my runs/it's"))
+
+
+@given(st.text())
+def test_any_text_stays_on_its_line_and_in_its_cell(words: str) -> None:
+    line = plain(words)
+    assert "\n" not in line
+    row = table(("a", "b"), [(words, "end")]).split("\n")[2]
+    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 3
+    assert not line.startswith(("#", ">", " "))
+
+
+def test_code_spans_hold_backticks() -> None:
+    assert code("a`b") == "`` a`b ``"
+    assert code("plain") == "`plain`"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.7, "1 min 0 s"),
+        (3_599.4, "59 min 59 s"),
+        (3_599.9, "1 h 0 min"),
+        (12_000, "3 h 20 min"),
+        (300_000, "3 days 11 h"),
+    ],
+)
+def test_durations_are_told_in_two_units(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+@pytest.mark.parametrize(("count", "told"), [(980, "980"), (310_000, "310 thousand"), (2_634_752, "2.6 million")])
+def test_counts_are_told_in_words(count: int, told: str) -> None:
+    assert short(count) == told
