@@ -46,6 +46,17 @@ class Text:
         assert self.lengths is not None
         return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
 
+    def rows(self, start: int, stop: int) -> Text:
+        """Some of the rows. Padded ones are cut to the longest among them; packed ones keep their width."""
+        if self.packing is not None:
+            of = self.packing
+            part = Packing(of.segments[start:stop], of.positions[start:stop], of.ends[start:stop], of.longest)
+            return Text(self.ids[start:stop], None, part, int((part.segments >= 0).sum()))
+        assert self.lengths is not None
+        lengths = self.lengths[start:stop]
+        width = max(1, int(lengths.max()))
+        return Text(self.ids[start:stop, :width], lengths, None, int(lengths.sum()))
+
     def tensors(self) -> list[Tensor]:
         if self.packing is not None:
             return [self.ids, self.packing.segments, self.packing.positions, self.packing.ends]
@@ -75,6 +86,23 @@ class Batch:
         """As `Seq2Seq` takes it."""
         source, target = self.source.packing, self.target.packing
         return None if source is None or target is None else (source, target)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Some of the rows, as a batch of its own."""
+        if (start, stop) == (0, len(self.target.ids)):
+            return self
+        source, target = self.source.rows(start, stop), self.target.rows(start, stop)
+        ends = np.concatenate([[0], self._sentences().cumsum()])
+        return Batch(source, target, self.pairs[ends[start] : ends[stop]])
+
+    def _sentences(self) -> Array:
+        """How many stand in each row."""
+        if self.target.packing is None:
+            return (
+                np.ones(len(self.target.ids), np.int64) if len(self.pairs) else np.zeros(len(self.target.ids), np.int64)
+            )
+        counts: Array = (self.target.packing.segments.amax(1) + 1).numpy()
+        return counts
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self._of(self._joined().to(device, non_blocking=non_blocking))

@@ -113,6 +113,18 @@ def locked(path: Path) -> Iterator[None]:
             _unlock(file)
 
 
+@contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Holds the lock file `path` alone, if nobody else does: True; else False, at once."""
+    with open(path, "ab") as file:
+        held = _try_lock(file)
+        try:
+            yield held
+        finally:
+            if held:
+                _unlock(file)
+
+
 if sys.platform == "win32":
     import msvcrt
 

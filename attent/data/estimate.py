@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # source, its lengths, target, its lengths
 
+Size = Literal["tiny", "small", "base", "big"]
+
 SECONDS = 2.0  # of measuring
 FEWEST = 200  # pairs: of fewer an estimate would say nothing
 # Target tokens that go through the model at once, and how often before a step is taken. On a CPU more at once are no
@@ -29,7 +31,12 @@ CPU_BATCH, GPU_BATCH = (400, 8), (16_000, 1)
 SPREAD = 0.7, 1.6  # the steps that were measured were few, and other programs run too
 
 # From so many pairs on: the preset that suits them, and epochs until such a model stops to get better.
-SIZES = ((0, "tiny", 60), (100_000, "small", 25), (2_000_000, "base", 8), (20_000_000, "base", 3))
+SIZES: tuple[tuple[int, Size, int], ...] = (
+    (0, "tiny", 60),
+    (100_000, "small", 25),
+    (2_000_000, "base", 8),
+    (20_000_000, "base", 3),
+)
 
 Texts = Sequence[tuple[str, str]]
 Rows = list[list[int]]
@@ -113,7 +120,7 @@ def measure(rows: tuple[Rows, Rows], tokenizer: Tokenizer, pairs: int, tokens: i
     from attent.models import build, presets
 
     device = _device()
-    name, epochs = _size(pairs, device.type)
+    name, epochs = suited(pairs, device.type)
     model = build(getattr(presets, name)(tokenizer.target.size)).to(device).train()
     speed, where = _fastest(model, _batches(rows, device), device, seconds)
     whole = tokens * epochs / speed
@@ -156,7 +163,8 @@ def _device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _size(pairs: int, kind: str) -> tuple[str, int]:
+def suited(pairs: int, kind: str) -> tuple[Size, int]:
+    """The size of model for so many pairs on this kind of device, and how many epochs it may take."""
     name, epochs = next((name, epochs) for least, name, epochs in reversed(SIZES) if pairs >= least)
     return ("small" if name == "base" and kind == "cpu" else name), epochs  # base on a CPU would take weeks
 

@@ -135,25 +135,23 @@ def letters(sample: Sample) -> Counter[str]:
 
 
 def choose_size(sample: Sample, counts: Counter[str]) -> int:
-    """How many ids a text of this length can teach: 1.7 times the square root of its letters.
+    """How many ids a text of this length can teach: five times the square root of its letters, and beyond four million
+    of them, where most words have their own already, three times as many for a text forty times as long.
 
-    A piece must be met often enough to be learnt, and with twice the ids the seldom ones are met a quarter as often:
-    hence the root. Measured with joint BPE; 95% of the learnt pieces are met at least F95 times in training:
+    Measured by what a trained model scores (docs/log.md): Multi30k, of 3.8M letters, gives 37.9 BLEU with 3,328 ids and
+    40.0 with 10,000, though most of these are met a few times only. Chosen are, for joint BPE:
 
-                       pairs   letters   chosen   F95   ids per word   F95 of 100 would mean
-        multi30k      29,000      3.8M    3,328    10            1.5   fewer than 1,000
-        bible en-twi  29,500      7.1M    4,544    10            1.5   1,500
-        tatoeba      161,800     11.3M    5,696    17            1.6   1,900
-        europarl     500,000      160M   21,504    28            1.3   11,000
-
-    Gowda and May (2020) advise an F95 of 100. We take two to three times as many ids, because theirs make sentences up
-    to a third longer, which costs time at every step; that is still far fewer than the 10,000 to 32,000 of common
-    recipes, most of which a small corpus would hardly ever show.
+                       pairs   letters   chosen
+        multi30k      29,000      3.8M    9,792
+        bible en-twi  29,500      7.1M   12,160
+        tatoeba      161,800     11.3M   14,016
+        europarl     500,000      160M   31,872
     """
     in_sample = sum(counts.values())
     wide = sum(count for letter, count in counts.items() if letter >= WIDE)
     length = sample.seen * (in_sample + 2 * wide) / in_sample
-    size = round(1.7 * length**0.5 / STEP) * STEP
+    root, beyond = 5 * length**0.5, 10_000 * (length / 3.8e6) ** 0.31
+    size = round(min(root, beyond) / STEP) * STEP
     return min(max(size, FEWEST), MOST)
 
 
