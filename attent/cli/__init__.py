@@ -18,9 +18,13 @@ from attent import __version__
 
 # name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "average": ("attent.cli.average:average", "The mean of the weights of several models, or of a run's checkpoints."),
     "data": ("attent.cli.data:data", "What is in a corpus, what is wrong with it, and how long training would take."),
-    "demo": ("attent.cli.demo:demo", "The model at work in a minute: learns a small task, and shows what it looks at."),
+    "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
+    "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
+    "train": ("attent.cli.train:train", "From parallel text to a translator; run again, it goes on where it was."),
+    "translate": ("attent.cli.translate:translate", "Translate text, one line in, one line out."),
 }
 ROOT_OPTIONS = ("--help", "--version")
 
@@ -31,7 +35,7 @@ def make_app() -> App:
     """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
     app = App(
         name="attent",
-        help="The Transformer, to read, to run and to look inside. Version 0.1: model and data; training is to come.",
+        help="Train a translator from parallel text, look inside it, trust it.",
         version=__version__,
         result_action="return_value",
         exit_on_error=False,
@@ -46,7 +50,7 @@ def make_app() -> App:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: what the shell gave) and return the exit code."""
     try:
-        result = make_app()(list(sys.argv[1:] if argv is None else argv))
+        result = make_app()(_with_stdin(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a closed pipe is still ours to handle
         return result if isinstance(result, int) else DONE
     except CycloptsError as error:
@@ -61,6 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None or os.environ.get("ATTENT_TRACEBACK") == "1":
             raise
         return _complain(message, FAILED)
+
+
+def _with_stdin(tokens: Iterable[str]) -> list[str]:
+    """cyclopts takes the `-` of `--data -` for an option, and that of `--data=-` for a value."""
+    found: list[str] = []
+    option = 0
+    for token in tokens:
+        option = len(found) if token.startswith("--") else option
+        if token == "-" and found[option : option + 1] == ["--data"]:
+            found[option] = "--data=-"
+        else:
+            found.append(token)
+    return found
 
 
 def usage_message(error: CycloptsError) -> str:

@@ -1,209 +1,170 @@
-"""`attent demo`: the model at work in a minute, from nothing to a picture of what it looks at.
+"""`attent demo`: from nothing to a trained model that reads dates, in a few minutes on a laptop.
 
-Until `attent train` exists, this teaches a small Transformer one task that needs no data from anywhere, English number
-words to digits, with a plain loop of its own; then writes numbers that it never saw, checks them, and draws the
-attention of one of them. Everything else is the library: build, greedy search, record, save, load.
+It is `attent train` on the built-in corpus `dates` with a recipe for small machines, then a look at what was learned:
+dates of the test set and of the user, and a picture of what the model looks at while it writes one.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.cells import cell_len
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attent.models import Seq2Seq
+    from attent.text.tokenizer import Tokenizer
 
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-PAD, START, END = 0, 1, 2
-TOKENS = ["<pad>", "<start>", "<end>", *"0123456789", *ONES, *TENS, "hundred", "thousand", "and"]
-ID = {token: i for i, token in enumerate(TOKENS)}
-SHOWN = (815, 1_969, 30_004, 60_512, 200_090, 314_159, 700_007, 990_000)
+# Dates of the test set: no training text, in whatever language, means one of these days.
+SHOWN = (
+    ("22 de enero de 1964", "1964-01-22"),
+    ("Sa., 13. März 1954", "1954-03-13"),
+    ("२७ नवंबर १९६०", "1960-11-27"),
+    ("ቅዳሜ 26 ኤፕሪል 1969", "1969-04-26"),
+    ("1969年4月26日(土)", "1969-04-26"),
+    ("neljapäev, 25. juuni 1903", "1903-06-25"),
+    ("1921. 4. 27. (수)", "1921-04-27"),
+    ("Thứ Hai, 13 tháng 8, 2057", "2057-08-13"),
+    ("20 Δεκεμβρίου 1991", "1991-12-20"),
+    ("౧౩ మార్చి, ౧౯౫౪", "1954-03-13"),
+)
+PICTURED = 1
 SHADES = " ░▒▓█"
+LONGEST = 20  # characters: what a model that has learned nothing writes has no end
+HELLO = """[bold]attent demo[/]: a small Transformer learns to read dates in 50 languages, from nothing.
+Ctrl-C saves and leaves; [bold]attent demo[/] goes on where it was.
+"""
 NEXT = """
-The model is in {out}. Look inside it from Python (. .venv/bin/activate first):
+The model is in {out}, with a card that says what it is. What to type next:
 
-    import attent
-    from attent.cli.demo import sources, targets
-
-    model = attent.load("{out}")
-    with attent.record(model) as trace:
-        model(sources([1969])[0], targets([1969])[0])
-    print(trace["decoder.blocks.1.cross"][0].shape)  # heads, digits, words"""
+    attent translate {out}            read dates from the keyboard, or from a file
+    attent info {out}                 what is in the folder
+    attent data yours.tsv                     what is in a corpus of your own
+    attent train --data yours.tsv --src en --tgt de --out runs/en-de"""
 
 
 def demo(
     *,
-    steps: Annotated[int, Parameter(help="training steps; the default takes about a minute")] = 500,
+    steps: Annotated[int, Parameter(help="updates; the default takes two to three minutes on two cores")] = 600,
     seed: Annotated[int, Parameter(help="a number that fixes every random choice")] = 1,
     out: Annotated[Path, Parameter(help="folder for the trained model")] = Path("runs/demo"),
-) -> None:
-    """Teach a small Transformer to read number words, test it on unseen ones, and show what it looks at."""
-    import torch
-
-    import attent
+) -> int:
+    """Teach a small Transformer to read dates, test it on unseen ones, and show what it looks at."""
+    from attent import settings
+    from attent.cli.training import FINISHED, STATE, Request, start
+    from attent.interop import load
+    from attent.text.tokenizer import Tokenizer
 
     if steps < 1:
         raise ValueError(f"`--steps` must be 1 or more, but is {steps}")
-    torch.set_num_threads(1)  # the matrices are tiny: a second thread would wait more than it works
-    torch.manual_seed(seed)
-    log = Console(stderr=True, highlight=False)
-    model = new_model()
-    size = sum(p.numel() for p in model.parameters())
-    log.print(f"[bold]attent demo[/]: a Transformer of {size:,} parameters learns to read number words.")
-    log.print("(A task made on the spot. Training on your own text is still to come.)\n")
-    model.save(out)  # a folder that cannot be written to is told now, not after a minute of work
-    train(model, steps, random.Random(seed), log)
-    model.save(out)
-    model = attent.load(out)
-    report(model, random.Random(seed + 1))
-    picture(model, 200_090)
+    Console(stderr=True, highlight=False).print(HELLO)
+    code = start(Request(out=out, flags=recipe(steps, seed)))
+    if code:
+        return code
+    model, tokenizer = load(out), Tokenizer.load(out)
+    test = settings.read_json(out / STATE / FINISHED)["scores"][-1]
+    print(f"\n{test['exact']:.1f}% of {test['pairs']:,} dates that it never saw are right to the last digit. Some:\n")
+    report(model, tokenizer)
+    picture(model, tokenizer, *SHOWN[PICTURED])
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        converse(model, tokenizer)
     print(NEXT.format(out=out))
+    return 0
 
 
-# --- the task ------------------------------------------------------------------------------------------------------
+def recipe(steps: int, seed: int) -> dict[str, object]:
+    """What learns this task fastest on a CPU: digits one by one, places told apart by distance (rotary), no noise."""
+    return {
+        "data.train": ("dates",),
+        "data.tokenizer.vocab": 1_500,
+        "data.tokenizer.symbols": tuple(digits()),
+        "size": "tiny",
+        "model.layers": 2,
+        "model.inner": 512,
+        "model.norm_order": "pre",
+        "model.positions": {"kind": "rotary"},
+        "model.dropout": 0.0,
+        "train.steps": steps,
+        "train.seed": seed,
+        "train.batch_tokens": 1_024,
+        "train.lr": 4e-3,
+        "train.warmup": 100,
+        "train.schedule": "cosine",
+        "train.label_smoothing": 0.0,
+        "train.metric": "exact",
+        "train.valid_every": max(1, steps // 6),
+        "train.save_every": max(1, steps // 6),
+        "train.valid_sentences": 100,
+        "train.patience": 0,
+        "train.average": 0,
+        "decode.beam_size": 1,
+    }
 
 
-def words(n: int) -> list[str]:
-    """1969 -> one thousand nine hundred and sixty nine"""
-    if n >= 1000:
-        rest = n % 1000
-        joint = ["and"] if 0 < rest < 100 else []
-        return [*words(n // 1000), "thousand", *joint, *(words(rest) if rest else [])]
-    if n >= 100:
-        return [ONES[n // 100], "hundred", *(["and", *words(n % 100)] if n % 100 else [])]
-    if n >= 20:
-        return [TENS[n // 10 - 2], *([ONES[n % 10]] if n % 10 else [])]
-    return [ONES[n]]
+def digits() -> Iterator[str]:
+    """Those of every script that the corpus writes."""
+    from attent.data.dates import ZEROS
+
+    for zero in ("0", *ZEROS.values()):
+        yield from (chr(ord(zero) + digit) for digit in range(10))
 
 
-def unseen(n: int) -> bool:
-    """A tenth of the numbers from 100 on, scattered, and those that the demo shows, are never trained on."""
-    return n >= 100 and (n * 2_654_435_761 % 2**32 < 2**32 // 10 or n in SHOWN)
+def read(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    from attent.decode.translate import translate
+
+    return translate(model, tokenizer, texts, beam_size=1)
 
 
-def draw(count: int, rng: random.Random, wanted: Callable[[int], bool]) -> list[int]:
-    """Different numbers of all lengths alike and with many zeros, so that rare forms (700007) are not drowned."""
-    numbers: dict[int, None] = {}
-    while len(numbers) < count:
-        n = int("".join(rng.choice("000123456789") for _ in range(rng.randint(1, 6))))
-        if wanted(n):
-            numbers[n] = None
-    return list(numbers)
+def report(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    width = max(cell_len(text) for text, _ in SHOWN)
+    for (text, right), written in zip(SHOWN, read(model, tokenizer, [text for text, _ in SHOWN]), strict=True):
+        verdict = "" if written == right else f"   WRONG: it is {right}"
+        print(f"  {text}{' ' * (width - cell_len(text))}   {written[:LONGEST]}{verdict}")
 
 
-def batch(rows: list[list[str]]) -> tuple[Tensor, Tensor]:
-    """Token ids, padded on the right, and the length of each row."""
+def converse(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    print("\nType a date in any of the 50 languages, as 'Saturday, 14 July 1962'; Enter alone ends.")
+    while True:
+        try:
+            typed = input("> ").strip()
+        except EOFError:
+            return
+        if not typed:
+            return
+        print(f"  {read(model, tokenizer, [typed])[0]}")
+
+
+def picture(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
+    """Draw from which piece of the text each digit was written: encoder-decoder attention, its sharpest head."""
     import torch
 
-    longest = max(len(row) for row in rows)
-    ids = [[ID[token] for token in row] + [PAD] * (longest - len(row)) for row in rows]
-    return torch.tensor(ids), torch.tensor([len(row) for row in rows])
-
-
-def sources(numbers: list[int]) -> tuple[Tensor, Tensor]:
-    return batch([[*words(n), "<end>"] for n in numbers])
-
-
-def targets(numbers: list[int]) -> tuple[Tensor, Tensor]:
-    return batch([[*str(n), "<end>"] for n in numbers])
-
-
-# --- learning and showing ------------------------------------------------------------------------------------------
-
-
-def new_model() -> Seq2Seq:
-    import attent
-    from attent.models.presets import seq2seq
-    from attent.nn import RotaryConfig, StackConfig
-
-    # It has to count digits, and learns that in fewer steps from distances (rotary) than from places (sinusoids).
-    stack = StackConfig(
-        layers=2, width=128, heads=4, inner=256, dropout=0.0, norm_order="pre", positions=RotaryConfig()
-    )
-    return attent.build(replace(seq2seq(len(TOKENS), stack), start=START, end=END))
-
-
-def train(model: Seq2Seq, steps: int, rng: random.Random, log: Console) -> None:
-    import torch
-
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=2e-3, total_steps=max(steps, 2), pct_start=0.1)
-    began = time.monotonic()
-    with log.status("learning ...") as status:
-        for step in range(1, steps + 1):
-            loss = learn(model, draw(96, rng, lambda n: not unseen(n)))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad()
-            line = progress(step, steps, loss.item(), time.monotonic() - began)
-            status.update(line)
-            if step % max(steps // 10, 1) == 0:
-                log.print(line)
-
-
-def learn(model: Seq2Seq, numbers: list[int]) -> Tensor:
-    """The cross-entropy of the right digits, padding left out."""
-    import torch.nn.functional as F
-
+    from attent.look import record
     from attent.models import shift_right
 
-    (source, source_lengths), (target, target_lengths) = sources(numbers), targets(numbers)
-    logits = model(source, shift_right(target, START), source_lengths, target_lengths)
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
+    source = torch.tensor(tokenizer.encode_source([text]))
+    target = torch.tensor(tokenizer.encode_target([date]))
+    with record(model, "decoder.*.cross") as trace, torch.no_grad():
+        model(source, shift_right(target, model.config.start))
+    weights = torch.stack([trace[path][0][0] for path in trace]).flatten(0, 1)  # (layers x heads, Tq, Tk)
+    strongest = weights[weights.amax(-1).mean(-1).argmax()]
+    print(f"\nWhat it looks at while it writes {date} (the head that looks most sharply):\n")
+    for line in drawn(shown(tokenizer.source.pieces(source[0].tolist())), list(date), strongest.tolist()):
+        print(line)
 
 
-def progress(step: int, steps: int, loss: float, seconds: float) -> str:
-    left = seconds / step * (steps - step)
-    return f"step {step:>4}/{steps}   loss {loss:.4f}   {96 * step / seconds:,.0f} numbers/s   {left:.0f} s left"
+def shown(pieces: Sequence[str]) -> list[str]:
+    return [piece.replace("▁", "") or "space" for piece in pieces[:-1]] + ["end"]
 
 
-def write(model: Seq2Seq, numbers: list[int]) -> list[str]:
-    """What the model writes for each number's words, token by token."""
-    from attent.decode import greedy
-
-    source, lengths = sources(numbers)
-    ids = greedy(model, source, lengths, start=START, end=END, max_length=8)
-    return ["".join(TOKENS[i] for i in row).split("<end>")[0] for row in ids.tolist()]
-
-
-def report(model: Seq2Seq, rng: random.Random) -> None:
-    numbers = draw(1000, rng, unseen)
-    right = sum(text == str(n) for text, n in zip(write(model, numbers), numbers, strict=True))
-    print(f"\n{right / 10:.1f}% of 1,000 numbers that it never saw are right to the last digit. Some:\n")
-    for n, text in zip(SHOWN, write(model, list(SHOWN)), strict=True):
-        print(f"  {text:>7} {'right' if text == str(n) else 'WRONG'}  {' '.join(words(n))}")
-
-
-def picture(model: Seq2Seq, n: int) -> None:
-    """Draw which word each digit was written from: the encoder-decoder attention of the last layer."""
-    import torch
-
-    import attent
-    from attent.models import shift_right
-
-    last = f"decoder.blocks.{model.config.decoder.layers - 1}.cross"
-    source, target = sources([n])[0], targets([n])[0]
-    with attent.record(model, last) as trace, torch.no_grad():
-        model(source, shift_right(target, START))
-    weights = trace[last][0][0].mean(0)  # (H, Tq, Tk) -> (Tq, Tk)
-    rows, columns = [*words(n), "end"], [*str(n), "."]
-    print(f"\nWhat it looks at while it writes {n} (last layer, mean of heads):\n")
-    print(" " * 12 + " ".join(f" {digit} " for digit in columns))
-    for k, word in enumerate(rows):
-        cells = (SHADES[min(int(weights[q, k] * len(SHADES)), len(SHADES) - 1)] * 3 for q in range(len(columns)))
-        print(f"{word:>10}  {' '.join(cells)}")
+def drawn(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]]) -> Iterator[str]:
+    """A line for each row; `weights[column][row]` from 0 to 1 become shades."""
+    width = max(map(cell_len, rows))
+    yield "  " + " " * width + "".join(f"  {column} " for column in columns)
+    for number, row in enumerate(rows):
+        cells = (min(int(weights[column][number] * len(SHADES)), len(SHADES) - 1) for column in range(len(columns)))
+        line = "".join(f" {SHADES[cell] * 3}" for cell in cells)
+        yield f"  {' ' * (width - cell_len(row))}{row}{line}".rstrip()

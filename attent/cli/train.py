@@ -1,0 +1,74 @@
+"""`attent train`: from parallel text to a translator in one command, and on from where it was when run again.
+
+The parts are `attent.train`'s; here they are put together with what translates and scores, and with those who listen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from attent.cli.flags import given, with_flags
+from attent.data.estimate import Size
+from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig
+
+COMMON, TEXT, RECIPE, SCORES = (
+    Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Recipe", "Scores"))
+)
+TABLES: dict[str, tuple[type, Group]] = {
+    "data": (DataConfig, TEXT),
+    "train": (TrainConfig, RECIPE),
+    "decode": (DecodeConfig, SCORES),
+}
+
+
+@with_flags(TABLES)
+def train(
+    *,
+    data: Annotated[
+        list[str] | None,
+        Parameter(
+            group=COMMON,
+            consume_multiple=True,
+            allow_repeating=True,
+            negative_iterable="",
+            help="corpora: files, folders, built-in names, - for stdin; each with a weight if you like: own.tmx:3",
+        ),
+    ] = None,
+    out: Annotated[Path, Parameter(group=COMMON, help="folder for the model; run again with it to go on")],
+    size: Annotated[Size | None, Parameter(group=COMMON, help="by default what suits the amount of data")] = None,
+    config: Annotated[Path | None, Parameter(group=COMMON, help="a run file, such as the run.toml of a model")] = None,
+    set_: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set",
+            group=COMMON,
+            negative_iterable="",
+            help="any setting of the run file: model.dropout=0.2, data.filters.script=false; may be repeated",
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None, Parameter(name="--from", group=COMMON, help="a model to train further, ours or a Marian one")
+    ] = None,
+    vocab: Annotated[int | None, Parameter(group=TEXT, help="subwords; by default chosen from the data")] = None,
+    dropout: Annotated[float | None, Parameter(group=RECIPE, help="by default chosen from the amount of data")] = None,
+    quiet: Annotated[bool, Parameter(group=COMMON, negative="", help="print only warnings and the end")] = False,
+    **flags: Any,
+) -> int:
+    """Train a translator, or anything with text on both sides.
+
+    attent train --data corpus.tsv --src en --tgt de --out runs/en-de
+    """
+    from attent.cli.training import Request, start
+
+    more = {
+        "data.train": tuple(data) if data else None,
+        "size": size,
+        "start": from_,
+        "data.tokenizer.vocab": vocab,
+        "model.dropout": dropout,
+    }
+    said = given(flags, TABLES) | {name: value for name, value in more.items() if value is not None}
+    return start(Request(out=out, file=config, flags=said, overrides=tuple(set_ or ()), quiet=quiet))

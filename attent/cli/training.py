@@ -1,0 +1,497 @@
+"""What `attent train` does, step by step: read what was asked, find or make the run, train, choose the best weights,
+score them, write the card. Signals save and leave; a folder belongs to one run and to one process at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from attent import interop, settings
+from attent.cli.watch import Watch
+from attent.data.cache import try_locked
+from attent.decode.translate import Stopped, translate
+from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
+from attent.models.folder import explained
+from attent.models.store import fill
+from attent.score.metrics import Scores, scores
+from attent.text.tokenizer import LAYOUTS, Tokenizer
+from attent.train import chance, checkpoint, choose, prepare
+from attent.train.config import HARMLESS, Asked, Run, TrainError, changes, check, completed, model_of, read_asked
+from attent.train.curves import Curves
+from attent.train.events import Ended, Event, Note, Sample
+from attent.train.hardware import pick_device
+from attent.train.log import Log
+from attent.train.log import read as read_log
+from attent.train.loop import Judge, Judged, Stopping, Training
+from attent.train.lora import add_lora, freeze
+from attent.train.means import mean_weights
+from attent.train.prepare import Prepared, Texts, texts_of
+from attent.train.team import Team, joined, missed
+
+RUN, STATE, ASKED, FINISHED, LOG, CURVES, CARD = (
+    "run.toml", "state", "asked.json", "finished.json", "log.jsonl", "curves.svg", "card.md",
+)  # fmt: skip
+OURS = {"config.json", "model.safetensors", "manifest.json", "run.toml", "card.md", "log.jsonl"}
+BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)}  # what may be there before run.toml is
+SAMPLES = 3
+INTERRUPTED, TERMINATED = 130, 143
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was typed."""
+
+    out: Path
+    file: Path | None = None
+    flags: Mapping[str, Any]
+    overrides: Sequence[str] = ()
+    quiet: bool = False
+
+
+def start(request: Request) -> int:
+    """The command: exit code 0 when the run is complete, 130 or 143 when it was asked to stop and has saved."""
+    asked = read_asked(request.file, request.flags, request.overrides)
+    out = request.out.expanduser()
+    kind = asked.get("train", {}).get("device") if isinstance(asked.get("train"), dict) else None
+    with ExitStack() as stack:
+        team = stack.enter_context(joined(pick_device(kind)))
+        stack.enter_context(missed(team))
+        if team.leads:
+            check_folder(out, asked)
+            stack.enter_context(alone(out))
+        team.wait()
+        watch = stack.enter_context(Watch(quiet=request.quiet)) if team.leads else None
+        signals = stack.enter_context(Signals(watch))
+        return Session(out, asked, team, watch, signals).run()
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def check_folder(out: Path, asked: Asked) -> None:
+    """Refuse a folder that cannot be written to, that holds something else, or that a changed command would spoil."""
+    if out.exists() and not out.is_dir():
+        raise TrainError(f"{out}: is a file; give another --out, a folder that attent will make")
+    known = out / STATE / ASKED
+    names = {path.name.removesuffix(".new") for path in out.iterdir()} if out.is_dir() else set()
+    if known.exists() and RUN in names:
+        check_changes(out, settings.read_json(known), asked)
+    elif names - {STATE} - (BEGUN if known.exists() else set()) or checkpoint.steps(out / STATE):
+        what = "a model already" if names & OURS else f"other files ({', '.join(sorted(names)[:3])})"
+        raise TrainError(
+            f"{out}: holds {what}, and nothing there is overwritten; give another --out"
+            + (f", or train it further with --from {out}" if names & OURS else "")
+        )
+    elif not known.exists() and not asked.get("data", {}).get("train"):
+        raise TrainError("there is nothing to train on: name your text with --data, such as --data corpus.tsv")
+    with explained(out, "run"):
+        (out / STATE).mkdir(parents=True, exist_ok=True)
+        probe = out / STATE / ".probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+
+
+def check_changes(out: Path, before: Asked, asked: Asked) -> None:
+    """A run goes on with the settings that it began with; what changes nothing that was learned may differ."""
+    differ = changes(before, completed(asked, before))
+    refused = {path: pair for path, pair in differ.items() if path not in HARMLESS}
+    if refused:
+        told = "; ".join(f"{path}: {_said(old)} -> {_said(new)}" for path, (old, new) in sorted(refused.items()))
+        raise TrainError(
+            f"{out}: holds a run with other settings ({told}); give those of then to go on with it, "
+            "or another --out for a new run"
+        )
+
+
+def _said(value: Any) -> str:
+    return "(not said)" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    with try_locked(out / STATE / ".lock") as held:
+        if not held:
+            raise TrainError(f"{out}: another attent is training into this folder; wait for it, or give another --out")
+        yield
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+class Signals:
+    """Once there is something to save, the first Ctrl-C or SIGTERM asks to save and leave; a second Ctrl-C, and any
+    before that, leaves at once."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self.watch, self.caught, self.saves = watch, 0, False
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def asked(self) -> bool:
+        return bool(self.caught)
+
+    @property
+    def code(self) -> int:
+        return TERMINATED if self.caught == signal.SIGTERM else INTERRUPTED
+
+    def _catch(self, number: int, _: FrameType | None) -> None:
+        if not self.saves:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
+        if self.caught and number == signal.SIGINT:
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # the cursor, which the display had hidden
+            os._exit(INTERRUPTED)
+        if not self.caught:
+            self.caught = number
+            if self.watch is not None:  # only the first process talks
+                print("\nattent: saving, then leaving (Ctrl-C again: leave at once)", file=sys.stderr, flush=True)
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """One call of the command, in one process."""
+
+    def __init__(self, out: Path, asked: Asked, team: Team, watch: Watch | None, signals: Signals) -> None:
+        self.out, self.asked, self.team, self.signals = out, asked, team, signals
+        self.watch = watch
+        self.listeners: list[Callable[[Event], None]] = [watch] if watch else []
+        self.notes: list[Event] = []  # told before there was a log to keep them
+
+    def tell(self, event: Event) -> None:
+        """Only the first process talks."""
+        for listener in self.listeners:
+            listener(event)
+        if len(self.listeners) < 2:
+            self.notes.append(event)
+
+    def run(self) -> int:
+        run, prepared, model = self.began()
+        if self.watch is not None:
+            self.watch.title = title(prepared, self.out)
+        training = self.training(run, prepared, model)
+        self.resume(training)
+        if self.finished(training):
+            return 0
+        self.signals.saves = True
+        ended = training.run()
+        if ended.reason == "stopped":
+            return self.leave()
+        try:
+            final = Final(self, run, prepared, training, ended)
+            final.choose()
+            final.write()
+        except (Stopping, Stopped):
+            self.team.wait()  # the others wait for the first to write
+            return self.leave()
+        return 0
+
+    def began(self) -> tuple[Run, Prepared, Seq2Seq]:
+        """The run as it was resolved when it began or, for a new one, as it is resolved now; its text and its model."""
+        known = self.out / RUN
+        fresh = not checkpoint.steps(self.out / STATE)  # killed before its first checkpoint, it begins anew
+        path = self.out / STATE / ASKED
+        before = settings.read_json(path) if path.exists() else self.asked
+        self.asked = completed(self.asked, before)
+        if not fresh:
+            run = gone_on(settings.read_toml(Run, known), before, self.asked)
+        else:
+            run = check(self.asked, "--set")
+            if self.team.leads:
+                with explained(self.out, "run"):
+                    write_json(path, self.asked)  # first of all: it says that what else is here is this run's
+        if run.train.threads:
+            torch.set_num_threads(run.train.threads)
+        chance.begin(run.train.seed)
+        loaded = interop.load(run.start) if run.start and fresh else None
+        prepared = self.prepared(run, fresh)
+        if fresh:
+            run, model = self.resolved(run, prepared, loaded)
+        else:
+            assert run.model is not None
+            model = build(run.model)
+        if self.team.leads:
+            with explained(self.out, "run"):
+                settings.write_toml(run, known)
+                write_json(self.out / STATE / ASKED, self.asked)
+        return run, prepared, model
+
+    def prepared(self, run: Run, fresh: bool) -> Prepared:
+        """The first process makes what is made once; the others find it done."""
+        if not self.team.leads:
+            self.team.wait()
+        folder = self.out / STATE / "data"
+        found = prepare.find(run.data, folder, run.train.seed, self.tell)
+        prepared = prepare.tokens(found, self.tokenizer(run, fresh), run.data, folder, run.train.seed, self.tell)
+        if self.team.leads:
+            with explained(self.out, "tokenizer"):
+                prepared.tokenizer.save(self.out)
+            self.team.wait()
+        return prepared
+
+    def tokenizer(self, run: Run, fresh: bool) -> Tokenizer | None:
+        """That of this run, or of the model to begin from; None: it is still to be learned."""
+        if not fresh:
+            return Tokenizer.load(self.out)
+        return Tokenizer.load(Path(run.start).expanduser()) if run.start else None
+
+    def resolved(self, run: Run, prepared: Prepared, loaded: Seq2Seq | None) -> tuple[Run, Seq2Seq]:
+        """With everything chosen that nobody said, and the reasons told."""
+        device = self.team.device
+        layout = run.data.layout or ("bucketed" if device.type == "cpu" else "packed")
+        run = replace(run, data=replace(run.data, layout=layout))
+        if loaded is not None:
+            config = further(loaded.config, self.asked, prepared.tokenizer, run.start or "")
+            size, why = run.size, f"that of {run.start}"
+        else:
+            size, config, why = choose.sized(run, self.asked, prepared.amount, prepared.tokenizer, device.type)
+        train = choose.recipe(run.train, size, config, prepared.amount, device, further=loaded is not None)
+        halved = self.team.told([float(train.precision == "bfloat16")])[0]  # measured: others may find it otherwise
+        train = replace(train, precision="bfloat16" if halved else "float32")
+        run = replace(run, size=size, model=config, train=train)
+        for sentence in choose.told(run, why, prepared.amount, device):
+            self.tell(Note(text=sentence))
+        chance.fix(run.train.seed, 0)
+        model = (
+            build(config) if loaded is None else fill(build_empty(config), loaded.state_dict(), run.start or "").train()
+        )
+        return run, model
+
+    def training(self, run: Run, prepared: Prepared, model: Seq2Seq) -> Training:
+        if run.train.lora:
+            chance.fix(run.train.seed, 1)
+            add_lora(model, run.train.lora)
+        if run.train.freeze:
+            freeze(model, run.train.freeze)
+        batches = prepare.batches_of(prepared, run.data, run.train)
+        if long := batches.too_long(0):
+            self.tell(Note(text=long, weight="warning"))
+        valid = prepare.valid_batches(prepared.valid, run.data) if prepared.valid is not None else None
+        return Training(
+            model,
+            prepared.tokenizer,
+            run.train,
+            batches,
+            valid,
+            self.judge(run, prepared),
+            self.out,
+            self.team,
+            self.tell,
+            self.signals.asked,
+            {"data": prepared.store.folder.name, "tokenizer": prepared.tokenizer.fingerprint},
+        )
+
+    def judge(self, run: Run, prepared: Prepared) -> Judge | None:
+        """How the model is judged on the way: a part of the validation set, translated word by likeliest word."""
+        if prepared.valid is None or not run.train.valid_sentences:
+            return None
+        texts = texts_of(prepared.found.valid, prepared.found.tags, run.train.valid_sentences)
+
+        def judge(model: Seq2Seq) -> Judged:
+            outputs = self.translated(model, prepared.tokenizer, texts, beam_size=1, length_penalty=0.0)
+            found = scores(outputs, texts.references, texts.language)
+            return Judged(bleu=found.bleu, chrf=found.chrf, exact=found.exact, samples=samples_of(texts, outputs))
+
+        return judge
+
+    def translated(
+        self, model: Seq2Seq, tokenizer: Tokenizer, texts: Texts, *, beam_size: int, length_penalty: float
+    ) -> list[str]:
+        outputs = [""] * len(texts.sources)
+        for to in dict.fromkeys(texts.to):
+            places = [i for i, other in enumerate(texts.to) if other == to]
+            try:
+                written = translate(
+                    model,
+                    tokenizer,
+                    [texts.sources[i] for i in places],
+                    to=to,
+                    beam_size=beam_size,
+                    length_penalty=length_penalty,
+                    stop=self.signals.asked,
+                )
+            except Stopped as stopped:
+                raise Stopping from stopped
+            for i, text in zip(places, written, strict=True):
+                outputs[i] = text
+        return outputs
+
+    def resume(self, training: Training) -> None:
+        """From the newest checkpoint that is whole, if there is one; then the log goes on from there."""
+        found = checkpoint.newest(self.out / STATE, training.warn)
+        if found is not None:
+            training.fill(found)
+            self.tell(Note(text=f"going on from update {found.step:,} of {self.out}", step=found.step))
+        if self.team.leads:
+            step = training.marks.step
+            log = Log(self.out / LOG, from_step=step)
+            before = read_log(self.out / LOG)
+            for note in self.notes if not step else ():
+                log(note)
+            if self.watch is not None:
+                self.watch.recall(before)
+            self.listeners += [log, Curves(self.out / CURVES, before)]
+            if training.config.tensorboard:
+                from attent.cli.board import Board
+
+                self.listeners.append(Board(self.out / "tensorboard", step))
+
+    def finished(self, training: Training) -> bool:
+        """Whether all is done already."""
+        path = self.out / STATE / FINISHED
+        if not path.exists() or settings.read_json(path).get("step") != training.marks.step or not training.over():
+            return False
+        self.tell(
+            Note(
+                text=f"{self.out}: this run is complete, after {training.marks.step:,} updates; "
+                "to train it further, raise --steps (and --patience)"
+            )
+        )
+        return True
+
+    def leave(self) -> int:
+        if self.team.leads:
+            again = shlex.join(["attent", "train", "--out", str(self.out)])
+            command = again if self.team.size == 1 else "the same command"
+            print(f"attent: saved; go on with: {command}", file=sys.stderr)
+        return self.signals.code
+
+
+def title(prepared: Prepared, out: Path) -> str:
+    languages = prepared.found.languages
+    sides = "-".join(filter(None, (languages.source, languages.target)))
+    return f"{out} ({sides})" if sides else str(out)
+
+
+def gone_on(run: Run, before: Asked, asked: Asked) -> Run:
+    """The resolved run with what harmlessly differs now."""
+    tables = settings.to_dict(run)
+    for path, (_, now) in changes(before, asked).items():
+        if now is not None:
+            table, _, name = path.partition(".")
+            tables[table][name] = now
+    return settings.from_dict(Run, tables, where=RUN)
+
+
+def further(config: Seq2SeqConfig, asked: Asked, tokenizer: Tokenizer, where: str) -> Seq2SeqConfig:
+    """The config of a model that is trained further: its dropout may be another."""
+    sizes = (tokenizer.source.size, tokenizer.target.size)
+    if sizes[0] > config.vocab or sizes[1] > config.targets:
+        raise TrainError(
+            f"{where}: its tokenizer does not match its model: {sizes[0]:,} and {sizes[1]:,} subwords for embeddings "
+            f"of {config.vocab:,} and {config.targets:,}; copy the model again"
+        )
+    return model_of(asked, config)
+
+
+def samples_of(texts: Texts, outputs: Sequence[str], most: int = SAMPLES) -> tuple[Sample, ...]:
+    count = min(most, len(outputs))
+    places = [len(outputs) * i // count for i in range(count)]
+    return tuple(Sample(source=texts.sources[i], reference=texts.references[i], output=outputs[i]) for i in places)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    aside = path.with_name(path.name + ".new")
+    with open(aside, "w", encoding="utf-8") as file:
+        json.dump(data, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+class Final:
+    """Which weights are the best, what they score, and the card."""
+
+    def __init__(self, session: Session, run: Run, prepared: Prepared, training: Training, ended: Ended) -> None:
+        self.session, self.run, self.prepared, self.training, self.ended = session, run, prepared, training, ended
+        best = training.marks.best_step
+        self.weights = f"best, update {best:,}" if best else f"last, update {ended.step:,}"
+
+    def choose(self) -> None:
+        """The mean of the last checkpoints, where it is better than the best of them."""
+        training, config = self.training, self.training.config
+        steps = training.known()[-config.average :]
+        if len(steps) < 2 or config.ema or config.average < 2 or training.valid is None:
+            return
+        try:
+            means = mean_weights([self.session.out / STATE / f"step-{step:08d}" for step in steps])
+        except checkpoint.CheckpointError as problem:
+            training.warn(f"{problem}. No mean of the last checkpoints is tried")
+            return
+        training.load_weights(means)
+        before = training.marks.best
+        event = training.judged(training.plain())
+        metric = config.metric if training.judge else "loss"
+        if event.best:
+            training.publish()
+            self.weights = f"mean of the last {len(steps)} checkpoints"
+        figures = f"{metric} {abs(training.marks.best or 0):.2f}" if event.best else "no better"
+        told = f"the mean of the last {len(steps)} checkpoints: {figures} (best before: {abs(before or 0):.2f})"
+        self.session.tell(Note(text=told, step=training.marks.step))
+
+    def write(self) -> None:
+        if not self.session.team.leads:
+            self.session.team.wait()
+            return
+        from attent.cli.carding import card_of
+        from attent.train import card
+
+        model = interop.load(self.session.out).to(self.session.team.device)
+        found = self.prepared.found
+        sets = [(texts_of(found.valid, found.tags), "validation")] if found.valid else []
+        sets += [(texts_of([corpus], found.tags), "test") for corpus in found.tests]
+        scored: list[tuple[Texts, str, Scores, list[str]]] = []
+        for texts, kind in sets:
+            outputs = self.session.translated(
+                model, self.prepared.tokenizer, texts,
+                beam_size=self.run.decode.beam_size, length_penalty=self.run.decode.length_penalty,
+            )  # fmt: skip
+            result = scores(outputs, texts.references, texts.language)
+            scored.append((texts, kind, result, outputs))
+            figures = f"BLEU {result.bleu:.2f}, chrF {result.chrf:.2f}, exact {result.exact:.1f}%"
+            how = f"{len(outputs):,} sentences, beam {self.run.decode.beam_size}"
+            self.session.tell(Note(text=f"{kind} {texts.name}: {figures} ({how})", step=self.ended.step))
+        out = self.session.out
+        card.write(card_of(self, scored), out / CARD)
+        told = [
+            {"name": texts.name, "kind": kind, "pairs": len(outputs), **asdict(result)}
+            for texts, kind, result, outputs in scored
+        ]
+        finished = {
+            "step": self.training.marks.step,
+            "reason": self.ended.reason,
+            "weights": self.weights,
+            "scores": told,
+        }
+        write_json(out / STATE / FINISHED, finished)
+        self.session.tell(
+            Note(
+                text=f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}",
+                step=self.ended.step,
+            )
+        )
+        self.session.team.wait()

@@ -1,0 +1,72 @@
+"""What the machine can do, asked of the machine itself: which device, which precision, and its name."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from attent.train.config import Precision, TrainError
+
+WORTH_IT = 1.3  # times as fast as float32, below which bfloat16 would give away digits for nothing
+
+
+def pick_device(asked: str | None) -> torch.device:
+    """The one that was asked for, if it is there; else the best there is."""
+    if asked is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "only cpu"
+        reason = str(error).splitlines()[0]
+        raise TrainError(f"`train.device` {asked}: cannot be used here ({reason}); this machine has {found}") from error
+    return device
+
+
+def pick_precision(device: torch.device) -> tuple[Precision, str]:
+    """What the device is fast with, and why."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "float32", "this GPU has no bfloat16"
+    gain = measure_bf16(device.type)
+    if gain is None:
+        return "float32", "bfloat16 does not work here"
+    name: Precision = "bfloat16" if gain >= WORTH_IT else "float32"
+    return name, f"a bfloat16 product is {gain:.1f}x as fast as a float32 one here"
+
+
+def describe(device: torch.device, precision: Precision, compiled: bool) -> str:
+    """`NVIDIA H200, bfloat16, compiled`"""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        threads = torch.get_num_threads()
+        name = f"CPU, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else "Apple GPU"
+    return ", ".join([name, precision, *(["compiled"] if compiled else [])])
+
+
+def measure_bf16(kind: str) -> float | None:
+    """How many times faster a bfloat16 matrix product is than a float32 one, on a device of this kind.
+
+    Measured, because the processor's flags only say that the instructions exist, not that torch uses them.
+    """
+    width = 512 if kind == "cpu" else 4096  # a few milliseconds on either
+    try:
+        full = _seconds_per_product(torch.rand(width, width, device=kind))
+        half = _seconds_per_product(torch.rand(width, width, device=kind).bfloat16())
+    except RuntimeError:  # a device without bfloat16, or without memory to spare
+        return None
+    return full / half
+
+
+def _seconds_per_product(matrix: torch.Tensor, tries: int = 7) -> float:
+    """The best of several: the first ones warm up, and on a shared machine the others may be disturbed."""
+    best = float("inf")
+    for _ in range(tries):
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # reading a number back waits for the device
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,529 @@
+"""`attent train` as a person meets it: what it makes, what it takes, and a sentence for everything it cannot do."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attent import cli, settings
+from attent.cli import training
+from attent.models import folder
+from attent.text.tokenizer import Tokenizer
+from attent.train import checkpoint
+from attent.train.config import Run, TrainConfig, read_asked
+from tests.train.runs import ROOT, checkpoints, contents, events, fingerprint, reverse, sentences, write_corpus
+
+SMALL = (
+    "--size tiny --set model.width=16 --set model.inner=32 --set model.layers=1 --batch-tokens 128 --vocab 300 "
+    "--hold-out 6 --steps 4 --save-every 2 --valid-every 2 --valid-sentences 4 --beam-size 1"
+).split()
+NAMES = (
+    "steps seed batch_tokens accumulate lr warmup label_smoothing save_every valid_every keep_last average patience"
+).split()
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTENT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text") / "corpus.tsv", 60)
+
+
+def train(data: Path | str, out: Path, *more: str) -> int:
+    return cli.main(["train", "--data", str(data), "--src", "en", "--tgt", "xx", "--out", str(out), *SMALL, *more])
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to its end; not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert train(corpus, out) == 0
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """The same, to be spoiled."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def refused(capsys: Capture, call: Callable[[], int], *words: str, code: int = 1) -> str:
+    """The sentence on stderr."""
+    capsys.readouterr()
+    assert call() == code
+    printed = capsys.readouterr()
+    complaints = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
+    assert len(complaints) == 1, printed.err
+    assert "Traceback" not in printed.err
+    assert not printed.out
+    for word in words:
+        assert word in complaints[0], complaints[0]
+    return complaints[0]
+
+
+@pytest.fixture
+def untouched(run: Path) -> Iterator[None]:
+    """The run is bit for bit what it was."""
+    before = contents(run)
+    yield
+    assert contents(run) == before
+
+
+# ---- what it makes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "run.toml", "card.md", "log.jsonl",
+        "curves.svg", "state",
+    }  # fmt: skip
+    assert (finished / "curves.svg").read_text().startswith("<svg")
+    card = (finished / "card.md").read_text()
+    assert "corpus.tsv" in card
+    assert "|version:" in card  # sacreBLEU's signature
+    run = settings.read_toml(Run, finished / "run.toml")
+    assert run.train.steps == 4
+    assert run.model is not None
+    assert run.model.encoder.width == 16
+    assert [event["step"] for event in events(finished, "validated")] == [2, 4]
+    assert events(finished, "ended")[-1]["reason"] == "steps"
+    assert any("model: tiny" in event["text"] for event in events(finished, "note"))
+
+
+def test_a_part_is_held_out_by_itself_and_never_trained_on(finished: Path) -> None:
+    notes = [event["text"] for event in events(finished, "note")]
+    assert any("6 of 60 pairs" in text for text in notes)
+    assert any(text.startswith("data: 54 pairs to train on") for text in notes)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(run: Path, corpus: Path, capsys: Capture) -> None:
+    before = contents(run)
+    assert train(corpus, run) == 0
+    assert "this run is complete, after 4 updates" in capsys.readouterr().err
+    after = contents(run)
+    assert {name for name in before if before[name] != after[name]} <= {"log.jsonl"}
+    assert before.keys() == after.keys()
+
+
+def test_info_and_average_take_the_result(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["info", str(run)]) == 0
+    assert "width 16" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["average", str(run), "--out", str(tmp_path / "mean"), "--last", "2"]) == 0
+    assert "updates 2, 4" in capsys.readouterr().out
+    assert cli.main(["info", str(tmp_path / "mean")]) == 0
+    refused(capsys, lambda: cli.main(["average", str(run), "--out", str(run)]), "nothing is overwritten")
+    assert cli.main(["average", str(run), str(tmp_path / "mean"), "--out", str(tmp_path / "both")]) == 0
+
+
+def test_quiet_says_only_how_it_ended(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert train(corpus, tmp_path / "run", "--quiet") == 0
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith("done: 4 updates")
+    assert len(printed.err.splitlines()) == 1
+
+
+# ---- text of many kinds ----------------------------------------------------------------------------------------------
+
+
+def test_a_validation_set_of_ones_own(corpus: Path, tmp_path: Path) -> None:
+    own = write_corpus(tmp_path / "own.tsv", 5, seed=9)
+    assert train(corpus, tmp_path / "run", "--valid", str(own)) == 0
+    notes = [event["text"] for event in events(tmp_path / "run", "note")]
+    assert any(text.startswith("validation ") and "own.tsv" in text and "5 sentences" in text for text in notes)
+    assert not any("held out" in text for text in notes)
+
+
+def test_without_validation_the_last_weights_are_the_model(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(corpus, out, "--set", "data.hold_out=0") == 0
+    last = checkpoint.load(out / "state" / "step-00000004").tensors["weights"]
+    model = folder.read(out).tensors
+    assert all(model[name].equal(tensor) for name, tensor in last.items())
+
+
+def test_several_target_languages_get_tags(tmp_path: Path) -> None:
+    lines = ["en\tde\tfr"] + [f"{text}\t{reverse(text)}\t{text.upper()}" for text in sentences(40)]
+    (tmp_path / "text.tsv").write_text("\n".join(lines) + "\n")
+    out = tmp_path / "run"
+    assert (
+        cli.main(
+            ["train", "--data", str(tmp_path / "text.tsv"), "--src", "en", "--tgt", "de,fr", "--out", str(out), *SMALL]
+        )
+        == 0
+    )
+    assert set(Tokenizer.load(out).source.tags) == {"de", "fr"}
+    assert len(events(out, "validated")) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "files"),
+    [
+        (["--set", "data.tokenizer.kind=char"], {"tokenizer.model"}),
+        (["--set", "data.tokenizer.joint=false"], {"source.model", "target.model"}),
+    ],
+    ids=["characters", "separate vocabularies"],
+)
+def test_other_tokenizers(more: list[str], files: set[str], corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(corpus, out, *more) == 0
+    assert {path.name for path in out.glob("*.model")} == files
+    assert train(corpus, out, *more, "--set", "train.steps=6") == 0  # and goes on
+    assert max(checkpoints(out)) == 6
+
+
+class Stdin:
+    """What a pipe gives, once."""
+
+    def __init__(self, text: bytes) -> None:
+        self.buffer = io.BytesIO(text)
+
+
+def test_standard_input_is_kept_so_that_the_run_can_go_on(
+    corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "stdin", Stdin(corpus.read_bytes()))
+    assert train("-", out) == 0
+    assert digest_of_weights(out) == digest_of_weights(finished)
+    assert train("-", out) == 0  # nothing is read again
+    monkeypatch.setattr(sys, "stdin", Stdin(b""))
+    assert cli.main(["train", "--out", str(out), "--steps", "6"]) == 0
+    assert max(checkpoints(out)) == 6
+
+
+def digest_of_weights(out: Path) -> str:
+    return fingerprint(out)["weights.safetensors"]
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"lr": 0.25, "label_smoothing": 0.25}.get(name, 7)
+    file = tmp_path / "run.toml"
+    file.write_text(f"[train]\n{name} = {value}\n")
+    found: list[Any] = []
+
+    def look(request: training.Request) -> int:
+        found.append(read_asked(request.file, request.flags, request.overrides))
+        return 0
+
+    monkeypatch.setattr(training, "start", look)
+    for words in (
+        [f"--{name.replace('_', '-')}", str(value)],
+        ["--set", f"train.{name}={value}"],
+        ["--config", str(file)],
+    ):
+        assert cli.main(["train", "--data", "x", "--out", "y", *words]) == 0
+    assert found == [{"data": {"train": ["x"]}, "train": {name: value}}] * 3
+    assert type(found[0]["train"][name]) is type(getattr(replace(TrainConfig(), **{name: value}), name))
+
+
+def test_the_run_file_of_a_run_repeats_it_bit_for_bit(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    assert cli.main(["train", "--config", str(finished / "run.toml"), "--out", str(out)]) == 0
+    assert fingerprint(out) == fingerprint(finished)
+
+
+def test_more_steps_go_on(run: Path, corpus: Path, capsys: Capture) -> None:
+    assert train(corpus, run, "--set", "train.steps=6") == 0
+    assert "going on from update 4" in capsys.readouterr().err
+    assert max(checkpoints(run)) == 6
+    assert cli.main(["train", "--out", str(run), "--steps", "8"]) == 0
+    assert max(checkpoints(run)) == 8
+    assert settings.read_toml(Run, run / "run.toml").train.steps == 8
+    assert cli.main(["train", "--out", str(run)]) == 0
+    assert "complete, after 8 updates" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag_and_needs_no_torch() -> None:
+    program = "import sys; from attent import cli; cli.main(['train', '--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "120"}
+    )
+    assert done.returncode == 0, done.stderr
+    for name in [
+        *NAMES,
+        "data",
+        "src",
+        "tgt",
+        "out",
+        "size",
+        "config",
+        "set",
+        "from",
+        "valid",
+        "test",
+        "freeze",
+        "lora",
+    ]:
+        assert f"--{name.replace('_', '-')}" in done.stdout, name
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+
+def test_no_data_and_no_folder(tmp_path: Path, capsys: Capture) -> None:
+    refused(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name your text with --data")
+    refused(capsys, lambda: cli.main(["train", "--data", "x.tsv"]), "--out", code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        (["--set", "train.lrr=1"], ["train.lrr", "did you mean `train.lr`"], 1),
+        (["--set", "modle.width=8"], ["modle", "model"], 1),
+        (["--set", "model.widht=8"], ["--set", "did you mean `model.width`"], 1),
+        (["--set", "train.lr=fast"], ["train.lr", "fast"], 1),
+        (["--set", "train.label_smoothing=1"], ["label_smoothing", "less than 1"], 1),
+        (["--lrr", "1"], ["--lrr", "attent train --help"], 2),
+        (["--steps", "many"], ["--steps", "many"], 2),
+        (["--size", "huge"], ["--size", "huge"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
+)
+def test_a_setting_that_is_wrong(
+    words: list[str], told: list[str], code: int, corpus: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    call = ["train", "--data", str(corpus), "--out", str(tmp_path / "run"), *words]
+    refused(capsys, lambda: cli.main(call), *told, code=code)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[train]\nlrr = 1\n", ["train.lrr", "`lr`"]),
+        ("[model]\nwidht = 8\n", ["did you mean `model.width`"]),
+        ("[trian]\nlr = 1\n", ["trian", "train"]),
+        ("[train]\nlr = \n", ["line 2"]),
+        ('[train]\nsteps = "x"\n', ["train.steps"]),
+    ],
+)
+def test_a_run_file_that_is_wrong(text: str, told: list[str], tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    refused(
+        capsys, lambda: cli.main(["train", "--config", str(file), "--out", str(tmp_path / "run")]), str(file), *told
+    )
+    missing = ["train", "--config", str(tmp_path / "none.toml"), "--out", str(tmp_path / "run")]
+    refused(capsys, lambda: cli.main(missing), "none.toml")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_pairs_left_and_the_same_folder_with_another_setting(tmp_path: Path, capsys: Capture) -> None:
+    same = tmp_path / "same.tsv"
+    same.write_text("".join(f"{text}\t{text}\n" for text in sentences(30)))
+    out = tmp_path / "run"
+    told = refused(capsys, lambda: train(same, out), "no pairs are left", "same.tsv:", "attent data")
+    assert "--set data.filters" in told
+    assert not (out / "run.toml").exists()
+    (tmp_path / "empty.tsv").write_text("")
+    refused(capsys, lambda: train(tmp_path / "empty.tsv", tmp_path / "run2"), "empty.tsv")
+    refused(capsys, lambda: train(tmp_path / "none.tsv", tmp_path / "run3"), "none.tsv")
+    assert train(same, out, "--set", "data.filters.identical=false") == 0
+
+
+def test_the_folder_is_a_file_or_below_one(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "file"
+    file.write_text("precious")
+    refused(capsys, lambda: train(corpus, file), str(file), "is a file")
+    refused(capsys, lambda: train(corpus, file / "run"), str(file))
+    assert file.read_text() == "precious"
+
+
+def test_a_read_only_folder(corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    refused(capsys, lambda: train(corpus, tmp_path / "run"), str(tmp_path / "run"), "cannot be written to")
+
+
+def test_a_folder_that_holds_another_run(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
+    told = refused(
+        capsys,
+        lambda: train(corpus, run, "--seed", "5", "--set", "model.layers=2", "--set", "train.keep_last=9"),
+        str(run), "other settings", "train.seed: (not said) -> 5", "model.encoder.layers: 1 -> 2", "another --out",
+    )  # fmt: skip
+    assert "keep_last" not in told
+    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--lr", "1"]), "train.lr: (not said) -> 1")
+
+
+def test_a_folder_that_holds_a_model_or_foreign_files(run: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.rmtree(run / "state")
+    before = contents(run)
+    refused(capsys, lambda: train(corpus, run), str(run), "holds a model already", f"--from {run}")
+    assert contents(run) == before
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "sea.jpg").write_bytes(b"sea")
+    refused(capsys, lambda: train(corpus, other), "holds other files (sea.jpg)")
+    assert contents(other) == contents(tmp_path / "photos")
+    assert [path.name for path in other.iterdir()] == ["sea.jpg"]
+
+
+def test_two_attents_in_one_folder(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
+    with training.alone(run):
+        refused(capsys, lambda: train(corpus, run), "another attent is training into this folder")
+
+
+def test_a_corpus_that_has_changed(run: Path, tmp_path: Path, capsys: Capture, corpus: Path) -> None:
+    copy = tmp_path / "mine.tsv"
+    copy.write_bytes(corpus.read_bytes())
+    out = tmp_path / "own"
+    assert train(copy, out) == 0
+    copy.write_text(copy.read_text().replace("river", "brook"))
+    before = checkpoints(out), fingerprint(out)
+    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "another data")
+    assert (checkpoints(out), fingerprint(out)) == before
+
+
+def test_a_tokenizer_that_was_replaced(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = write_corpus(tmp_path / "other.tsv", 60, seed=11)
+    other.write_text(other.read_text().replace("a", "o"))
+    assert train(other, tmp_path / "other") == 0
+    shutil.copy(tmp_path / "other" / "tokenizer.model", run / "tokenizer.model")
+    before = contents(run)
+    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--steps", "6"]), "tokenizer")
+    after = contents(run)
+    assert {name for name in before if before[name] != after[name]} <= {"run.toml", "state/asked.json"}
+
+
+def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
+    run: Path, corpus: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert train(corpus, tmp_path / "large", "--set", "data.tokenizer.vocab=320") == 0
+    shutil.copy(tmp_path / "large" / "tokenizer.model", run / "tokenizer.model")
+    manifest = json.loads((run / "manifest.json").read_text())
+    entry = folder.entry_of(run / "tokenizer.model")
+    manifest["files"]["tokenizer.model"] = {"sha256": entry.sha256, "bytes": entry.bytes}
+    (run / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]
+    refused(capsys, lambda: cli.main(call), str(run), "tokenizer")
+    assert not (tmp_path / "further" / "run.toml").exists()
+
+
+def test_a_model_is_trained_further(finished: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "further"
+    more = "--steps 2 --save-every 1 --valid-every 1 --hold-out 6 --beam-size 1".split()
+    call = [
+        "train",
+        "--data",
+        str(corpus),
+        "--src",
+        "en",
+        "--tgt",
+        "xx",
+        "--from",
+        str(finished),
+        "--out",
+        str(out),
+        *more,
+    ]
+    assert cli.main(call) == 0
+    assert settings.read_toml(Run, out / "run.toml").model == settings.read_toml(Run, finished / "run.toml").model
+    assert (out / "tokenizer.model").read_bytes() == (finished / "tokenizer.model").read_bytes()
+    first, start = events(out, "validated")[0], events(finished, "validated")[0]  # no later one was better
+    assert abs(first["loss"] - start["loss"]) < 0.2
+    assert any(event["text"].startswith("model: 1+1 layers") for event in events(out, "note"))
+    refused(
+        capsys,
+        lambda: cli.main(
+            ["train", "--data", str(corpus), "--from", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
+        ),
+        str(tmp_path / "no"),
+    )
+
+
+def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, corpus: Path, capsys: Capture) -> None:
+    path = run / "state" / "step-00000002" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert train(corpus, run, "--set", "train.steps=6") == 0
+    told = capsys.readouterr().err
+    assert f"warning: {path}" in told
+    assert "No mean" in told
+
+
+# ---- asked to stop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["validation", "last validation", "the mean", "the scores"])
+def test_stopped_while_it_translates_it_goes_on_exactly(
+    at: int, finished: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, real = 0, training.translate
+
+    def translate(*arguments: Any, **options: Any) -> list[str]:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(training, "translate", translate)
+    out = tmp_path / "run"
+    assert train(corpus, out) == 143
+    assert f"go on with: attent train --out {out}" in capsys.readouterr().err
+    assert train(corpus, out) == 0
+    assert fingerprint(out) == fingerprint(finished)
+    assert (out / "card.md").exists()
+
+
+# ---- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("what", ["write_safetensors", "write_new", "write_manifest", "sync"])
+def test_a_disk_that_fills_up_while_saving(
+    what: str, run: Path, corpus: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, what, full_disk)
+        refused(
+            capsys,
+            lambda: train(corpus, run, "--set", "train.steps=6"),
+            str(run),
+            "the disk is full",
+            "free some space",
+        )
+    after = fingerprint(run)
+    changed = {name for name in before if before[name] != after[name]}
+    assert not changed - {"model.safetensors", "validations"}
+    assert train(corpus, run, "--set", "train.steps=6") == 0
+    assert max(checkpoints(run)) == 6
+
+
+def test_a_disk_that_fills_up_while_it_begins(
+    corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        refused(capsys, lambda: train(corpus, tmp_path / "run"), "the disk is full")
+    assert train(corpus, tmp_path / "run") == 0

@@ -1,0 +1,142 @@
+"""What is asked for is read from a file, from flags and from `--set`, in this order; mistakes are told; a resolved run
+comes back from its file as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attent import settings
+from attent.models import presets
+from attent.models.config import Seq2SeqConfig
+from attent.train.choose import Amount, recipe
+from attent.train.config import Asked, Run, changes, check, model_of, read_asked
+from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig
+
+
+def asked(*overrides: str, file: Path | None = None, **flags: object) -> Asked:
+    return read_asked(file, {name.replace("__", "."): value for name, value in flags.items()}, overrides)
+
+
+def test_set_counts_more_than_flags_and_flags_more_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nsteps = 1\nseed = 1\nlr = 1.0\n")
+    found = asked("train.lr=3e-4", file=file, train__seed=2, train__lr=0.5)
+    assert found["train"] == {"steps": 1, "seed": 2, "lr": 3e-4}
+
+
+def test_only_what_was_said_is_kept() -> None:
+    assert asked() == {}
+    assert asked(train__steps=5, data__train=("a.tsv", "b.tsv")) == {
+        "train": {"steps": 5},
+        "data": {"train": ["a.tsv", "b.tsv"]},
+    }
+
+
+@pytest.mark.parametrize("how", ["set", "flag", "file"])
+def test_what_is_said_of_the_model_counts_for_both_stacks(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\ndropout = 0.25\n")
+    said = {
+        "set": lambda: asked("model.dropout=0.25"),
+        "flag": lambda: asked(model__dropout=0.25),
+        "file": lambda: asked(file=file),
+    }[how]()
+    model = model_of(said, presets.tiny(100))
+    assert model.encoder.dropout == model.decoder.dropout == 0.25
+    assert replace_dropout(model, presets.tiny(100)) == presets.tiny(100)
+
+
+def replace_dropout(model: Seq2SeqConfig, like: Seq2SeqConfig) -> Seq2SeqConfig:
+    encoder = replace(model.encoder, dropout=like.encoder.dropout)
+    return replace(model, encoder=encoder, decoder=replace(model.decoder, dropout=like.decoder.dropout))
+
+
+def test_what_is_said_of_one_stack_counts_more(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\ndropout = 0.25\n[model.decoder]\ndropout = 0.5\n")
+    model = model_of(asked(file=file), presets.tiny(100))
+    assert (model.encoder.dropout, model.decoder.dropout) == (0.25, 0.5)
+    model = model_of(asked("model.dropout=0.1", "model.encoder.dropout=0.2"), presets.tiny(100))
+    assert (model.encoder.dropout, model.decoder.dropout) == (0.2, 0.1)
+
+
+def test_another_kind_of_positions_starts_from_nothing() -> None:
+    said = asked('model.positions.kind="rotary"')
+    model = model_of(said, presets.tiny(100))
+    assert model.encoder.positions == model.decoder.positions != presets.tiny(100).encoder.positions
+
+
+def test_the_vocabulary_is_the_tokenizers_whatever_is_said() -> None:
+    assert model_of(asked("model.vocab=77"), presets.tiny(100)).vocab == 100
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("train.stps=3", "steps"),
+        ("trian.steps=3", "train"),
+        ("model.dropuot=0.1", "dropout"),
+        ("model.encoder.widht=64", "width"),
+        ("train.steps=0", "`steps` must be 1 or more, but is 0"),
+        ("train.lr=-1.0", "`lr` must be greater than 0"),
+        ("train.label_smoothing=1.0", "`label_smoothing` must be at least 0 and less than 1"),
+        ("train.ema=1.0", "`ema` must be at least 0 and less than 1"),
+        ("train.optimiser=sgd", "adamw"),
+        ("data.sampling=1.5", "`sampling` must be"),
+        ("data.hold_out=-1", "`hold_out` must be 0 or more"),
+        ("decode.beam_size=0", "`beam_size` must be 1 or more"),
+        ("model.width=63", "63"),
+        ("steps", "="),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_read(override: str, told: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        asked(override)
+    assert told in str(caught.value)
+
+
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[train]\nstepps = 3\n")
+    with pytest.raises(settings.SettingsError, match=r"mine\.toml.*steps"):
+        asked(file=file)
+
+
+def test_changes_are_found_wherever_they_are() -> None:
+    before = asked("model.dropout=0.1", train__steps=5, data__train=("a",))
+    now = asked("model.dropout=0.2", train__steps=5, train__seed=3, data__train=("a", "b"))
+    assert changes(before, now) == {
+        "model.encoder.dropout": (0.1, 0.2),
+        "model.decoder.dropout": (0.1, 0.2),
+        "train.seed": (None, 3),
+        "data.train": (["a"], ["a", "b"]),
+    }
+    assert changes(now, now) == {}
+
+
+def test_a_resolved_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    said = asked(
+        "model.dropout=0.15", "data.filters.script=false", 'data.tokenizer.symbols=["%s"]', train__steps=9,
+        train__freeze=("encoder", "*norm*"), data__train=("own.tmx:3", "b"), data__src="en,de", start="some/where",
+    )  # fmt: skip
+    run = check(said, "--set")
+    model = model_of(said, presets.tiny(300))
+    train = recipe(run.train, "tiny", model, Amount(pairs=100, tokens=1000), torch.device("cpu"))
+    run = replace(run, size="tiny", model=model, train=train, data=replace(run.data, layout="bucketed"))
+    settings.write_toml(run, tmp_path / "run.toml")
+    assert settings.read_toml(Run, tmp_path / "run.toml") == run
+
+
+def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> None:
+    model = presets.small(300)
+    train = recipe(TrainConfig(), "small", model, Amount(pairs=100, tokens=1000), torch.device("cpu"))
+    run = Run(size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2))
+    settings.write_toml(run, tmp_path / "run.toml")
+    again = asked(file=tmp_path / "run.toml")
+    assert check(again, "run.toml").train == train
+    assert model_of(again, presets.tiny(300)) == model
