@@ -26,13 +26,15 @@ def average(
     from attent.train.loop import write_model
     from attent.train.means import mean_of, mean_weights
 
+    if len(models) == 1 and last < 2:
+        raise TrainError(f"`--last` must be 2 or more, but is {last}; a mean of one would be the checkpoint itself")
     if out.exists():
         raise TrainError(f"{out}: is there already, and nothing is overwritten; give another --out")
     first = load(models[0])
     if len(models) == 1:
         state = models[0] / "state"
         steps = checkpoint.steps(state)[-last:]
-        if len(steps) < 2 or last < 2:
+        if len(steps) < 2:
             raise TrainError(
                 f"{models[0]}: has {len(steps)} checkpoint{'s' * (len(steps) != 1)} in state/, and a mean needs 2 or "
                 "more; name several models, or keep more with --keep-last when training"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from attent import __version__
-from attent.data.digests import file_digest
+from attent.data.corpus import Corpus
 from attent.score.metrics import Scores
+from attent.train import choose
 from attent.train.card import Card, Data, Model, Origin, Score, Setting, Training
-from attent.train.config import Run
+from attent.train.config import Asked
 from attent.train.hardware import describe
 from attent.train.prepare import Prepared, Texts
 
@@ -44,7 +47,7 @@ def card_of(final: Final, scored: Scored) -> Card:
         target=languages.target or "",
         data=_data(prepared),
         model=_model(final),
-        recipe=tuple(_recipe(run)),
+        recipe=tuple(_recipe(final)),
         scores=tuple(
             Score(
                 name=texts.name,
@@ -61,19 +64,26 @@ def card_of(final: Final, scored: Scored) -> Card:
         training=_training(final),
         samples=samples_of(scored[-1][0], scored[-1][3], 5) if scored else (),
         curves="curves.svg",
+        to=_to(prepared),
     )
+
+
+def _to(prepared: Prepared) -> str | None:
+    """An example for --to; "" where the tokenizer has tags that this model has not been trained with."""
+    tags = prepared.tokenizer.source.tags
+    return None if not tags else tags[0] if prepared.found.tags else ""
 
 
 def _data(prepared: Prepared) -> Data:
     store, found = prepared.store, prepared.found
     origins = []
     for corpus, part in zip(found.train, store.meta.parts, strict=True):
-        stamps = zip(corpus.files, corpus.fingerprint(), strict=True)
-        files = tuple((name, file_digest(Path(path), prepared.folder / "digests.json")) for name, (path, *_) in stamps)
         dropped = tuple(part.dropped.items())
         read = part.pairs + sum(count for _, count in dropped)
         origins.append(
-            Origin(name=part.name, read=read, used=part.pairs, dropped=dropped, files=files, weight=corpus.weight)
+            Origin(
+                name=part.name, read=read, used=part.pairs, dropped=dropped, files=_files(corpus), weight=corpus.weight
+            )
         )
     how = "" if prepared.valid is None else ", ".join(file for corpus in found.valid for file in corpus.files)
     if found.held_out:
@@ -88,6 +98,21 @@ def _data(prepared: Prepared) -> Data:
         held_out=0 if prepared.valid is None else len(prepared.valid),
         held_out_how=how,
     )
+
+
+def _files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
+    """With checksums; one that has gone since it was read has none, and a model that is done does not fail by it."""
+    try:
+        stamps = corpus.fingerprint()
+        return tuple((name, sha256(Path(path))) for name, (path, *_) in zip(corpus.files, stamps, strict=True))
+    except OSError:
+        return tuple((name, "") for name in corpus.files)
+
+
+def sha256(path: Path) -> str:
+    """Of the whole file, so that anybody can compare it with their own by `sha256sum`."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _model(final: Final) -> Model:
@@ -109,13 +134,44 @@ def _model(final: Final) -> Model:
     )
 
 
-def _recipe(run: Run) -> list[Setting]:
+def _recipe(final: Final) -> list[Setting]:
+    run, asked = final.run, final.session.asked
     assert run.model is not None
-    found = [Setting(name=f"train.{name}", value=_shown(getattr(run.train, name))) for name in SETTINGS]
-    found.append(Setting(name="model.dropout", value=_shown(run.model.encoder.dropout)))
-    found.append(Setting(name="model.norm_order", value=run.model.encoder.norm_order))
-    found.append(Setting(name="data.sampling", value=_shown(run.data.sampling)))
-    return found
+    values: dict[str, str] = {} if run.size is None else {"size": run.size}
+    values |= {f"train.{name}": _shown(getattr(run.train, name)) for name in SETTINGS}
+    values["model.dropout"] = _shown(run.model.encoder.dropout)
+    values["model.norm_order"] = run.model.encoder.norm_order
+    values["data.sampling"] = _shown(run.data.sampling)
+    why = _reasons(final)
+    return [
+        Setting(name=name, value=value, reason="as asked for" if was_asked(asked, name) else why.get(name, ""))
+        for name, value in values.items()
+    ]
+
+
+def _reasons(final: Final) -> dict[str, str]:
+    """Why the settings that nobody named are as they are; those with one default for everybody need no reason."""
+    reasons = {"train.precision": "by its speed here, measured when the run began"}
+    if final.run.start:
+        return reasons | {"train.lr": "a model that is trained further learns gently"}
+    run, asked, prepared = final.run, final.session.asked, final.prepared
+    open_run = run if was_asked(asked, "size") else replace(run, size=None)
+    kind = final.session.team.device.type
+    size, _, why = choose.sized(open_run, asked, prepared.amount, prepared.tokenizer, kind)
+    if size != run.size:  # it has gone on elsewhere, where another would have been chosen
+        return reasons
+    why_size, _, rest = why.partition("; ")
+    return reasons | {"size": why_size, "model.dropout": rest.partition(", since ")[2]}
+
+
+def was_asked(asked: Asked, name: str) -> bool:
+    """Whether a person said it; what is said of both stacks stands with each."""
+    table: object = asked
+    for key in name.replace("model.", "model.encoder.").split("."):
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = table[key]
+    return True
 
 
 def _shown(value: object) -> str:

@@ -38,13 +38,12 @@ LONGEST = 20  # characters: what a model that has learned nothing writes has no 
 HELLO = """[bold]attent demo[/]: a small Transformer learns to read dates in 50 languages, from nothing.
 Ctrl-C saves and leaves; [bold]attent demo[/] goes on where it was.
 """
-NEXT = """
-The model is in {out}, with a card that says what it is. What to type next:
-
-    attent translate {out}            read dates from the keyboard, or from a file
-    attent info {out}                 what is in the folder
-    attent data yours.tsv                     what is in a corpus of your own
-    attent train --data yours.tsv --src en --tgt de --out runs/en-de"""
+NEXT = (
+    ("attent translate {out}", "read dates from the keyboard, or from a file"),
+    ("attent info {out}", "what is in the folder; card.md there says it in words"),
+    ("attent data yours.tsv", "what is in a corpus of your own"),
+    ("attent train --data yours.tsv --src en --tgt de --out runs/en-de", ""),
+)
 
 
 def demo(
@@ -72,7 +71,10 @@ def demo(
     picture(model, tokenizer, *SHOWN[PICTURED])
     if sys.stdin.isatty() and sys.stdout.isatty():
         converse(model, tokenizer)
-    print(NEXT.format(out=out))
+    print(f"\nThe model is in {out}. What to type next:\n")
+    width = max(len(command.format(out=out)) for command, why in NEXT if why)
+    for command, why in NEXT:
+        print(f"    {command.format(out=out).ljust(width)}   {why}".rstrip())
     return 0
 
 
@@ -100,6 +102,7 @@ def recipe(steps: int, seed: int) -> dict[str, object]:
         "train.save_every": max(1, steps // 6),
         "train.valid_sentences": 100,
         "train.patience": 0,
+        "train.threads": 1,  # the matrices are small: a second thread would wait more than it works
         "train.average": 0,
         "decode.beam_size": 1,
     }
@@ -139,7 +142,7 @@ def converse(model: Seq2Seq, tokenizer: Tokenizer) -> None:
 
 
 def picture(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
-    """Draw from which piece of the text each digit was written: encoder-decoder attention, its sharpest head."""
+    """Draw from which piece of the text each digit was written: the head that looks most at what it copies."""
     import torch
 
     from attent.look import record
@@ -150,9 +153,11 @@ def picture(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
     with record(model, "decoder.*.cross") as trace, torch.no_grad():
         model(source, shift_right(target, model.config.start))
     weights = torch.stack([trace[path][0][0] for path in trace]).flatten(0, 1)  # (layers x heads, Tq, Tk)
-    strongest = weights[weights.amax(-1).mean(-1).argmax()]
-    print(f"\nWhat it looks at while it writes {date} (the head that looks most sharply):\n")
-    for line in drawn(shown(tokenizer.source.pieces(source[0].tolist())), list(date), strongest.tolist()):
+    pieces, digits_written = shown(tokenizer.source.pieces(source[0].tolist())), list(date)
+    same = torch.tensor([[piece == digit for piece in pieces] for digit in digits_written])
+    copying = (weights[:, : len(digits_written)] * same).sum((1, 2)).argmax()
+    print(f"\nWhat it looks at while it writes {date} (the head that copies most):\n")
+    for line in drawn(pieces, digits_written, weights[copying].tolist()):
         print(line)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FAILED = 1
 LABEL = 14  # columns of the names on the left
 WIDTH = 80
-STATE, RUN = "state", "run.toml"
+STATE, RUN, FINISHED = "state", "run.toml", "finished.json"
 # What a person asks about a run first; run.toml has the rest.
 MAIN = (
     "size", "start", "data.train", "data.src", "data.tgt", "data.valid", "train.steps", "train.batch_tokens",
@@ -73,6 +73,8 @@ class TrainingFacts:
     ended: str | None  # why, when it has
     last: dict[str, Any] | None  # validation
     best: dict[str, Any] | None
+    weights: str | None  # which of all were kept at the end
+    scores: tuple[dict[str, Any], ...]  # of those, once the run is complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +231,31 @@ def look_at_training(root: Path, problems: list[str]) -> TrainingFacts | None:
     except OSError as error:
         events = []
         problems.append(f"{told}: cannot be read ({error.strerror}); check its permissions")
+    progress = _progress(events)
     return TrainingFacts(
         settings=_settings(run, problems),
         checkpoints=tuple(steps(state)) if state.is_dir() else (),
-        **_progress(events),
+        **progress,
+        **_finished(state / FINISHED, progress["step"], problems),
     )
+
+
+def _finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
+    """What the run wrote when it was complete; a run that has gone on since is complete no longer."""
+    from attent import settings
+
+    facts: dict[str, Any] = {}
+    try:
+        facts = settings.read_json(path) if path.is_file() else {}
+    except (settings.SettingsError, OSError) as error:
+        problems.append(str(error))
+    if step is not None and facts.get("step") != step:
+        facts = {}
+    scores = facts.get("scores")
+    return {
+        "weights": facts.get("weights"),
+        "scores": tuple(one for one in scores if isinstance(one, dict)) if isinstance(scores, list) else (),
+    }
 
 
 def _settings(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -257,11 +279,12 @@ def _find(tables: Mapping[str, Any], path: str) -> Any:
 
 
 def _progress(events: Sequence[Event]) -> dict[str, Any]:
-    from attent.train.events import Ended, Progress, Validated
+    from attent.train.events import Ended, Progress, Started, Validated
 
     validated = [event for event in events if isinstance(event, Validated)]
     best = [event for event in validated if event.best]
-    ended = events[-1] if events and isinstance(events[-1], Ended) else None
+    moves = [event for event in events if isinstance(event, Started | Progress | Ended)]  # notes may follow the end
+    ended = moves[-1] if moves and isinstance(moves[-1], Ended) else None
     return {
         "step": max((e.step for e in events if isinstance(e, Progress | Validated | Ended)), default=None),
         "ended": ended.reason if ended else None,
@@ -353,15 +376,31 @@ def _training_rows(training: TrainingFacts) -> Iterator[str]:
         yield from row("last checked", validation(training.last))
     if training.best:
         yield from row("best", validation(training.best))
-    told = [f"{name.removeprefix('train.')} {value_text(value)}" for name, value in training.settings.items()]
+    if training.weights:
+        yield from row("kept", f"{training.weights}")
+    for one in training.scores:
+        yield from row("scored", score(one))
+    told = [
+        f"{name.removeprefix('train.')} {value_text(value)}" for name, value in training.settings.items() if value != []
+    ]
     if told:
         yield from row("run.toml", ", ".join(told))
 
 
 def validation(facts: Mapping[str, Any]) -> str:
-    named = (("loss", "loss", 3), ("bleu", "BLEU", 1), ("chrf", "chrF", 1), ("exact", "exact %", 1))
-    values = [f"{name} {facts[key]:.{digits}f}" for key, name, digits in named if facts[key] is not None]
-    return f"step {facts['step']:,}: {', '.join(values)}"
+    return f"step {facts['step']:,}: {figures(facts)}"
+
+
+def score(facts: Mapping[str, Any]) -> str:
+    pairs = facts.get("pairs")
+    of = f" of {pairs:,} pair{'s' * (pairs != 1)}" if isinstance(pairs, int) else ""
+    return f"{facts.get('kind', 'set')} {facts.get('name', '')}{of}: {figures(facts)}"
+
+
+def figures(facts: Mapping[str, Any]) -> str:
+    named = (("loss", "loss", 3, ""), ("bleu", "BLEU", 1, ""), ("chrf", "chrF", 1, ""), ("exact", "exact", 1, "%"))
+    numbers = [(name, facts.get(key), digits, unit) for key, name, digits, unit in named]
+    return ", ".join(f"{name} {n:.{digits}f}{unit}" for name, n, digits, unit in numbers if isinstance(n, int | float))
 
 
 def value_text(value: Any) -> str:

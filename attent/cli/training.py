@@ -28,7 +28,18 @@ from attent.models.store import fill
 from attent.score.metrics import Scores, scores
 from attent.text.tokenizer import LAYOUTS, Tokenizer
 from attent.train import chance, checkpoint, choose, prepare
-from attent.train.config import HARMLESS, Asked, Run, TrainError, changes, check, completed, model_of, read_asked
+from attent.train.config import (
+    HARMLESS,
+    Asked,
+    Run,
+    TrainError,
+    changes,
+    check,
+    completed,
+    flat,
+    model_of,
+    read_asked,
+)
 from attent.train.curves import Curves
 from attent.train.events import Ended, Event, Note, Sample
 from attent.train.hardware import pick_device
@@ -44,8 +55,13 @@ RUN, STATE, ASKED, FINISHED, LOG, CURVES, CARD = (
     "run.toml", "state", "asked.json", "finished.json", "log.jsonl", "curves.svg", "card.md",
 )  # fmt: skip
 OURS = {"config.json", "model.safetensors", "manifest.json", "run.toml", "card.md", "log.jsonl"}
-BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)}  # what may be there before run.toml is
+MODEL = {"config.json", "model.safetensors", "manifest.json"}
+BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)} | {  # before anything was learned
+    RUN, LOG, CURVES, "curves.png", "tensorboard",
+}  # fmt: skip
 SAMPLES = 3
+CPU_TOKENS, GPU_TOKENS = 4_096, 65_536  # searched for at once
+LISTED = 8  # settings that are named when too many differ
 INTERRUPTED, TERMINATED = 130, 143
 
 
@@ -86,7 +102,7 @@ def check_folder(out: Path, asked: Asked) -> None:
         raise TrainError(f"{out}: is a file; give another --out, a folder that attent will make")
     known = out / STATE / ASKED
     names = {path.name.removesuffix(".new") for path in out.iterdir()} if out.is_dir() else set()
-    if known.exists() and RUN in names:
+    if known.exists() and (names & MODEL or checkpoint.steps(out / STATE)):
         check_changes(out, settings.read_json(known), asked)
     elif names - {STATE} - (BEGUN if known.exists() else set()) or checkpoint.steps(out / STATE):
         what = "a model already" if names & OURS else f"other files ({', '.join(sorted(names)[:3])})"
@@ -105,10 +121,16 @@ def check_folder(out: Path, asked: Asked) -> None:
 
 def check_changes(out: Path, before: Asked, asked: Asked) -> None:
     """A run goes on with the settings that it began with; what changes nothing that was learned may differ."""
+    resolved = dict(flat(settings.to_dict(settings.read_toml(Run, out / RUN)))) if (out / RUN).exists() else {}
     differ = changes(before, completed(asked, before))
-    refused = {path: pair for path, pair in differ.items() if path not in HARMLESS}
+    refused = {
+        path: (old, new)
+        for path, (old, new) in differ.items()
+        if path not in HARMLESS and not (old is None and resolved.get(path) == new)  # it only says what was chosen
+    }
     if refused:
-        told = "; ".join(f"{path}: {_said(old)} -> {_said(new)}" for path, (old, new) in sorted(refused.items()))
+        listed = [f"{path}: {_said(old)} -> {_said(new)}" for path, (old, new) in sorted(refused.items())]
+        told = "; ".join(listed[:LISTED]) + (f"; and {len(listed) - LISTED} more" if len(listed) > LISTED else "")
         raise TrainError(
             f"{out}: holds a run with other settings ({told}); give those of then to go on with it, "
             "or another --out for a new run"
@@ -158,13 +180,13 @@ class Signals:
         if not self.saves:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
         if self.caught and number == signal.SIGINT:
-            if sys.stderr.isatty():
-                os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # the cursor, which the display had hidden
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # the cursor, which the display had hidden
             os._exit(INTERRUPTED)
         if not self.caught:
             self.caught = number
-            if self.watch is not None:  # only the first process talks
-                print("\nattent: saving, then leaving (Ctrl-C again: leave at once)", file=sys.stderr, flush=True)
+            if self.watch is not None:  # only the first process talks; `print` could meet itself here
+                os.write(2, b"\nattent: saving, then leaving (Ctrl-C again: leave at once)\n")
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -193,7 +215,7 @@ class Session:
         training = self.training(run, prepared, model)
         self.resume(training)
         if self.finished(training):
-            return 0
+            return self.scored_anew(run, prepared, training)
         self.signals.saves = True
         ended = training.run()
         if ended.reason == "stopped":
@@ -252,7 +274,7 @@ class Session:
 
     def tokenizer(self, run: Run, fresh: bool) -> Tokenizer | None:
         """That of this run, or of the model to begin from; None: it is still to be learned."""
-        if not fresh:
+        if not fresh or not self.team.leads:
             return Tokenizer.load(self.out)
         return Tokenizer.load(Path(run.start).expanduser()) if run.start else None
 
@@ -279,6 +301,10 @@ class Session:
         return run, model
 
     def training(self, run: Run, prepared: Prepared, model: Seq2Seq) -> Training:
+        if run.train.lora and not run.start:
+            raise TrainError(
+                "`train.lora` needs a model to begin from (--from): beside random weights nothing is learned"
+            )
         if run.train.lora:
             chance.fix(run.train.seed, 1)
             add_lora(model, run.train.lora)
@@ -329,6 +355,7 @@ class Session:
                     to=to,
                     beam_size=beam_size,
                     length_penalty=length_penalty,
+                    batch_tokens=CPU_TOKENS if self.team.device.type == "cpu" else GPU_TOKENS,
                     stop=self.signals.asked,
                 )
             except Stopped as stopped:
@@ -342,6 +369,8 @@ class Session:
         found = checkpoint.newest(self.out / STATE, training.warn)
         if found is not None:
             training.fill(found)
+            if done := self.done(training):  # the mean of checkpoints may have become the best
+                training.marks.best, training.marks.best_loss = done["best"], done["best_loss"]
             self.tell(Note(text=f"going on from update {found.step:,} of {self.out}", step=found.step))
         if self.team.leads:
             step = training.marks.step
@@ -359,8 +388,7 @@ class Session:
 
     def finished(self, training: Training) -> bool:
         """Whether all is done already."""
-        path = self.out / STATE / FINISHED
-        if not path.exists() or settings.read_json(path).get("step") != training.marks.step or not training.over():
+        if not self.done(training) or not training.over():
             return False
         self.tell(
             Note(
@@ -369,6 +397,23 @@ class Session:
             )
         )
         return True
+
+    def done(self, training: Training) -> dict[str, Any]:
+        """What was written at the end of this very run, or nothing."""
+        path = self.out / STATE / FINISHED
+        told = settings.read_json(path) if path.exists() else {}
+        return told if told.get("step") == training.marks.step else {}
+
+    def scored_anew(self, run: Run, prepared: Prepared, training: Training) -> int:
+        """A run that is complete, asked for other test sets or another search: only the scores are made again."""
+        before = self.done(training)
+        if before.get("asked") != scoring(run):
+            final = Final(
+                self, run, prepared, training, Ended(step=training.marks.step, reason=before["reason"], seconds=0)
+            )
+            final.weights = before["weights"]
+            final.write()
+        return 0
 
     def leave(self) -> int:
         if self.team.leads:
@@ -395,7 +440,13 @@ def gone_on(run: Run, before: Asked, asked: Asked) -> Run:
 
 
 def further(config: Seq2SeqConfig, asked: Asked, tokenizer: Tokenizer, where: str) -> Seq2SeqConfig:
-    """The config of a model that is trained further: its dropout may be another."""
+    """The config of a model that is trained further: its dropout may be another, and nothing else."""
+    said = [path for path, _ in flat(asked) if path in ("size", "data.tokenizer.vocab") or path.startswith("model.")]
+    if wrong := [path for path in said if not path.endswith("dropout")]:
+        raise TrainError(
+            f"`{wrong[0]}` cannot be chosen with --from {where}: a model that is trained further keeps its shape and "
+            "its subwords; leave it out"
+        )
     sizes = (tokenizer.source.size, tokenizer.target.size)
     if sizes[0] > config.vocab or sizes[1] > config.targets:
         raise TrainError(
@@ -403,6 +454,11 @@ def further(config: Seq2SeqConfig, asked: Asked, tokenizer: Tokenizer, where: st
             f"of {config.vocab:,} and {config.targets:,}; copy the model again"
         )
     return model_of(asked, config)
+
+
+def scoring(run: Run) -> dict[str, Any]:
+    """All that decides the scores at the end, but for the model."""
+    return {"decode": settings.to_dict(run.decode), "test": list(run.data.test)}
 
 
 def samples_of(texts: Texts, outputs: Sequence[str], most: int = SAMPLES) -> tuple[Sample, ...]:
@@ -435,8 +491,8 @@ class Final:
         """The mean of the last checkpoints, where it is better than the best of them."""
         training, config = self.training, self.training.config
         steps = training.known()[-config.average :]
-        if len(steps) < 2 or config.ema or config.average < 2 or training.valid is None:
-            return
+        if len(steps) < 2 or config.ema or config.lora or config.average < 2 or training.valid is None:
+            return  # a running mean is one already; and a mean of factors is not the factors of a mean
         try:
             means = mean_weights([self.session.out / STATE / f"step-{step:08d}" for step in steps])
         except checkpoint.CheckpointError as problem:
@@ -485,6 +541,9 @@ class Final:
             "step": self.training.marks.step,
             "reason": self.ended.reason,
             "weights": self.weights,
+            "best": self.training.marks.best,
+            "best_loss": self.training.marks.best_loss,
+            "asked": scoring(self.run),
             "scores": told,
         }
         write_json(out / STATE / FINISHED, finished)

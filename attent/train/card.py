@@ -26,7 +26,7 @@ from attent.decode.translate import translate
 from attent.text import Tokenizer
 
 folder = Path({folder!r})
-print(translate(attent.load(folder), Tokenizer.load(folder), ["..."]))"""
+print(translate(attent.load(folder), Tokenizer.load(folder), ["..."]{to}))"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Origin:
     read: int
     used: int
     dropped: tuple[tuple[str, int], ...] = ()  # (reason, pairs)
-    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256)
+    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256, "" where it could not be read again)
     weight: float = 1.0  # how often its pairs are seen, beside those of the others
 
 
@@ -46,9 +46,9 @@ class Data:
     origins: tuple[Origin, ...]
     source_tokens: int
     target_tokens: int
-    key: str  # of the token store: a SHA-256 of the text, the filters and the tokenizer
+    key: str  # of the token store: the head of a SHA-256 of the text, the filters and the tokenizer
     held_out: int  # pairs that were only validated on
-    held_out_how: str  # "2% of the pairs, chosen by a hash of ...", or "the file valid.tsv"
+    held_out_how: str  # "chosen from the corpus by a hash of ...", "valid.tsv", or "" where there are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,7 @@ class Card:
     training: Training
     samples: tuple[Sample, ...] = ()
     curves: str = ""  # the name of the picture beside the card
+    to: str | None = None  # what `--to` must say to be given one of its languages; None: it has only one
 
 
 def write(card: Card, path: Path) -> None:
@@ -140,10 +141,22 @@ def text(card: Card) -> str:
 
 def _head(card: Card) -> Iterator[str]:
     yield f"# {plain(_title(card))}"
-    first = next((score for score in card.scores if score.bleu is not None), None)
-    told = f"; {first.bleu:.1f} BLEU on {plain(first.name)}" if first else ""
+    told = next((f"; {figure} on {plain(score.name)}" for score in card.scores if (figure := headline(score))), "")
     pairs = many(sum(origin.used for origin in card.data.origins), "pair")
     yield f"A Transformer of {short(card.model.parameters)} parameters, trained by attent on {pairs}{told}."
+
+
+def headline(score: Score) -> str:
+    """The figure that says most.
+
+    BLEU counts runs of four words. Where hardly a reference has as many (labels, dates) it is 0 or near it however
+    good the outputs are, and then the share of exact ones is the larger of the two.
+    """
+    if score.exact and score.exact >= (score.bleu or 0.0):
+        return f"{score.exact:.1f}% exact"
+    if score.chrf and not score.bleu:
+        return f"{score.chrf:.1f} chrF"
+    return "" if score.bleu is None else f"{score.bleu:.1f} BLEU"
 
 
 def _title(card: Card) -> str:
@@ -157,7 +170,12 @@ def _scores(card: Card) -> Iterator[str]:
     head = ("Set", "Pairs", "Weights", "Decoding", "Loss", "BLEU", "chrF", "Exact")
     rows = [(score.name, f"{score.pairs:,}", score.weights, score.decoding, *_figures(score)) for score in card.scores]
     yield table(head, rows, right=(1, 4, 5, 6, 7))
-    yield "Loss is cross-entropy in nats per target token; exact is the share of outputs that are the reference."
+    loss = (
+        "Loss is cross-entropy in nats per target token. "
+        if any(score.loss is not None for score in card.scores)
+        else ""
+    )
+    yield f"{loss}Exact is the share of outputs that are the reference."
     signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
     if signatures:
         yield "sacreBLEU signatures:"
@@ -174,8 +192,9 @@ def _value(value: float | None, digits: int, unit: str = "") -> str:
 
 def _use(card: Card) -> Iterator[str]:
     yield "## How to use it"
-    yield fenced("sh", f"attent translate {_quoted(card.folder)} < input.txt > output.txt")
-    yield fenced("python", PYTHON.format(folder=card.folder))
+    flag = "" if card.to is None else f" --to {_quoted(card.to)}"
+    yield fenced("sh", f"attent translate {_quoted(card.folder)}{flag} < input.txt > output.txt")
+    yield fenced("python", PYTHON.format(folder=card.folder, to=f", to={card.to!r}" if card.to else ""))
 
 
 def _quoted(path: str) -> str:
@@ -196,13 +215,18 @@ def _data(card: Card) -> Iterator[str]:
     yield "\n".join(
         [
             f"- Tokens: {data.source_tokens:,} of the source, {data.target_tokens:,} of the target.",
-            f"- Held out for validation: {many(data.held_out, 'pair')}; {plain(data.held_out_how)}.",
-            f"- Key of the encoded data (SHA-256): {code(data.key)}",
+            f"- Held out for validation: {_held_out(data)}.",
+            f"- Key of the encoded data: {code(data.key)}",
         ]
     )
-    files = [file for origin in data.origins for file in origin.files]
+    files = list(dict.fromkeys(file for origin in data.origins for file in origin.files))  # several may share one
     if files:
-        yield table(("File", "SHA-256"), [(name, digest) for name, digest in files])
+        yield table(("File", "SHA-256"), files, literal=(0, 1))
+
+
+def _held_out(data: Data) -> str:
+    how = f"; {plain(data.held_out_how)}" if data.held_out_how else ""
+    return many(data.held_out, "pair") + how if data.held_out else "nothing"
 
 
 def _sum(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -233,7 +257,8 @@ def _model(card: Card) -> Iterator[str]:
 def _recipe(card: Card) -> Iterator[str]:
     if card.recipe:
         yield "## Recipe"
-        yield table(("Setting", "Value", "Why"), [(one.name, one.value, one.reason) for one in card.recipe])
+        rows = [(one.name, one.value, one.reason) for one in card.recipe]
+        yield table(("Setting", "Value", "Why"), rows, literal=(0, 1))
         yield "Every setting is in `run.toml` beside this card."
 
 
@@ -287,13 +312,16 @@ def _limits(card: Card) -> Iterator[str]:
 
 def plain(words: str) -> str:
     """Any text as one line that Markdown shows letter by letter, inside of a line or a cell."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in words).split())
-    return SPECIAL.sub(r"\\\1", line)
+    return SPECIAL.sub(r"\\\1", _line(words))
+
+
+def _line(words: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in words).split())
 
 
 def code(words: str) -> str:
     """A span of code; backticks inside need a longer fence around."""
-    line = " ".join(words.split())
+    line = _line(words)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`"
 
@@ -302,10 +330,19 @@ def fenced(language: str, lines: str) -> str:
     return f"```{language}\n{lines}\n```"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    rule = ["---:" if i in right else "---" for i in range(len(head))]
-    body = [[plain(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), literal: Sequence[int] = ()
+) -> str:
+    """Without the columns in which no row has anything; `right` and `literal` are columns of numbers and of names."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    rule = ["---:" if i in right else "---" for i in kept]
+    body = [[_literal(row[i]) if i in literal else plain(row[i]) for i in kept] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([head[i] for i in kept], rule, *body))
+
+
+def _literal(words: str) -> str:
+    """As code, where a cell can hold that: a bar in it would end the cell, and a backslash cannot be escaped there."""
+    return code(words) if _line(words) and not set(words) & set("|\\") else plain(words)
 
 
 def many(count: int, what: str) -> str:

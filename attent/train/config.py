@@ -138,13 +138,14 @@ def completed(asked: Asked, before: Asked) -> Asked:
 
 def changes(before: Asked, now: Asked) -> dict[str, tuple[Any, Any]]:
     """Every setting that differs: its path -> (before, now); None where it was not said."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before)), dict(flat(now))
     return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
 
 
-def _flat(tables: Asked, before: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tables: Asked, before: str = "") -> Iterable[tuple[str, Any]]:
+    """Every setting by its path, such as `train.lr`."""
     for name, value in tables.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
+            yield from flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value

@@ -71,8 +71,10 @@ class Marks:
     seconds: float = 0.0
     best: float | None = None
     best_loss: float | None = None
+    lowest: float | None = None  # loss of any validation
     best_step: int = 0
-    waited: int = 0  # validations since the best
+    since: int = 0  # validations since the best
+    waited: int = 0  # validations since it last got better in any way
     validated: int = 0  # the last step that was validated
     skipped: int = 0  # updates without effect, since their gradient was not finite
     setbacks: int = 0
@@ -183,7 +185,8 @@ class Training:
         assert config.valid_every
         assert config.save_every
         last = step == config.steps
-        if step and (step % config.valid_every == 0 or last) and self.marks.validated < step:
+        due = step > 0 and (step % config.valid_every == 0 or last) and self.marks.validated < step
+        if due and self.valid is not None:
             self.validate()
         if step > self.first and step % config.save_every == 0 and not self.meter.bad[0]:  # else nothing new, or worse
             self.save()
@@ -401,7 +404,7 @@ class Training:
         try:
             with self.smoothed():
                 event = self.judged(self.plain())
-                if event.best or self.valid is None:
+                if event.best:
                     self.publish()
         except Stopping:
             self.marks.validated = 0
@@ -430,9 +433,14 @@ class Training:
         best = math.isfinite(metric) and math.isfinite(loss) and self.is_better(metric, loss)
         if best:
             self.marks.best, self.marks.best_loss = metric, loss
-            self.marks.best_step, self.marks.waited = self.marks.step, 0
+            self.marks.best_step, self.marks.since, self.marks.waited = self.marks.step, 0, 0
+        elif self.still_learning(loss):
+            self.marks.waited = 0
         elif not math.isnan(metric):
             self.marks.waited += 1
+        self.marks.since += not best
+        if math.isfinite(loss):
+            self.marks.lowest = loss if self.marks.lowest is None else min(loss, self.marks.lowest)
         return Validated(
             step=self.marks.step,
             epoch=self.marks.epoch + self.marks.at / max(1, self.batches.steps(self.marks.epoch)),
@@ -441,7 +449,7 @@ class Training:
             chrf=None if math.isnan(chrf) else chrf,
             exact=None if math.isnan(exact) else exact,
             best=best,
-            waited=self.marks.waited,
+            waited=self.marks.since,
             seconds=self.clock(),
             samples=samples,
         )
@@ -451,6 +459,11 @@ class Training:
         if self.marks.best is None or self.marks.best_loss is None:
             return True
         return (metric, -loss) > (self.marks.best, -self.marks.best_loss)
+
+    def still_learning(self, loss: float) -> bool:
+        """Whether it is too early to lose patience: scores are coarse and jump about while the loss still falls."""
+        assert self.config.warmup is not None
+        return self.marks.step <= self.config.warmup or self.marks.lowest is None or loss < self.marks.lowest
 
     @torch.no_grad()
     def loss_of(self, model: Seq2Seq) -> float:
@@ -534,7 +547,8 @@ class Training:
         every = self.config.save_every
         assert every
         regular = [step for step in self.known() if step % every == 0]
-        checkpoint.prune(self.out / "state", {*regular[-self.config.keep_last :], self.marks.step})
+        most = max(self.config.keep_last, self.config.average)
+        checkpoint.prune(self.out / "state", {*regular[-most:], self.marks.step})
 
     def kept(self) -> Checkpoint:
         self.clock()

@@ -18,7 +18,7 @@ from attent.data.corpus import Corpus, corpora
 from attent.data.encode import Recipe, learn_tokenizer
 from attent.data.filters import Filters
 from attent.data.holdout import default_size, hold_out, summary
-from attent.data.pairs import Languages, Pair
+from attent.data.pairs import CorpusError, Languages, Pair
 from attent.data.plan import BatchConfig
 from attent.data.store import Resampled, Store, prepare
 from attent.text.tokenizer import Sampling, Tokenizer
@@ -82,6 +82,7 @@ def find(config: DataConfig, folder: Path, seed: int, tell: Tell) -> Found:
     targets = {corpus.languages.target for corpus in train}
     tags = len(targets) > 1 if config.tags is None else config.tags
     tests = corpora(config.test, languages, config.reading) if config.test else list(_beside(train, "test"))
+    tests = [corpus for corpus in tests if _can_be_scored(corpus, bool(config.test), tell)]
     valid = corpora(config.valid, languages, config.reading) if config.valid else list(_beside(train, "valid"))
     held_out = not valid and config.hold_out != 0
     if held_out:
@@ -113,13 +114,33 @@ def _beside(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
                 yield replace(corpus, name=name, weight=1.0, parts=(part,), others=(), ignored=())
 
 
+def _can_be_scored(corpus: Corpus, asked: bool, tell: Tell) -> bool:
+    """Whether a test set can be read to its end: told now, and not after hours of training."""
+    try:
+        pairs = sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus)
+        problem = None if pairs else f"{', '.join(corpus.files)}: there is not one pair in this test set"
+    except CorpusError as error:
+        problem = str(error)
+    if problem and asked:
+        raise TrainError(problem)
+    if problem:
+        tell(Note(text=f"{problem}; it lies beside the data, and is not scored", weight="warning"))
+    return problem is None
+
+
 def _hold_out(train: list[Corpus], asked: int | None, seed: int, tell: Tell) -> tuple[list[Corpus], list[Corpus]]:
     pairs = sum(isinstance(entry, Pair) for corpus in train for entry in corpus)
     if not pairs:
-        raise TrainError(f"{', '.join(corpus.name for corpus in train)}: there is not one pair to train on")
+        names = ", ".join(corpus.name for corpus in train)
+        raise TrainError(
+            f"{names}: there is not one pair to train on: a line needs a source and a target; `attent data` shows more"
+        )
     size = default_size(pairs) if asked is None else asked
     if size >= pairs:
-        raise TrainError(f"`data.hold_out` must be less than the {pairs:,} pairs there are, but is {size:,}")
+        raise TrainError(
+            f"`data.hold_out` must be less than the {pairs:,} pairs there are, but is {size:,}; add pairs, name a "
+            "validation set with --valid, or train without one (--hold-out 0)"
+        )
     kept, held = hold_out(train, size, seed)
     tell(Note(text=f"{summary(kept, held)} (name your own with --valid)"))
     return kept, held

@@ -19,7 +19,7 @@ from attent.nn import StackConfig
 from attent.text import TokenizerConfig, train
 from attent.text.train import Kind
 from attent.train.checkpoint import Checkpoint, save
-from attent.train.events import Ended, Event, Progress, Validated
+from attent.train.events import Ended, Event, Note, Progress, Started, Validated
 from attent.train.log import Log
 
 ENCODER = StackConfig(layers=2, width=16, heads=2, inner=32)
@@ -47,6 +47,24 @@ def trained(root: Path, ended: bool = True) -> None:
     ]  # fmt: skip
     log = Log(root / "log.jsonl")
     for event in [*story, *([Ended(step=25, reason="patience", seconds=3.0)] if ended else [])]:
+        log(event)
+    log.close()
+
+
+STARTED = Started(step=25, steps=40, steps_per_epoch=10.0, parameters=1, trained=1, device="CPU")
+END = Ended(step=25, reason="steps", seconds=3.0)
+NOTE = Note(text="the model is there", step=25)
+FINISHED = {
+    "step": 25,
+    "reason": "steps",
+    "weights": "mean of the last 2 checkpoints",
+    "scores": [{"name": "flickr", "kind": "test", "pairs": 1_000, "bleu": 38.64, "chrf": 62.0, "exact": 4.06}],
+}
+
+
+def tell(root: Path, *events: Event) -> None:
+    log = Log(root / "log.jsonl", from_step=25)
+    for event in events:
         log(event)
     log.close()
 
@@ -117,6 +135,44 @@ def test_a_run_that_has_saved_no_model_yet_is_no_problem(tmp_path: Path, capsys:
     page = page_of(tmp_path, capsys)
     assert "model none yet" in page
     assert "25 updates; not ended" in page
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ((END, NOTE, NOTE), "all updates done"),
+        ((END, NOTE, STARTED), "not ended"),
+        ((END, STARTED, END, NOTE), "all updates done"),
+        ((NOTE,), "not ended"),
+    ],
+)
+def test_notes_may_follow_the_end_and_a_run_that_goes_on_has_none(
+    folder: Path, capsys: pytest.CaptureFixture[str], events: tuple[Event, ...], told: str
+) -> None:
+    trained(folder, ended=False)
+    tell(folder, *events)
+    assert f"25 updates; {told}" in page_of(folder, capsys)
+
+
+def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder)
+    (folder / "state").mkdir()
+    (folder / "state" / "finished.json").write_text(json.dumps(FINISHED), encoding="utf-8")
+    page = page_of(folder, capsys)
+    assert "kept mean of the last 2 checkpoints" in page
+    assert "scored test flickr of 1,000 pairs: BLEU 38.6, chrF 62.0, exact 4.1%" in page
+    training = look(folder).training
+    assert training is not None
+    assert training.scores[0]["bleu"] == 38.64
+
+
+def test_the_scores_of_a_run_that_has_gone_on_since_are_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder)
+    (folder / "state").mkdir()
+    (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "step": 20}), encoding="utf-8")
+    assert "scored" not in page_of(folder, capsys)
+    (folder / "state" / "finished.json").write_text("{", encoding="utf-8")
+    assert "finished.json" in page_of(folder, capsys, code=1)
 
 
 def test_a_damaged_model_of_a_run_is_a_problem_and_the_rest_is_still_told(

@@ -19,6 +19,7 @@ from attent.train.card import (
     Training,
     code,
     duration,
+    headline,
     plain,
     short,
     table,
@@ -102,7 +103,9 @@ CARD = Card(
         "1,014 pairs; the file val",
         "4 encoder, 3 decoder",
         "2,634,752",
-        "29,000 pairs |",
+        "| `train.lr` | `0.002` |  |\n| `size` | `tiny` | 29,000 pairs |",
+        "| Set | Pairs | Weights | Decoding | BLEU | chrF | Exact |",
+        f"| `own.tmx` | `{'ab' * 32}` |",
         f"`{SIGNATURE}`",
         "average of the last 5",
         "8,000 (64.0 epochs)",
@@ -152,9 +155,68 @@ def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
 def test_any_text_stays_on_its_line_and_in_its_cell(words: str) -> None:
     line = plain(words)
     assert "\n" not in line
-    row = table(("a", "b"), [(words, "end")]).split("\n")[2]
-    assert row.replace("\\\\", "").replace("\\|", "").count("|") == 3
+    for literal in ((), (0,)):
+        row = table(("a", "b"), [(words, "end"), ("x", "y")], literal=literal).split("\n")[2]
+        assert row.replace("\\\\", "").replace("\\|", "").count("|") == 3
     assert not line.startswith(("#", ">", " "))
+
+
+def test_a_column_without_anything_is_left_out() -> None:
+    assert table(("a", "b", "c"), [("1", "", "2"), ("3", "", "")], right=(2,)) == (
+        "| a | c |\n| --- | ---: |\n| 1 | 2 |\n| 3 |  |"
+    )
+    page = text(replace(CARD, recipe=(Setting(name="train.lr", value="0.1"),)))
+    assert "| Setting | Value |\n" in page
+    assert "nats" not in page
+    with_loss = replace(CARD, scores=(replace(CARD.scores[0], loss=1.5),))
+    assert "| Decoding | Loss | BLEU |" in text(with_loss)
+    assert "nats" in text(with_loss)
+
+
+@pytest.mark.parametrize("number", ["0.1", "0.0", "0", "1. ", "-1", "+3"])
+def test_numbers_stay_as_they_are(number: str) -> None:
+    assert plain(number) == number.strip()
+    assert table(("a",), [(number,)]).endswith(f"| {number.strip()} |")
+
+
+@pytest.mark.parametrize(
+    ("bleu", "chrf", "exact", "told"),
+    [
+        (38.64, 62.0, 4.1, "38.6 BLEU"),
+        (0.0, 100.0, 99.2, "99.2% exact"),  # dates: no reference has four words
+        (20.0, 70.0, 80.0, "80.0% exact"),  # labels, with a few long ones
+        (0.0, 41.5, 0.0, "41.5 chrF"),
+        (0.0, 0.0, 0.0, "0.0 BLEU"),
+        (None, None, None, ""),
+    ],
+)
+def test_the_headline_is_the_figure_that_says_most(
+    bleu: float | None, chrf: float | None, exact: float | None, told: str
+) -> None:
+    score = replace(CARD.scores[0], bleu=bleu, chrf=chrf, exact=exact)
+    assert headline(score) == told
+    head = text(replace(CARD, scores=(score,))).split("## Scores")[0]
+    assert (f"; {told} on test" in head) == bool(told)
+    assert head.rstrip().endswith("." if told else "29,000 pairs.")
+
+
+def test_a_model_of_several_languages_is_shown_with_one() -> None:
+    page = text(replace(CARD, to="fr"))
+    assert "attent translate runs/en-de --to fr <" in page
+    assert """["..."], to='fr'))""" in page
+    assert "translate runs/en-de --to '' <" in text(replace(CARD, to=""))
+    assert "--to" not in text(CARD)
+
+
+def test_a_file_that_two_corpora_share_is_listed_once() -> None:
+    shared = CARD.data.origins[1]
+    page = text(replace(CARD, data=replace(CARD.data, origins=(shared, replace(shared, name="own.tmx (fr)")))))
+    assert page.count("ab" * 32) == 1
+
+
+def test_without_validation_nothing_is_held_out() -> None:
+    page = text(replace(CARD, data=replace(CARD.data, held_out=0, held_out_how="")))
+    assert "Held out for validation: nothing." in page
 
 
 def test_code_spans_hold_backticks() -> None:

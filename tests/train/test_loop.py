@@ -210,12 +210,28 @@ def test_without_a_checkpoint_to_go_back_to_training_ends_with_advice(tmp_path: 
 def test_it_ends_when_patience_does(tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=1000, valid_every=2, save_every=100, patience=2)
     made = toy(tmp_path, recipe, judge=falling([5.0, 4.0, 7.0, 6.0, 6.9]))
+    made.training.loss_of = lambda _: 1.0  # type: ignore[method-assign]
     ended = made.training.run()
     assert (ended.reason, ended.step) == ("patience", 10)
     assert [(event.step, event.best, event.waited) for event in made.validations] == [
         (2, True, 0), (4, False, 1), (6, True, 0), (8, False, 1), (10, False, 2),
     ]  # fmt: skip
     assert made.training.known()[-1] == 10
+
+
+def test_a_loss_that_falls_is_worth_waiting_for_whatever_the_scores_say(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=1000, warmup=0, valid_every=2, save_every=100, patience=2)
+    made = toy(tmp_path, recipe, judge=falling([5.0] + [4.0] * 5))
+    losses = iter([5.0, 4.0, 3.0, 2.0, 2.0, 2.0])
+    made.training.loss_of = lambda _: next(losses)  # type: ignore[method-assign]
+    assert (made.training.run().step, made.validations[-1].waited) == (12, 5)
+
+
+def test_nobody_loses_patience_while_the_learning_rate_still_rises(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=1000, warmup=8, valid_every=2, save_every=100, patience=1)
+    made = toy(tmp_path, recipe, judge=falling([5.0] + [4.0] * 5))
+    made.training.loss_of = lambda _: 1.0  # type: ignore[method-assign]
+    assert made.training.run().step == 10
 
 
 def test_the_last_step_is_validated_and_saved_whatever_its_number(tmp_path: Path) -> None:
@@ -275,10 +291,10 @@ def test_without_a_validation_part_each_checkpoint_is_published(tmp_path: Path) 
 def test_what_is_published_and_kept_is_not_pruned_away(tmp_path: Path) -> None:
     """The last `keep_last` regular ones stay, and the newest; an odd one of an interruption goes when another comes."""
     stop = [False]
-    made = toy(tmp_path, replace(RECIPE, steps=11, save_every=2, keep_last=3), stop=lambda: stop[0])
+    made = toy(tmp_path, replace(RECIPE, steps=11, save_every=2, keep_last=3, average=0), stop=lambda: stop[0])
     made.training.run()
     assert made.training.known() == [6, 8, 10, 11]
-    longer = toy(tmp_path, replace(RECIPE, steps=13, save_every=2, keep_last=3))
+    longer = toy(tmp_path, replace(RECIPE, steps=13, save_every=2, keep_last=3, average=0))
     found = checkpoint.newest(tmp_path / "state", print)
     assert found is not None
     longer.training.fill(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,4 +102,8 @@ def test_the_command_averages_the_last_checkpoints_of_a_run(tmp_path: Path, caps
     assert same(found, mean_weights(folders))
     assert "updates 3, 6" in capsys.readouterr().out
     assert main(["average", str(tmp_path / "run"), "--last", "1", "--out", str(tmp_path / "one")]) == 1
-    assert "a mean needs 2 or more" in capsys.readouterr().err
+    assert "`--last` must be 2 or more, but is 1" in capsys.readouterr().err
+    shutil.rmtree(folders[0])
+    assert main(["average", str(tmp_path / "run"), "--out", str(tmp_path / "one")]) == 1
+    assert "has 1 checkpoint in state/, and a mean needs 2 or more" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
