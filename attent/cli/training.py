@@ -89,7 +89,7 @@ def start(request: Request) -> int:
             stack.enter_context(alone(out))
         team.wait()
         watch = stack.enter_context(Watch(quiet=request.quiet)) if team.leads else None
-        signals = stack.enter_context(Signals(watch))
+        signals = stack.enter_context(Signals())
         return Session(out, asked, team, watch, signals).run()
 
 
@@ -156,8 +156,8 @@ class Signals:
     """Once there is something to save, the first Ctrl-C or SIGTERM asks to save and leave; a second Ctrl-C, and any
     before that, leaves at once."""
 
-    def __init__(self, watch: Watch | None) -> None:
-        self.watch, self.caught, self.saves = watch, 0, False
+    def __init__(self) -> None:
+        self.caught, self.saves = 0, False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -183,10 +183,7 @@ class Signals:
             if os.isatty(2):
                 os.write(2, b"\x1b[?25h\n")  # the cursor, which the display had hidden
             os._exit(INTERRUPTED)
-        if not self.caught:
-            self.caught = number
-            if self.watch is not None:  # only the first process talks; `print` could meet itself here
-                os.write(2, b"\nattent: saving, then leaving (Ctrl-C again: leave at once)\n")
+        self.caught = self.caught or number
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -547,9 +544,10 @@ class Final:
             "scores": told,
         }
         write_json(out / STATE / FINISHED, finished)
+        to = f" --to {found.train[0].languages.target}" if found.tags else ""
         self.session.tell(
             Note(
-                text=f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}",
+                text=f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}{to}",
                 step=self.ended.step,
             )
         )

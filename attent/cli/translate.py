@@ -41,12 +41,19 @@ def translate(
         from attent.interop import load
         from attent.train.hardware import pick_device
 
+        if (model / "run.toml").exists() and not (model / "config.json").exists():
+            raise TranslateError(
+                f"{model}: holds a run without a model yet: its first validation writes one; "
+                f"go on with: attent train --out {model}"
+            )
         loaded = load(model).to(pick_device(device))
         tokenizer = tokenizer_of(model.expanduser())
         language = asked_language(to, tokenizer.source.tags, model)
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8")  # as the input, whatever the terminal's language is
         size = 1 if source.isatty() else BLOCK
+        if source.isatty():
+            print("Type text, a sentence a line; Ctrl-D ends.", file=sys.stderr)
         for block in blocks(lines(source, str(file or STDIN)), size):
             for line in translated(
                 loaded, tokenizer, block, to=language, beam_size=beam_size, length_penalty=length_penalty

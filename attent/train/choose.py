@@ -100,7 +100,7 @@ def recipe(
         valid_every=every,
         save_every=train.save_every or every,
         warmup=warmup,
-        lr=train.lr or (FURTHER_RATE if further else _rate(model, warmup)),
+        lr=train.lr or (FURTHER_RATE if further else _rate(model, warmup, steps)),
         rdrop=0.0 if train.rdrop is None else train.rdrop,
         precision=precision,
         piece_tokens=train.piece_tokens or (CPU_PIECE if device.type == "cpu" else None),
@@ -108,10 +108,11 @@ def recipe(
     )
 
 
-def _rate(model: Seq2SeqConfig, warmup: int) -> float:
-    """Equation 3; twice that, as the paper's own code has it since (tensor2tensor), for small models."""
-    rate = paper_rate(model.encoder.width, max(warmup, 400))
-    return float(f"{2 * rate if model.encoder.width < 512 else rate:.3g}")
+def _rate(model: Seq2SeqConfig, warmup: int, steps: int) -> float:
+    """Equation 3; for small models twice that, as the paper's own code (tensor2tensor), if there are steps enough."""
+    rate = paper_rate(model.encoder.width, max(warmup, 1_600))  # a short warm-up must not lead up higher
+    twice = model.encoder.width < 512 and steps >= FEWEST_STEPS
+    return float(f"{2 * rate if twice else rate:.3g}")
 
 
 def _by_amount(table: tuple[tuple[int, Any], ...], pairs: int) -> Any:
@@ -125,7 +126,7 @@ def told(run: Run, why_size: str, amount: Amount, device: torch.device) -> Itera
     assert train.batch_tokens
     assert train.steps
     stack = model.encoder
-    epochs = train.steps * train.batch_tokens * train.accumulate / max(1, amount.tokens)
+    epochs = train.steps * train.accumulate / max(1, math.ceil(amount.tokens / train.batch_tokens))
     size = f"{run.size}, " if run.size else ""
     yield (
         f"model: {size}{stack.layers}+{model.decoder.layers} layers, width {stack.width}, "
@@ -134,7 +135,10 @@ def told(run: Run, why_size: str, amount: Amount, device: torch.device) -> Itera
     yield (
         f"recipe: {train.optimiser}, learning rate up to {train.lr:g} after {train.warmup:,} updates, batches of "
         f"{train.batch_tokens:,} tokens{f' x {train.accumulate}' if train.accumulate > 1 else ''}, at most "
-        f"{train.steps:,} updates (about {epochs:.3g} epochs)"
+        f"{train.steps:,} updates (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
     )
     patience = f"; ends after {train.patience} without a better one" if train.patience else ""
-    yield f"validation every {train.valid_every:,} updates, checkpoint every {train.save_every:,}{patience}"
+    yield (
+        f"validation every {train.valid_every:,} updates (by the likeliest word each time), checkpoint every "
+        f"{train.save_every:,}{patience}"
+    )

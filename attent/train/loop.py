@@ -173,6 +173,7 @@ class Training:
                             break
         except Stopping:
             reason = "stopped"
+            self.tell(Note(text="saving, then leaving (Ctrl-C again: leave at once)", step=self.marks.step))
         self.report(now=True)
         self.save()
         ended = Ended(step=self.marks.step, reason=reason, seconds=self.clock())
