@@ -220,7 +220,6 @@ def test_a_team_that_is_asked_to_stop_saves_and_leaves(corpus: Path, tmp_path: P
         run.send_signal(signal.SIGTERM)
         _, said = run.communicate(timeout=60)
     assert said.count("attent: saved; go on with: the same command") == 1
-    assert said.count("saving, then leaving") == 1
     assert "has gone" not in said
     steps = checkpoint.steps(out / "state")
     assert len(steps) == 1
