@@ -120,11 +120,20 @@ def to_toml(config: DataclassInstance) -> str:
 
 
 def write_toml(config: DataclassInstance, path: str | Path) -> None:
-    """Writes `config` as a TOML file: aside first, then renamed, so that a reader never sees half of it."""
-    path = Path(path)
+    """Writes `config` as a TOML file."""
+    write_aside(Path(path), to_toml(config).encode())
+
+
+def write_json(data: Mapping[str, Any], path: str | Path) -> None:
+    """Writes plain data as a JSON file, which `read_json` reads back."""
+    write_aside(Path(path), json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False).encode())
+
+
+def write_aside(path: Path, content: bytes) -> None:
+    """A small file, written aside first, then renamed, so that a reader never sees half of it."""
     aside = path.with_name(path.name + ".new")
     with open(aside, "wb") as file:
-        file.write(to_toml(config).encode())
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)

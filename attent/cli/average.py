@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attent.models import Seq2Seq
 
 
 def average(
@@ -16,45 +22,60 @@ def average(
     last: Annotated[int, Parameter(help="of one run: how many of its last checkpoints")] = 5,
 ) -> None:
     """Average the weights of models, or of a run's last checkpoints (--last)."""
-    import torch
-
     from attent.interop import load
     from attent.models import build
     from attent.text.tokenizer import Tokenizer
-    from attent.train import checkpoint
     from attent.train.config import TrainError
     from attent.train.loop import write_model
-    from attent.train.means import mean_of, mean_weights
 
     if len(models) == 1 and last < 2:
         raise TrainError(f"`--last` must be 2 or more, but is {last}; a mean of one would be the checkpoint itself")
     if out.exists():
         raise TrainError(f"{out}: is there already, and nothing is overwritten; give another --out")
-    first = load(models[0])
-    if len(models) == 1:
-        state = models[0] / "state"
-        steps = checkpoint.steps(state)[-last:]
-        if len(steps) < 2:
-            raise TrainError(
-                f"{models[0]}: has {len(steps)} checkpoint{'s' * (len(steps) != 1)} in state/, and a mean needs 2 or "
-                "more; name several models, or keep more with --keep-last when training"
-            )
-        tensors = mean_weights([state / f"step-{step:08d}" for step in steps])
-        told = f"of the checkpoints at updates {', '.join(f'{step:,}' for step in steps)}"
-    else:
-        for folder in models[1:]:
-            if Tokenizer.load(folder) != Tokenizer.load(models[0]):
-                raise TrainError(
-                    f"{folder}: has another tokenizer than {models[0]}; a mean would be of different words"
-                )
-        tensors = mean_of(dict(load(folder).named_parameters()) for folder in models)
-        told = f"of {len(models)} models"
-    model = build(first.config)
-    whole = {name: tensors[name] for name, _ in model.named_parameters() if name in tensors}
-    if whole.keys() != tensors.keys():
-        raise TrainError(f"{models[0]}: its checkpoints hold added matrices (LoRA), of which no mean can be taken")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(whole[name])
+    model = build(load(models[0]).config)
+    tensors, told = of_checkpoints(models[0], last) if len(models) == 1 else of_models(models)
+    fill(model, tensors, models[0])
     write_model(out, model, Tokenizer.load(models[0]))
     print(f"{out}: the mean {told}")
+
+
+def of_checkpoints(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
+    """The mean of a run's last checkpoints, and what it is of."""
+    from attent.train import checkpoint
+    from attent.train.config import TrainError
+    from attent.train.means import mean_weights
+
+    steps = checkpoint.steps(run / "state")[-last:]
+    if len(steps) < 2:
+        raise TrainError(
+            f"{run}: has {len(steps)} checkpoint{'s' * (len(steps) != 1)} in state/, and a mean needs 2 or "
+            "more; name several models, or keep more with --keep-last when training"
+        )
+    means = mean_weights([checkpoint.path_of(run / "state", step) for step in steps])
+    return means, f"of the checkpoints at updates {', '.join(f'{step:,}' for step in steps)}"
+
+
+def of_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
+    """The mean of several models of one tokenizer."""
+    from attent.interop import load
+    from attent.text.tokenizer import Tokenizer
+    from attent.train.config import TrainError
+    from attent.train.means import mean_of
+
+    for folder in models[1:]:
+        if Tokenizer.load(folder) != Tokenizer.load(models[0]):
+            raise TrainError(f"{folder}: has another tokenizer than {models[0]}; a mean would be of different words")
+    return mean_of(dict(load(folder).named_parameters()) for folder in models), f"of {len(models)} models"
+
+
+def fill(model: Seq2Seq, tensors: dict[str, Tensor], where: Path) -> None:
+    import torch
+
+    from attent.train.config import TrainError
+
+    named = dict(model.named_parameters())
+    if not tensors.keys() <= named.keys():
+        raise TrainError(f"{where}: its checkpoints hold added matrices (LoRA), of which no mean can be taken")
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.copy_(tensors[name])

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # What each package does for attent, in the order in which doctor shows them. Versions are pyproject.toml's.
 PURPOSES: dict[str, str] = {
@@ -208,6 +207,8 @@ def look_at_torch() -> Torch:
         import torch
     except (ImportError, OSError, RuntimeError) as error:  # OSError: a shared library that does not load
         return Torch(None, None, (), None, None, error=f"torch cannot be imported: {error}")
+    from attent.train.speed import measure_bf16
+
     devices = accelerators()
     return Torch(
         version=str(torch.__version__),
@@ -243,32 +244,6 @@ def _build_of_torch() -> str:
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda}"
     return "CPU and Metal" if torch.backends.mps.is_built() else "CPU only"
-
-
-def measure_bf16(kind: str) -> float | None:
-    """How many times faster a bfloat16 matrix product is than a float32 one, on a device of this kind.
-
-    Measured, because the processor's flags only say that the instructions exist, not that torch uses them.
-    """
-    import torch
-
-    width = 512 if kind == "cpu" else 4096  # a few milliseconds on either
-    try:
-        full = _seconds_per_product(torch.rand(width, width, device=kind))
-        half = _seconds_per_product(torch.rand(width, width, device=kind).bfloat16())
-    except RuntimeError:  # a device without bfloat16, or without memory to spare
-        return None
-    return full / half
-
-
-def _seconds_per_product(matrix: "torch.Tensor", tries: int = 7) -> float:
-    """The best of several: the first ones warm up, and on a shared machine the others may be disturbed."""
-    best = float("inf")
-    for _ in range(tries):
-        start = time.perf_counter()
-        float((matrix @ matrix)[0, 0])  # reading a number back waits for the device
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 # ---- packages ----------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class Session:
             run = check(self.asked, "--set")
             if self.team.leads:
                 with explained(self.out, "run"):
-                    write_json(path, self.asked)  # first of all: it says that what else is here is this run's
+                    settings.write_json(self.asked, path)  # first of all: it says that what else is here is this run's
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
         chance.begin(run.train.seed)
@@ -253,7 +253,7 @@ class Session:
         if self.team.leads:
             with explained(self.out, "run"):
                 settings.write_toml(run, known)
-                write_json(self.out / STATE / ASKED, self.asked)
+                settings.write_json(self.asked, self.out / STATE / ASKED)
         return run, prepared, model
 
     def prepared(self, run: Run, fresh: bool) -> Prepared:
@@ -464,16 +464,10 @@ def samples_of(texts: Texts, outputs: Sequence[str], most: int = SAMPLES) -> tup
     return tuple(Sample(source=texts.sources[i], reference=texts.references[i], output=outputs[i]) for i in places)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    aside = path.with_name(path.name + ".new")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(data, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
 # ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+Scored = tuple[Texts, str, Scores, list[str]]  # the sentences, which set they are of, their scores, the translations
 
 
 class Final:
@@ -491,7 +485,7 @@ class Final:
         if len(steps) < 2 or config.ema or config.lora or config.average < 2 or training.valid is None:
             return  # a running mean is one already; and a mean of factors is not the factors of a mean
         try:
-            means = mean_weights([self.session.out / STATE / f"step-{step:08d}" for step in steps])
+            means = mean_weights([checkpoint.path_of(self.session.out / STATE, step) for step in steps])
         except checkpoint.CheckpointError as problem:
             training.warn(f"{problem}. No mean of the last checkpoints is tried")
             return
@@ -507,34 +501,46 @@ class Final:
         self.session.tell(Note(text=told, step=training.marks.step))
 
     def write(self) -> None:
-        if not self.session.team.leads:
-            self.session.team.wait()
-            return
-        from attent.cli.carding import card_of
-        from attent.train import card
+        """The scores, the card, and that all is done. The first process writes, the others wait for it."""
+        if self.session.team.leads:
+            from attent.cli.carding import card_of
+            from attent.train import card
 
+            scored = self.scored()
+            card.write(card_of(self, scored), self.session.out / CARD)
+            settings.write_json(self.finished(scored), self.session.out / STATE / FINISHED)
+            self.say_where()
+        self.session.team.wait()
+
+    def scored(self) -> list[Scored]:
+        """Every set of sentences, translated and scored by the weights in the folder."""
         model = interop.load(self.session.out).to(self.session.team.device)
-        found = self.prepared.found
+        found, decode = self.prepared.found, self.run.decode
         sets = [(texts_of(found.valid, found.tags), "validation")] if found.valid else []
         sets += [(texts_of([corpus], found.tags), "test") for corpus in found.tests]
-        scored: list[tuple[Texts, str, Scores, list[str]]] = []
+        scored: list[Scored] = []
         for texts, kind in sets:
             outputs = self.session.translated(
-                model, self.prepared.tokenizer, texts,
-                beam_size=self.run.decode.beam_size, length_penalty=self.run.decode.length_penalty,
-            )  # fmt: skip
+                model,
+                self.prepared.tokenizer,
+                texts,
+                beam_size=decode.beam_size,
+                length_penalty=decode.length_penalty,
+            )
             result = scores(outputs, texts.references, texts.language)
             scored.append((texts, kind, result, outputs))
             figures = f"BLEU {result.bleu:.2f}, chrF {result.chrf:.2f}, exact {result.exact:.1f}%"
-            how = f"{len(outputs):,} sentences, beam {self.run.decode.beam_size}"
+            how = f"{len(outputs):,} sentences, beam {decode.beam_size}"
             self.session.tell(Note(text=f"{kind} {texts.name}: {figures} ({how})", step=self.ended.step))
-        out = self.session.out
-        card.write(card_of(self, scored), out / CARD)
+        return scored
+
+    def finished(self, scored: Sequence[Scored]) -> dict[str, Any]:
+        """What a later call needs to know of this end."""
         told = [
             {"name": texts.name, "kind": kind, "pairs": len(outputs), **asdict(result)}
             for texts, kind, result, outputs in scored
         ]
-        finished = {
+        return {
             "step": self.training.marks.step,
             "reason": self.ended.reason,
             "weights": self.weights,
@@ -543,12 +549,9 @@ class Final:
             "asked": scoring(self.run),
             "scores": told,
         }
-        write_json(out / STATE / FINISHED, finished)
+
+    def say_where(self) -> None:
+        out, found = self.session.out, self.prepared.found
         to = f" --to {found.train[0].languages.target}" if found.tags else ""
-        self.session.tell(
-            Note(
-                text=f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}{to}",
-                step=self.ended.step,
-            )
-        )
-        self.session.team.wait()
+        told = f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}{to}"
+        self.session.tell(Note(text=told, step=self.ended.step))

@@ -6,12 +6,12 @@ same page. Nothing is measured, scored or looked up here.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attent import settings
 from attent.train.events import Sample
 
 NAME = "card.md"
@@ -123,12 +123,7 @@ class Card:
 
 def write(card: Card, path: Path) -> None:
     """Aside first, then renamed: there is never half a card."""
-    aside = path.with_name(path.name + ".new")
-    with open(aside, "wb") as file:
-        file.write(text(card).encode(errors="backslashreplace"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    settings.write_aside(path, text(card).encode(errors="backslashreplace"))
 
 
 def text(card: Card) -> str:

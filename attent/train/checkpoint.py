@@ -51,7 +51,7 @@ def save(state: Path, checkpoint: Checkpoint) -> Path:
     """Writes `state/step-N`. Whatever happens meanwhile, the older ones load, and this one does or is not there."""
     state = Path(state)
     with _refused(state), disk.explained(state, "checkpoint"):
-        target = state / f"{STEP}{_number(checkpoint.step)}"
+        target = path_of(state, checkpoint.step)
         facts = disk.json_text(checkpoint.facts, FACTS)
         groups = _storable(checkpoint.tensors)
         disk.make_folder(state)
@@ -206,7 +206,7 @@ def newest(state: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     refused: list[CheckpointError] = []
     for step in reversed(steps(state)):
         try:
-            checkpoint = load(state / f"{STEP}{_number(step)}")
+            checkpoint = load(path_of(state, step))
         except CheckpointError as problem:
             refused.append(problem)
             continue
@@ -226,6 +226,11 @@ def _step_of(folder: Path) -> int:
     if match is None:
         raise CheckpointError(f"{folder}: must be a checkpoint's folder, step-00000120 for example; give one of those")
     return int(match[1])
+
+
+def path_of(state: Path, step: int) -> Path:
+    """The name under which the checkpoint of a step stands."""
+    return state / f"{STEP}{_number(step)}"
 
 
 def _place(state: Path, step: int) -> Path:

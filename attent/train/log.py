@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -84,12 +83,7 @@ def rewind(path: Path, step: int) -> None:
     kept = b"".join(line for line, data in _objects(path) if step and _step(data) <= step)
     if path.stat().st_size == len(kept):
         return
-    aside = path.with_name(path.name + ".new")
-    with open(aside, "wb") as file:
-        file.write(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    settings.write_aside(path, kept)
 
 
 def to_line(event: Event, now: datetime) -> bytes:

@@ -32,7 +32,7 @@ from attent.train.objective import Objective
 from attent.train.optimiser import Optimiser, gradient_norm, shorten
 from attent.train.pieces import Piece, cut, share
 from attent.train.schedule import learning_rate
-from attent.train.team import Team, full
+from attent.train.team import Team, full, placed
 
 REPORT = 0.5  # seconds between two events of progress; reading numbers makes a GPU wait
 MOST_BAD = 10  # updates in a row whose gradient is not finite, after which the run goes back to a checkpoint
@@ -529,12 +529,13 @@ class Training:
     def save(self) -> None:
         """A checkpoint of this very moment; older ones go when it is complete."""
         began = time.monotonic()
-        kept = self.kept()
         now = (self.marks.step, self.marks.validated)
-        if self.team.leads and now != self.stored:  # by its name alone it could be one that is damaged
-            place = checkpoint.save(self.out / "state", kept)
-            self.prune()
-            self.tell(Saved(step=self.marks.step, folder=str(place), seconds=time.monotonic() - began))
+        if now != self.stored:  # by its name alone it could be one that is damaged
+            kept = self.kept()
+            if self.team.leads:
+                place = checkpoint.save(self.out / "state", kept)
+                self.prune()
+                self.tell(Saved(step=self.marks.step, folder=str(place), seconds=time.monotonic() - began))
         self.stored = now
         if self.valid is None:
             self.publish()
@@ -594,12 +595,7 @@ class Training:
 @torch.no_grad()
 def put(place: Tensor, value: Tensor) -> None:
     """Numbers into a tensor that may be spread over several processes."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    value = value.to(place.device)
-    if isinstance(place, DTensor):
-        value = distribute_tensor(value, place.device_mesh, place.placements, src_data_rank=None)
-    place.copy_(value)
+    place.copy_(placed(value, place))
 
 
 def write_model(out: Path, model: nn.Module, tokenizer: Tokenizer) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from attent.train.config import TrainConfig, TrainError
+from attent.train.team import placed
 
 Named = Mapping[str, nn.Parameter]
 
@@ -58,7 +59,7 @@ class Optimiser:
             for name, parameter in self.named.items():
                 if id(parameter) in owned:
                     state = dict(_of(tensors, name))
-                    part.state[parameter] = {key: _placed(value, parameter) for key, value in state.items()}
+                    part.state[parameter] = {key: placed(value, parameter).clone() for key, value in state.items()}
 
 
 def _of(tensors: Mapping[str, Tensor], name: str) -> Iterator[tuple[str, Tensor]]:
@@ -66,14 +67,6 @@ def _of(tensors: Mapping[str, Tensor], name: str) -> Iterator[tuple[str, Tensor]
         owner, _, key = full.rpartition(":")
         if owner == name:
             yield key, tensor
-
-
-def _placed(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    """On the parameter's device and, where it is spread over several processes, spread as it is."""
-    value = value.to(parameter.device)
-    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return value.clone()
 
 
 def _parts(named: Named, config: TrainConfig, fused: bool) -> Iterator[torch.optim.Optimizer]:

@@ -164,8 +164,7 @@ def tokens(
     store = prepare(found.train, recipe, folder, progress=_spoken(tell))
     if not len(store):
         raise _nothing_left(store)
-    for sentence in _dropped(store):
-        tell(Note(text=sentence))
+    tell(Note(text=_kept(store)))
     valid = None
     if found.valid:
         valid = prepare(found.valid, replace(recipe, filters=replace(Filters.none(), empty=True)), folder)
@@ -196,9 +195,14 @@ def _spoken(tell: Tell) -> Callable[[int], None]:
     return progress
 
 
+def _left_out(store: Store, most: int | None = None) -> str:
+    """How many pairs for which reasons, the most frequent first."""
+    reasons: Counter[str] = sum((Counter(part.dropped) for part in store.meta.parts), Counter())
+    return ", ".join(f"{count:,} {why}" for why, count in reasons.most_common(most))
+
+
 def _nothing_left(store: Store) -> TrainError:
-    reasons = sum((Counter(part.dropped) for part in store.meta.parts), Counter())
-    counts = ", ".join(f"{count:,} {why}" for why, count in reasons.most_common()) or "the corpus is empty"
+    counts = _left_out(store) or "the corpus is empty"
     names = " ".join(part.name for part in store.meta.parts)
     example = next((places[0] for part in store.meta.parts for places in part.examples.values()), None)
     such = f" (such as {example})" if example else ""
@@ -208,13 +212,10 @@ def _nothing_left(store: Store) -> TrainError:
     )
 
 
-def _dropped(store: Store) -> Iterator[str]:
-    reasons = sum((Counter(part.dropped) for part in store.meta.parts), Counter())
-    if reasons:
-        counts = ", ".join(f"{count:,} {why}" for why, count in reasons.most_common(4))
-        yield f"data: {len(store):,} pairs to train on; left out: {counts} (`attent data` shows which)"
-    else:
-        yield f"data: {len(store):,} pairs to train on"
+def _kept(store: Store) -> str:
+    counts = _left_out(store, most=4)
+    less = f"; left out: {counts} (`attent data` shows which)" if counts else ""
+    return f"data: {len(store):,} pairs to train on{less}"
 
 
 def batches_of(prepared: Prepared, data: DataConfig, train: TrainConfig) -> Batches:

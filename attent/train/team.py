@@ -1,7 +1,7 @@
 """More than one process: torch.distributed is the engine, `torchrun` or any launcher that sets its variables starts it.
 
 Every process makes the same batches and takes its share of the pieces, so that how many there are changes the speed
-and not the result. Weights are copied to each (DDP), or spread over them (FSDP2) when one GPU cannot hold the model.
+and not the update. Weights are copied to each (DDP), or spread over them (FSDP2) when one GPU cannot hold the model.
 Only the first process talks and writes.
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from attent.nn import Block
@@ -101,6 +101,14 @@ def _set_sync(module: nn.Module, on: bool) -> None:
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be spread over several processes; all of them must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed(value: Tensor, like: Tensor) -> Tensor:
+    """On the device of `like` and, where that is spread over several processes, spread as it is."""
+    value = value.to(like.device)
+    if isinstance(like, DTensor) and value.shape == like.shape:  # a count of steps is whole everywhere
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return value
 
 
 LOST = ("gloo", "nccl", "connection", "broken pipe", "socket")  # in what a backend says when another has gone

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from attent.models import folder
 from attent.models.folder import FolderError
 from attent.text import files as text_files
+from tests.broken_disk import Disk, Killed
 
 FILES = ("config.json", "model.safetensors", "manifest.json")
 SYSTEM_CALLS = (
@@ -414,38 +414,13 @@ print("after the control:", sorted(set(events)))
 # No save loses a model.
 
 
-class Killed(BaseException):
-    """Stands for a kill -9: once raised, nothing more reaches the disk."""
-
-
-class Disk:
-    """Counts what a save does to the disk, and lets it fail or die at one of those calls."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, fault: BaseException, forever: bool) -> None:
-        self.calls, self.at, self.fault, self.forever = 0, at, fault, forever
-        patch.setattr(os, "fsync", lambda descriptor: None)  # counted below, and too slow to do hundreds of times
-        for name in SYSTEM_CALLS:
-            patch.setattr(os, name, self.guard(getattr(os, name)))
-        patch.setattr(folder, "open", self.guard(open), raising=False)
-        patch.setattr(folder, "save_file", self.guard(save_file))
-
-    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.at or (self.forever and self.calls > self.at):
-                raise self.fault
-            return function(*arguments, **options)
-
-        return guarded
-
-
 def faults(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterator[int]:
     """Saves over what is at `path`, failing at the first call, then at the second, ... until it succeeds."""
     original = path.with_name(path.name + "-original")
     shutil.copytree(path, original)
     for at in itertools.count(1):
         with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, at, fault, forever)
+            disk = Disk(patch, at, fault, forever, SYSTEM_CALLS)
             with suppress(FolderError, Killed):
                 write(path, seed)
         if disk.calls < at:
@@ -760,7 +735,7 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
 def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) -> None:
     for at in range(2, 5):  # the first call makes the folder, which is there
         with pytest.MonkeyPatch.context() as patch:
-            Disk(patch, at, OSError(number, os.strerror(number)), False)
+            Disk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(FolderError, match=f"{model}: the model could not be saved: .*{expected}"):
                 write(model, 1)
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from attent.models import folder
 from attent.train.checkpoint import Checkpoint, CheckpointError, load, newest, prune, save, steps
+from tests.broken_disk import Disk, Killed
 
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimiser.safetensors")
 SYSTEM_CALLS = "open fsync rename replace unlink rmdir mkdir chmod listdir".split()  # of a save, by os.NAME
@@ -410,38 +410,13 @@ def environment() -> dict[str, str]:
 # No fault and no death costs more than the save it hits.
 
 
-class Killed(BaseException):
-    """Stands for a kill -9: once raised, nothing more reaches the disk."""
-
-
-class Disk:
-    """Counts what is done to the disk, and lets it fail or die at one of those calls."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, fault: BaseException, forever: bool) -> None:
-        self.calls, self.at, self.fault, self.forever = 0, at, fault, forever
-        patch.setattr(os, "fsync", lambda descriptor: None)  # counted below, and too slow to do hundreds of times
-        for name in SYSTEM_CALLS:
-            patch.setattr(os, name, self.guard(getattr(os, name)))
-        patch.setattr(folder, "open", self.guard(open), raising=False)
-        patch.setattr(folder, "save_file", self.guard(save_file))
-
-    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.at or (self.forever and self.calls > self.at):
-                raise self.fault
-            return function(*arguments, **options)
-
-        return guarded
-
-
 def faults(state: Path, fault: BaseException, forever: bool, action: Callable[[], object]) -> Iterator[int]:
     """Does the action on what is there, failing at its first call, then at the second, ... until it succeeds."""
     original = state.with_name(state.name + "-original")
     shutil.copytree(state, original)
     for at in itertools.count(1):
         with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, at, fault, forever)
+            disk = Disk(patch, at, fault, forever, SYSTEM_CALLS)
             with suppress(CheckpointError, Killed):
                 action()
         if disk.calls < at:
@@ -554,7 +529,7 @@ def test_a_fault_at_any_call_of_pruning_leaves_whole_ones_only(fault: BaseExcept
 def test_a_prune_that_fails_gets_a_sentence(state: Path) -> None:
     save(state, made(20))
     with pytest.MonkeyPatch.context() as patch:
-        Disk(patch, 2, OSError(errno.EROFS, os.strerror(errno.EROFS)), True)
+        Disk(patch, 2, OSError(errno.EROFS, os.strerror(errno.EROFS)), True, SYSTEM_CALLS)
         with pytest.raises(CheckpointError, match=r"old checkpoints cannot be removed .*; check its permissions"):
             prune(state, keep=())
 
@@ -574,7 +549,7 @@ def test_a_prune_that_fails_gets_a_sentence(state: Path) -> None:
 def test_a_failed_save_gets_a_sentence(number: int, expected: str, state: Path) -> None:
     for at in range(3, 6):
         with pytest.MonkeyPatch.context() as patch:
-            Disk(patch, at, OSError(number, os.strerror(number)), False)
+            Disk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(CheckpointError, match=f"{state}: the checkpoint could not be saved: .*{expected}"):
                 save(state, made(20))
 
