@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.nn.checks import on_host
+from attent.nn.init import normal
 
 
 class Embedding(nn.Module):
@@ -19,7 +20,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, width: int, *, scaled: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
+        normal(self.weight, std=width**-0.5)
         self.scale = width**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class Output(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab, width)) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
         if tied_to is None:
-            nn.init.normal_(self.weight, std=width**-0.5)
+            normal(self.weight, std=width**-0.5)
 
     def forward(self, states: Tensor) -> Tensor:
         return F.linear(states, self.weight, self.bias)

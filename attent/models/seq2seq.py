@@ -67,16 +67,20 @@ class Seq2Seq(nn.Module):
         return self.decoder(self.target_embedding(target), lengths, packing=packing, memory=memory)
 
     @torch.no_grad()
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Cache:
-        """Read the source and make ready to write up to `capacity` target tokens, step by step (in `eval` mode)."""
-        return self.decoder.new_cache(capacity, memory=self.encode(source, lengths))
+    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> Cache:
+        """Read the source and make ready to write up to `capacity` target tokens, step by step (in `eval` mode).
+
+        With `beams`, so many targets of each source side by side.
+        """
+        return self.decoder.new_cache(capacity, memory=self.encode(source, lengths), beams=beams)
 
     @torch.no_grad()
     def step(self, target: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
         """Read the next target tokens, (B, T), behind those in the cache -> logits (B, T, V).
 
-        `lengths` tells how many of them are real where rows differ, as forced beginnings do. A cache is written in
-        place, so there is no gradient here: `forward` is for training.
+        `lengths` tells how many of them are real where rows differ, as forced beginnings do. In a cache of beams, T is
+        their number: the next token of each. A cache is written in place, so there is no gradient here: `forward` is
+        for training.
         """
         return self.output(self.decoder(self.target_embedding(target), lengths, cache=cache))
 

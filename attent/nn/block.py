@@ -203,6 +203,8 @@ class Stack(nn.Module):
         With a cache, x continues what the cache holds, and the memory is the one that the cache was made with.
         """
         check_pass(self, x, lengths, packing, memory, cache)
+        if cache is not None:
+            cache.see_itself()
         at = places(x, packing, cache)
         view = self.view(x, at, lengths, packing, memory, cache)
         x = self.dropout(self.positions.embed(x, at))
@@ -223,9 +225,9 @@ class Stack(nn.Module):
     ) -> View:
         """Masks, angles and biases of one pass: worked out once, used by every block."""
         start, used = (0, 0) if cache is None else (cache.start, cache.used)
-        keys_at = at if cache is None else torch.arange(used + x.shape[1], device=x.device)
+        keys_at = at if cache is None else torch.arange(used + x.shape[1], device=x.device) // cache.beams
         return View(
-            mask=self.own_mask(lengths, packing, start),
+            mask=self.own_mask(lengths, packing, cache),
             angles=self.positions.angles(at),
             bias=self.positions.bias(at, keys_at),
             memory=memory,
@@ -234,24 +236,31 @@ class Stack(nn.Module):
             used=used,
         )
 
-    def own_mask(self, lengths: Tensor | None, packing: Packing | None, start: int | Tensor) -> Mask:
+    def own_mask(self, lengths: Tensor | None, packing: Packing | None, cache: Cache | None) -> Mask:
         # Padding is on the right: a causal stack hides it from every real token already, and without key lengths
         # fast kernels need no mask tensor.
         return Mask(
             causal=self.config.causal,
             window=self.config.window,
-            q_start=start,
+            q_start=0 if cache is None else cache.place,
+            ancestors=None if cache is None else cache.ancestors,
             key_lengths=None if self.config.causal else lengths,
             packing=None if packing is None else (packing, packing),
         )
 
-    def new_cache(self, capacity: int, *, rows: int | None = None, memory: Memory | None = None) -> Cache:
-        """An empty cache for `capacity` tokens a row; the memory's keys and values are projected now, once."""
-        check_new_cache(self, capacity, rows, memory)
+    def new_cache(
+        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
+    ) -> Cache:
+        """An empty cache for `capacity` tokens of each beam of a row; the memory's keys and values are projected now,
+        once."""
+        check_new_cache(self, capacity, rows, memory, beams)
         rows = rows if memory is None else memory.states.shape[0]
         assert rows is not None
-        layers = [block.new_cache(rows, capacity, memory) for block in self.blocks]
-        return Cache(layers, memory_lengths=None if memory is None else memory.lengths)
+        layers = [block.new_cache(rows, capacity * beams, memory) for block in self.blocks]
+        device = layers[0].own.room.keys.device
+        ancestors = None if beams == 1 else torch.full((rows, beams, capacity), -1, device=device)
+        lengths = None if memory is None else memory.lengths
+        return Cache(layers, memory_lengths=lengths, beams=beams, ancestors=ancestors)
 
 
 def places(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:
@@ -261,7 +270,8 @@ def places(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:
     at = torch.arange(x.shape[1], device=x.device)
     if cache is None:
         return at
-    return at + (cache.start[:, None] if isinstance(cache.start, Tensor) else cache.start)
+    at = at if cache.beams == 1 else torch.zeros_like(at)  # beams are side by side, all at one place
+    return at + (cache.place[:, None] if isinstance(cache.place, Tensor) else cache.place)
 
 
 def memory_mask(packing: Packing | None, memory: Memory | None, cache: Cache | None) -> Mask:

@@ -1,12 +1,17 @@
 """What a decoder keeps between steps, so that a step costs one token and not the whole prefix.
 
-The cache belongs to the caller: `Stack.new_cache` makes it, each call of the stack with it appends, `reorder` lets
-beams follow their rows. Nothing here waits for the device: how much is used is counted on the host, and lengths that
-differ between rows stay on the device.
+The cache belongs to the caller: `Stack.new_cache` makes it, each call of the stack with it appends, `reorder` moves its
+rows. Nothing here waits for the device: how much is used is counted on the host, and lengths that differ between rows
+stay on the device.
+
+Beams do not copy their past. A row may hold K of them: a step reads one token of each, all at one place, and writes K
+columns. `ancestors` tells whose column each beam looks at for each place of the past, so that `follow` moves small
+numbers only; and all beams of a row share its memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +33,12 @@ class KV:
 
     def reorder(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+    def put(self, rows: Tensor, new: KV) -> None:
+        """Overwrite rows; of what they had, what lies behind the new columns stays, and must be hidden by a mask."""
+        T = new.keys.shape[2]
+        self.keys[rows, :, :T] = new.keys
+        self.values[rows, :, :T] = new.values
 
 
 @dataclass(eq=False)
@@ -83,14 +94,18 @@ class Cache:
     """All blocks of one stack.
 
     used            columns written, counted on the host; no row holds more
-    lengths         (B,) tokens that each row holds, where rows differ; None: every row holds `used`
+    lengths         (B,) columns that each row holds, where rows differ; None: every row holds `used`
     memory_lengths  (B,) how much of the encoder's output is real; None: all of it
+    beams           that a row holds: each place has a column for each
+    ancestors       (B, K, places) whose column beam k looks at, of each place; -1 where nothing is written yet
     """
 
     layers: list[LayerCache]
     used: int = 0
     lengths: Tensor | None = None
     memory_lengths: Tensor | None = None
+    beams: int = 1
+    ancestors: Tensor | None = None
 
     @property
     def start(self) -> int | Tensor:
@@ -105,7 +120,14 @@ class Cache:
     def rows(self) -> int:
         return self.layers[0].own.rows
 
+    @property
+    def place(self) -> int | Tensor:
+        """The position of the next token of each row: a place has a column for each beam."""
+        return self.start // self.beams
+
     def check_room(self, B: int, T: int) -> None:
+        if self.beams > 1 and self.beams != T:
+            raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
         if self.used + T > self.capacity:
             raise ValueError(
                 f"the cache must have room for {self.used + T} tokens, but its capacity is {self.capacity} "
@@ -117,6 +139,8 @@ class Cache:
     def advance(self, T: int, new_lengths: Tensor | None) -> None:
         """T columns were written; of these, `new_lengths` per row are real (None: all)."""
         if new_lengths is not None:
+            if self.beams > 1:
+                raise ValueError("`lengths` must be None in a cache of beams: each of them is given one token")
             held = torch.full_like(new_lengths, self.used) if self.lengths is None else self.lengths
             self.lengths = held + new_lengths
         elif self.lengths is not None:
@@ -131,5 +155,43 @@ class Cache:
             raise ValueError(f"`rows` must be rows of the cache, 0 to {self.rows - 1}, but are {rows.tolist()}")
         for layer in self.layers:
             layer.reorder(rows)
-        self.lengths = None if self.lengths is None else self.lengths.index_select(0, rows)
-        self.memory_lengths = None if self.memory_lengths is None else self.memory_lengths.index_select(0, rows)
+        self.lengths, self.memory_lengths, self.ancestors = (
+            None if x is None else x.index_select(0, rows) for x in (self.lengths, self.memory_lengths, self.ancestors)
+        )
+
+    def follow(self, beams: Tensor) -> None:
+        """(B, K): beam k of a row goes on from what its beam `beams[b, k]` has written."""
+        if self.ancestors is not None:
+            self.ancestors = self.ancestors.gather(1, beams[:, :, None].expand_as(self.ancestors))
+
+    def see_itself(self) -> None:
+        """Before a step: each beam may look at the column that it is about to write."""
+        if self.ancestors is None:
+            return
+        own = torch.arange(self.beams, device=self.ancestors.device)[None, :, None]
+        place = self.place
+        if isinstance(place, int):
+            self.ancestors[:, :, place : place + 1] = own
+        else:
+            place = place[:, None, None].expand(-1, self.beams, 1)
+            self.ancestors = self.ancestors.scatter(2, place, own.expand_as(place))
+
+    def put(self, rows: Tensor, new: Cache) -> None:
+        """Rows get the memory of an empty cache of as many beams; `rewind` then lets them begin."""
+        for layer, other in zip(self.layers, new.layers, strict=True):
+            if layer.cross is not None and other.cross is not None:
+                layer.cross.put(rows, other.cross)
+        if self.memory_lengths is not None:
+            assert new.memory_lengths is not None
+            self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
+
+    def rewind(self, places: Sequence[int]) -> None:
+        """Row by row, how many places are held: all, or none where a row begins anew. The caller knows, so that nobody
+        has to ask the device."""
+        device = self.layers[0].own.room.keys.device
+        self.used = max(places) * self.beams
+        even = min(places) == max(places)
+        self.lengths = None if even else torch.tensor(places, device=device) * self.beams
+        if self.ancestors is not None:
+            empty = torch.tensor([place == 0 for place in places], device=device)
+            self.ancestors = self.ancestors.masked_fill(empty[:, None, None], -1)

@@ -115,7 +115,7 @@ def check_pass(
     else:
         check_memory(stack, x, packing, memory)
     if packing is None:
-        check_positions(stack, x.shape[1] + (cache.used if cache else 0))
+        check_positions(stack, x.shape[1] if cache is None else (x.shape[1] + cache.used) // cache.beams)
     elif not torch.compiler.is_compiling():  # a number that differs with every batch would be a graph for each
         check_positions(stack, packing.longest)
 
@@ -164,9 +164,10 @@ def check_positions(stack: Stack, count: int) -> None:
         )
 
 
-def check_new_cache(stack: Stack, capacity: int, rows: int | None, memory: Memory | None) -> None:
+def check_new_cache(stack: Stack, capacity: int, rows: int | None, memory: Memory | None, beams: int) -> None:
     """All that `Stack.new_cache` is given."""
     check_size("capacity", capacity)
+    check_size("beams", beams)
     if not stack.config.causal:
         raise ValueError(NO_CACHE)
     if (memory is not None) != stack.config.cross:

@@ -108,6 +108,8 @@ class Mask:
     window       (before, after): how many other tokens it may see on each side, ends included; None is no limit
     q_start      index of query 0 among the keys: how many keys the cache held before; (B,) for one per row
     key_lengths  (B,) how many keys of each row are real; the rest is padding
+    ancestors    (B, K, places) for K beams side by side, all at place `q_start`: key i is that of beam i % K at place
+                 i // K, and beam k sees, of each place, that of its ancestor; -1: none
     packing      (of the queries, of the keys): tokens see their own sentence only, and places are counted inside it
 
     Forms are kept once worked out: do not change the tensors in place afterwards.
@@ -117,6 +119,7 @@ class Mask:
     window: tuple[int | None, int | None] | None = None
     q_start: int | Tensor = 0
     key_lengths: Tensor | None = None
+    ancestors: Tensor | None = None
     packing: tuple[Packing, Packing] | None = None
     _memo: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -134,6 +137,10 @@ class Mask:
         if self.packing is None:
             start = self.q_start[b] if isinstance(self.q_start, Tensor) else self.q_start
             allowed, q_at, k_at = k >= 0, q + start, k  # all, until something below forbids it
+            if self.ancestors is not None:
+                K = self.ancestors.shape[1]
+                q_at, k_at = q * 0 + start, k // K
+                allowed = self.ancestors[b, q, k_at] == k % K
         else:
             queries, keys = self.packing
             sentence, q_at, k_at = queries.segments[b, q], queries.positions[b, q], keys.positions[b, k]
@@ -186,7 +193,8 @@ class Mask:
     @property
     def per_row(self) -> bool:
         """Does the rule differ between the rows of a batch?"""
-        return isinstance(self.q_start, Tensor) or self.key_lengths is not None or self.packing is not None
+        parts = (self.key_lengths, self.ancestors, self.packing)
+        return isinstance(self.q_start, Tensor) or any(part is not None for part in parts)
 
     @property
     def order_only(self) -> bool:
@@ -212,6 +220,11 @@ class Mask:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
         if isinstance(self.q_start, Tensor):
             check_lengths(self.q_start, B, Tk, device, "q_start")
+        if self.ancestors is not None:
+            room = self.ancestors.shape[2] * Tq
+            if self.ancestors.shape[:2] != (B, Tq) or Tk > room:
+                is_now = tuple(self.ancestors.shape)
+                raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {is_now}")
         if self.packing is not None:
             devices = [packing.segments.device for packing in self.packing]
             if devices != [device, device]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.nn.checks import check_choice, check_even, check_positive, check_size
+from attent.nn.init import normal
 
 Order = Literal["interleaved", "halves"]
 
@@ -93,7 +94,7 @@ class Learned(Positions):
         super().__init__()
         self.max_length = config.max_length
         self.weight = nn.Parameter(torch.empty(config.max_length, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
+        normal(self.weight, std=width**-0.5)
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
         return x + self.weight[at]
@@ -173,7 +174,7 @@ class Relative(Positions):
         super().__init__()
         self.buckets, self.reach, self.causal = config.buckets, config.reach, causal
         self.weight = nn.Parameter(torch.empty(config.buckets, heads))
-        nn.init.normal_(self.weight, std=0.02)
+        normal(self.weight, std=0.02)
 
     def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
         distance = k_at[..., None, :] - q_at[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)

@@ -1,4 +1,5 @@
-"""Step by step with a cache equals all at once; ragged prompts equal each alone; beams follow their rows."""
+"""Step by step with a cache equals all at once; ragged prompts equal each alone; beams follow their rows, and one
+another in a row that they share; a row that begins anew equals a fresh one."""
 
 from __future__ import annotations
 
@@ -112,3 +113,110 @@ def test_a_memory_without_lengths_is_all_real(device: torch.device) -> None:
     cache = stack.new_cache(3, memory=memory)
     cache.reorder(numbers(1, 0, device=device))
     close(stack(x.flip(0), cache=cache), stack(x, memory=full).flip(0))
+
+
+# --- beams that share a row -------------------------------------------------------------------------------------------
+
+PARENTS = (((0, 0, 1), (2, 1, 0)), ((2, 2, 2), (1, 0, 2)), ((0, 1, 2), (0, 0, 0)), ((1, 2, 0), (2, 2, 1)))
+
+
+def beam_cache(stack: Stack, capacity: int, rows: int, memory: Memory | None, beams: int) -> Cache:
+    return stack.new_cache(capacity, rows=None if memory else rows, memory=memory, beams=beams)
+
+
+class Histories:
+    """The oracle of a cache of beams: all that each beam has read, read again from the beginning at every step."""
+
+    def __init__(self, stack: Stack, rows: int, beams: int, memory: Memory | None, device: torch.device) -> None:
+        self.stack, self.memory = stack, memory
+        self.read = [[states(0, device=device) for _ in range(beams)] for _ in range(rows)]
+
+    def step(self, x: Tensor) -> Tensor:
+        """(B, K, E) -> (B, K, E)"""
+        beams = x.shape[1]
+        self.read = [[torch.cat([row[k], x[b, k, None]]) for k in range(beams)] for b, row in enumerate(self.read)]
+        outs = []
+        for b, row in enumerate(self.read):
+            memory = take(self.memory, torch.full((beams,), b, device=x.device))
+            outs.append(self.stack(torch.stack(row), memory=memory)[:, -1])
+        return torch.stack(outs)
+
+    def follow(self, parents: Tensor) -> None:
+        self.read = [[row[k] for k in beams] for row, beams in zip(self.read, parents.tolist(), strict=True)]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.read = [list(self.read[row]) for row in rows.tolist()]
+        self.memory = take(self.memory, rows)
+
+    def restart(self, row: int, new: Memory | None) -> None:
+        self.read[row] = [read[:0] for read in self.read[row]]
+        if self.memory is not None and new is not None:
+            assert self.memory.lengths is not None
+            width = new.states.shape[1]
+            self.memory.states[row, :width] = new.states[0]
+            self.memory.lengths[row] = width
+
+
+def both(cache: Cache, told: Histories, stack: Stack, *, steps: int) -> None:
+    """Some steps with the cache, each beam going on from any of its row; each must be what reading anew gives."""
+    rows, beams = cache.rows, cache.beams
+    for step in range(steps):
+        x = states(rows, beams, device=cache.layers[0].own.room.keys.device)
+        close(stack(x, cache=cache), told.step(x))
+        parents = torch.randint(beams, (rows, beams), generator=torch.Generator().manual_seed(step)).to(x.device)
+        cache.follow(parents)
+        told.follow(parents)
+
+
+@every_decoder
+def test_beams_of_one_row_equal_rows_of_their_own(config: StackConfig, device: torch.device) -> None:
+    stack, memory = make(config, device), memory_for(config, 2, device)
+    cache, told = beam_cache(stack, 5, 2, memory, 3), Histories(stack, 2, 3, memory, device)
+    for parents in PARENTS:
+        x = states(2, 3, device=device)
+        close(stack(x, cache=cache), told.step(x))
+        cache.follow(torch.tensor(parents, device=device))
+        told.follow(torch.tensor(parents))
+    rows = numbers(1, 1, 0, device=device)
+    cache.reorder(rows)
+    told.reorder(rows)
+    both(cache, told, stack, steps=1)
+    assert cache.used == 5 * 3
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@every_decoder
+def test_a_row_that_begins_anew_equals_a_fresh_one(config: StackConfig, beams: int, device: torch.device) -> None:
+    """With the memory of another source, while its neighbours go on; and so again, when rows were moved."""
+    stack, memory = make(config, device), memory_for(config, 3, device)
+    told = Histories(stack, 3, beams, memory and Memory(memory.states.clone(), numbers(6, 4, 2, device=device)), device)
+    cache = beam_cache(stack, 6, 3, memory, beams)
+    both(cache, told, stack, steps=3)
+    new = None if memory is None else Memory(states(1, 5, device=device), numbers(5, device=device))
+    cache.put(numbers(1, device=device), beam_cache(stack, 1, 1, new, beams))
+    cache.rewind([3, 0, 3])
+    told.restart(1, new)
+    both(cache, told, stack, steps=3)
+    for row in (0, 2):  # they are full, and go on with nothing
+        told.restart(row, None)
+    cache.rewind([0, 3, 0])
+    both(cache, told, stack, steps=2)
+    order = numbers(1, 0, device=device)
+    cache.reorder(order)
+    told.reorder(order)
+    cache.rewind([5, 2])
+    both(cache, told, stack, steps=1)
+    for row in (0, 1):
+        told.restart(row, None)
+    cache.rewind([0, 0])
+    both(cache, told, stack, steps=2)
+
+
+def test_a_step_of_beams_must_have_a_token_for_each(device: torch.device) -> None:
+    config = next(iter(CROSS_DECODERS.values()))
+    stack, memory = make(config, device), memory_for(config, 2, device)
+    cache = beam_cache(stack, 2, 2, memory, 3)
+    with pytest.raises(ValueError, match="a token for each of the cache's 3 beams, but has 2"):
+        stack(states(2, 2, device=device), cache=cache)
+    with pytest.raises(ValueError, match="`lengths` must be None in a cache of beams"):
+        stack(states(2, 3, device=device), numbers(3, 2, device=device), cache=cache)

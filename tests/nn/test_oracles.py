@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.nn import Attention, Block, Mask, Memory, Residual, Stack, StackConfig, sinusoid
+from attent.nn.attend import explicit, few
 
 B, T, E, H = 2, 5, 16, 4
 CONFIG = StackConfig(layers=2, width=E, heads=H, inner=24, dropout=0.0)
@@ -111,3 +112,14 @@ def test_rms_norm_by_hand() -> None:
     expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
     torch.testing.assert_close(stack.norm(x), expected)
     assert not isinstance(Stack(replace(CONFIG, norm="rms")).norm, nn.RMSNorm)  # post: nothing behind the last
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_the_way_for_few_queries_is_equation_1(queries: int) -> None:
+    q, k, v = torch.randn(3, 2, queries, 8), torch.randn(3, 2, 11, 8), torch.randn(3, 2, 11, 8)
+    mask = Mask(key_lengths=torch.tensor([11, 4, 1]))
+    visible = mask.dense(3, queries, 11, q.device)
+    torch.testing.assert_close(few(q, k, v, visible, 0.3), explicit(q, k, v, mask, scale=0.3)[0])
+    bias = torch.randn(1, 2, queries, 11)
+    hidden = bias.masked_fill(~visible, float("-inf"))
+    torch.testing.assert_close(few(q, k, v, hidden, 0.3), explicit(q, k, v, mask, bias, 0.3)[0])
