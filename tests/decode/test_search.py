@@ -2,113 +2,128 @@
 
 from __future__ import annotations
 
-import math
-from itertools import product
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from attent.decode import Hypotheses, beam, greedy
+from attent.decode import beam, greedy
 from attent.decode import search as searching
+from attent.decode.options import Hypothesis, Search
+from attent.decode.search import Plan, Pool, first, likeliest
+from tests.decode.toys import END, PAD, START, Tokens, Toy, every_target, found, plain, sources, texts
 
-START, END, PAD = 0, 1, 2
-
-
-class Prefixes:
-    """What the toy keeps: for each row its source, and all that it has read."""
-
-    def __init__(self, source: Tensor) -> None:
-        self.source = source
-        self.read = source.new_zeros(len(source), 0)
-        self.moves = 0
-
-    def reorder(self, rows: Tensor) -> None:
-        self.source, self.read = self.source[rows], self.read[rows]
-        self.moves += 1
+NEVER = float("-inf")
+KINDS: dict[str, Any] = {"start": START, "end": END}
 
 
-class Toy:
-    """Logits by chance, but always the same for the same source and prefix; `sharp` ones leave less doubt."""
-
-    def __init__(self, vocab: int, sharp: float = 2.0) -> None:
-        self.vocab, self.sharp = vocab, sharp
-        self.rows: list[int] = []  # of each step
-
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int) -> Prefixes:
-        return Prefixes(source[:, 0])
-
-    def step(self, target: Tensor, state: Prefixes, /) -> Tensor:
-        state.read = torch.cat([state.read, target], 1)
-        self.rows.append(len(target))
-        rows = zip(state.source.tolist(), state.read.tolist(), strict=True)
-        return torch.stack([self.logits(source, tuple(read)) for source, read in rows])[:, None]
-
-    def logits(self, source: int, read: tuple[int, ...]) -> Tensor:
-        chance = torch.Generator().manual_seed(hash((source, *read)) % 2**31)  # of numbers: the same in every process
-        return self.sharp * torch.randn(self.vocab, generator=chance)
-
-    def score(self, source: int, tokens: tuple[int, ...], penalty: float) -> float:
-        total = 0.0
-        for i, token in enumerate(tokens):
-            total += float(self.logits(source, (START, *tokens[:i])).double().log_softmax(-1)[token])
-        return total / ((5 + len(tokens)) / 6) ** penalty
+def searched(toy: Toy, rows: Tensor, max_length: int, search: Search, never: tuple[int, ...] = ()) -> list[Any]:
+    got = beam(toy, rows, **KINDS, max_length=max_length, search=search, never=never)
+    return [found(got, row) for row in range(len(rows))]
 
 
-def every_target(vocab: int, longest: int, never: set[int]) -> list[tuple[int, ...]]:
-    """All that end, up to a length."""
-    words = sorted(set(range(vocab)) - never - {END})
-    return [(*body, END) for n in range(longest) for body in product(words, repeat=n)]
+# --- the best of all -------------------------------------------------------------------------------------------------
 
 
-def sources(*numbers: int) -> Tensor:
-    return torch.tensor(numbers)[:, None]
-
-
-def found(hypotheses: Hypotheses, row: int) -> list[tuple[tuple[int, ...], float]]:
-    rows = zip(*(x[row].tolist() for x in (hypotheses.tokens, hypotheses.lengths, hypotheses.scores)), strict=True)
-    return [(tuple(tokens[:length]), score) for tokens, length, score in rows if score > -math.inf]
-
-
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("n_best", [1, 5, None])
-def test_a_beam_as_wide_as_all_there_is_finds_the_best(penalty: float, n_best: int | None) -> None:
+@pytest.mark.parametrize("kind", ["avg", "wu", "none"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("n_best", [1, 5, 60])
+def test_a_beam_as_wide_as_all_there_is_finds_the_best(kind: Any, alpha: float, n_best: int) -> None:
     toy, rows = Toy(5), sources(*range(6))
-    got = beam(
-        toy, rows, start=START, end=END, max_length=4, beam_size=60, length_penalty=penalty, n_best=n_best, never=[PAD]
-    )
-    for row in range(6):
-        wanted = {tokens: toy.score(row, tokens, penalty) for tokens in every_target(5, 4, {START, PAD})}
-        best = sorted(wanted, key=wanted.__getitem__, reverse=True)
-        ended = [(tokens, score) for tokens, score in found(got, row) if tokens[-1] == END]
-        assert [tokens for tokens, _ in ended] == best[: n_best or len(best)]
-        assert [score for _, score in ended] == pytest.approx([wanted[tokens] for tokens, _ in ended], abs=1e-5)
+    search = Search(beam_size=60, length_penalty=alpha, length_penalty_type=kind, n_best=n_best)
+    for source, got in enumerate(searched(toy, rows, 4, search, (PAD,))):
+        every = every_target(5, 4, {START, PAD})
+        wanted = {tokens: toy.log_prob(source, tokens, (PAD,)) / search.penalty(len(tokens)) for tokens in every}
+        best = sorted(wanted, key=wanted.__getitem__, reverse=True)[:n_best]
+        ended = [one for one in got if one.ended]
+        assert [(*one.ids, END) for one in ended] == best
+        assert [one.score for one in ended] == pytest.approx([wanted[tokens] for tokens in best], abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["avg", "wu", "none"])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 7])
-def test_every_score_equals_its_score_by_reading(beam_size: int) -> None:
-    toy = Toy(9)
-    got = beam(toy, sources(3, 1, 4), start=START, end=END, max_length=6, beam_size=beam_size, length_penalty=0.6)
-    for row, source in enumerate((3, 1, 4)):
-        hypotheses = found(got, row)
-        assert len({tokens for tokens, _ in hypotheses}) == beam_size
-        for tokens, score in hypotheses:
-            assert score == pytest.approx(toy.score(source, tokens, 0.6), abs=1e-5)
-            assert START not in tokens
-            assert END not in tokens[:-1]
-        ends = [tokens[-1] == END for tokens, _ in hypotheses]
-        assert ends == sorted(ends, reverse=True)
-        for kind in (True, False):
-            scores = [score for (_, score), ended in zip(hypotheses, ends, strict=True) if ended == kind]
-            assert scores == sorted(scores, reverse=True)
+def test_every_score_equals_its_score_by_reading(beam_size: int, kind: Any) -> None:
+    toy, search = Toy(9), Search(beam_size=beam_size, n_best=beam_size, length_penalty_type=kind)
+    for source, got in zip((3, 1, 4), searched(toy, sources(3, 1, 4), 6, search), strict=True):
+        assert len(set(texts(got))) == beam_size
+        for one in got:
+            tokens = (*one.ids, END) if one.ended else one.ids
+            log_prob = toy.log_prob(source, tokens)
+            assert one.log_prob == pytest.approx(log_prob, abs=1e-5)
+            assert one.score == pytest.approx(log_prob / search.penalty(len(tokens)), abs=1e-5)
+            assert not {START, END} & set(one.ids)
+            assert one.ended or len(one.ids) == 6
 
 
-@pytest.mark.parametrize("never", [[], [PAD, 4]])
+def test_what_is_best_comes_first_and_what_was_cut_last() -> None:
+    search, cut = Search(beam_size=5, n_best=5), 0
+    for got in searched(Toy(6), sources(*range(30)), 5, search):
+        assert got == sorted(got, key=lambda one: (not one.ended, -one.score))
+        cut += sum(not one.ended for one in got)
+    assert 10 < cut < 130
+
+
+def test_what_was_cut_comes_behind_what_has_ended_however_likely_it_is() -> None:
+    class Endless(Toy):
+        def logits(self, source: int, read: Tokens) -> Tensor:
+            return torch.tensor([-9.0, -3.0 if len(read) == 1 else -50.0, -4.0, 2.0])
+
+    (got,) = searched(Endless(4), sources(0), 5, Search(beam_size=3, n_best=3))
+    assert texts(got)[:2] == [((), True), ((3, 3, 3, 3, 3), False)]
+    assert got[1].score > got[0].score
+
+
+# --- step for step as it is told ------------------------------------------------------------------------------------
+
+SEARCHES = {
+    "the default": Search(),
+    "greedy": Search(beam_size=1),
+    "all of four": Search(n_best=4),
+    "of Wu": Search(beam_size=3, n_best=2, length_penalty_type="wu"),
+    "no penalty": Search(beam_size=5, n_best=2, length_penalty_type="none"),
+    "long is good": Search(beam_size=4, n_best=2, length_penalty=3.0),
+    "impatient": Search(beam_size=4, n_best=3, patience=1.0),
+    "rather patient": Search(beam_size=3, n_best=3, patience=1.7),
+}
+
+
+@pytest.mark.parametrize("even", [False, True], ids=["", "many-ties"])
+@pytest.mark.parametrize("vocab", [4, 9, 40])
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+def test_it_finds_what_a_plain_search_finds_that_never_stops_early(search: Search, vocab: int, even: bool) -> None:
+    """With a vocabulary smaller than twice the beam, too; and of equally good ones those of the lowest tokens."""
+    toy, ends = Toy(vocab, 1.5, even=even), 0
+    for source, got in enumerate(searched(toy, sources(*range(8)), 8, search, (2,))):
+        wanted = plain(toy, source, 8, search, (2,))
+        assert texts(got) == texts(wanted)
+        assert [one.score for one in got] == pytest.approx([one.score for one in wanted], abs=1e-5)
+        ends += got[0].ended
+    assert vocab == 40 or ends > 1
+
+
+@pytest.mark.parametrize("vocab", [9, 2100])
+def test_of_all_equally_likely_tokens_the_lowest_are_taken(vocab: int) -> None:
+    class Flat(Toy):
+        def logits(self, source: int, read: Tokens) -> Tensor:
+            return torch.zeros(self.vocab, dtype=torch.float64)
+
+    search = Search(beam_size=3, n_best=3, length_penalty_type="none")
+    (got,) = searched(Flat(vocab), sources(0), 3, search)
+    assert texts(got) == [((), True), ((2,), True), ((2, 2), True)]  # an end is token 1; a beam's first is that of all
+    (got,) = searched(Flat(vocab), sources(0), 2, search, (END + 1,))
+    assert texts(got)[:2] == [((), True), ((3,), True)]
+    (got,) = searched(Flat(vocab), sources(0), 1, replace(search, beam_size=4, n_best=4), (3, 5))
+    assert texts(got) == [((), True), ((2,), False), ((4,), False), ((6,), False)]
+
+
+@pytest.mark.parametrize("never", [(), (PAD, 4)])
 @pytest.mark.parametrize("max_length", [1, 5, 12])
-def test_a_beam_of_one_is_greedy(max_length: int, never: list[int]) -> None:
+def test_a_beam_of_one_is_greedy(max_length: int, never: tuple[int, ...]) -> None:
     rows = sources(*range(20))
-    got = beam(Toy(6), rows, start=START, end=END, max_length=max_length, beam_size=1, never=never)
-    wanted = greedy(Toy(6), rows, start=START, end=END, max_length=max_length, never=never)
+    got = beam(Toy(6), rows, **KINDS, max_length=max_length, search=Search(beam_size=1), never=never)
+    wanted = greedy(Toy(6), rows, **KINDS, max_length=max_length, never=never)
     assert got.tokens[:, 0].tolist() == wanted.tolist()
     assert not set(wanted.flatten().tolist()) & {START, *never}
     if max_length == 12:
@@ -116,84 +131,176 @@ def test_a_beam_of_one_is_greedy(max_length: int, never: list[int]) -> None:
 
 
 def test_of_equally_likely_tokens_a_beam_of_one_takes_the_one_that_greedy_takes() -> None:
-    class Even(Toy):
-        def logits(self, source: int, read: tuple[int, ...]) -> Tensor:
-            return super().logits(source, read).round().bfloat16()
-
-    rows = sources(*range(40))
-    got = beam(Even(300, 1.0), rows, start=START, end=END, max_length=8, beam_size=1)
-    assert got.tokens[:, 0].tolist() == greedy(Even(300, 1.0), rows, start=START, end=END, max_length=8).tolist()
+    rows, toy = sources(*range(40)), Toy(300, 1.0, even=True)
+    got = beam(toy, rows, **KINDS, max_length=8, search=Search(beam_size=1))
+    assert got.tokens[:, 0].tolist() == greedy(toy, rows, **KINDS, max_length=8).tolist()
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
-def test_stopping_early_changes_nothing(penalty: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best one, asked for alone, is that of a search in which every hypothesis is written to its end."""
-    rows = sources(*range(40))
-    kinds = {"start": START, "end": END, "max_length": 20, "beam_size": 4, "length_penalty": penalty}
-    short, long = Toy(6, 1.0), Toy(6, 1.0)
-    one = beam(short, rows, **kinds, n_best=1)
-    every = beam(long, rows, **kinds)
-    assert one.tokens[:, 0].tolist() == every.tokens[:, 0].tolist()
-    assert sum(short.rows) <= (1 if penalty > 1 else 0.7) * sum(long.rows)  # lengths that gain so much may all win
-    monkeypatch.setattr(searching, "_may_ask", lambda t, device: t % 8 == 7)
-    assert beam(Toy(6, 1.0), rows, **kinds, n_best=1).tokens.tolist() == one.tokens.tolist()
-    monkeypatch.setattr(searching, "_may_ask", lambda t, device: False)
-    assert beam(Toy(6, 1.0), rows, **kinds, n_best=1).tokens.tolist() == one.tokens.tolist()
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_neighbours_change_nothing(beam_size: int) -> None:
+    search = Search(beam_size=beam_size, n_best=beam_size)
+    together = searched(Toy(7), sources(*range(10)), 15, search)
+    assert together == [searched(Toy(7), sources(row), 15, search)[0] for row in range(10)]
 
 
-def test_rows_of_finished_sources_are_given_up() -> None:
-    toy = Toy(6)
-    beam(toy, sources(*range(20)), start=START, end=END, max_length=30, beam_size=3, n_best=1)
-    assert toy.rows[0] == 60
-    assert toy.rows == sorted(toy.rows, reverse=True)
-    assert toy.rows[-1] < 15
-    assert len(toy.rows) < 30
+# --- when to stop ----------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_change_nothing() -> None:
-    kinds = {"start": START, "end": END, "max_length": 15, "beam_size": 3}
-    together = beam(Toy(7), sources(*range(10)), **kinds)
-    for row in range(10):
-        alone = beam(Toy(7), sources(row), **kinds)
-        assert found(alone, 0) == found(together, row)
+def never_done(sums: Tensor, lengths: Tensor, limits: Tensor, *others: object) -> Tensor:
+    return lengths >= limits
+
+
+@pytest.mark.parametrize("n_best", [1, 3])
+@pytest.mark.parametrize("kind", ["avg", "wu", "none"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_stopping_early_changes_nothing(alpha: float, kind: Any, n_best: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, search = sources(*range(25)), Search(length_penalty=alpha, length_penalty_type=kind, n_best=n_best)
+    toy = Toy(6, 1.0)
+    stopped = searched(toy, rows, 20, search)
+    steps = len(toy.rows)
+    monkeypatch.setattr(searching, "may_ask", lambda t, device: t % 8 == 7)
+    assert searched(toy, rows, 20, search) == stopped
+    monkeypatch.setattr(searching, "finished", never_done)
+    assert searched(toy, rows, 20, search) == stopped
+    assert steps < 20 or search.penalty(20) > 10  # lengths that gain so much may all win
+
+
+def test_it_stops_as_soon_as_nothing_better_can_come() -> None:
+    class Sure(Toy):
+        """Behind token 3 an end is certain; anything else is a hundred times less likely."""
+
+        def logits(self, source: int, read: Tokens) -> Tensor:
+            return torch.tensor([-9.0, 9.0 if read[-1] == 3 else -9.0, -4.0, 1.0])
+
+    toy = Sure(4)
+    (got,) = searched(toy, sources(0), 50, Search())
+    assert texts(got) == [((3,), True)]
+    assert len(toy.rows) < 10
+    toy.rows.clear()
+    greedy(toy, sources(0), **KINDS, max_length=50)
+    assert len(toy.rows) == 2
+
+
+def test_patience_stops_when_so_many_have_ended() -> None:
+    toy, rows = Toy(5, 1.0), sources(*range(30))
+    steps, best = [], []
+    for patience in (1.0, 3.0, None):
+        toy.rows.clear()
+        got = searched(toy, rows, 25, Search(beam_size=3, length_penalty=2.0, patience=patience))
+        steps.append(len(toy.rows))
+        best.append([one[0].score for one in got])
+    assert steps == sorted(steps)
+    assert steps[0] < steps[2]
+    assert all(list(scores) == sorted(scores) for scores in zip(*best, strict=True))
+    assert best[0] != best[2]
+
+
+def test_a_longer_hypothesis_gains_by_the_penalty() -> None:
+    rows, lengths = sources(*range(20)), []
+    for alpha in (0.0, 3.0):
+        got = searched(Toy(4, 1.0), rows, 12, Search(beam_size=12, length_penalty=alpha))
+        lengths.append([len(one[0].ids) for one in got])
+    assert all(short <= long for short, long in zip(*lengths, strict=True))
+    assert sum(lengths[0]) < sum(lengths[1])
 
 
 def test_greedy_stops_when_all_have_ended() -> None:
     toy = Toy(4)
-    ids = greedy(toy, sources(*range(5)), start=START, end=END, max_length=200)
+    ids = greedy(toy, sources(*range(5)), **KINDS, max_length=200)
     assert ids.shape == (5, 200)
     assert len(toy.rows) == int((ids != END).sum(1).max()) + 1 < 200
 
 
-def test_a_longer_hypothesis_gains_by_the_penalty() -> None:
-    kinds = {"start": START, "end": END, "max_length": 12, "beam_size": 12}
-    rows = sources(*range(20))
-    lengths = [beam(Toy(4, 1.0), rows, **kinds, length_penalty=alpha).lengths[:, 0] for alpha in (0.0, 3.0)]
-    assert (lengths[0] <= lengths[1]).all()
-    assert lengths[0].sum() < lengths[1].sum()
+# --- the best of many, told exactly ----------------------------------------------------------------------------------
 
 
-def test_what_was_cut_comes_behind_what_has_ended() -> None:
-    class Endless(Toy):
-        def logits(self, source: int, read: tuple[int, ...]) -> Tensor:
-            return torch.tensor([-9.0, -3.0, -4.0, 2.0])
+def by_sorting(values: Tensor, n: int) -> list[list[list[int]]]:
+    return [
+        [sorted(range(len(one)), key=lambda place: (-one[place], place))[:n] for one in row] for row in values.tolist()
+    ]
 
-    got = beam(Endless(4), sources(0), start=START, end=END, max_length=5, beam_size=3)
-    assert found(got, 0)[0][0][-1] == END
-    assert found(got, 0)[-1][0] == (3, 3, 3, 3, 3)
-    assert got.scores[0, -1] > got.scores[0, 0]
+
+@pytest.mark.parametrize("kind", ["ties", "more ties", "by chance", "mostly forbidden", "rising", "nothing"])
+@pytest.mark.parametrize("vocab", [1, 5, 300, 1024, 1025, 1300, 3000])
+def test_the_likeliest_are_those_of_a_plain_sort(vocab: int, kind: str) -> None:
+    values = {
+        "ties": torch.randint(-40, 40, (2, 3, vocab)) / 8,
+        "more ties": torch.randint(-1, 2, (2, 3, vocab)) * torch.tensor(-0.0 if vocab % 2 else 2.0),
+        "by chance": torch.randn(2, 3, vocab, dtype=torch.float64).float(),
+        "mostly forbidden": torch.where(torch.rand(2, 3, vocab) < 0.999, NEVER, 1.0),
+        "rising": torch.arange(6 * vocab).view(2, 3, vocab) // 3 * -1.0,
+        "nothing": torch.full((2, 3, vocab), NEVER),
+    }[kind]
+    for n in (1, 2, 3, 8, 20):
+        got, places = likeliest(values, n)
+        assert places.tolist() == by_sorting(values, n)
+        assert torch.equal(got, values.gather(-1, places))
+
+
+def test_the_first_of_equal_values_is_the_first_whatever_their_sign() -> None:
+    values = torch.tensor([-1.0, -0.0, 0.0, 2.0, -0.0, 2.0, NEVER, 1e-45, -1e-45, NEVER, float("inf")])
+    assert first(values, 11).tolist() == [10, 3, 5, 7, 1, 2, 4, 8, 0, 6, 9]
+
+
+def test_of_equally_good_hypotheses_the_earlier_is_kept() -> None:
+    def pool(first_token: int, *scores: float) -> Pool:
+        tokens = torch.arange(first_token, first_token + len(scores))[None, :, None]
+        values = torch.tensor([scores])
+        return Pool(tokens, values, values, torch.ones_like(tokens[..., 0]))
+
+    plan = Plan(search=Search(), start=START, end=END, never=torch.tensor([START]))
+    got = pool(0, -1.0, -2.0, NEVER).merged(pool(3, -2.0, -1.0, -2.0), plan)
+    assert got.tokens.flatten().tolist() == [0, 4, 1]
+    assert got.scores.flatten().tolist() == [-1.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize("kind", ["avg", "wu", "none"])
+def test_a_penalty_is_that_of_its_length_wherever_it_stands(kind: Any) -> None:
+    search = Search(length_penalty=0.6, length_penalty_type=kind)
+    plan = Plan(search=search, start=START, end=END, never=torch.tensor([START]))
+    lengths = torch.arange(1, 300)
+    wanted = torch.tensor([search.penalty(length) for length in lengths.tolist()])
+    assert torch.equal(plan.penalty(lengths), wanted)
+    assert torch.equal(plan.penalty(lengths[3:7]), wanted[3:7])
+
+
+# --- what cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_length": 0}, "`max_length` must be 1 or more tokens, but is 0"),
+        ({"end": -1}, "`end` must be the id of a token, 0 or more, but is -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, int], words: str) -> None:
+    for search in (beam, greedy):
+        with pytest.raises(ValueError, match=words):
+            search(Toy(4), sources(0), **{**KINDS, "max_length": 3, **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"beam_size": 0}, "`beam_size` must be 1 or more, but is 0"),
-        ({"n_best": 5}, "`n_best` must be from 1 to `beam_size`=4, but is 5"),
+        ({"n_best": 5}, "`n_best` must be at most `beam_size`=4, but is 5"),
         ({"length_penalty": -0.1}, "`length_penalty` must be 0 or more, but is -0.1"),
-        ({"max_length": 0}, "`max_length` must be 1 or more tokens, but is 0"),
-        ({"end": -1}, "`end` must be the id of a token, 0 or more, but is -1"),
+        ({"length_penalty": float("nan")}, "`length_penalty` must be 0 or more, but is nan"),
+        ({"length_penalty_type": "average"}, "`length_penalty_type` must be one of avg, wu, none, but is 'average'"),
+        ({"max_length": 0}, "`max_length` must be 1 or more, but is 0"),
+        ({"patience": 0.5}, "`patience` must be 1 or more, but is 0.5"),
+        ({"groups": 3}, "`beam_size`=4 must be a multiple of `groups`, but that is 3"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, float], words: str) -> None:
+def test_a_search_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        beam(Toy(4), sources(0), **{"start": START, "end": END, "max_length": 3, "beam_size": 4, **changes})
+        Search(**changes)
+
+
+def test_a_hypothesis_of_the_toys_is_what_the_search_gives() -> None:
+    """The comparisons above are worth something: a plain search and ours give the same facts."""
+    toy = Toy(5)
+    (got,) = searched(toy, sources(1), 6, Search())
+    assert isinstance(got[0], Hypothesis)
+    assert got[0].log_prob == pytest.approx(plain(toy, 1, 6, Search())[0].log_prob, abs=1e-5)

@@ -1,49 +1,79 @@
-"""Search on every model of the family: a beam of one is greedy, a beam's score is what reading its text gives."""
+"""Search on every model of the family: a beam of one is greedy, a beam's score is what reading its text gives, and who
+stands beside a source changes nothing."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from attent.decode import beam, greedy
-from attent.models import Seq2SeqConfig, shift_right
+from attent.decode.engine import TorchEngine
+from attent.decode.options import Job, Search
+from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from tests.laws.models import every_seq2seq, make_seq2seq, pairs
 
 START, LONGEST = 1, 7
+Kinds = dict[str, Any]
+
+
+def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
+    """With a token as the end that it does write."""
+    end = int(greedy(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
+    return {"start": START, "end": end, "max_length": LONGEST}
 
 
 @every_seq2seq
 def test_a_beam_of_one_equals_greedy(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    end = int(greedy(model, source, lengths, start=START, end=0, max_length=3)[0, -1])  # a token that it does write
-    wanted = greedy(model, source, lengths, start=START, end=end, max_length=LONGEST)
-    got = beam(model, source, lengths, start=START, end=end, max_length=LONGEST, beam_size=1)
-    assert got.tokens[:, 0].tolist() == wanted.tolist()
+    these = kinds(model, source, lengths)
+    got = beam(model, source, lengths, **these, search=Search(beam_size=1))
+    assert got.tokens[:, 0].tolist() == greedy(model, source, lengths, **these).tolist()
 
 
 @every_seq2seq
 def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    end = int(greedy(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
-    got = beam(model, source, lengths, start=START, end=end, max_length=LONGEST, beam_size=3, length_penalty=0.6)
+    search = Search(beam_size=3, n_best=3)
+    got = beam(model, source, lengths, **kinds(model, source, lengths), search=search)
     for i in range(3):
         target = got.tokens[:, i]
         with torch.no_grad():
             logits = model(source, shift_right(target, START), lengths)
+        logits[..., START] = float("-inf")
         each = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
-        read = torch.arange(LONGEST, device=device) < got.lengths[:, i, None]
-        score = (each * read).sum(1) / ((5 + got.lengths[:, i]) / 6) ** 0.6
-        torch.testing.assert_close(got.scores[:, i], score.float(), rtol=1e-5, atol=1e-5)
+        real = torch.arange(LONGEST, device=device) < got.lengths[:, i, None]
+        sums = (each * real).sum(1)
+        torch.testing.assert_close(got.sums[:, i], sums.float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got.scores[:, i], (sums / got.lengths[:, i] ** 0.6).float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @every_seq2seq
 def test_neighbours_change_nothing(config: Seq2SeqConfig, beam_size: int, device: torch.device) -> None:
+    """Neither those of one batch, nor those that came before into a place of it."""
     model, text = make_seq2seq(config, device), pairs(device)
     source, _, lengths, _ = text.batch(extra=2)
-    kinds = {"start": START, "end": 5, "max_length": LONGEST, "beam_size": beam_size}
-    together = beam(model, source, lengths, **kinds)
+    these, search = kinds(model, source, lengths), Search(beam_size=beam_size, n_best=beam_size)
+    together = beam(model, source, lengths, **these, search=search)
+    engine = TorchEngine[Any](
+        model=model,
+        start=START,
+        end=these["end"],
+        never=(),
+        pad=0,
+        device=device,
+        batch_size=lambda *_: 2,
+        make_rules=lambda *_: ((), None),
+    )
+    jobs = [Job(source=sentence.tolist(), limit=LONGEST) for sentence in text.sources]
+    refilled = dict(engine.search(jobs, search))
     for row, sentence in enumerate(text.sources):
-        alone = beam(model, sentence[None], **kinds)
+        alone = beam(model, sentence[None], **these, search=search)
         assert alone.tokens[0].tolist() == together.tokens[row].tolist()
         torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=1e-5, atol=1e-5)
+        tokens = zip(alone.tokens[0].tolist(), alone.lengths[0].tolist(), strict=True)
+        written = [tuple(token for token in ids[:length] if token != these["end"]) for ids, length in tokens]
+        assert [one.ids for one in refilled[row]] == written
+        assert [one.score for one in refilled[row]] == pytest.approx(alone.scores[0].tolist(), abs=1e-5)

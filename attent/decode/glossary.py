@@ -1,0 +1,177 @@
+"""A glossary: a file of `term<TAB>translation` lines, and which of its translations a text calls for.
+
+Only the words are found here; that a translation comes in the target is left to the search. A term is met as a whole
+word, the longest first; one in lower case also with a capital, others only as they are written. Translations that are
+parted by `|` are all right, and the first is the one to ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+COMMENT = "#"
+OR = "|"
+BOM = b"\xef\xbb\xbf"
+FORM = "a term, a tab and its translation"
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai to Han
+_UNIT = re.compile(rf"(?:(?![{UNSPACED}])\w)+|\S")
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+
+
+class GlossaryError(ValueError):
+    """A glossary that cannot be read; the message says which line and what it must be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line: a term and what it may be translated as."""
+
+    term: str
+    translations: tuple[str, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """Terms and their translations."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, terms: Mapping[str, str]) -> Glossary:
+        """From terms and their translations, `|` between several."""
+        entries = (_made([term, text], f"`{term}` of the glossary", 0) for term, text in terms.items())
+        return cls(tuple(entries))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Glossary:
+        try:
+            content = Path(path).expanduser().read_bytes()
+        except OSError as error:
+            raise GlossaryError(
+                f"{path}: must be a text file, but cannot be read ({error.strerror}); "
+                f"give a file whose lines are {FORM}"
+            ) from error
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Glossary:
+        """Empty lines and those that begin with # say nothing. `name` is what errors call the file."""
+        found: dict[str, Entry] = {}
+        for number, line in enumerate(content.removeprefix(BOM).split(b"\n"), 1):
+            entry = _entry(line, f"{name}:{number}", number)
+            if entry is None:
+                continue
+            before = found.setdefault(entry.term, entry)
+            if before.translations != entry.translations:
+                raise GlossaryError(
+                    f"{name}:{number}: must be a term that comes once, but `{entry.term}` has another translation in "
+                    f"line {before.line}; put both there, with {OR} between them, or take one out"
+                )
+        return cls(tuple(found.values()))
+
+    def matching(self, text: str) -> tuple[str, ...]:
+        """The translations that a text calls for, each once, in the order of its words."""
+        return tuple(dict.fromkeys(entry.translations[0] for entry in self.matches(text)))
+
+    def matches(self, text: str) -> Iterator[Entry]:
+        """The entries whose terms stand in a text, without overlap, from left to right; the longest at each place."""
+        text, place = _plain(text), 0
+        while unit := _UNIT.search(text, place):
+            entry, place = self._longest(text, unit)
+            if entry is not None:
+                yield entry
+
+    def _longest(self, text: str, unit: re.Match[str]) -> tuple[Entry | None, int]:
+        """The longest term that begins with this unit, and where to look on."""
+        start = unit.start()
+        if _parted(text[max(start - 1, 0) : start], text[start]):
+            for length in self._lengths.get(unit[0], ()):
+                entry = self._terms.get(text[start : start + length])
+                if entry is not None and _parted(text[start + length - 1], text[start + length : start + length + 1]):
+                    return entry, start + length
+        return None, unit.end()
+
+    @cached_property
+    def _terms(self) -> dict[str, Entry]:
+        """Every way in which a term may be written. What is written so in the file goes before what has a capital."""
+        capital = {_capital(entry.term): entry for entry in self.entries if entry.term == entry.term.lower()}
+        return {**capital, **{entry.term: entry for entry in self.entries}}
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int]]:
+        """For each first unit the lengths of the terms that begin with it, the longest first."""
+        lengths: dict[str, set[int]] = {}
+        for term in self._terms:
+            unit = _UNIT.match(term)
+            assert unit is not None  # a term is not empty
+            lengths.setdefault(unit[0], set()).add(len(term))
+        return {unit: sorted(found, reverse=True) for unit, found in lengths.items()}
+
+
+def _entry(line: bytes, where: str, number: int) -> Entry | None:
+    try:
+        text = line.decode().strip("\r ")
+    except UnicodeDecodeError as error:
+        raise GlossaryError(
+            f"{where}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, "
+            f"such as by `iconv -f latin1 -t utf-8`"
+        ) from error
+    if not text.strip() or text.startswith(COMMENT):
+        return None
+    return _made(text.split("\t"), where, number)
+
+
+def _made(columns: list[str], where: str, number: int) -> Entry:
+    columns = [column.strip() for column in columns]
+    if len(columns) != 2 or not all(columns):
+        raise GlossaryError(f"{where}: must be {FORM}, but is `{_short(columns)}`; {_advice(columns)}")
+    translations = tuple(part.strip() for part in columns[1].split(OR))
+    if not all(translations):
+        raise GlossaryError(
+            f"{where}: must have a translation on each side of {OR}, but is `{_short(columns)}`; add it"
+        )
+    return Entry(term=_plain(columns[0]), translations=translations, line=number)
+
+
+def _advice(columns: list[str]) -> str:
+    if len(columns) == 1:
+        return "put a tab (not spaces) between the two"
+    if len(columns) > 2:
+        return f"leave out all but two of its {len(columns)} columns"
+    return "write what is missing, or put # before the line"
+
+
+def _short(columns: list[str]) -> str:
+    text = "<TAB>".join(columns)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _plain(text: str) -> str:
+    """Composed signs, and one space between words: however it is typed, it is the same word."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _capital(term: str) -> str:
+    return term[:1].upper() + term[1:]
+
+
+def _parted(before: str, after: str) -> bool:
+    """Is there no word that goes through between these two? Either may be empty, at an end of the text."""
+    if not before or not after:
+        return True
+    if unicodedata.category(after)[0] == "M":
+        return False
+    if _UNSPACED.match(before) or _UNSPACED.match(after):
+        return True
+    return not (_of_word(before) and _of_word(after))
+
+
+def _of_word(sign: str) -> bool:
+    return sign.isalnum() or sign == "_" or unicodedata.category(sign)[0] == "M"

@@ -1,0 +1,97 @@
+"""Steps that an NVIDIA GPU repeats by itself. A step is some 400 small kernels: to launch them one by one takes the
+host longer than the GPU needs to run them. Recorded once as a CUDA graph, they are launched as one.
+
+A graph reads and writes the same memory every time. So the state of a search is copied into tensors that stay, and each
+graph ends by writing the next state into them. How many columns of the cache are looked at is part of a graph: there is
+one for each stretch of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attent.decode.rules import MinLength
+from attent.decode.search import Beams, Plan, Pool, Writer, step
+from attent.nn import Cache
+
+STRETCH = 32  # places of a cache that a graph more looks at: so many steps are played before the next is recorded
+
+
+def can_record(state: object, plan: Plan) -> bool:
+    """Is this known to run without the host? Rules that look things up in tables are left as they are."""
+    on_cuda = isinstance(state, Cache) and plan.never.device.type == "cuda"
+    return on_cuda and all(isinstance(rule, MinLength) for rule in plan.all_rules)
+
+
+class Recorder:
+    """The steps of one batch. `beams` are its state from now on, written in place."""
+
+    def __init__(self, model: Writer[Any], cache: Cache, beams: Beams, plan: Plan) -> None:
+        self.model, self.cache, self.plan = model, cache, plan
+        self.beams = copied(beams)
+        self.lengths = torch.zeros_like(beams.lengths)
+        self.ancestors = None if cache.ancestors is None else cache.ancestors.clone()
+        self.memory_lengths = cache.memory_lengths
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.take(beams)
+
+    def take(self, beams: Beams) -> None:
+        """The state was changed from outside: rows were replaced."""
+        for mine, new in zip(tensors(self.beams), tensors(beams), strict=True):
+            if mine is not new:
+                mine.copy_(new)
+        held = self.cache.used if self.cache.lengths is None else self.cache.lengths
+        self.lengths.copy_(held) if isinstance(held, Tensor) else self.lengths.fill_(held)
+        self.cache.lengths = self.lengths
+        for name in ("ancestors", "memory_lengths"):
+            mine, new = getattr(self, name), getattr(self.cache, name)
+            if mine is not new:
+                mine.copy_(new)
+                setattr(self.cache, name, mine)
+
+    def step(self, place: int) -> Beams:
+        """Every beam one token longer; `place` is that of the row that is furthest."""
+        upto = min(-(-(place + 1) // STRETCH) * STRETCH, self.cache.capacity // self.cache.beams)
+        if upto not in self.graphs:
+            self.graphs[upto] = self._recorded(upto)
+        self.graphs[upto].replay()
+        return self.beams
+
+    def _recorded(self, upto: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        self.cache.used = (upto - 1) * self.cache.beams
+        with torch.cuda.graph(graph, pool=self.pool):
+            grown = step(self.model, self.cache, self.beams, self.plan)
+            for mine, new in zip(tensors(self.beams), tensors(grown), strict=True):
+                if mine is not new:
+                    mine.copy_(new)
+            assert self.cache.lengths is not None
+            self.lengths.copy_(self.cache.lengths)
+            if self.ancestors is not None and self.cache.ancestors is not None:
+                self.ancestors.copy_(self.cache.ancestors)
+        self.cache.lengths, self.cache.ancestors = self.lengths, self.ancestors
+        return graph
+
+
+def tensors(beams: Beams) -> Iterator[Tensor]:
+    for f in fields(Beams):
+        value = getattr(beams, f.name)
+        if isinstance(value, Pool):
+            yield from (getattr(value, part.name) for part in fields(Pool))
+        elif isinstance(value, Tensor):
+            yield value
+        else:
+            yield from value
+
+
+def copied(beams: Beams) -> Beams:
+    """The same in memory of its own: parts of a new state may be one tensor."""
+    pool = Pool(*(getattr(beams.ended, f.name).clone() for f in fields(Pool)))
+    plain = {f.name: getattr(beams, f.name).clone() for f in fields(Beams) if f.name not in ("ended", "memories")}
+    return Beams(**plain, ended=pool, memories=tuple(memory.clone() for memory in beams.memories))

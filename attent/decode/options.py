@@ -1,0 +1,133 @@
+"""What can be asked of a search, and what it gives back. Facts only: no torch, no model, no text.
+
+A hypothesis is ranked by its score: the sum of the model's log-probabilities, divided by a penalty of its length. The
+length counts the end, where the hypothesis has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+PenaltyType = Literal["avg", "wu", "none"]
+
+FORMULAS: dict[PenaltyType, str] = {
+    "avg": "score = log_prob / length^alpha",
+    "wu": "score = log_prob / ((5 + length) / 6)^alpha",
+    "none": "score = log_prob",
+}
+MORE = 50  # tokens that a target may have beyond its source (section 6.1 of the paper)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Draw each token by chance. The same seed, text and place give the same tokens, whatever stands beside them."""
+
+    temperature: float = 1.0  # below 1: nearer to the likeliest token; above: bolder
+    top_k: int = 0  # draw among this many likeliest tokens; 0: among all
+    top_p: float = 1.0  # draw among the fewest tokens that have this much probability together
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"`temperature` must be greater than 0, but is {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"`top_k` must be 1 or more, or 0 for all tokens, but is {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` must be greater than 0 and at most 1, but is {self.top_p}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How to look for the best target. The defaults are those of section 6.1 of the paper."""
+
+    beam_size: int = 4  # hypotheses followed side by side; 1: the likeliest token at each step (greedy)
+    length_penalty: float = 0.6  # alpha of FORMULAS
+    length_penalty_type: PenaltyType = "avg"
+    n_best: int = 1  # how many to give
+    max_length: int | None = None  # tokens of a target at most, its end counted; None: those of its source + 50
+    min_length: int = 0  # tokens of a target at least, its end not counted
+    patience: float | None = None  # stop when beam_size * patience have ended; None: when no better one can come
+    groups: int = 1  # diverse beam search: groups of beams that avoid one another's tokens
+    diversity: float = 0.5  # what a token costs for each earlier group that took it at this step
+    sampling: Sampling | None = None  # draw `n_best` targets by chance instead of searching for the best
+    no_repeat_ngram_size: int = 0  # no sequence of so many tokens comes twice; 0: any may
+    no_loops: bool = False  # no sequence of tokens comes again and again, one behind the other
+
+    def __post_init__(self) -> None:
+        for name in ("beam_size", "n_best", "groups"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("length_penalty", "min_length", "no_repeat_ngram_size", "diversity"):
+            at_least(name, getattr(self, name), 0)
+        if self.max_length is not None:
+            at_least("max_length", self.max_length, 1)
+        if self.patience is not None:
+            at_least("patience", self.patience, 1)
+        if self.length_penalty_type not in get_args(PenaltyType):
+            choices = ", ".join(get_args(PenaltyType))
+            raise ValueError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
+        if self.sampling is None and self.n_best > self.beam_size:
+            raise ValueError(
+                f"`n_best` must be at most `beam_size`={self.beam_size}, but is {self.n_best}; widen the beam"
+            )
+        if self.beam_size % self.groups:
+            raise ValueError(f"`beam_size`={self.beam_size} must be a multiple of `groups`, but that is {self.groups}")
+
+    @property
+    def formula(self) -> str:
+        """How scores are made, as a person reads it."""
+        formula = FORMULAS[self.length_penalty_type]
+        return formula if self.length_penalty_type == "none" else f"{formula}, alpha = {self.length_penalty:g}"
+
+    def penalty(self, length: int) -> float:
+        """What a sum of log-probabilities is divided by."""
+        match self.length_penalty_type:
+            case "avg":
+                return float(max(length, 1) ** self.length_penalty)
+            case "wu":
+                return float(((5 + length) / 6) ** self.length_penalty)
+            case "none":
+                return 1.0
+
+    def limit(self, source: int) -> int:
+        """Tokens that the target of a source of so many tokens (its end not counted) may have, its end counted."""
+        return source + MORE if self.max_length is None else self.max_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One source to search a target for, in ids."""
+
+    source: Sequence[int]  # with its end, as `Tokenizer.encode_source` gives it
+    prefix: Sequence[int] = ()  # what the target must begin with
+    demanded: tuple[tuple[int, ...], ...] = ()  # sequences that must come in the target
+    forbidden: tuple[str, ...] = ()  # words, as text, that must not
+    whole_words: bool = False  # the prefix ends with a word: what comes next must begin another
+    number: int = 0  # its place among all: chance depends on it
+    limit: int = 0  # tokens that the target may have, its end counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One target that was found."""
+
+    ids: tuple[int, ...]  # without the end
+    log_prob: float  # the sum of the model's log-probabilities, that of the end included
+    score: float  # with the length penalty
+    ended: bool  # False: cut at the limit
+
+
+class Engine(Protocol):
+    """Whoever can search: our own PyTorch one is the reference, CTranslate2 the quick one on a CPU."""
+
+    def refuses(self, search: Search, jobs: Sequence[Job]) -> str | None:
+        """Why it cannot do this, as the end of a sentence; None: it can."""
+
+    def search(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """For each job its place among `jobs` and its best hypotheses, the best first; in the order of finishing."""
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    if not least <= value < float("inf"):
+        raise ValueError(f"`{name}` must be {least} or more, but is {value}")

@@ -1,0 +1,481 @@
+"""Text in, text out, as a person asks for it: the n best, piece by piece, with words that must and must not come."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attent.decode import mbr, translator
+from attent.decode.control import Control
+from attent.decode.engine import Stopped
+from attent.decode.ensemble import Ensemble
+from attent.decode.force import Row
+from attent.decode.glossary import Glossary
+from attent.decode.options import Sampling, Search
+from attent.decode.rules import PrefixError, looping
+from attent.decode.search import beam
+from attent.decode.translator import TranslationError, Translator
+from attent.interop.ctranslate2 import never_written
+from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
+from attent.models.config import decoder_of
+from attent.nn import LearnedConfig, StackConfig
+from attent.text.tokenizer import Tokenizer
+from attent.train.choose import for_tokenizer
+from attent.train.loop import write_model
+from tests.text.corpus import lines, tokenizer
+from tests.text.foreigners import marian_folder
+
+STACK = StackConfig(layers=1, width=48, heads=4, inner=96, dropout=0.0)
+TEXTS = [text for text in dict.fromkeys(lines()[0]) if "7:30" not in text][:6]
+ODD = ["Two dogs again walking near a theatre.", "the children", "%s, at 7:30!", "A man singing singing singing."]
+
+
+def filled(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    widest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (widest - len(row))] for row in rows])
+    return ids, torch.tensor([len(row) for row in rows])
+
+
+@pytest.fixture(scope="module")
+def model() -> Seq2Seq:
+    """It has learnt the little corpus, not quite; in float64, so that rounding decides nothing."""
+    torch.manual_seed(0)
+    of = tokenizer()
+    made = Seq2Seq(for_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=decoder_of(STACK)), of)).train()
+    optimiser = torch.optim.Adam(made.parameters(), lr=5e-3)
+    texts = lines(80 * 32)
+    for at in range(0, 80 * 32, 32):
+        source, lengths = filled(of.encode_source(texts[0][at : at + 32]), of.source.pad)
+        target, _ = filled(of.encode_target(texts[1][at : at + 32]), -100)
+        logits = made(source, shift_right(target.clamp(min=0), made.config.start), lengths)
+        optimiser.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), target.flatten()).backward()
+        optimiser.step()
+    return made.eval().double()
+
+
+@pytest.fixture
+def here(model: Seq2Seq) -> Translator:
+    return Translator(model, tokenizer())
+
+
+def texts_of(here: Translator, texts: list[str], search: Search | None = None, **more: Any) -> list[str]:
+    return [one.text for one in here.translate(texts, search, **more)]
+
+
+# --- a translation ---------------------------------------------------------------------------------------------------
+
+
+def test_it_translates_what_it_has_learnt(here: Translator) -> None:
+    wanted = dict(zip(*lines(), strict=True))
+    assert sum(text == wanted[source] for text, source in zip(texts_of(here, TEXTS), TEXTS, strict=True)) >= 4
+
+
+def test_a_translation_tells_how_it_was_found(here: Translator, model: Seq2Seq) -> None:
+    of, search = here.tokenizer, Search(beam_size=5, n_best=3)
+    for source, one in zip(ODD, here.translate(ODD, search), strict=True):
+        assert (one.source, one.text, one.score) == (source, one.n_best[0].text, one.n_best[0].score)
+        assert len({found.tokens for found in one.n_best}) == 3
+        assert [found.score for found in one.n_best] == sorted((found.score for found in one.n_best), reverse=True)
+        for found in one.n_best:
+            ids = [*map(piece_id, found.tokens), of.target.end]
+            assert of.target.decode(ids[:-1]).strip() == found.text
+            row = Row(source=of.encode_source([source])[0], target=ids, cut=False)
+            assert found.ended
+            assert found.log_prob == pytest.approx(read(model, row), abs=1e-4)
+            assert found.score == pytest.approx(found.log_prob / len(ids) ** 0.6)
+
+
+@cache
+def ids_of_pieces() -> dict[str, int]:
+    of = tokenizer().target
+    return {of.pieces([i])[0]: i for i in range(of.size)}
+
+
+def piece_id(piece: str) -> int:
+    return ids_of_pieces()[piece]
+
+
+def read(model: Seq2Seq, row: Row) -> float:
+    target = torch.tensor([row.target])
+    with torch.no_grad():
+        logits = model(torch.tensor([row.source]), shift_right(target, model.config.start))
+    logits[..., never_written(model.config, tokenizer())] = float("-inf")
+    return float(logits.log_softmax(-1).gather(-1, target[..., None]).sum())
+
+
+def test_beam_size_and_n_best_can_be_given_as_they_are(here: Translator) -> None:
+    asked = here.translate(ODD, beam_size=2, n_best=2)
+    assert asked == here.translate(ODD, Search(beam_size=2, n_best=2))
+    assert [one.text for one in asked] == texts_of(here, ODD, Search(beam_size=2))
+
+
+def test_order_and_empty_texts_are_kept_and_space_around_is_not(here: Translator) -> None:
+    texts = ["", TEXTS[0], "  ", f" {TEXTS[1]}\n", TEXTS[0], "\t"]
+    got = here.translate(texts)
+    assert [one.source for one in got] == texts
+    first, second = texts_of(here, TEXTS[:2])
+    assert [one.text for one in got] == ["", first, "", second, first, ""]
+
+
+def test_chance_is_the_same_for_the_same_seed_and_place(here: Translator) -> None:
+    search = Search(sampling=Sampling(temperature=1.5, seed=3), n_best=4)
+    first = here.translate(ODD, search)
+    here.batch_tokens = 1
+    assert [[found.tokens for found in one.n_best] for one in here.translate(ODD, search)] == [
+        [found.tokens for found in one.n_best] for one in first
+    ]
+    assert len({found.tokens for one in first for found in one.n_best}) > 8
+    twice = here.translate([ODD[0], ODD[0]], search)
+    assert twice[0].tokens != twice[1].tokens
+
+
+def test_stop_is_asked(here: Translator) -> None:
+    with pytest.raises(Stopped):
+        here.translate(TEXTS, stop=lambda: True)
+
+
+# --- piece by piece --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_pieces_of_a_stream_are_the_translation(here: Translator, beam_size: int) -> None:
+    """What was given is never taken back, and much of it comes before the end."""
+    search, several = Search(beam_size=beam_size), 0
+    for text in [*TEXTS[:3], *ODD, " two women "]:
+        pieces = list(here.stream(text, search))
+        assert "".join(pieces).strip() == here.translate([text], search, guard=False)[0].text
+        assert all(pieces)
+        several += len(pieces) > (3 if beam_size == 1 else 1)
+    assert several > 3
+
+
+def test_a_stream_of_nothing_is_nothing(here: Translator) -> None:
+    assert list(here.stream("  ")) == []
+
+
+def test_a_stream_ends_with_what_it_ends_with_be_it_half_a_character(here: Translator) -> None:
+    of = here.tokenizer.target
+    half = next(i for i in range(of.size) if of.decode([i]) == "\ufffd")
+    made = looping_model(half, of.encode(["a"])[0][-1])
+    one = Translator(made, here.tokenizer)
+    search = Search(max_length=4, beam_size=1)
+    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, guard=False)[0].text
+    assert one.translate(["a dog"], search)[0].text.endswith("\ufffd")
+
+
+def test_pieces_come_as_soon_as_they_are_certain(here: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    step = here.model.step
+    monkeypatch.setattr(here.model, "step", lambda *given: [steps.append(0), step(*given)][1])
+    seen = [len(steps) for _ in here.stream(TEXTS[0], Search(beam_size=1))]
+    assert seen[0] <= 2
+    steps.clear()
+    seen = [len(steps) for _ in here.stream(TEXTS[0], Search(beam_size=2))]
+    assert seen[0] < len(steps)
+
+
+# --- how else --------------------------------------------------------------------------------------------------------
+
+
+def test_alternatives_go_on_behind_the_beginning_each_in_its_own_way(here: Translator) -> None:
+    for prefix in ("", "Ein hund ", "Zwei fr"):
+        found = here.alternatives(TEXTS[0], prefix, 4)
+        assert len(found) == 4
+        assert all(one.text.startswith(prefix.strip()) for one in found)
+        assert len({one.tokens for one in found}) == 4
+        assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert all(re.match(r"Ein hund\b", one.text) for one in here.alternatives(TEXTS[0], "Ein hund ", 6))
+
+
+def test_the_best_alternative_is_the_translation(here: Translator) -> None:
+    for text in TEXTS[:2]:
+        (best,) = here.translate([text])
+        assert here.alternatives(text, "", 8)[0].tokens == best.tokens
+
+
+# --- long texts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_of_many_sentences_is_joined_with_its_own_gaps(here: Translator) -> None:
+    gaps = [" ", "\n\n", "   ", "\n - "]
+    text = "".join(a + b for a, b in zip(TEXTS, [*gaps, ""], strict=False))
+    (whole,) = here.translate([f"  {text} "], sentences=True, language="en")
+    assert whole.parts == 5
+    parts = here.translate([*TEXTS[:4], f"- {TEXTS[4]}"])
+    gaps[3] = "\n "
+    wanted = "".join(one.text + gap for one, gap in zip(parts, [*gaps, ""], strict=True))
+    assert whole.text == wanted
+    assert whole.log_prob == pytest.approx(sum(one.log_prob for one in parts), abs=1e-4)
+    assert whole.tokens == tuple(token for one in parts for token in one.tokens)
+    assert whole.score == pytest.approx(whole.log_prob / (len(whole.tokens) + 5) ** 0.6, abs=1e-6)
+    assert here.translate([text])[0].parts == 1
+
+
+def test_what_is_too_long_is_cut_though_nobody_asked(here: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translator, "LONG", 40)
+    got = here.translate([" ".join(TEXTS), TEXTS[0], "", " ".join(TEXTS[:3])])
+    assert got[0].parts > 3 >= got[3].parts > got[1].parts == 1
+    words = got[0].text
+    for text in texts_of(here, TEXTS):
+        assert text in words
+
+
+def test_a_model_with_few_positions_is_never_asked_for_more() -> None:
+    of = tokenizer()
+    stack = replace(STACK, positions=LearnedConfig(max_length=12))
+    made = Seq2Seq(for_tokenizer(Seq2SeqConfig(vocab=9, encoder=stack, decoder=decoder_of(stack)), of)).double()
+    got = Translator(made, of).translate([" ".join(TEXTS), "a dog", "x" * 40], to="de")
+    assert got[0].parts > 10
+    assert all(len(one.tokens) <= 12 * one.parts for one in got)
+
+
+# --- what must and must not come -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["Ein mann", "Zwei frauen ", "Die", "vor einem", "Z"])
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_prefix_is_kept(here: Translator, prefix: str, beam_size: int) -> None:
+    texts = [*TEXTS, *ODD]
+    got = texts_of(here, texts, Search(beam_size=beam_size), control=Control(prefix=prefix))
+    assert all(text.startswith(prefix.strip()) for text in got)
+    assert len(set(got)) > 3
+    if prefix.endswith(" "):
+        assert all(re.match(rf"{prefix.strip()}(\W|$)", text) for text in got)
+
+
+def test_what_follows_a_prefix_is_as_good_as_it_can_be(here: Translator) -> None:
+    """To be told the beginning of the best changes nothing."""
+    for best in here.translate(TEXTS[:4]):
+        prefix = " ".join(best.text.split()[:3]) + " "
+        (again,) = here.translate([best.source], control=Control(prefix=prefix))
+        assert again.text == best.text
+
+
+def whole_words(word: str, text: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
+@pytest.mark.parametrize(
+    "words", [("Hund",), ("frauen", "wartet"), ("Marktplatz.", "schläft", "um 7.30 uhr"), ("xyz",)]
+)
+def test_words_that_are_demanded_come(here: Translator, words: tuple[str, ...]) -> None:
+    for one in here.translate([*TEXTS, *ODD], Search(beam_size=6), control=Control(demanded=words)):
+        assert one.ended
+        for word in words:
+            assert word in one.text
+
+
+@pytest.mark.parametrize("words", [("Hund", "frauen"), ("im",), ("park", "ein", "Die", "wieder", "läuft")])
+def test_words_that_are_forbidden_never_come(here: Translator, words: tuple[str, ...]) -> None:
+    texts = [*TEXTS, *ODD]
+    freely = texts_of(here, texts)
+    got = texts_of(here, texts, control=Control(forbidden=words))
+    assert any(whole_words(word, text) for word in words for text in freely)
+    assert not any(whole_words(word, text) for word in words for text in got)
+    clean = [not any(whole_words(word, text) for word in words) for text in freely]
+    assert [a for a, free in zip(got, clean, strict=True) if free] == [
+        a for a, free in zip(freely, clean, strict=True) if free
+    ]
+
+
+def test_each_text_has_its_own_control(here: Translator) -> None:
+    controls = [Control(), Control(prefix="Die"), Control(demanded=("Hund",)), Control(forbidden=("park",))]
+    together = texts_of(here, TEXTS[:4], control=controls)
+    assert together == [texts_of(here, [text], control=one)[0] for text, one in zip(TEXTS, controls, strict=False)]
+    assert together[0] == texts_of(here, TEXTS[:1])[0]
+    with pytest.raises(TranslationError, match="a control for each text, but there are 4"):
+        here.translate(TEXTS[:3], control=controls)
+
+
+def test_what_is_demanded_and_forbidden_at_once_does_not_break_the_rest(here: Translator) -> None:
+    control = Control(demanded=("hund",), forbidden=("hund",))
+    got = here.translate(TEXTS[:2], control=[control, Control()])
+    assert got[1].text == texts_of(here, TEXTS[:2])[1]
+
+
+def test_a_glossary_makes_its_terms_come_where_they_are_called_for(here: Translator) -> None:
+    glossary = Glossary.of({"dog": "Pudel", "park": "Garten"})
+    for source, one in zip(TEXTS, here.translate(TEXTS, Search(beam_size=6), glossary=glossary), strict=True):
+        assert ("Pudel" in one.text) == ("dog" in source.lower())
+        assert ("Garten" in one.text) == ("park" in source.lower())
+    assert any("dog" in text for text in TEXTS)
+    assert any("dog" not in text for text in TEXTS)
+
+
+def test_a_prefix_or_demand_is_for_one_sentence(here: Translator) -> None:
+    for control in (Control(prefix="Ein"), Control(demanded=("Hund",))):
+        with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but this one is 2"):
+            here.translate([f"{TEXTS[0]} {TEXTS[1]}"], control=control, sentences=True)
+    with pytest.raises(PrefixError, match="must leave room for more"):
+        here.translate(TEXTS[:1], Search(max_length=2), control=Control(prefix="Ein hund steht"))
+
+
+# --- what runs in circles --------------------------------------------------------------------------------------------
+
+
+def looping_model(*tokens: int) -> Seq2Seq:
+    """It writes these tokens whatever it reads, the first above all, and hardly ever an end."""
+    of = tokenizer()
+    config = for_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=decoder_of(STACK)), of)
+    made = Seq2Seq(replace(config, tie_output=False, output_bias=True)).eval().double()
+    assert made.output.bias is not None
+    with torch.no_grad():
+        made.output.weight.zero_()
+        made.output.bias[list(tokens)] = torch.arange(len(tokens), 0, -1.0).double() + 20
+        made.output.bias[of.target.end] = 15
+    return made
+
+
+def test_what_runs_in_circles_is_searched_for_again() -> None:
+    of = tokenizer()
+    ids = [i for i in range(of.target.size) if of.target.pieces([i])[0].strip("▁").isalpha()][:6]
+    one = Translator(looping_model(*ids), of)
+    sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], Search(beam_size=2, max_length=30)
+    circling = one.translate(sources, search, guard=False)
+    guarded = one.translate(sources, search)
+    assert all(looping([piece_id(piece) for piece in found.tokens]) for found in circling)
+    assert not looping([piece_id(piece) for piece in guarded[0].tokens])
+    assert guarded[1].tokens == circling[1].tokens  # as its source does
+    (asked,) = one.translate(sources[:1], replace(search, no_loops=True), guard=False)
+    assert asked.tokens == guarded[0].tokens
+
+
+# --- the least risk, alignments --------------------------------------------------------------------------------------
+
+
+def test_the_least_risk_is_chosen_among_the_best(here: Translator) -> None:
+    chosen = here.translate(ODD, Search(beam_size=2, n_best=2), risk=6)
+    for one, every in zip(chosen, here.translate(ODD, Search(beam_size=6, n_best=6)), strict=True):
+        texts = [found.text for found in every.n_best]
+        shares = mbr.probabilities([found.log_prob for found in every.n_best])
+        assert one.text == texts[mbr.best(texts, shares)]
+        assert len(one.n_best) == 2
+    drawn = here.translate(ODD, Search(sampling=Sampling(temperature=2.0)), risk=8)
+    every = here.translate(ODD, Search(sampling=Sampling(temperature=2.0), n_best=8))
+    for one, some in zip(drawn, every, strict=True):
+        texts = [found.text for found in some.n_best]
+        assert one.text == texts[mbr.best(texts)]
+    with pytest.raises(TranslationError, match="`risk` must be at least `n_best`=4 candidates, but is 2"):
+        here.translate(ODD, Search(n_best=4), risk=2)
+
+
+def test_an_alignment_links_every_word_of_the_translation(here: Translator) -> None:
+    texts = [TEXTS[0], "", f"{TEXTS[1]} {TEXTS[2]}"]
+    plain, aligned = (here.translate(texts, alignment=wanted, sentences=True) for wanted in (False, True))
+    assert [one.text for one in plain] == [one.text for one in aligned]
+    assert all(one.alignment is None for one in plain)
+    for one in aligned:
+        assert one.alignment is not None
+        assert [target for _, target in one.alignment.links] == list(range(len(one.text.split())))
+        assert all(0 <= source < len(one.source.split()) for source, _ in one.alignment.links)
+        assert all(len(row) == len(one.source.split()) for row in one.alignment.weights)
+    first = len(TEXTS[1].split())
+    parts = [here.translate([text], alignment=True)[0].alignment for text in TEXTS[1:3]]
+    words = len(texts_of(here, [TEXTS[1]])[0].split())
+    assert parts[0] is not None
+    assert parts[1] is not None
+    assert aligned[2].alignment is not None
+    moved = tuple((source + first, target + words) for source, target in parts[1].links)
+    assert aligned[2].alignment.links == parts[0].links + moved
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_twice_is_the_model(here: Translator, model: Seq2Seq) -> None:
+    twice = Translator(Ensemble([model, model]), here.tokenizer)
+    search = Search(n_best=4)
+    for one, other in zip(here.translate(ODD, search), twice.translate(ODD, search), strict=True):
+        assert [found.tokens for found in one.n_best] == [found.tokens for found in other.n_best]
+        assert [found.score for found in one.n_best] == pytest.approx([found.score for found in other.n_best], abs=1e-6)
+    assert "".join(twice.stream(ODD[0])) == texts_of(here, ODD[:1])[0]
+    assert twice.translate(ODD[:1], alignment=True)[0].alignment == here.translate(ODD[:1], alignment=True)[0].alignment
+
+
+def test_folders_are_loaded_one_or_several(here: Translator, model: Seq2Seq, tmp_path: Path) -> None:
+    write_model(tmp_path / "one", model.float(), here.tokenizer)
+    model.double()
+    wanted = texts_of(here, TEXTS)
+    one = Translator.load(tmp_path / "one", device="cpu", engine="torch")
+    assert texts_of(one, TEXTS) == wanted
+    assert one.folder == tmp_path / "one"
+    two = Translator.load(tmp_path / "one", tmp_path / "one", device="cpu")
+    assert texts_of(two, TEXTS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("folders", "changes", "words"),
+    [
+        ((), {}, "there must be a model to translate with, but none is named"),
+        (("x",), {"engine": "fast"}, "`engine` must be one of torch, ctranslate2, but is 'fast'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(folders: tuple[str, ...], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TranslationError, match=words):
+        Translator.load(*folders, **changes)
+
+
+@pytest.fixture
+def marian(tmp_path: Path) -> Path:
+    """A random Marian with its tokenizer, as they are published: the decoder starts from the padding."""
+    transformers = pytest.importorskip("transformers")
+    folder = marian_folder(tmp_path / "marian")
+    of = Tokenizer.load(folder)
+    pad = of.target.pad
+    config = transformers.MarianConfig(
+        vocab_size=of.target.size,
+        d_model=32,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
+        max_position_embeddings=128,
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        eos_token_id=of.target.end,
+        forced_eos_token_id=None,
+        tie_word_embeddings=False,
+        share_encoder_decoder_embeddings=True,
+    )
+    torch.manual_seed(3)
+    made = transformers.MarianMTModel(config)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if weight.dim() == 2 and "positions" not in name:
+                weight.copy_(torch.randn(weight.shape) * (1.0 if "shared" in name else 1.5 * weight.shape[1] ** -0.5))
+        made.final_logits_bias[:, pad] = 9.0  # published models often would write it
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_marian_folder_works_the_same(marian: Path) -> None:
+    here = Translator.load(marian, device="cpu", engine="torch")
+    here.model.double()
+    of, search = here.tokenizer, Search(n_best=2, max_length=12)
+    got = here.translate(TEXTS, search, guard=False)
+    source, lengths = filled(of.encode_source(TEXTS), of.source.pad)
+    config = here.model.config
+    never = never_written(config, of)
+    wanted = beam(
+        here.writer, source, lengths, start=config.start, end=config.end, max_length=12, search=search, never=never
+    )
+    for row, one in enumerate(got):
+        ids = [
+            [i for i in tokens[:length] if i != config.end]
+            for tokens, length in zip(wanted.tokens[row].tolist(), wanted.lengths[row].tolist(), strict=True)
+        ]
+        assert [found.tokens for found in one.n_best] == [tuple(of.target.pieces(tokens)) for tokens in ids]
+        assert not any(of.target.pad in tokens for tokens in ids)
+        assert [found.score for found in one.n_best] == pytest.approx(wanted.scores[row].tolist(), abs=1e-5)
+    assert len({one.text for one in got}) > 3
+    assert "".join(here.stream(TEXTS[0], search)).strip() == got[0].text
+    (kept,) = here.translate(TEXTS[:1], search, control=Control(prefix="Ein", forbidden=("Mann",)))
+    assert kept.text.startswith("Ein")
