@@ -8,16 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attent.decode import Translator
     from attent.interop import load
     from attent.look import record
     from attent.models import build, presets
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "build", "load", "presets", "record"]
+__all__ = ["Translator", "__version__", "build", "load", "presets", "record"]
 
 # Public name -> the module that defines it. A module that is itself public stands under its own last name.
 _HOMES = {
+    "Translator": "attent.decode",
     "build": "attent.models",
     "load": "attent.interop",
     "presets": "attent.models.presets",

@@ -1,6 +1,23 @@
 """From a model to its output: searching for the best target, and text in, text out."""
 
+from attent.decode.control import Control
+from attent.decode.glossary import Glossary
+from attent.decode.options import Sampling, Search
 from attent.decode.search import Hypotheses, beam, greedy
 from attent.decode.translate import Stopped, translate
+from attent.decode.translator import Candidate, Translation, Translator
 
-__all__ = ["Hypotheses", "Stopped", "beam", "greedy", "translate"]
+__all__ = [
+    "Candidate",
+    "Control",
+    "Glossary",
+    "Hypotheses",
+    "Sampling",
+    "Search",
+    "Stopped",
+    "Translation",
+    "Translator",
+    "beam",
+    "greedy",
+    "translate",
+]

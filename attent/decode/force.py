@@ -1,0 +1,242 @@
+"""Forced decoding: how likely a model holds given translations, token by token, in one pass over the whole target.
+
+No search: what a search found can be scored anew here, and so can what a person wrote. Which token looked at which is
+`align`'s, on the same batches; comparing with references is left to `attent.score`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from attent.interop.ctranslate2 import never_written
+from attent.models import Seq2Seq
+from attent.models.seq2seq import shift_right
+
+if TYPE_CHECKING:
+    from attent.text.tokenizer import Tokenizer
+
+BATCH_TOKENS = 4096  # of one side, filled up, that go through the model at once
+LOGITS = 2**24  # numbers written down at once: 64 MiB, whatever the vocabulary
+OVERFLOW = 700.0  # exp of more is no number
+
+Ids = Sequence[int]
+
+
+class ForceError(ValueError):
+    """Texts that cannot be scored, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forced:
+    """One target as the model sees it."""
+
+    tokens: tuple[str, ...]  # its pieces, the end last
+    log_probs: tuple[float, ...]  # of each of them, given those before it and the source
+    cut: bool = False  # the source or the target was too long: this is of its beginning and the end
+
+    @property
+    def log_prob(self) -> float:
+        return math.fsum(self.log_probs)
+
+    @property
+    def length(self) -> int:
+        """Tokens, the end counted."""
+        return len(self.log_probs)
+
+    @property
+    def perplexity(self) -> float:
+        """Among how many tokens, all alike, the model would choose as doubtfully at each step."""
+        return perplexity(self.log_prob, self.length)
+
+
+def perplexity(log_prob: float, length: int) -> float:
+    surprise = -log_prob / max(1, length)
+    return math.exp(surprise) if surprise < OVERFLOW else math.inf
+
+
+def forced(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    to: str | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> list[Forced]:
+    """Each target as the translation of its source. Of an empty one the probability is that of ending at once.
+
+    to            the language of the targets, for a model trained with tags
+    batch_tokens  it bounds the memory; what is longer, or longer than the model has positions, is cut before its end
+    """
+    check_pairs(sources, targets)
+    rows = encoded(model, tokenizer, sources, targets, to, batch_tokens)
+    never = never_written(model.config, tokenizer)
+    scored = log_probs_of_ids(model, [one.source for one in rows], [one.target for one in rows], batch_tokens, never)
+    return [
+        Forced(tokens=tuple(tokenizer.target.pieces(one.target)), log_probs=tuple(each), cut=one.cut)
+        for one, each in zip(rows, scored, strict=True)
+    ]
+
+
+def log_probs_of_ids(
+    model: Seq2Seq,
+    sources: Sequence[Ids],
+    targets: Sequence[Ids],
+    batch_tokens: int = BATCH_TOKENS,
+    never: Sequence[int] = (),
+) -> list[list[float]]:
+    """The log-probability of each token of each target. A target has its end, unless it was cut off before it.
+
+    Ids of `never` are no words and have no share in the probabilities; where a target has one, it has its share there.
+    """
+    found: list[list[float]] = [[] for _ in sources]
+    with evaluating(model), torch.no_grad():
+        for places in batches(sources, targets, batch_tokens):
+            batch = Pass.of(model, [sources[i] for i in places], [targets[i] for i in places])
+            for place, each in zip(places, batch.log_probs(model, never), strict=True):
+                found[place] = each
+    return found
+
+
+# ---- pairs of ids ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One pair as ids, each side with its end."""
+
+    source: list[int]
+    target: list[int]
+    cut: bool
+
+
+def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+    if len(sources) != len(targets):
+        raise ForceError(
+            f"there must be a target for each source, but there are {len(sources):,} sources and {len(targets):,} "
+            "targets; give both in one order"
+        )
+
+
+def encoded(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    to: str | None = None,
+    longest: int = BATCH_TOKENS,
+) -> list[Row]:
+    """The ids of both sides, each no longer than `longest` and than the model has positions for."""
+    if longest < 2:
+        raise ForceError(f"`batch_tokens` must be 2 or more, but is {longest}")
+    limits = [min(longest, stack.positions.max_length or longest) for stack in (model.encoder, model.decoder)]
+    sides = (
+        tokenizer.encode_source([text.strip() for text in sources], to),
+        tokenizer.encode_target([text.strip() for text in targets]),
+    )
+    return [
+        Row(
+            source=shortened(source, limits[0]),
+            target=[*shortened(target, limits[1])[:-1], model.config.end],
+            cut=len(source) > limits[0] or len(target) > limits[1],
+        )
+        for source, target in zip(*sides, strict=True)
+    ]
+
+
+def shortened(row: list[int], limit: int) -> list[int]:
+    """At most `limit` ids; the end stays."""
+    return row if len(row) <= limit else [*row[: limit - 1], row[-1]]
+
+
+def batches(sources: Sequence[Ids], targets: Sequence[Ids], tokens: int) -> Iterator[list[int]]:
+    """Places of pairs of like length, the longest first: if memory is short, that is known at once."""
+    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    batch: list[int] = []
+    for place in sorted((i for i in range(len(sizes)) if targets[i]), key=lambda i: (-sizes[i], i)):
+        if batch and (len(batch) + 1) * sizes[batch[0]] > tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+# ---- one pass --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Some pairs side by side, filled up on the right."""
+
+    source: Tensor  # (B, Ts)
+    source_lengths: Tensor
+    target: Tensor  # (B, Tt) what is to be written
+    target_lengths: Tensor
+    read: Tensor  # (B, Tt) what the decoder reads meanwhile: one place to the right
+
+    @classmethod
+    def of(cls, model: Seq2Seq, sources: Sequence[Ids], targets: Sequence[Ids]) -> Pass:
+        device = next(model.parameters()).device
+        source, source_lengths = filled(sources, device)
+        target, target_lengths = filled(targets, device)
+        return cls(
+            source=source,
+            source_lengths=source_lengths,
+            target=target,
+            target_lengths=target_lengths,
+            read=shift_right(target, model.config.start),
+        )
+
+    def states(self, model: Seq2Seq) -> Tensor:
+        """(B, Tt, E): what the decoder has in mind when it writes each token."""
+        memory = model.encode(self.source, self.source_lengths)
+        return model.decode(self.read, memory, self.target_lengths)
+
+    def log_probs(self, model: Seq2Seq, never: Sequence[int] = ()) -> list[list[float]]:
+        """Of each token of each row. The logits of a whole batch would need gigabytes: they are made piece by piece."""
+        places = torch.arange(self.target.shape[1], device=self.target.device)
+        real = places < self.target_lengths[:, None]
+        states, ids = self.states(model)[real], self.target[real]  # (N, E), (N,): no filler
+        size = max(1, LOGITS // model.config.targets)
+        banned = torch.tensor(never, dtype=torch.int64, device=ids.device)
+        parts = [
+            token_log_probs(model.output(states[i : i + size]), ids[i : i + size], banned)
+            for i in range(0, len(ids), size)
+        ]
+        each = torch.cat(parts).split(self.target_lengths.tolist())
+        return [row.tolist() for row in each]
+
+
+def token_log_probs(logits: Tensor, ids: Tensor, never: Tensor) -> Tensor:
+    """(N, V), (N,) -> (N,)"""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    mine = logits.gather(1, ids[:, None])
+    words = logits.index_fill(1, never, float("-inf")).scatter(1, ids[:, None], mine)
+    return mine[:, 0] - words.logsumexp(1)
+
+
+def filled(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of one length and how much of each is real; zeros are as good as any, since lengths tell."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    return ids, torch.tensor([len(row) for row in rows], device=device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout; afterwards every part is as it was, also one that is never trained."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,361 @@
+"""Our Seq2Seq written as a CTranslate2 model: model.bin, config.json and the vocabularies, with checksums beside them.
+
+CTranslate2 opens a file with flipped bits without a word, and cannot tell of which weights it was made; both are told
+here, by `is_whole`. Searching with what was written is left to `attent.decode.quick`. What CTranslate2 cannot compute
+is refused by the name of the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import Tensor
+
+from attent import settings
+from attent.interop.files import umask
+from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
+from attent.models.folder import (
+    NEW,
+    FolderError,
+    damage,
+    entry_of,
+    explained,
+    make_folder,
+    read_manifest,
+    sync,
+    write_manifest,
+    write_new,
+)
+from attent.models.store import tensors_of
+from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, sinusoid
+from attent.nn.feedforward import Activation
+
+if TYPE_CHECKING:
+    from attent.text.tokenizer import Tokenizer, Vocabulary
+
+LAYOUT = 1  # of what is written here: counted up when a conversion of before must be made anew
+POSITIONS = 2048  # sinusoids that are written down (4 MB at width 512); longer text is left to our own engine
+NEVER = -1e9  # the logit of a token that is never written: its probability is 0, and sums with it stay finite
+ABANDONED = 3600  # seconds; a conversion takes some
+CHECKSUMS, ORIGIN = "checksums.json", "origin.json"
+QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16", "float32")
+OPTIONAL_PACKAGE = "CTranslate2 is not installed; run: pip install 'ctranslate2>=4.8.4'"
+
+
+class ConversionError(ValueError):
+    """The model cannot be written for CTranslate2; the message says why."""
+
+
+def package() -> Any:
+    """The package `ctranslate2`, imported when first needed: it takes a while."""
+    try:
+        import ctranslate2
+        import ctranslate2.specs
+    except ImportError as error:
+        raise ConversionError(f"{OPTIONAL_PACKAGE} ({error})") from error
+    return ctranslate2
+
+
+# --- in and out of a folder ----------------------------------------------------------------------------------------
+
+
+def write(
+    model: Seq2Seq,
+    tokenizer: Tokenizer | None,
+    folder: str | os.PathLike[str],
+    *,
+    quantization: str = "int8",
+    never: Iterable[int] | None = None,
+) -> None:
+    """Write the folder aside and put it in its place as a whole, in the stead of a conversion that was there.
+
+    tokenizer  names the pieces; without it they are called `<0>`, `<1>` and so on
+    never      target ids that must not be written; None: those of `never_written`
+    """
+    root = Path(folder).expanduser().absolute()
+    banned = never_written(model.config, tokenizer) if never is None else sorted(set(never))
+    origin = {"fingerprint": fingerprint(model, tokenizer, quantization, banned), "quantization": quantization}
+    spec = to_spec(model, vocabularies(model.config, tokenizer), unknown_of(tokenizer), banned)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    with explained(root, "conversion"):
+        make_folder(root.parent)
+        clear_abandoned(root)
+        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW, dir=root.parent))
+        try:
+            spec.save(os.fspath(aside))
+            write_new(aside / ORIGIN, json.dumps(origin, indent=2).encode())
+            write_manifest(aside / CHECKSUMS, {path.name: entry_of(path) for path in sorted(aside.iterdir())})
+            publish(aside, root)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear_abandoned(root: Path) -> None:
+    """What killed processes have left aside; what is younger may be of one that is at work."""
+    for aside in root.parent.glob(f".{root.name}.*{NEW}"):
+        if time.time() - aside.stat().st_mtime > ABANDONED:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def publish(aside: Path, root: Path) -> None:
+    """On disk for sure, then under its name; whoever writes the same at the same time has written the same."""
+    aside.chmod(0o777 & ~umask())
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    if root.exists():
+        if not is_conversion(root):
+            raise FolderError(f"{root}: holds something else than a conversion; give another folder, or remove it")
+        old = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=".old", dir=root.parent))
+        os.rename(root, old / root.name)
+        os.rename(aside, root)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(aside, root)
+    sync(root.parent)
+
+
+def is_conversion(root: Path) -> bool:
+    """Whether it may be replaced: it is empty, or made here."""
+    return root.is_dir() and (not any(root.iterdir()) or (root / ORIGIN).exists() or (root / CHECKSUMS).exists())
+
+
+def is_whole(folder: Path, fingerprint: str) -> bool:
+    """Is there a conversion of just this model, and every byte of it as it was written?"""
+    try:
+        entries = read_manifest(folder / CHECKSUMS, "conversion")
+        intact = {"model.bin", "config.json", ORIGIN} <= entries.keys() and all(
+            damage(folder / name, entry) is None for name, entry in entries.items()
+        )
+        return intact and settings.read_json(folder / ORIGIN).get("fingerprint") == fingerprint
+    except (FolderError, settings.SettingsError, OSError):
+        return False
+
+
+def fingerprint(model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, never: Sequence[int]) -> str:
+    """sha256 of all that decides the conversion. Of the weights in memory: files may have been saved anew since."""
+    if quantization not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConversionError(f"`quantization` must be one of {known}, but is {quantization!r}")
+    facts = {
+        "layout": LAYOUT,
+        "ctranslate2": package().__version__,
+        "quantization": quantization,
+        "never": list(never),
+        "model": settings.to_dict(model.config),
+        "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    seen: dict[int, str] = {}
+    for name, tensor in tensors_of(model, build_empty(model.config)).items():
+        first = seen.setdefault(tensor.data_ptr(), name)
+        digest.update(f"{name} {first} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if first == name:  # embeddings may stand under three names
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def never_written(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """What is no word of a target: the start, padding, the unknown, and ids that the tokenizer has no piece for."""
+    banned = {config.start}
+    if tokenizer is not None:
+        target = tokenizer.target
+        banned |= {target.pad, target.unknown, *range(target.size, config.targets)}
+    return sorted(banned - {config.end})
+
+
+def vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
+    """The name of every id, source and target: all different, for CTranslate2 is talked to in names."""
+    if tokenizer is None:
+        return names(None, config.vocab), names(None, config.targets)
+    return names(tokenizer.source, config.vocab), names(tokenizer.target, config.targets)
+
+
+def names(vocabulary: Vocabulary | None, size: int) -> list[str]:
+    known = 0 if vocabulary is None else min(vocabulary.size, size)
+    pieces = [] if vocabulary is None else vocabulary.pieces(range(known))
+    pieces += [f"<{'' if vocabulary is None else 'unused_'}{i}>" for i in range(known, size)]
+    taken: dict[str, None] = {}
+    for i, piece in enumerate(pieces):
+        name = piece
+        while name in taken:
+            name = f"{name}<{i}>"
+        taken[name] = None
+    return list(taken)
+
+
+def unknown_of(tokenizer: Tokenizer | None) -> int | None:
+    return None if tokenizer is None else tokenizer.target.unknown
+
+
+# --- what CTranslate2 can compute ----------------------------------------------------------------------------------
+
+
+def check_expressible(config: Seq2SeqConfig) -> None:
+    """Refuse a model that CTranslate2 has no words for, naming the field."""
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        if stack.window not in (None, (None, None)):
+            refuse(f"{side}.window", stack.window, "None")
+        if not isinstance(stack.positions, SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig):
+            refuse(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
+    if config.encoder.norm_eps != config.decoder.norm_eps:
+        refuse("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
+
+
+def refuse(name: str, value: object, wanted: str) -> None:
+    raise ConversionError(
+        f"`{name}` must be {wanted} for CTranslate2, but is {value!r}; translate with our own engine (--engine torch)"
+    )
+
+
+# --- the model as CTranslate2's specification ----------------------------------------------------------------------
+
+
+def to_spec(model: Seq2Seq, words: tuple[list[str], list[str]], unknown: int | None, never: Sequence[int]) -> Any:
+    """The whole model; every number is a copy, since CTranslate2 quantizes in place."""
+    config = model.config
+    check_expressible(config)
+    specs = package().specs
+    tensors = {name: to_numpy(tensor) for name, tensor in tensors_of(model, build_empty(config)).items()}
+    spec = specs.TransformerSpec(encoder_spec(config.encoder), decoder_spec(config.decoder))
+    for side, stack, target in (("encoder", config.encoder, spec.encoder), ("decoder", config.decoder, spec.decoder)):
+        target.scale_embeddings = config.scale_embeddings
+        fill_stack(target, stack, side, tensors)
+    spec.encoder.embeddings[0].weight = tensors["source_embedding.weight"]
+    spec.decoder.embeddings.weight = tensors["target_embedding.weight"]
+    spec.decoder.projection.weight = tensors["output.weight"]
+    bias = tensors.get("output.bias", torch.zeros(config.targets).numpy())
+    bias[list(never)] = NEVER
+    spec.decoder.projection.bias = bias
+    source, target = words
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(target)
+    spec.config.layer_norm_epsilon = config.encoder.norm_eps
+    spec.config.bos_token = spec.config.decoder_start_token = target[config.start]
+    spec.config.eos_token = target[config.end]
+    spec.config.unk_token = target[config.end if unknown is None else unknown]
+    return spec
+
+
+def to_numpy(tensor: Tensor) -> Any:
+    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
+
+
+def encoder_spec(stack: StackConfig) -> Any:
+    return package().specs.TransformerEncoderSpec(stack.layers, stack.heads, **shape(stack))
+
+
+def decoder_spec(stack: StackConfig) -> Any:
+    return package().specs.TransformerDecoderSpec(stack.layers, stack.heads, **shape(stack))
+
+
+def shape(stack: StackConfig) -> dict[str, Any]:
+    """What both sides are told alike."""
+    shaped: dict[str, Any] = {
+        "pre_norm": stack.norm_order == "pre",
+        "activation": activation(stack.activation),
+        "ffn_glu": stack.gated,
+        "rms_norm": stack.norm == "rms",
+        "relative_attention_bias": isinstance(stack.positions, RelativeConfig),
+        "num_heads_kv": stack.kv_heads,
+        "head_dim": stack.head_width,
+    }
+    if isinstance(stack.positions, RotaryConfig):
+        shaped["rotary_dim"] = 0  # all features of a head
+        shaped["rotary_interleave"] = stack.positions.order == "interleaved"
+        shaped["rotary_base"] = stack.positions.base
+    return shaped
+
+
+def activation(name: Activation) -> Any:
+    theirs = dict(zip(get_args(Activation), ("RELU", "GELU", "GELUTanh", "SWISH"), strict=True))
+    return getattr(package().specs.Activation, theirs[name])
+
+
+def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
+    set_positions(spec, stack, side, tensors)
+    if stack.norm_order == "pre":
+        set_norm(spec.layer_norm, f"{side}.norm", tensors)
+    for i, layer in enumerate(spec.layer):
+        block = f"{side}.blocks.{i}"
+        set_attention(layer.self_attention, f"{block}.own", stack, tensors, cross=False)
+        set_norm(layer.self_attention.layer_norm, f"{block}.own_residual.norm", tensors)
+        if stack.cross:
+            set_attention(layer.attention, f"{block}.cross", stack, tensors, cross=True)
+            set_norm(layer.attention.layer_norm, f"{block}.cross_residual.norm", tensors)
+        set_feedforward(layer.ffn, f"{block}.feedforward", stack, tensors)
+        set_norm(layer.ffn.layer_norm, f"{block}.feedforward_residual.norm", tensors)
+
+
+def set_positions(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
+    match stack.positions:
+        case SinusoidalConfig():
+            # CTranslate2's own sinusoids count from 1 and have other wave lengths.
+            table = sinusoid(torch.arange(POSITIONS), stack.width, stack.positions.order)
+            spec.position_encodings.encodings = table.numpy()
+        case LearnedConfig():
+            spec.position_encodings.encodings = tensors[f"{side}.positions.weight"]
+        case RelativeConfig():
+            for layer in spec.layer:
+                layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
+                layer.self_attention.relative_attention_max_distance = int32(stack.positions.reach)
+
+
+def int32(value: int) -> Any:
+    return torch.tensor(value, dtype=torch.int32).numpy()[()]
+
+
+def set_norm(spec: Any, name: str, tensors: dict[str, Any]) -> None:
+    spec.gamma = tensors[f"{name}.weight"]
+    if f"{name}.bias" in tensors:
+        spec.beta = tensors[f"{name}.bias"]
+
+
+def set_attention(spec: Any, name: str, stack: StackConfig, tensors: dict[str, Any], *, cross: bool) -> None:
+    """W^Q, W^K and W^V are one matrix where the same states are read, else W^Q alone and the other two together."""
+    together = [["query"], ["key", "value"]] if cross else [["query", "key", "value"]]
+    for linear, parts in zip(spec.linear, [*together, ["output"]], strict=True):
+        set_linear(linear, [f"{name}.{part}" for part in parts], tensors)
+    if stack.scale is not None:
+        spec.queries_scale = float(stack.scale)
+
+
+def set_feedforward(spec: Any, name: str, stack: StackConfig, tensors: dict[str, Any]) -> None:
+    set_linear(spec.linear_0, [f"{name}.expand"], tensors)
+    set_linear(spec.linear_1, [f"{name}.contract"], tensors)
+    if stack.gated:
+        set_linear(spec.linear_0_noact, [f"{name}.gate"], tensors)
+
+
+def set_linear(spec: Any, parts: list[str], tensors: dict[str, Any]) -> None:
+    import numpy as np
+
+    spec.weight = np.concatenate([tensors[f"{part}.weight"] for part in parts])
+    if f"{parts[0]}.bias" in tensors:
+        spec.bias = np.concatenate([tensors[f"{part}.bias"] for part in parts])
+
+
+def longest(config: Seq2SeqConfig) -> tuple[int | None, int | None]:
+    """Tokens of a source and of a target that a conversion has positions for; None: any number."""
+    return reach(config.encoder), reach(config.decoder)
+
+
+def reach(stack: StackConfig) -> int | None:
+    match stack.positions:
+        case SinusoidalConfig():
+            return POSITIONS
+        case LearnedConfig():
+            return stack.positions.max_length
+    return None
