@@ -1,5 +1,6 @@
-"""How good is it? Translations against references."""
+"""How good is it? Translations against references, and alignments against those by hand."""
 
-from attent.score.metrics import Scores, scores
+from attent.score.evaluate import Evaluation, evaluate
+from attent.score.metrics import Paired, Score, Scores, measured, paired, scores
 
-__all__ = ["Scores", "scores"]
+__all__ = ["Evaluation", "Paired", "Score", "Scores", "evaluate", "measured", "paired", "scores"]
