@@ -19,13 +19,19 @@ from attent import __version__
 # name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "average": ("attent.cli.average:average", "The mean of the weights of several models, or of a run's checkpoints."),
+    "convert": ("attent.cli.convert:convert", "A model folder as one of Hugging Face's, CTranslate2's or ours."),
     "data": ("attent.cli.data:data", "What is in a corpus, what is wrong with it, and how long training would take."),
     "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
     "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
+    "score": ("attent.cli.score:score", "How good translations are: BLEU, chrF, TER, with confidence intervals."),
     "train": ("attent.cli.train:train", "From parallel text to a translator; run again, it goes on where it was."),
-    "translate": ("attent.cli.translate:translate", "Translate text, one line in, one line out."),
+    "translate": (
+        "attent.cli.translate:translate",
+        "Translate text, one line in, one line out, or fill files of translators.",
+    ),
 }
+TAKE_A_FILE = ("--output", "-o")  # or - instead of its name
 ROOT_OPTIONS = ("--help", "--version")
 
 DONE, FAILED, WRONG_COMMAND, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
@@ -68,13 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_stdin(tokens: Iterable[str]) -> list[str]:
-    """cyclopts takes the `-` of `--data -` for an option, and that of `--data=-` for a value."""
+    """A `-` as cyclopts understands it: it takes that of `--data -` for an option, and that of `--data=-` for a value.
+
+    One that follows no such option is the argument itself, which is told by a path that is the same.
+    """
     found: list[str] = []
     option = 0
     for token in tokens:
         option = len(found) if token.startswith("--") else option
         if token == "-" and found[option : option + 1] == ["--data"]:
             found[option] = "--data=-"
+        elif token == "-" and found[-1:] and found[-1] in TAKE_A_FILE:
+            found[-1] = "--output=-"
+        elif token == "-" and found[:1] == ["translate"] and "--" not in found:
+            found.append("./-")
         else:
             found.append(token)
     return found

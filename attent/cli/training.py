@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ import torch
 from attent import interop, settings
 from attent.cli.watch import Watch
 from attent.data.cache import try_locked
+from attent.decode.align import AlignmentError, agreed, remember
 from attent.decode.translate import Stopped, translate
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.folder import explained
@@ -60,7 +61,6 @@ BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)} | 
     RUN, LOG, CURVES, "curves.png", "tensorboard",
 }  # fmt: skip
 SAMPLES = 3
-CPU_TOKENS, GPU_TOKENS = 4_096, 65_536  # searched for at once
 LISTED = 8  # settings that are named when too many differ
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -352,7 +352,6 @@ class Session:
                     to=to,
                     beam_size=beam_size,
                     length_penalty=length_penalty,
-                    batch_tokens=CPU_TOKENS if self.team.device.type == "cpu" else GPU_TOKENS,
                     stop=self.signals.asked,
                 )
             except Stopped as stopped:
@@ -507,6 +506,7 @@ class Final:
             from attent.train import card
 
             scored = self.scored()
+            self.choose_heads()
             card.write(card_of(self, scored), self.session.out / CARD)
             settings.write_json(self.finished(scored), self.session.out / STATE / FINISHED)
             self.say_where()
@@ -533,6 +533,19 @@ class Final:
             how = f"{len(outputs):,} sentences, beam {decode.beam_size}"
             self.session.tell(Note(text=f"{kind} {texts.name}: {figures} ({how})", step=self.ended.step))
         return scored
+
+    def choose_heads(self) -> None:
+        """Which heads tell best which word comes from which, by the validation pairs: for `translate --alignment`."""
+        found = self.prepared.found
+        if not found.valid:
+            return
+        texts = texts_of(found.valid, found.tags)
+        places = [place for place, to in enumerate(texts.to) if to == texts.to[0]]
+        sources, references = ([side[place] for place in places] for side in (texts.sources, texts.references))
+        model = interop.load(self.session.out).to(self.session.team.device)
+        with suppress(AlignmentError):  # pairs without words have nothing to tell
+            measured = agreed(model, self.prepared.tokenizer, sources, references, to=texts.to[0])
+            remember(self.session.out, measured)
 
     def finished(self, scored: Sequence[Scored]) -> dict[str, Any]:
         """What a later call needs to know of this end."""

@@ -1,114 +1,162 @@
-"""`attent translate`: stdin to stdout, one line in, one line out. The search itself is `attent.decode`'s."""
+"""`attent translate`: text in, translations out, line by line; files of translators filled; a talk at a terminal.
+
+What may be asked for is here, what is done with it is `translating`'s, and the search itself `attent.decode`'s.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import CycloptsError, Parameter
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+from attent.cli.output import OutputType
+from attent.cli.searching import BEAM_SIZE, CONTROL, FILES, FIRST, OUTPUT, SEARCH, MachineFlags, SearchFlags
+from attent.cli.searching import TranslateError as TranslateError
+from attent.cli.searching import asked_language as asked_language
+from attent.cli.searching import tokenizer_of as tokenizer_of
 
-    from attent.text.tokenizer import Tokenizer
-
-BLOCK = 256  # lines that are translated together; a person at a terminal gets an answer for each
-STDIN = "standard input"
-BOM = b"\xef\xbb\xbf"  # with which some editors begin a file
+InputType = Literal["text", "json"]
+Links = Literal["hard", "soft"]
+STDIN = Path("-")
 
 
-class TranslateError(ValueError):
-    """The text or the language cannot be translated, in a sentence."""
+@dataclass(frozen=True, kw_only=True)
+class Flags(SearchFlags, MachineFlags):
+    """What may be asked for; each field is a flag of the command."""
+
+    out: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], group=FIRST, help="a file to write; by default standard output")
+    ] = None
+    to: Annotated[str | None, Parameter(group=FIRST, help="the language to translate into, for a model of several")] = (
+        None
+    )
+    beam_size: Annotated[
+        int | None,
+        Parameter(
+            name=["--beam-size", "-b", "--beam", "--num-beams"],
+            group=FIRST,
+            help=f"hypotheses followed side by side, by default {BEAM_SIZE}; 1: greedy, several times as fast",
+        ),
+    ] = None
+    interactive: Annotated[
+        bool, Parameter(name=["--interactive", "-i"], group=FIRST, negative="", help="a talk, as at a terminal")
+    ] = False
+
+    prefix: Annotated[str, Parameter(group=CONTROL, help="what every translation begins with")] = ""
+    must: Annotated[
+        tuple[str, ...],
+        Parameter(group=CONTROL, negative_iterable="", help="a word that must come in each; may be repeated"),
+    ] = ()
+    must_not: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--must-not", "--avoid"],
+            group=CONTROL,
+            negative_iterable="",
+            help="a word that must not, in whatever case; may be repeated",
+        ),
+    ] = ()
+    glossary: Annotated[
+        Path | None,
+        Parameter(group=CONTROL, help="a file of lines `term<TAB>translation`: where the one is, the other"),
+    ] = None
+
+    ensemble: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            group=SEARCH,
+            negative_iterable="",
+            help="another model of the same tokenizer to write with; may be repeated",
+        ),
+    ] = ()
+    risk: Annotated[
+        int,
+        Parameter(
+            name=["--risk", "--mbr"],
+            group=SEARCH,
+            help="of so many candidates the one most like the others (minimum Bayes risk); with sampling, of draws",
+        ),
+    ] = 0
+    sentences: Annotated[
+        bool,
+        Parameter(group=SEARCH, negative="", help="cut each line into sentences; by default only what is very long"),
+    ] = False
+    guard: Annotated[
+        bool, Parameter(negative="--no-guard", group=SEARCH, help="look again for a translation that runs in circles")
+    ] = True
+
+    output_type: Annotated[
+        OutputType,
+        Parameter(group=OUTPUT, help="text, json (a line each, with all there is) or tsv (source and translation)"),
+    ] = "text"
+    with_score: Annotated[bool, Parameter(group=OUTPUT, negative="", help="the score, before the text")] = False
+    alignment: Annotated[
+        Links | None,
+        Parameter(group=OUTPUT, help="which word comes from which: hard (0-0 1-2), or with JSON soft (weights)"),
+    ] = None
+    input_type: Annotated[
+        InputType,
+        Parameter(
+            group=OUTPUT, help='json: a line is {"text": ...}, with "prefix", "must", "must_not" of its own if you like'
+        ),
+    ] = "text"
+
+    src: Annotated[
+        str | None,
+        Parameter(
+            name=["--src", "-s", "--source-lang"],
+            group=FILES,
+            help="language of the file's sources, where it has several",
+        ),
+    ] = None
+    tgt: Annotated[
+        str | None, Parameter(name=["--tgt", "-t", "--target-lang"], group=FILES, help="language to fill in")
+    ] = None
+    in_place: Annotated[bool, Parameter(group=FILES, negative="", help="write over the file itself")] = False
 
 
 def translate(
     model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian one")],
-    file: Annotated[Path | None, Parameter(help="text, one sentence a line; by default standard input")] = None,
+    file: Annotated[
+        Path | None,
+        Parameter(
+            help="text, a sentence a line, or .po, .xlf, .tmx, .md: filled where a translation is missing; by default, "
+            "or as -, standard input"
+        ),
+    ] = None,
     /,
     *,
-    to: Annotated[str | None, Parameter(help="the language to translate into, for a model of several")] = None,
-    beam_size: Annotated[int, Parameter(name=["--beam-size", "-b"], help="hypotheses followed side by side")] = 4,
-    length_penalty: Annotated[float, Parameter(help="alpha: scores are divided by ((5 + length) / 6)^alpha")] = 0.6,
-    device: Annotated[str | None, Parameter(help="cuda, mps or cpu; by default the best there is")] = None,
+    flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate text, one line in, one line out."""
-    with opened(file) as source:  # first: a wrong name is told before a large model is read
-        from attent.decode.translate import translate as translated
-        from attent.interop import load
-        from attent.train.hardware import pick_device
+    """Translate text, one line in, one line out.
 
-        if (model / "run.toml").exists() and not (model / "config.json").exists():
-            raise TranslateError(
-                f"{model}: holds a run without a model yet: its first validation writes one; "
-                f"go on with: attent train --out {model}"
-            )
-        loaded = load(model).to(pick_device(device))
-        tokenizer = tokenizer_of(model.expanduser())
-        language = asked_language(to, tokenizer.source.tags, model)
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8")  # as the input, whatever the terminal's language is
-        size = 1 if source.isatty() else BLOCK
-        if source.isatty():
-            print("Type text, a sentence a line; Ctrl-D ends.", file=sys.stderr)
-        for block in blocks(lines(source, str(file or STDIN)), size):
-            for line in translated(
-                loaded, tokenizer, block, to=language, beam_size=beam_size, length_penalty=length_penalty
-            ):
-                print(" ".join(line.splitlines()))
-            sys.stdout.flush()
+    cat text.txt | attent translate runs/en-de > translated.txt
+    """
+    file = None if file == STDIN else file
+    check_usage(file, flags)
+    from attent.cli.translating import start
+
+    start(model, file, flags)
 
 
-def opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
-    if file is None:
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return open(file.expanduser(), "rb")
-    except OSError as error:
-        raise TranslateError(
-            f"{file}: must be a text file, but cannot be opened ({error.strerror}); check its name, "
-            f"or leave it out and give the text on {STDIN}"
-        ) from error
-
-
-def tokenizer_of(model: Path) -> Tokenizer:
-    """Of the same save as the weights, where the folder can tell."""
-    from attent.models.folder import MANIFEST, read_files
-    from attent.text.tokenizer import Tokenizer
-
-    files = read_files(model) if (model / MANIFEST).exists() else {}
-    return Tokenizer.from_files(files, f"{model}/") if files else Tokenizer.load(model)
-
-
-def asked_language(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
-    """The tag to put before each source. "" means none: for a model that was trained further without tags."""
-    names = ", ".join(known)
-    if to is None and known:
-        raise TranslateError(f"{model}: translates into several languages; name one with --to: {names}")
-    if to and not known:
-        raise TranslateError(f"{model}: has one language only, and --to must be left out, but is `{to}`")
-    if to and to not in known:
-        raise TranslateError(f"{model}: --to must be one of the model's languages, but is `{to}`; it has {names}")
-    return to or None
-
-
-def lines(source: Iterable[bytes], name: str) -> Iterator[str]:
-    """As `wc -l` counts them: no other sign than a line feed ends a line."""
-    for number, read in enumerate(source, 1):
-        line = read.removeprefix(BOM) if number == 1 else read
-        try:
-            yield line.rstrip(b"\r\n").decode()
-        except UnicodeDecodeError as error:
-            raise TranslateError(
-                f"{name}, line {number:,}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; "
-                f"convert the text first, such as by `iconv -f latin1 -t utf-8`"
-            ) from error
-
-
-def blocks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while block := list(islice(lines, size)):
-        yield block
+def check_usage(file: Path | None, flags: Flags) -> None:
+    """What does not go together, before anything is read."""
+    problem = None
+    if flags.interactive and file is not None:
+        problem = "--interactive reads what you type: leave FILE out"
+    elif flags.in_place and (file is None or flags.out is not None):
+        problem = f"--in-place writes over FILE: {'leave --output out' if file else 'name one'}"
+    elif flags.alignment == "soft" and flags.output_type != "json":
+        problem = "--alignment soft is for --output-type json: add it, or take --alignment hard"
+    elif flags.alignment and flags.n_best > 1 and flags.output_type != "json":
+        problem = "--alignment is of the best translation only: leave --n-best out, or add --output-type json"
+    elif flags.risk and flags.risk < flags.n_best:
+        problem = f"--risk must be at least --n-best, {flags.n_best}, but is {flags.risk}"
+    elif flags.threads is not None and flags.threads < 1:
+        problem = f"--threads must be 1 or more, but is {flags.threads}"
+    elif flags.batch_tokens is not None and flags.batch_tokens < 1:
+        problem = f"--batch-tokens must be 1 or more, but is {flags.batch_tokens}"
+    if problem:
+        raise CycloptsError(msg=problem, command_chain=("translate",))

@@ -19,14 +19,10 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
 LONGEST = 400  # characters of a sample; a paragraph belongs in a file of its own
 
 PYTHON = """\
-from pathlib import Path
-
 import attent
-from attent.decode.translate import translate
-from attent.text import Tokenizer
 
-folder = Path({folder!r})
-print(translate(attent.load(folder), Tokenizer.load(folder), ["..."]{to}))"""
+translator = attent.Translator.load({folder!r})
+print(translator.translate(["..."]{to})[0].text)"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ class DecodeConfig:
     """How the scores at the end are made; validations on the way take the likeliest word at each step."""
 
     beam_size: Annotated[int, "hypotheses that are followed side by side"] = 4
-    length_penalty: Annotated[float, "alpha of ((5 + length) / 6)^alpha, by which scores are divided"] = 0.6
+    length_penalty: Annotated[float, "alpha of length^alpha, by which the scores of hypotheses are divided"] = 0.6
 
     def __post_init__(self) -> None:
         at_least("beam_size", self.beam_size, 1)

@@ -94,7 +94,7 @@ def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     assert names == {
         "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "run.toml", "card.md", "log.jsonl",
-        "curves.svg", "state",
+        "curves.svg", "state", "alignment.json",
     }  # fmt: skip
     assert (finished / "curves.svg").read_text().startswith("<svg")
     card = (finished / "card.md").read_text()

@@ -1,0 +1,131 @@
+"""`attent score`: how good a model's translations of a test set are, or those in a file; how likely a model holds given
+translations; how well its attention aligns words. The figures are `attent.score`'s; here they are asked for and shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import CycloptsError, Group, Parameter
+
+from attent.cli.searching import BEAM_SIZE, SEARCH, MachineFlags, SearchFlags
+
+Metric = Literal["bleu", "chrf", "chrf++", "ter"]
+METRICS: tuple[Metric, ...] = ("bleu", "chrf", "chrf++", "ter")
+WHAT, SHOW = (Group(name, sort_key=number) for number, name in enumerate(("What to score", "What to show"), -1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(SearchFlags, MachineFlags):
+    """What may be asked for; each field is a flag of the command."""
+
+    src: Annotated[str | None, Parameter(group=WHAT, help="language of the sources, as a tag: en")] = None
+    tgt: Annotated[str | None, Parameter(group=WHAT, help="language of the references: de")] = None
+    hypotheses: Annotated[
+        Path | None, Parameter(group=WHAT, help="a file of translations, a line for each pair: nothing is translated")
+    ] = None
+    against: Annotated[
+        Path | None, Parameter(group=WHAT, help="another model, or a file of its translations: is this one better?")
+    ] = None
+    force: Annotated[
+        bool,
+        Parameter(group=WHAT, negative="", help="how likely the model holds the references, or --hypotheses"),
+    ] = False
+    alignment: Annotated[
+        Path | None,
+        Parameter(
+            group=WHAT,
+            help="alignments by hand (0-0 1-2): the error rate of every layer and head; or auto: the head on which "
+            "both languages agree most. The best is kept in the folder",
+        ),
+    ] = None
+    metrics: Annotated[
+        tuple[Metric, ...],
+        Parameter(name=["--metrics", "-m"], group=SHOW, consume_multiple=True, negative_iterable="", help="which"),
+    ] = METRICS
+    score_only: Annotated[
+        bool, Parameter(name=["--score-only", "-b"], group=SHOW, negative="", help="print nothing but the numbers")
+    ] = False
+    json: Annotated[bool, Parameter(group=SHOW, negative="", help="print everything as one JSON object")] = False
+    sentences: Annotated[
+        str | None,
+        Parameter(
+            group=SHOW, allow_leading_hyphen=True, help="a TSV file for the scores of each sentence; -: print them"
+        ),
+    ] = None
+    worst: Annotated[int, Parameter(group=SHOW, help="how many of the worst translations to show")] = 5
+    save: Annotated[Path | None, Parameter(group=SHOW, help="a file for the translations")] = None
+    beam_size: Annotated[
+        int | None,
+        Parameter(
+            name=["--beam-size", "--beam", "--num-beams"],
+            group=SEARCH,
+            help=f"hypotheses followed side by side, by default {BEAM_SIZE}; 1: greedy",
+        ),
+    ] = None
+    n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of a source is scored
+    ensemble: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            group=SEARCH,
+            negative_iterable="",
+            help="another model to write with MODEL, as in translate; may be repeated",
+        ),
+    ] = ()
+
+
+def score(
+    model: Annotated[Path | None, Parameter(help="a model folder; none with --hypotheses")] = None,
+    /,
+    *,
+    data: Annotated[
+        list[str],
+        Parameter(
+            group=WHAT,
+            consume_multiple=True,
+            negative_iterable="",
+            help="the test set: files, - for stdin; of a folder or a built-in name its test part",
+        ),
+    ],
+    flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
+) -> None:
+    """Translate a test set and score it: BLEU, chrF, chrF++ and TER by sacreBLEU, with 95% confidence intervals.
+
+    attent score runs/en-de --data test.tsv --src en --tgt de
+    """
+    check_usage(model, flags)
+    from attent.cli.score_page import write
+    from attent.cli.scoring import scored
+
+    write(scored(model, data, flags), flags)
+
+
+def check_usage(model: Path | None, flags: Flags) -> None:
+    needs = "--force" if flags.force else "--alignment" if flags.alignment else None
+    problem = None
+    if model is None and needs:
+        problem = f"{needs} needs a model: attent score MODEL {needs} ..."
+    elif model is None and flags.hypotheses is None:
+        problem = "there is nothing to score: name a MODEL, or translations with --hypotheses FILE"
+    elif model is not None and flags.hypotheses is not None and not flags.force:
+        problem = "with --hypotheses nothing is translated: leave MODEL out, or add --force"
+    elif needs and (flags.against or flags.save):
+        problem = f"{needs} translates nothing: leave {'--against' if flags.against else '--save'} out"
+    elif flags.ensemble and (needs or model is None):
+        problem = f"--ensemble is for translating, and {needs or '--hypotheses'} translates nothing: leave it out"
+    elif flags.alignment and flags.hypotheses:
+        problem = "--alignment is of the references: leave --hypotheses out"
+    elif flags.sentences and flags.alignment and not flags.force:
+        problem = "--sentences has nothing to tell of --alignment: leave it out"
+    elif flags.worst < 0:
+        problem = f"--worst must be 0 or more, but is {flags.worst}"
+    elif flags.threads is not None and flags.threads < 1:
+        problem = f"--threads must be 1 or more, but is {flags.threads}"
+    elif flags.batch_tokens is not None and flags.batch_tokens < 1:
+        problem = f"--batch-tokens must be 1 or more, but is {flags.batch_tokens}"
+    elif not flags.metrics:
+        problem = f"-m must be followed by one or more of {', '.join(METRICS)}"
+    if problem:
+        raise CycloptsError(msg=problem, command_chain=("score",))

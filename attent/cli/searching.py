@@ -1,0 +1,262 @@
+"""What `attent translate` and `attent score` share: the flags of a search and of the machine it runs on, and what they
+become: a `Search`, a `Translator`, a language that the model knows. Torch is imported when there is work to do.
+"""
+
+# No `from __future__ import annotations`: a class of another module inherits these flags, and must know their types.
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    import torch
+
+    from attent.decode import Search, Translator
+    from attent.text.tokenizer import Tokenizer
+
+PenaltyType = Literal["avg", "wu", "none"]
+EngineName = Literal["torch", "ctranslate2"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+FIRST, CONTROL, SEARCH, SAMPLING, OUTPUT, FILES, MACHINE = (
+    Group(name, sort_key=number)
+    for number, name in enumerate(
+        ("Most used", "Control", "Search", "Sampling", "Output", "Files of translators", "Machine"), 1
+    )
+)
+DEVICES = ("cuda", "mps", "xpu", "cpu")
+BEAM_SIZE = 4  # section 6.1 of the paper
+
+
+class TranslateError(ValueError):
+    """The text, the model or the language cannot be translated, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """How to search; what is None is left to `Search`, or follows from the rest."""
+
+    beam_size: Annotated[
+        int | None,
+        Parameter(
+            name=["--beam-size", "--beam", "--num-beams"],
+            group=FIRST,
+            help=f"hypotheses followed side by side, by default {BEAM_SIZE}; 1: greedy",
+        ),
+    ] = None
+    n_best: Annotated[
+        int,
+        Parameter(
+            name=["--n-best", "--nbest", "--nbest-size", "--num-return-sequences"],
+            group=FIRST,
+            help="how many translations of each line",
+        ),
+    ] = 1
+    length_penalty: Annotated[
+        float,
+        Parameter(
+            name=["--length-penalty", "--lenpen", "--normalize", "--alpha"],
+            group=SEARCH,
+            help="alpha, by default 0.6; larger: longer translations",
+        ),
+    ] = 0.6
+    length_penalty_type: Annotated[
+        PenaltyType,
+        Parameter(
+            group=SEARCH,
+            help="avg (default): score = log_prob / length^alpha, as fairseq, Hugging Face and CTranslate2 have it. "
+            "wu: score = log_prob / ((5 + length) / 6)^alpha, the paper's. none: score = log_prob. The length is in "
+            "tokens and counts the end",
+        ),
+    ] = "avg"
+    max_length: Annotated[
+        int | None,
+        Parameter(
+            name=["--max-length", "--max-decoding-length", "--max-new-tokens"],
+            group=SEARCH,
+            help="tokens of a translation at most, by default those of its source + 50",
+        ),
+    ] = None
+    min_length: Annotated[
+        int, Parameter(name=["--min-length", "--min-decoding-length"], group=SEARCH, help="tokens at least")
+    ] = 0
+    no_repeat_ngram_size: Annotated[
+        int,
+        Parameter(
+            name=["--no-repeat-ngram-size", "--block-ngram-repeat"],
+            group=SEARCH,
+            help="no sequence of so many tokens comes twice",
+        ),
+    ] = 0
+    patience: Annotated[
+        float | None,
+        Parameter(
+            group=SEARCH, help="stop when beam size x patience have ended; by default when no better one can come"
+        ),
+    ] = None
+    groups: Annotated[
+        int,
+        Parameter(
+            name=["--groups", "--diverse-beam-groups", "--num-beam-groups"],
+            group=SEARCH,
+            help="diverse beam search: groups of beams that avoid one another's tokens",
+        ),
+    ] = 1
+    diversity: Annotated[
+        float,
+        Parameter(
+            name=["--diversity", "--diverse-beam-strength", "--diversity-penalty"],
+            group=SEARCH,
+            help="what a token costs for each earlier group that took it, by default 0.5",
+        ),
+    ] = 0.5
+    sample: Annotated[
+        bool, Parameter(group=SAMPLING, negative="", help="draw by chance; any of the next four asks for it, too")
+    ] = False
+    temperature: Annotated[
+        float | None, Parameter(group=SAMPLING, help="below 1: nearer to the likeliest; above: bolder")
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Parameter(
+            name=["--top-k", "--sampling-topk", "--random-sampling-topk"],
+            group=SAMPLING,
+            help="draw among this many likeliest tokens",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Parameter(
+            name=["--top-p", "--sampling-topp", "--random-sampling-topp"],
+            group=SAMPLING,
+            help="draw among the fewest tokens that have this much probability together",
+        ),
+    ] = None
+    seed: Annotated[int | None, Parameter(group=SAMPLING, help="the same seed and text give the same draw")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFlags:
+    """Where to search."""
+
+    engine: Annotated[
+        EngineName | None,
+        Parameter(group=MACHINE, help="by default ctranslate2 (int8) on a CPU for all that it can do, else torch"),
+    ] = None
+    device: Annotated[
+        str | None, Parameter(group=MACHINE, help="cuda, cuda:1, mps or cpu; by default the best there is")
+    ] = None
+    dtype: Annotated[Dtype, Parameter(group=MACHINE, help="of the torch engine")] = "float32"
+    threads: Annotated[
+        int | None, Parameter(name=["--threads", "--cpu-threads"], group=MACHINE, help="by default all cores")
+    ] = None
+    batch_tokens: Annotated[
+        int | None, Parameter(group=MACHINE, help="of the torch engine: source tokens x beams at once")
+    ] = None
+
+
+def search_of(flags: SearchFlags, least: int = 1) -> "Search":
+    """The search that the flags ask for; a beam that was not asked for is as wide as it must be, `least` or more."""
+    from attent.decode import Sampling, Search
+
+    drawn = {name: getattr(flags, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    sampling = Sampling(**drawn) if flags.sample or drawn else None
+    wanted = max(BEAM_SIZE, least, 1 if sampling else flags.n_best)
+    return Search(
+        beam_size=_multiple(wanted, flags.groups) if flags.beam_size is None else flags.beam_size,
+        n_best=flags.n_best,
+        length_penalty=flags.length_penalty,
+        length_penalty_type=flags.length_penalty_type,
+        max_length=flags.max_length,
+        min_length=flags.min_length,
+        no_repeat_ngram_size=flags.no_repeat_ngram_size,
+        patience=flags.patience,
+        groups=flags.groups,
+        diversity=flags.diversity,
+        sampling=sampling,
+    )
+
+
+def _multiple(least: int, of: int) -> int:
+    return least if of < 1 else -(-least // of) * of
+
+
+def in_flags(message: str) -> str:
+    """A sentence about settings as one about flags: `beam_size` -> `--beam-size`."""
+    names = "|".join(field.name for field in fields(SearchFlags))
+    return re.sub(rf"(?<![\w-])({names})(?=`)|\b(max_length)\b", lambda name: f"--{name[0].replace('_', '-')}", message)
+
+
+def translator_of(folders: Sequence[Path], flags: MachineFlags, say: Callable[[str], None] | None) -> "Translator":
+    """The translator of these folders, on the machine as it was asked for, its engine ready."""
+    for folder in folders:
+        check_run(folder)
+    import torch
+
+    from attent.decode import Translator
+
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
+    return Translator.load(
+        *folders,
+        device=device_of(flags.device),
+        dtype=flags.dtype,
+        engine=flags.engine,
+        threads=flags.threads,
+        batch_tokens=flags.batch_tokens,
+        say=say,
+    )
+
+
+def check_run(folder: Path) -> None:
+    path = folder.expanduser()
+    if (path / "run.toml").exists() and not (path / "config.json").exists():
+        raise TranslateError(
+            f"{folder}: holds a run without a model yet: its first validation writes one; "
+            f"go on with: attent train --out {folder}"
+        )
+
+
+def device_of(asked: str | None) -> "torch.device | None":
+    """The device that was asked for, if it works; None: the best there is."""
+    import torch
+
+    if asked is None:
+        return None
+    if asked.partition(":")[0] not in DEVICES:
+        raise TranslateError(
+            f"--device must be one of {', '.join(DEVICES)}, but is `{asked}`; leave it out for the best"
+        )
+    try:
+        device = torch.device(asked)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "only cpu"
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise TranslateError(
+            f"--device {asked}: cannot be used here ({reason}); this machine has {found}; leave it out for the best"
+        ) from error
+    return device
+
+
+def asked_language(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
+    """The tag to put before each source. "" means none: for a model that was trained further without tags."""
+    names = ", ".join(known)
+    if to is None and known:
+        raise TranslateError(f"{model}: translates into several languages; name one with --to: {names}")
+    if to and not known:
+        raise TranslateError(f"{model}: has one language only, and --to must be left out, but is `{to}`")
+    if to and to not in known:
+        raise TranslateError(f"{model}: --to must be one of the model's languages, but is `{to}`; it has {names}")
+    return to or None
+
+
+def tokenizer_of(folder: Path) -> "Tokenizer":
+    """Of the same save as the weights, where the folder can tell."""
+    from attent.decode import translator
+
+    return translator.tokenizer_of(folder)

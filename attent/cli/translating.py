@@ -1,0 +1,330 @@
+"""What `attent translate` does: lines in blocks to the translator and out again in their order, files of translators
+filled, and what a person should know told on stderr.
+
+What was asked for is `translate`'s, where lines come from `reading`'s, what they become `output`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from cyclopts import CycloptsError
+
+from attent import settings
+from attent.cli.data import visible
+from attent.cli.output import Output
+from attent.cli.reading import Line, Source, from_json, opened, plain, source_of
+from attent.cli.searching import TranslateError, asked_language, in_flags, search_of, translator_of
+from attent.cli.translate import Flags
+from attent.data.fill import Filled, fill, kind_of
+from attent.decode import Control, Glossary, Search, Translation, Translator
+from attent.train.card import duration
+
+CPU_BLOCK, GPU_BLOCK = 256, 4096  # lines that are translated together
+REDRAW = 0.25  # seconds between looks at the progress
+MOST_LEFT = 20  # units that were not filled, told one by one
+MOST_ALIGNED = 2000  # words of a line whose alignment is asked for: its weights are as many as words times words
+
+
+def start(model: Path, file: Path | None, flags: Flags) -> None:
+    """What is given is read first: a wrong name is told before a large model is read."""
+    utf8(sys.stdout)
+    with opened(file, sys.stdin.buffer) as stream, Screen(sys.stderr) as screen:
+        check_output(file, flags)
+        search, glossary = asked_search(flags), Glossary.read(flags.glossary) if flags.glossary else None
+        content = stream.read() if is_filled(file) else b""
+        translator = translator_of((model, *flags.ensemble), flags, screen.tell)
+        tags = translator.tokenizer.source.tags
+        to = asked_language(flags.tgt if tags and flags.to is None else flags.to, tags, model)
+        translator.translate([], search)  # its engine is made ready: what is wrong with it is no fault of a line
+        desk = Desk(translator=translator, search=search, to=to, glossary=glossary, flags=flags)
+        if file is not None and is_filled(file):
+            fill_file(desk, content, file, screen)
+        elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.out is None):
+            from attent.cli.interactive import talk
+
+            talk(desk)
+        else:
+            if file is None and stream.isatty():
+                screen.tell("type text, a sentence a line; Ctrl-D ends")
+            with written(flags.out) as out:
+                translate_lines(desk, source_of(stream, file), out, screen)
+
+
+def asked_search(flags: Flags) -> Search:
+    try:
+        return search_of(flags, flags.risk if not flags.sample else 1)
+    except ValueError as error:
+        raise CycloptsError(msg=in_flags(str(error)), command_chain=("translate",)) from error
+
+
+def utf8(stream: TextIO) -> None:
+    """As the input, whatever the terminal's language is."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(encoding="utf-8", newline="\n")
+
+
+def is_filled(file: Path | None) -> bool:
+    """Is it more than lines of text?"""
+    return file is not None and kind_of(file.name) not in (None, "text")
+
+
+def check_output(file: Path | None, flags: Flags) -> None:
+    """Nothing is written over what is read, unless it is asked for."""
+    if flags.in_place and not is_filled(file):
+        raise TranslateError(f"{file}: --in-place is for .po, .xlf, .tmx and .md files; give --output another name")
+    if flags.out is None:
+        return
+    out = flags.out.expanduser()
+    if not out.absolute().parent.is_dir() or out.is_dir():
+        raise TranslateError(
+            f"{flags.out}: must be a file in a folder that is there, but is not; make the folder first"
+        )
+    if file is not None and out.exists() and os.path.samefile(file.expanduser(), out):
+        raise TranslateError(f"{flags.out}: must be another file than the one that is read; or take --in-place")
+
+
+def written(out: Path | None) -> AbstractContextManager[TextIO]:
+    if out is None or str(out) == "-":
+        return nullcontext(sys.stdout)
+    return open(out.expanduser(), "w", encoding="utf-8", newline="\n")
+
+
+# --- who translates ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """A translator, with all that was asked for."""
+
+    translator: Translator
+    search: Search
+    to: str | None
+    glossary: Glossary | None
+    flags: Flags
+
+    @property
+    def control(self) -> Control:
+        """Of every text."""
+        return Control(prefix=self.flags.prefix, demanded=self.flags.must, forbidden=self.flags.must_not)
+
+    @property
+    def output(self) -> Output:
+        flags = self.flags
+        return Output(
+            type=flags.output_type,
+            n_best=flags.n_best,
+            with_score=flags.with_score,
+            alignment=flags.alignment,
+            formula=self.search.formula,
+        )
+
+    @property
+    def block(self) -> int:
+        return CPU_BLOCK if self.translator.device.type == "cpu" else GPU_BLOCK
+
+    def control_of(self, line: Line) -> Control:
+        """Of a line with wishes of its own."""
+        base = self.control
+        return Control(
+            prefix=base.prefix if line.prefix is None else line.prefix,
+            demanded=(*base.demanded, *line.must),
+            forbidden=(*base.forbidden, *line.must_not),
+        )
+
+    def translate(self, lines: Sequence[Line], first: int = 0) -> list[Translation]:
+        """`first` is the place of the first line among all: chance depends on it."""
+        if self.flags.alignment:
+            check_words(lines)
+        return self.translator.translate(
+            [line.text for line in lines],
+            self.search,
+            to=self.to,
+            control=[self.control_of(line) for line in lines],
+            glossary=self.glossary,
+            alignment=self.flags.alignment is not None,
+            risk=self.flags.risk,
+            sentences=self.flags.sentences,
+            language=self.flags.src,
+            guard=self.flags.guard,
+            first=first,
+        )
+
+    def candidates(self, lines: Sequence[Line], first: int) -> list[list[str]]:
+        """The texts of the n best of each line; none of one that cannot have all that it must."""
+        try:
+            found = self.translate(lines, first)
+        except ValueError:
+            if len(lines) == 1:
+                return [[]]
+            return [some for number, line in enumerate(lines, first) for some in self.candidates([line], number)]
+        return [[candidate.text for candidate in one.n_best] for one in found]
+
+    def one_by_one(self, lines: Sequence[Line], first: int, name: str) -> Iterator[Translation]:
+        """As far as it goes; the line at which it ends is named."""
+        for number, line in enumerate(lines, first):
+            try:
+                yield from self.translate([line], number)
+            except ValueError as error:
+                raise TranslateError(f"{name}, line {number + 1:,}: {in_flags(str(error))}") from error
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def translate_lines(desk: Desk, source: Source, out: TextIO, screen: Screen) -> None:
+    """Each block is written as soon as it is translated, so that what is done stays done."""
+    read = from_json if desk.flags.input_type == "json" else plain
+    output, number, done = desk.output, 0, 0
+    screen.start(source.size, quiet=out.isatty())
+    for block in source.blocks(desk.block, read):
+        for translation in translations(desk, block.lines, block.first, source.name):
+            for line in output.lines(translation, number):
+                out.write(f"{line}\n")
+            number += 1
+            if translation.parts > 1 and not desk.flags.sentences:
+                screen.tell(
+                    f"{source.name}, line {number:,}: is too long to be read at once, and was translated in "
+                    f"{translation.parts:,} parts"
+                )
+        out.flush()
+        done += block.bytes
+        screen.show(number, done)
+    if number == 0:
+        screen.tell(f"{source.name}: is empty, there is nothing to translate")
+
+
+def translations(desk: Desk, lines: Sequence[Line], first: int, name: str) -> Iterator[Translation]:
+    """Of all lines at once; where that cannot be done, of those before the one that is at fault."""
+    try:
+        together: Iterable[Translation] = desk.translate(lines, first)
+    except ValueError:
+        together = desk.one_by_one(lines, first, name)
+    yield from together
+
+
+def check_words(lines: Sequence[Line]) -> None:
+    words = max((len(line.text.split()) for line in lines), default=0)
+    if words > MOST_ALIGNED:
+        raise TranslateError(
+            f"a line must have at most {MOST_ALIGNED:,} words to be aligned, but this one has {words:,}; cut it, or "
+            f"leave --alignment out"
+        )
+
+
+# --- files of translators ------------------------------------------------------------------------------------------
+
+
+def fill_file(desk: Desk, content: bytes, file: Path, screen: Screen) -> None:
+    flags = desk.flags
+    screen.start(None, quiet=sys.stdout.isatty() and flags.out is None)
+    filled = fill(
+        content,
+        str(file),
+        lambda texts: texts_of(desk, texts, screen),
+        insist=lambda texts, needed: candidates_of(desk, texts, needed, screen),
+        src=flags.src,
+        tgt=flags.tgt,
+    )
+    screen.clear()
+    if flags.in_place or (flags.out is not None and str(flags.out) != "-"):
+        place = file if flags.in_place or flags.out is None else flags.out
+        settings.write_aside(place.expanduser().resolve(), filled.content)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(filled.content)
+    report(filled, file, screen.tell)
+
+
+def texts_of(desk: Desk, texts: Sequence[str], screen: Screen) -> list[str]:
+    found: list[str] = []
+    for first in range(0, len(texts), desk.block):
+        some = desk.translate([Line(text=text) for text in texts[first : first + desk.block]], first)
+        found += [one.text for one in some]
+        screen.show(len(found), 0, of=len(texts))
+    return found
+
+
+def candidates_of(
+    desk: Desk, texts: Sequence[str], needed: Sequence[tuple[str, ...]], screen: Screen
+) -> list[list[str]]:
+    """Translations with all that is needed, as many as there are beams: what else must be right is not ours to know."""
+    search = desk.search
+    if not search.sampling and not desk.flags.risk:
+        search = replace(search, n_best=search.beam_size)
+    firm = replace(desk, search=search)
+    lines = [Line(text=text, must=must) for text, must in zip(texts, needed, strict=True)]
+    found: list[list[str]] = []
+    for first in range(0, len(lines), desk.block):
+        found += firm.candidates(lines[first : first + desk.block], first)
+        screen.show(len(found), 0, of=len(lines))
+    return found
+
+
+def report(filled: Filled, file: Path, tell: Callable[[str], None]) -> None:
+    tell(f"{file}: filled {filled.filled:,}, kept {filled.kept:,}, left {len(filled.left):,}")
+    for one in filled.left[:MOST_LEFT]:
+        tell(f"{file}, line {one.line:,}: left, because {one.reason}: {visible(one.source[:60])}")
+    if len(filled.left) > MOST_LEFT:
+        tell(f"... and {len(filled.left) - MOST_LEFT:,} more")
+
+
+# --- what a person sees --------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """Messages, and at a terminal a line that tells how far it is, which is gone at the end."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
+        self.live = False
+        self.drawn = False
+        self.size: int | None = None
+        self.began = self.next = clock()
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def start(self, size: int | None, *, quiet: bool) -> None:
+        """`quiet`: the translations themselves are seen, and tell how far it is."""
+        self.live = self.stream.isatty() and not quiet and os.environ.get("TERM") != "dumb"
+        self.size, self.began = size, self.clock()
+
+    def tell(self, sentence: str) -> None:
+        self.clear()
+        print(f"attent: {sentence}", file=self.stream, flush=True)
+
+    def show(self, lines: int, done: int, of: int | None = None) -> None:
+        now = self.clock()
+        if not self.live or now < self.next:
+            return
+        part = lines / of if of else done / self.size if self.size else None
+        self.stream.write(f"\r\x1b[K{progress(lines, now - self.began, part)}")
+        self.stream.flush()
+        self.drawn, self.next = True, now + REDRAW
+
+    def clear(self) -> None:
+        if self.drawn:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+            self.drawn = False
+
+
+def progress(lines: int, seconds: float, part: float | None) -> str:
+    """`1,024 lines, 210 a second, 40%, 12 s left`"""
+    speed = lines / max(seconds, 1e-3)
+    told = f"{lines:,} lines, {speed:,.0f} a second" if speed >= 10 else f"{lines:,} lines, {speed:.1f} a second"
+    if not part:
+        return told
+    left = seconds * (1 - min(part, 1)) / part
+    return f"{told}, {min(part, 1):.0%}, {duration(left)} left"

@@ -1,0 +1,195 @@
+"""`attent convert` as a person meets it: the same translations from the new folder, and nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attent.cli.convert import ConvertError, Kind, Quantization, convert
+from attent.decode.translator import tokenizer_of
+from attent.interop import load
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.models.folder import FolderError
+from attent.nn import StackConfig
+from attent.text.tokenizer import Tokenizer
+from attent.train.loop import write_model
+from tests.laws.helpers import shake
+from tests.text.corpus import lines, tokenizer
+
+Capture = pytest.CaptureFixture[str]
+
+ODD = [
+    "",
+    " ",
+    "a  b",
+    "tab\there",
+    "Straße “x” ’s",
+    "日本語",
+    "😀👩‍👩‍👧",
+    "é e\u0301",
+    "<0x41>",
+    "ＦＵＬＬ ﬁ ①",
+    "{name} %s",
+]
+
+
+def folder_of(root: Path, joint: bool = True, **changes: Any) -> Path:
+    words = tokenizer(joint=joint)
+    encoder = replace(StackConfig(layers=1, width=16, heads=2, inner=24), **changes)
+    config = Seq2SeqConfig(
+        vocab=words.source.size,
+        target_vocab=words.target.size,
+        encoder=encoder,
+        decoder=decoder_of(encoder),
+        share_embeddings=joint,
+    )
+    write_model(root / "ours", shake(Seq2Seq(config)), words)
+    return root / "ours"
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    return folder_of(tmp_path)
+
+
+def logits(made: Seq2Seq) -> torch.Tensor:
+    torch.manual_seed(1)
+    size = min(made.config.vocab, made.config.targets)
+    return made(torch.randint(4, size, (3, 7)), torch.randint(4, size, (3, 5)))
+
+
+def varied(count: int = 150) -> list[str]:
+    """Text of the corpus, odd cases, and letters of many scripts by chance."""
+    chance = random.Random(1)
+    alphabets = [(32, 127), (160, 0x250), (0x370, 0x600), (0x4E00, 0x9FFF), (0x1F300, 0x1F600)]
+    drawn = [
+        "".join(chr(chance.randrange(*chance.choice(alphabets))) for _ in range(chance.randrange(1, 40)))
+        for _ in range(count)
+    ]
+    return [*lines()[0][:count], *lines()[1][:count], *ODD, *(text.replace("▁", "") for text in drawn)]
+
+
+# --- to Hugging Face and back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_transformers_reads_what_was_converted(joint: bool, tmp_path: Path, capsys: Capture) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    ours = folder_of(tmp_path, joint)
+    convert(ours, tmp_path / "theirs", to="hf")
+    assert "a MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids but for" in (
+        capsys.readouterr().out
+    )
+    words, their_words = Tokenizer.load(ours), transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    texts = varied()
+    assert [their_words(text).input_ids for text in texts] == words.encode_source(texts)
+    assert [their_words(text_target=text).input_ids for text in texts] == words.encode_target(texts)
+    rows = words.target.encode(texts)
+    assert [their_words.decode(row) for row in rows] == [words.target.decode(row).strip() for row in rows]
+    their_model = transformers.MarianMTModel.from_pretrained(tmp_path / "theirs").eval()
+    source, target = torch.randint(4, 300, (3, 7)), torch.randint(4, 300, (3, 5))
+    with torch.no_grad():
+        theirs = their_model(input_ids=source, decoder_input_ids=target).logits
+        assert torch.allclose(load(ours)(source, target), theirs, atol=1e-4)
+
+
+def test_a_language_is_asked_for_as_marian_does(ours: Path, tmp_path: Path, capsys: Capture) -> None:
+    transformers = pytest.importorskip("transformers")
+    convert(ours, tmp_path / "theirs", to="hf")
+    words = Tokenizer.load(ours)
+    assert words.source.tags == ("de", "pt-BR")
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    assert "ask for a language by >>de<< before the text, without a space" in capsys.readouterr().out
+    assert [theirs(">>pt-BR<<A man").input_ids] == words.encode_source(["A man"], "pt-BR")
+    assert Tokenizer.load(tmp_path / "theirs").encode_source(["A man"], "de") == words.encode_source(["A man"], "de")
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_there_and_back_gives_the_same_model(joint: bool, tmp_path: Path) -> None:
+    ours = folder_of(tmp_path, joint)
+    convert(ours, tmp_path / "theirs", to="hf")
+    convert(tmp_path / "theirs", tmp_path / "back", to="attent")
+    assert torch.allclose(logits(load(tmp_path / "back")), logits(load(ours)), atol=1e-4)
+    texts = varied(30)
+    assert tokenizer_of(tmp_path / "back").encode_source(texts) == tokenizer_of(ours).encode_source(texts)
+    manifest = json.loads((tmp_path / "back" / "manifest.json").read_text())
+    assert {"source.spm", "target.spm", "vocab.json"} <= manifest["files"].keys()
+    convert(tmp_path / "back", tmp_path / "again", to="hf")
+    assert (tmp_path / "again" / "vocab.json").read_bytes() == (tmp_path / "theirs" / "vocab.json").read_bytes()
+
+
+def test_a_copy_of_ours_is_ours(ours: Path, tmp_path: Path, capsys: Capture) -> None:
+    convert(ours, tmp_path / "copy", to="attent")
+    assert capsys.readouterr().out == f"{tmp_path / 'copy'}: an attent model, with its tokenizer\n"
+    assert torch.equal(logits(load(tmp_path / "copy")), logits(load(ours)))
+    assert Tokenizer.load(tmp_path / "copy") == Tokenizer.load(ours)
+
+
+# --- to CTranslate2 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", ["int8", "float32"])
+def test_ctranslate2_reads_what_was_converted(
+    quantization: Quantization, ours: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    package = pytest.importorskip("ctranslate2")
+    convert(ours, tmp_path / "quick", to="ctranslate2", quantization=quantization)
+    assert f"a CTranslate2 model ({quantization}), with its tokenizer" in capsys.readouterr().out
+    words = Tokenizer.load(tmp_path / "quick")
+    assert words == Tokenizer.load(ours)
+    translator = package.Translator(str(tmp_path / "quick"), intra_threads=1)
+    pieces = words.source.pieces(words.encode_source(["A man walks."])[0])
+    found = translator.translate_batch([pieces], max_decoding_length=9)[0].hypotheses[0]
+    known = set(words.target.pieces(range(words.target.size)))
+    assert found
+    assert set(found) <= known - {"<pad>", "<s>"}
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
+def test_nothing_is_overwritten(to: Kind, ours: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letters.txt").write_text("dear")
+    for out in ("full", "full/letters.txt", "ours"):
+        with pytest.raises(ConvertError, match="is there already, and nothing is overwritten; give a new or an empty"):
+            convert(ours, tmp_path / out, to=to)
+    assert (tmp_path / "full" / "letters.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
+def test_an_empty_folder_is_filled(to: Kind, ours: Path, tmp_path: Path) -> None:
+    if to == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    (tmp_path / "deep" / "empty").mkdir(parents=True)
+    convert(ours, tmp_path / "deep" / "empty", to=to)
+    assert (tmp_path / "deep" / "empty" / "config.json").exists()
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["empty"]
+
+
+def test_a_model_that_marian_cannot_express_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder_of(tmp_path, norm_order="pre")
+    with pytest.raises(ValueError, match=r"`encoder.norm_order` must be 'post' for a Marian model, but is 'pre'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_ctranslate2_model_cannot_be_taken_back(ours: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    convert(ours, tmp_path / "quick", to="ctranslate2")
+    with pytest.raises(ConvertError, match="is a CTranslate2 model, whose weights cannot be taken back"):
+        convert(tmp_path / "quick", tmp_path / "back", to="attent")
+
+
+def test_a_missing_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="must be a model folder, but does not exist"):
+        convert(tmp_path / "nowhere", tmp_path / "out", to="hf")

@@ -1,0 +1,29 @@
+"""`attent translate FILE.po` with placeholders: a model that knows nothing of them is made to write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attent import cli
+from attent.train.loop import write_model
+from tests.text.corpus import tokenizer
+from tests.train.toys import model
+
+TEXT = "a man in %s sees {name} here\n\na dog " + "and %s a dog " * 25 + "\n"
+
+
+def test_placeholders_in_a_text_are_written_because_they_must_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "model", model(), tokenizer())
+    (tmp_path / "text.md").write_text(TEXT, encoding="utf-8")
+    flags = ["--to", "de", "--engine", "torch", "--max-length", "24"]
+    assert cli.main(["translate", str(tmp_path / "model"), str(tmp_path / "text.md"), *flags]) == 0
+    found = capsys.readouterr()
+    first, _, last = found.out.splitlines()
+    assert first != TEXT.splitlines()[0]
+    assert sorted(word for word in ("%s", "{name}") if first.count(word) == 1) == ["%s", "{name}"]
+    assert last == TEXT.splitlines()[2]  # twenty-five of them have no room
+    assert "filled 1, kept 0, left 1" in found.err
