@@ -1,0 +1,212 @@
+"""Translating on CPU, base-size (6 + 6 layers of 512, 32,000 words), beside `transformers` and CTranslate2 by itself:
+output tokens per second and per CPU-second.
+
+    python -m benchmarks.decode_cpu                     2 threads, beam 4, then beam 1
+    python -m benchmarks.decode_cpu --beams 4 --rounds 5 --sentences 128
+
+    transformers    `generate` of the same weights as MarianMTModel, from ids to ids; the best of some batch sizes
+    attent, torch   our own engine in float32, from text to text
+    CTranslate2     raw calls of `translate_batch` on the same int8 conversion, from pieces to pieces, sorted by length
+                    in one call; the best of some batch sizes
+    attent          what `attent translate` does by default on a CPU: text to text, int8
+
+Weights are by chance, and the end has a bias that lets it never come: every output is as long as it may be, so that
+all have the same work. Sentences are made up, as long as those of news; all take turns, round by round, and a ratio is
+the median of each round's own. CPU-seconds count all threads. The first round of each, which warms up and finds the
+best batch size, does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attent.decode.options import Search
+from attent.decode.translator import EngineName, Translator
+from attent.interop import ctranslate2 as conversion
+from attent.interop import marian
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.nn import StackConfig
+from attent.text.tokenizer import Tokenizer
+from attent.text.train import TokenizerConfig, train
+from attent.train.loop import write_model
+from benchmarks import made_up
+from benchmarks.measure import machine
+
+VOCAB, PAIRS, WORDS = 32_000, 40_000, 21  # 21 made-up words are some 29 pieces
+SIZES = (16, 32, 64)  # sentences of a batch, for those who must be told
+NO_END = -1e4
+QUICK = "ctranslate2-int8"  # where our default engine keeps its conversion
+
+Run = Callable[[], int]  # translates everything, and says how many tokens came out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--length", type=int, default=29, help="tokens of every output")
+    parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
+    parser.add_argument("--layers", type=int, default=6)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1)
+    with tempfile.TemporaryDirectory() as home:
+        texts = made(Path(home), arguments.layers, arguments.sentences)
+        print(f"{arguments.sentences} sentences, outputs of {arguments.length} tokens; {machine()}", flush=True)
+        for beams in arguments.beams:
+            sides = contestants(Path(home), texts, beams, arguments.length, arguments.threads)
+            compare(sides, arguments.rounds, f"beam {beams}")
+
+
+def made(home: Path, layers: int, count: int) -> list[str]:
+    """Writes the model as ours, as transformers' and for CTranslate2; gives the text to translate."""
+    made_up.write(home / "corpus.tsv", PAIRS, mean_words=WORDS)
+    pairs = [line.rstrip("\n").split("\t") for line in (home / "corpus.tsv").read_text(encoding="utf-8").splitlines()]
+    tokenizer = train([a for a, _ in pairs], [b for _, b in pairs], TokenizerConfig(vocab=VOCAB))
+    encoder = StackConfig(layers=layers)
+    config = Seq2SeqConfig(vocab=tokenizer.source.size, encoder=encoder, decoder=decoder_of(encoder), output_bias=True)
+    model = Seq2Seq(config).eval()
+    assert model.output.bias is not None
+    with torch.no_grad():
+        model.output.bias[config.end] = NO_END
+    write_model(home / "ours", model, tokenizer)
+    marian.save(model, home / "theirs", pad=tokenizer.target.pad)
+    conversion.write(model, tokenizer, home / "ours" / QUICK)
+    return [source for source, _ in pairs[:count]]
+
+
+# --- who takes part ------------------------------------------------------------------------------------------------
+
+
+def contestants(home: Path, texts: list[str], beams: int, length: int, threads: int) -> dict[str, list[Run]]:
+    """Each by name, with a way to run for every batch size to try."""
+    names: tuple[EngineName, ...] = ("torch", "ctranslate2")
+    engines = {name: Translator.load(home / "ours", device="cpu", engine=name, threads=threads) for name in names}
+    tokenizer = engines["torch"].tokenizer
+    rows = sorted(tokenizer.encode_source(texts), key=len, reverse=True)
+
+    def text_to_text(name: EngineName) -> Run:
+        def run() -> int:
+            # Weights by chance run in circles: that they may, or some would be searched for twice.
+            found = engines[name].translate(texts, Search(beam_size=beams, max_length=length), guard=False)
+            return sum(len(one.tokens) for one in found)
+
+        return run
+
+    return {
+        "transformers": [theirs(home / "theirs", rows, tokenizer, beams, length, size) for size in SIZES],
+        "attent, torch": [text_to_text("torch")],
+        "CTranslate2": [raw(home / "ours", rows, tokenizer, beams, length, threads, size) for size in SIZES],
+        "attent": [text_to_text("ctranslate2")],
+    }
+
+
+def theirs(folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int, length: int, size: int) -> Run:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    options = {"max_length": None, "forced_eos_token_id": None, "bad_words_ids": None, "renormalize_logits": False}
+    inputs = [padded(rows[at : at + size], tokenizer.source.pad) for at in range(0, len(rows), size)]
+
+    def run() -> int:
+        outputs = [
+            model.generate(input_ids=ids, attention_mask=mask, num_beams=beams, max_new_tokens=length, **options)
+            for ids, mask in inputs
+        ]
+        return sum((out.shape[1] - 1) * len(out) for out in outputs)  # without the start
+
+    return run
+
+
+def padded(rows: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return torch.tensor([row + [pad] * (longest - len(row)) for row in rows]), mask
+
+
+def raw(
+    folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int, length: int, threads: int, size: int
+) -> Run:
+    import ctranslate2
+
+    translator = ctranslate2.Translator(
+        str(folder / QUICK), compute_type="int8", inter_threads=1, intra_threads=threads
+    )
+    pieces: list[Any] = [tokenizer.source.pieces(row) for row in rows]
+
+    def run() -> int:
+        found = translator.translate_batch(
+            pieces,
+            beam_size=beams,
+            length_penalty=0.6,
+            max_batch_size=size,
+            max_decoding_length=length,
+            min_decoding_length=length,
+        )
+        return sum(len(one.hypotheses[0]) for one in found)
+
+    return run
+
+
+# --- the race ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Times:
+    """Of each round, tokens per second and per CPU-second."""
+
+    per_second: list[float] = field(default_factory=list)
+    per_cpu_second: list[float] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        tokens = run()
+        self.per_second.append(tokens / (time.perf_counter() - wall))
+        self.per_cpu_second.append(tokens / (time.process_time() - cpu))
+
+
+def compare(sides: dict[str, list[Run]], rounds: int, title: str) -> None:
+    chosen = {name: best(runs) for name, runs in sides.items()}
+    times = {name: Times() for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            times[name].add(chosen[name])
+    print(f"\n{title:<16}{'tokens/s':>10}{'tokens/CPU-s':>14}{'x transformers':>16}{'x CTranslate2':>16}")
+    for name, one in times.items():
+        told = "".join(
+            f"{ratio(one, times[other]):>{w}.2f}" for other, w in (("transformers", 16), ("CTranslate2", 15))
+        )
+        wall, cpu = statistics.median(one.per_second), statistics.median(one.per_cpu_second)
+        print(f"{name:<16}{wall:>10,.0f}{cpu:>14,.0f}{told}", flush=True)
+
+
+def best(runs: list[Run]) -> Run:
+    """The quickest of some ways, each tried once when warm; a single one is warmed up."""
+    speeds = []
+    for run in runs:
+        times = Times()
+        for _ in range(2):
+            times.add(run)
+        speeds.append(times.per_cpu_second[-1])
+    return runs[speeds.index(max(speeds))]
+
+
+def ratio(one: Times, other: Times) -> float:
+    return statistics.median(a / b for a, b in zip(one.per_cpu_second, other.per_cpu_second, strict=True))
+
+
+if __name__ == "__main__":
+    main()
