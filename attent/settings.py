@@ -16,6 +16,7 @@ import json
 import math
 import os
 import reprlib
+import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -130,12 +131,15 @@ def write_json(data: Mapping[str, Any], path: str | Path) -> None:
 
 
 def write_aside(path: Path, content: bytes) -> None:
-    """A small file, written aside first, then renamed, so that a reader never sees half of it."""
+    """A small file, written aside first, then renamed, so that a reader never sees half of it. A file that is there
+    keeps its permissions."""
     aside = path.with_name(path.name + ".new")
     with open(aside, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    if path.exists():
+        shutil.copymode(path, aside)
     os.replace(aside, path)
 
 

@@ -81,6 +81,11 @@ class Output:
                 f"{self.n_best}; leave out one of the two, or take JSON"
             )
 
+    @property
+    def plain(self) -> bool:
+        """Nothing but the text."""
+        return self.type == "text" and self.n_best == 1 and not self.with_score and self.alignment is None
+
     def lines(self, translation: Translated, number: int) -> list[str]:
         """The lines of one translation, without their ends; `number` is its place in the input, from 0."""
         match self.type:

@@ -102,6 +102,10 @@ def score(
     write(scored(model, data, flags), flags)
 
 
+def has_folder(file: Path | str) -> bool:
+    return str(file) == "-" or Path(file).expanduser().absolute().parent.is_dir()
+
+
 def check_usage(model: Path | None, flags: Flags) -> None:
     needs = "--force" if flags.force else "--alignment" if flags.alignment else None
     problem = None
@@ -119,6 +123,10 @@ def check_usage(model: Path | None, flags: Flags) -> None:
         problem = "--alignment is of the references: leave --hypotheses out"
     elif flags.sentences and flags.alignment and not flags.force:
         problem = "--sentences has nothing to tell of --alignment: leave it out"
+    elif flags.json and flags.score_only:
+        problem = "--json has the numbers, too: leave --score-only out"
+    elif missing := [one for one in (flags.save, flags.sentences) if one and not has_folder(one)]:
+        problem = f"{missing[0]}: must be in a folder that is there, but is not; make the folder first"
     elif flags.worst < 0:
         problem = f"--worst must be 0 or more, but is {flags.worst}"
     elif flags.threads is not None and flags.threads < 1:

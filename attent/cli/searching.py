@@ -225,7 +225,7 @@ def device_of(asked: str | None) -> "torch.device | None":
     """The device that was asked for, if it works; None: the best there is."""
     import torch
 
-    if asked is None:
+    if asked in (None, "auto"):
         return None
     if asked.partition(":")[0] not in DEVICES:
         raise TranslateError(

@@ -106,13 +106,14 @@ class Flags(SearchFlags, MachineFlags):
     src: Annotated[
         str | None,
         Parameter(
-            name=["--src", "-s", "--source-lang"],
+            name=["--src", "-s", "--source-lang", "--from-lang"],
             group=FILES,
             help="language of the file's sources, where it has several",
         ),
     ] = None
     tgt: Annotated[
-        str | None, Parameter(name=["--tgt", "-t", "--target-lang"], group=FILES, help="language to fill in")
+        str | None,
+        Parameter(name=["--tgt", "-t", "--target-lang", "--to-lang"], group=FILES, help="language to fill in"),
     ] = None
     in_place: Annotated[bool, Parameter(group=FILES, negative="", help="write over the file itself")] = False
 

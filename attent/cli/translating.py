@@ -7,11 +7,14 @@ What was asked for is `translate`'s, where lines come from `reading`'s, what the
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
@@ -38,6 +41,7 @@ def start(model: Path, file: Path | None, flags: Flags) -> None:
     utf8(sys.stdout)
     with opened(file, sys.stdin.buffer) as stream, Screen(sys.stderr) as screen:
         check_output(file, flags)
+        check_filling(file, flags)
         search, glossary = asked_search(flags), Glossary.read(flags.glossary) if flags.glossary else None
         content = stream.read() if is_filled(file) else b""
         translator = translator_of((model, *flags.ensemble), flags, screen.tell)
@@ -91,6 +95,22 @@ def check_output(file: Path | None, flags: Flags) -> None:
         raise TranslateError(f"{flags.out}: must be another file than the one that is read; or take --in-place")
 
 
+def check_filling(file: Path | None, flags: Flags) -> None:
+    """A file of translators is given back as one."""
+    asked = {
+        "--n-best": flags.n_best > 1,
+        "--output-type": flags.output_type != "text",
+        "--with-score": flags.with_score,
+        "--alignment": flags.alignment is not None,
+        "--input-type": flags.input_type != "text",
+    }
+    wrong = [name for name, given in asked.items() if given]
+    if is_filled(file) and wrong:
+        raise CycloptsError(
+            msg=f"{file} is filled, and comes out as what it is: leave {wrong[0]} out", command_chain=("translate",)
+        )
+
+
 def written(out: Path | None) -> AbstractContextManager[TextIO]:
     if out is None or str(out) == "-":
         return nullcontext(sys.stdout)
@@ -109,6 +129,14 @@ class Desk:
     to: str | None
     glossary: Glossary | None
     flags: Flags
+
+    @cached_property
+    def languages(self) -> tuple[str | None, str | None]:
+        """That the model was trained for, where its folder says so."""
+        path = (self.translator.folder or Path()) / "run.toml"
+        told = settings.read_tables(path).get("data", {}) if self.translator.folder and path.exists() else {}
+        source, target = told.get("src"), self.to or told.get("tgt")
+        return source or None, target if isinstance(target, str) and "," not in target else None
 
     @property
     def control(self) -> Control:
@@ -167,14 +195,6 @@ class Desk:
             return [some for number, line in enumerate(lines, first) for some in self.candidates([line], number)]
         return [[candidate.text for candidate in one.n_best] for one in found]
 
-    def one_by_one(self, lines: Sequence[Line], first: int, name: str) -> Iterator[Translation]:
-        """As far as it goes; the line at which it ends is named."""
-        for number, line in enumerate(lines, first):
-            try:
-                yield from self.translate([line], number)
-            except ValueError as error:
-                raise TranslateError(f"{name}, line {number + 1:,}: {in_flags(str(error))}") from error
-
 
 # --- lines ---------------------------------------------------------------------------------------------------------
 
@@ -185,9 +205,10 @@ def translate_lines(desk: Desk, source: Source, out: TextIO, screen: Screen) -> 
     output, number, done = desk.output, 0, 0
     screen.start(source.size, quiet=out.isatty())
     for block in source.blocks(desk.block, read):
-        for translation in translations(desk, block.lines, block.first, source.name):
+        found = translations(desk, block.lines, block.first, source.name)
+        for given, translation in zip(block.lines, found, strict=False):  # not all, if one is at fault
             for line in output.lines(translation, number):
-                out.write(f"{line}\n")
+                out.write(f"{indented(line, given.text) if output.plain else line}\n")
             number += 1
             if translation.parts > 1 and not desk.flags.sentences:
                 screen.tell(
@@ -204,10 +225,20 @@ def translate_lines(desk: Desk, source: Source, out: TextIO, screen: Screen) -> 
 def translations(desk: Desk, lines: Sequence[Line], first: int, name: str) -> Iterator[Translation]:
     """Of all lines at once; where that cannot be done, of those before the one that is at fault."""
     try:
-        together: Iterable[Translation] = desk.translate(lines, first)
-    except ValueError:
-        together = desk.one_by_one(lines, first, name)
-    yield from together
+        yield from desk.translate(lines, first)
+    except ValueError as error:
+        if len(lines) == 1:
+            raise TranslateError(f"{name}, line {first + 1:,}: {in_flags(str(error))}") from error
+        half = len(lines) // 2
+        yield from translations(desk, lines[:half], first, name)
+        yield from translations(desk, lines[half:], first + half, name)
+
+
+def indented(line: str, like: str) -> str:
+    """With the blanks around it that the source has: so a text keeps its layout."""
+    text = like.strip(" \t")
+    before, _, behind = like.partition(text) if text and line else ("", "", "")
+    return f"{before}{line}{behind}"
 
 
 def check_words(lines: Sequence[Line]) -> None:
@@ -230,17 +261,39 @@ def fill_file(desk: Desk, content: bytes, file: Path, screen: Screen) -> None:
         str(file),
         lambda texts: texts_of(desk, texts, screen),
         insist=lambda texts, needed: candidates_of(desk, texts, needed, screen),
-        src=flags.src,
-        tgt=flags.tgt,
+        src=flags.src or desk.languages[0],
+        tgt=flags.tgt or desk.languages[1],
     )
     screen.clear()
     if flags.in_place or (flags.out is not None and str(flags.out) != "-"):
         place = file if flags.in_place or flags.out is None else flags.out
-        settings.write_aside(place.expanduser().resolve(), filled.content)
+        write_over(place.expanduser().resolve(), filled.content)
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(filled.content)
     report(filled, file, screen.tell)
+
+
+def write_over(place: Path, content: bytes) -> None:
+    """Aside first, under a name that nothing else has: this is a person's folder."""
+    handle, aside = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        if place.exists():
+            shutil.copymode(place, aside)
+        else:
+            os.chmod(aside, 0o666 & ~umask())
+        os.replace(aside, place)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def texts_of(desk: Desk, texts: Sequence[str], screen: Screen) -> list[str]:

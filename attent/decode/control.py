@@ -21,13 +21,16 @@ from attent.text.vocabulary import Vocabulary
 class Control:
     """What the translation of one text must be like."""
 
-    prefix: str = ""  # what it begins with; behind a space at its end, or a sign, a new word must follow
+    prefix: str = ""  # what it begins with
+    unfinished: bool = False  # the last word of the prefix may go on
     demanded: tuple[str, ...] = ()  # words that must come
     forbidden: tuple[str, ...] = ()  # words that must not, in whatever case
 
     @property
     def ends_word(self) -> bool:
-        return self.prefix[-1:].isspace()
+        """Must what follows the prefix begin a new word? Behind a sign, such as an opening quote, a word may go on."""
+        last = self.prefix[-1:]
+        return not self.unfinished and (last.isspace() or last.isalnum())
 
 
 FREE = Control()

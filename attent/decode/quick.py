@@ -109,8 +109,10 @@ class QuickEngine:
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refused_job(self, job: Job, search: Search) -> str | None:
-        if job.demanded or job.forbidden or job.whole_words:
+        if job.demanded or job.forbidden:
             return "has no words that must or must not come"
+        if job.prefix and job.whole_words:
+            return "may go on with the last word of a prefix"
         if job.prefix and search.beam_size > 1:
             return "leaves the probability of a prefix out of the scores by which beams are ranked"
         for length, longest in zip((len(job.source), job.limit), self._longest, strict=True):

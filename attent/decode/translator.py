@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from attent.data.scripts import UNSPACED, letters
 from attent.decode import mbr
 from attent.decode.align import Alignment, align_rows, choice_of, default_choice
 from attent.decode.control import FREE, Control, Ruler
@@ -30,16 +31,19 @@ from attent.decode.glossary import Glossary
 from attent.decode.options import Engine, Hypothesis, Job, Search
 from attent.decode.rules import looping
 from attent.decode.search import NEVER, Plan, Writer, banned
+from attent.decode.spelling import BYTE
 from attent.interop import load as load_model
 from attent.interop.ctranslate2 import never_written
 from attent.models import Seq2Seq
 from attent.models.folder import MANIFEST, read_files
 from attent.text.sample import SPACE
 from attent.text.split import Piece, joined, split, windows
-from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer, Vocabulary
 
 EngineName = Literal["torch", "ctranslate2"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+HIDDEN = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MOST_PARTS = 2**20  # of a text
 LONG = 200  # tokens of a text beyond which it is cut into sentences: hardly any model has seen longer ones
 # Beams searched for at once: on a CPU more are no faster; on an accelerator, if half of its free memory holds them.
@@ -175,18 +179,20 @@ class Translator:
         first      the place of the first text among all that there are, where they come in parts: chance depends on it
         stop       asked again and again; if it answers True, `Stopped` is raised
         """
+        if isinstance(texts, str):
+            raise TranslationError(f"`texts` must be a list of texts, but is one: {texts[:60]!r}; put it in [ ]")
         search = with_changes(search or Search(), beam_size, n_best)
         controls = [control] * len(texts) if isinstance(control, Control) else list(control)
         if len(controls) != len(texts):
             raise TranslationError(f"there must be a control for each text, but there are {len(controls)}")
-        for one in dict.fromkeys(controls):
-            check_control(one)
         pieces = [self._pieces(text, one, to, sentences, language) for text, one in zip(texts, controls, strict=True)]
         units = [
             Unit(piece.text, with_terms(one, piece.text, glossary), place * MOST_PARTS + part)
             for place, (some, one) in enumerate(zip(pieces, controls, strict=True), first)
             for part, piece in enumerate(some)
         ]
+        for one in dict.fromkeys(unit.control for unit in units):
+            check_control(one, search)
         rows = self.tokenizer.encode_source([unit.text for unit in units], to)
         with evaluating(self.model):
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
@@ -201,7 +207,7 @@ class Translator:
     ) -> Iterator[str]:
         """The translation piece by piece, as soon as it is certain: what all beams agree on."""
         search = search or Search()
-        check_control(control)
+        check_control(control, search)
         for piece in self._pieces(text, control, to, False, None):
             yield from self._streamed(Unit(piece.text, control), search, to)
             if piece.gap:
@@ -211,7 +217,7 @@ class Translator:
         job = self._job(unit, self.tokenizer.encode_source([unit.text], to)[0], search, frame(to))
         given = certain = ""
         with evaluating(self.model):
-            for ids in self._certain(job, search):
+            for ids in self._certain(unit, job, search):
                 certain = self.tokenizer.target.decode(ids)
                 # What is half a character now may be a whole one soon.
                 if len(certain) > len(given) and certain.startswith(given) and not certain.endswith("\ufffd"):
@@ -232,7 +238,7 @@ class Translator:
             tokens = self._next_tokens(job, count)
             jobs = [replace(job, prefix=(*job.prefix, token), whole_words=False) for token in tokens]
             found = dict(self._torch(None).search(jobs, search))
-        made = [self._translation(text, found[place][0], search) for place in range(len(jobs))]
+        made = [made_of([self._candidate(some[0])], text, 1) for some in found.values() if some]
         return sorted(made, key=lambda one: -one.score)
 
     # --- before the search ---------------------------------------------------------------------------------------
@@ -256,7 +262,7 @@ class Translator:
         self, text: str, control: Control, to: str | None, sentences: bool, language: str | None
     ) -> list[Piece]:
         """The text as it is translated: whole, or cut into sentences; space around it is not kept."""
-        text = text.strip()
+        text = text.translate(self._strange).strip()
         limit = min(LONG, self._limits[0] or LONG) - frame(to)
         short = 4 * len(text) <= limit  # a character has at most four bytes, and a token at least one
         if not text:
@@ -270,6 +276,17 @@ class Translator:
                 f"but this one is {len(pieces)}: {text[:60]!r}; give them one by one"
             )
         return pieces
+
+    @cached_property
+    def _strange(self) -> dict[int, str | None]:
+        """Spaces that the model has never met become plain ones, and signs that nobody sees go; what it has a piece for
+        it knows."""
+        source = self.tokenizer.source
+        odd = [*SPACES, *HIDDEN]
+        rows = source.encode([f"a{one}a" for one in odd])
+        plain = source.encode(["aa"])[0]
+        strange = [one for one, row in zip(odd, rows, strict=True) if spelled_out(source, row) or row == plain]
+        return {ord(one): " " if one in SPACES else None for one in strange}
 
     def _count(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in self.tokenizer.source.encode(texts)]
@@ -288,9 +305,13 @@ class Translator:
         )
 
     def _inside(self, ids: list[int]) -> list[int]:
-        """A word as it stands inside a text: where words have no spaces between them, without the one before it."""
-        alone = len(ids) > 1 and self.tokenizer.target.pieces(ids[:1]) == [SPACE]
-        return ids[1:] if alone else ids
+        """A word as it stands inside a text. Where words have no spaces between them, the one before it is left out; as
+        it is before a sign, such as that of a placeholder, which need not stand alone."""
+        target = self.tokenizer.target
+        if len(ids) < 2 or target.pieces(ids[:1]) != [SPACE]:
+            return ids
+        first = target.decode(ids).strip()[:1]
+        return ids if first.isalnum() and not letters(UNSPACED).match(first) else ids[1:]
 
     # --- the search ----------------------------------------------------------------------------------------------
 
@@ -311,15 +332,11 @@ class Translator:
         jobs = {key: self._job(units[place], rows[place], asked, framing) for key, place in places.items()}
         found = dict(zip(jobs, self._searched(list(jobs.values()), asked, stop), strict=True))
         for key, some in found.items():
-            if not some:
-                raise TranslationError(
-                    f"no translation of {units[places[key]].text[:60]!r} can have all that must come and nothing that "
-                    f"must not within {jobs[key].limit} tokens; ask for less, or allow a greater `max_length`"
-                )
+            check_found(some, units[places[key]], jobs[key])
         if guard and not asked.no_loops:
             circling = [key for key, some in found.items() if looping(some[0].ids) and not looping(jobs[key].source)]
             again = self._torch(stop).search([jobs[key] for key in circling], replace(asked, no_loops=True))
-            found.update((circling[place], some) for place, some in again)
+            found.update((circling[place], some) for place, some in again if some)  # what must come may go in circles
         if risk:
             found = {key: self._least_risk(some, search) for key, some in found.items()}
         return [found[key] for key in keys]
@@ -448,9 +465,6 @@ class Translator:
             ended=found.ended,
         )
 
-    def _translation(self, text: str, found: Hypothesis, search: Search) -> Translation:
-        return made_of([self._candidate(found)], text, 1)
-
     def _aligned(
         self,
         made: list[Translation],
@@ -476,13 +490,14 @@ class Translator:
 
     # --- step by step --------------------------------------------------------------------------------------------
 
-    def _certain(self, job: Job, search: Search) -> Iterator[list[int]]:
+    def _certain(self, unit: Unit, job: Job, search: Search) -> Iterator[list[int]]:
         """The beginning of the target that no beam will change any more, again and again; at last, the whole."""
         session = Session(self._torch(None), [job], [0], self._plan(job, search))
         while session.rows:
             session.step()
             found = list(session.finished())
             if found:
+                check_found(found[0][1], unit, job)
                 yield list(found[0][1][0].ids)
                 return
             yield agreed(session.candidates())
@@ -522,9 +537,29 @@ def with_terms(control: Control, text: str, glossary: Glossary | None) -> Contro
     return replace(control, demanded=(*control.demanded, *terms)) if terms else control
 
 
-def check_control(control: Control) -> None:
-    """What must come must not be what must not."""
+def spelled_out(vocabulary: Vocabulary, row: Sequence[int]) -> bool:
+    """Is there a character in it that has no piece of its own?"""
+    return vocabulary.unknown in row or any(BYTE.fullmatch(piece) for piece in vocabulary.pieces(row))
+
+
+def check_found(found: Sequence[Hypothesis], unit: Unit, job: Job) -> None:
+    if not found:
+        raise TranslationError(
+            f"no translation of {unit.text[:60]!r} can have all that must come and nothing that must not within "
+            f"{job.limit} tokens; ask for less, or allow a greater `max_length`"
+        )
+
+
+def check_control(control: Control, search: Search) -> None:
+    """What must come must not be what must not, and must be looked for."""
+    if control.demanded and (search.sampling is not None or search.groups > 1):
+        raise TranslationError(
+            "words that must come, and terms of a glossary, are looked for by plain beam search only: leave out "
+            "sampling and groups of beams"
+        )
     for word in control.demanded:
+        if not word.strip():
+            raise TranslationError("what must come must be a word, but is empty; leave it out")
         for other in control.forbidden:
             if re.search(rf"(?<!\w){re.escape(other)}(?!\w)", word, re.IGNORECASE):
                 raise TranslationError(f"`{word}` must come, but must not, since `{other}` is forbidden; leave one out")

@@ -627,3 +627,29 @@ def test_a_finished_run_is_known_to_be(trained: Path, capsys: Capture) -> None:
     page = " ".join(capsys.readouterr().out.split())
     assert "12 updates; all updates done" in page
     assert "scored validation" in page
+
+
+# ---- layout and other people's folders -------------------------------------------------------------------------------
+
+
+def test_blanks_around_a_line_stay(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    give(monkeypatch, b"the red cat\n  the red cat\t\n \n")
+    first, second, empty = printed(capsys, learned, "--to", "de").split("\n")[:3]
+    assert (second, empty.strip()) == (f"  {first}\t", "")
+    assert first == first.strip() != ""
+
+
+def test_a_filled_file_keeps_its_neighbours_and_its_permissions(learned: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "menu.po", tmp_path / "menu.po.new"
+    file.write_text('msgid ""\nmsgstr ""\n\nmsgid "the red cat"\nmsgstr ""\n')
+    file.chmod(0o640)
+    other.write_text("mine")
+    assert cli.main(["translate", str(learned), str(file), "--to", "de", "--engine", "torch", "--in-place"]) == 0
+    assert "#, fuzzy" in file.read_text()
+    assert (other.read_text(), file.stat().st_mode & 0o777) == ("mine", 0o640)
+    assert {path.name for path in tmp_path.iterdir()} == {"menu.po", "menu.po.new"}
+
+
+def test_a_file_that_is_filled_comes_out_as_what_it_is(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "menu.po").write_text('msgid "the red cat"\nmsgstr ""\n')
+    assert "leave --n-best out" in misused(capsys, learned, tmp_path / "menu.po", "--n-best", "2")

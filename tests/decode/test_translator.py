@@ -248,8 +248,9 @@ def test_a_prefix_is_kept(here: Translator, prefix: str, beam_size: int) -> None
     got = texts_of(here, texts, Search(beam_size=beam_size), control=Control(prefix=prefix))
     assert all(text.startswith(prefix.strip()) for text in got)
     assert len(set(got)) > 3
-    if prefix.endswith(" "):
-        assert all(re.match(rf"{prefix.strip()}(\W|$)", text) for text in got)
+    assert all(re.match(rf"{prefix.strip()}(\W|$)", text) for text in got)
+    longer = texts_of(here, texts, Search(beam_size=beam_size), control=Control(prefix=prefix, unfinished=True))
+    assert all(text.startswith(prefix.strip()) for text in longer)
 
 
 def test_what_follows_a_prefix_is_as_good_as_it_can_be(here: Translator) -> None:
@@ -296,10 +297,43 @@ def test_each_text_has_its_own_control(here: Translator) -> None:
         here.translate(TEXTS[:3], control=controls)
 
 
-def test_what_is_demanded_and_forbidden_at_once_does_not_break_the_rest(here: Translator) -> None:
-    control = Control(demanded=("hund",), forbidden=("hund",))
-    got = here.translate(TEXTS[:2], control=[control, Control()])
-    assert got[1].text == texts_of(here, TEXTS[:2])[1]
+@pytest.mark.parametrize("demanded", ["hund", "Der Hund"])
+def test_what_is_demanded_must_not_be_forbidden(here: Translator, demanded: str) -> None:
+    control = Control(demanded=(demanded,), forbidden=("hund",))
+    with pytest.raises(TranslationError, match=f"`{demanded}` must come, but must not, since `hund` is forbidden"):
+        here.translate(TEXTS[:2], control=[Control(), control])
+    with pytest.raises(TranslationError, match="is forbidden"):
+        list(here.stream(TEXTS[0], control=control))
+    here.translate(TEXTS[:1], control=Control(demanded=("Hundehaus",), forbidden=("hund",)))
+
+
+def test_a_word_that_begins_with_a_letter_never_met_stands_alone(here: Translator) -> None:
+    for word in ("Łódź", "Москва", "7"):
+        (one,) = here.translate(TEXTS[:1], control=Control(demanded=(word,)))
+        assert re.search(rf"(^|\s){word}(\W|$)", one.text)
+
+
+def test_what_must_come_may_go_in_circles(here: Translator) -> None:
+    (one,) = here.translate(TEXTS[:1], control=Control(demanded=(" ".join(["ha"] * 12),)))
+    assert " ".join(["ha"] * 12) in one.text
+
+
+@pytest.mark.parametrize("search", [Search(groups=2), Search(sampling=Sampling())])
+def test_words_are_demanded_of_a_plain_search_only(here: Translator, search: Search) -> None:
+    with pytest.raises(TranslationError, match="looked for by plain beam search only"):
+        here.translate(TEXTS[:1], search, control=Control(demanded=("Hund",)))
+    with pytest.raises(TranslationError, match="must be a word, but is empty"):
+        here.translate(TEXTS[:1], control=Control(demanded=(" ",)))
+
+
+def test_a_text_is_not_a_list_of_texts(here: Translator) -> None:
+    with pytest.raises(TranslationError, match=r"must be a list of texts, but is one: 'A dog.'"):
+        here.translate("A dog.")
+
+
+def test_spaces_that_the_model_has_never_met_are_plain_ones(here: Translator) -> None:
+    odd = ["A dog\u2003walks.", "A\tdog walks.", "A dog\u200b walks.", "\ufeffA dog walks."]
+    assert texts_of(here, odd) == texts_of(here, ["A dog walks."] * 4)
 
 
 def test_a_glossary_makes_its_terms_come_where_they_are_called_for(here: Translator) -> None:

@@ -89,7 +89,7 @@ def test_a_paired_test_tells_a_difference_from_chance() -> None:
     assert [one.better for one in back] == [False, False]
     assert back[0].value == got["bleu"].other
     (same,) = paired(worse, worse, references, ["chrf"], resamples=200)
-    assert (same.better, same.difference) == (None, 0)
+    assert (same.better, same.difference, same.p) == (None, 0, 1)
 
 
 @pytest.mark.parametrize(
