@@ -125,7 +125,9 @@ class Talk:
             raise ValueError(f"the word must be one of the {len(words)} of the translation, but is {place}")
         prefix = " ".join(words[: place - 1])
         search = replace(self.desk.search, n_best=1, sampling=None)
-        for one in self.desk.translator.alternatives(self.source, prefix and f"{prefix} ", MORE, search, to=self.to):
+        wishes = self.asked().control_of(self.line)
+        control = replace(wishes, prefix=prefix and f"{prefix} ")
+        for one in self.desk.translator.alternatives(self.source, control, MORE, search, to=self.to):
             self.say(f"{rounded(one.score):>9}  {one_line(one.text)}")
 
     def align(self, rest: str) -> None:
@@ -187,7 +189,7 @@ def whole(text: str, what: str) -> int:
 
 
 def talk(desk: Desk, read: Callable[[str], str] = input, out: TextIO | None = None) -> None:
-    """Until it is left. Ctrl-C ends the translation that is being written, and at the prompt the talk."""
+    """Until it is left. Ctrl-C ends the translation that is being written, or the line that is being typed."""
     with suppress(ImportError):
         import readline  # noqa: F401 - `input` takes it for lines that can be edited, and those of before
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -201,6 +203,9 @@ def talk(desk: Desk, read: Callable[[str], str] = input, out: TextIO | None = No
             except EOFError:
                 said.say("")
                 return
+            except KeyboardInterrupt:
+                said.say("")
+                continue
             try:
                 said.answer(typed)
             except KeyboardInterrupt:

@@ -120,9 +120,10 @@ def page(results: Results, flags: Flags) -> Iterator[Text]:
     if results.evaluation:
         yield from scores_section(results.evaluation)
         yield from groups_section(results.evaluation)
-        if flags.worst:
+        worst = results.evaluation.worst(flags.worst)
+        if worst:
             yield heading("The worst", "by chrF of the sentence alone")
-            for one in results.evaluation.worst(flags.worst):
+            for one in worst:
                 yield from sentence_lines(one)
     if results.against:
         yield from paired_section(results)
@@ -170,6 +171,8 @@ def scores_section(evaluation: Evaluation) -> Iterator[Text]:
         for each in evaluation.scores
     ]
     yield from table(lines, strong=1)
+    if evaluation.exact and any(each.title == "BLEU" and each.value == 0 for each in evaluation.scores):
+        yield Text("BLEU counts runs of four words, and no output has one that is right: they are too short for it")
     right = f"{evaluation.exact:.1f}% exactly as the reference; {100 * evaluation.ratio:.1f}% of its characters"
     yield Text(right + (f"; {evaluation.empty:,} empty" if evaluation.empty else ""))
     yield from (Text(f"{each.title:<6} {each.signature}", "dim") for each in evaluation.scores)

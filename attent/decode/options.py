@@ -67,6 +67,11 @@ class Search:
         if self.length_penalty_type not in get_args(PenaltyType):
             choices = ", ".join(get_args(PenaltyType))
             raise ValueError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
+        if self.max_length is not None and self.min_length >= self.max_length:
+            raise ValueError(
+                f"`min_length` must be less than `max_length`={self.max_length}, which counts the end, but is "
+                f"{self.min_length}"
+            )
         if self.sampling is None and self.n_best > self.beam_size:
             raise ValueError(
                 f"`n_best` must be at most `beam_size`={self.beam_size}, but is {self.n_best}; widen the beam"

@@ -11,7 +11,7 @@ circles is searched for again, and of many candidates the one is taken that the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -157,7 +157,7 @@ class Translator:
         n_best: int | None = None,
         to: str | None = None,
         control: Control | Sequence[Control] = FREE,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
         risk: int = 0,
         sentences: bool = False,
@@ -181,13 +181,16 @@ class Translator:
         """
         if isinstance(texts, str):
             raise TranslationError(f"`texts` must be a list of texts, but is one: {texts[:60]!r}; put it in [ ]")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise TranslationError(f"`texts` must be texts, but one is a {type(wrong[0]).__name__}; leave it out")
+        terms = Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary
         search = with_changes(search or Search(), beam_size, n_best)
         controls = [control] * len(texts) if isinstance(control, Control) else list(control)
         if len(controls) != len(texts):
             raise TranslationError(f"there must be a control for each text, but there are {len(controls)}")
         pieces = [self._pieces(text, one, to, sentences, language) for text, one in zip(texts, controls, strict=True)]
         units = [
-            Unit(piece.text, with_terms(one, piece.text, glossary), place * MOST_PARTS + part)
+            Unit(piece.text, with_terms(one, piece.text, terms), place * MOST_PARTS + part)
             for place, (some, one) in enumerate(zip(pieces, controls, strict=True), first)
             for part, piece in enumerate(some)
         ]
@@ -227,19 +230,21 @@ class Translator:
             yield certain[len(given) :]
 
     def alternatives(
-        self, text: str, prefix: str, count: int = 5, search: Search | None = None, *, to: str | None = None
+        self, text: str, prefix: str | Control, count: int = 5, search: Search | None = None, *, to: str | None = None
     ) -> list[Translation]:
         """How else it could go on behind a beginning: the likeliest next tokens, each with the best end."""
         search = replace(search or Search(), n_best=1)
         row = self.tokenizer.encode_source([text.strip()], to)[0]
-        control = Control(prefix=prefix)
+        control = Control(prefix=prefix) if isinstance(prefix, str) else prefix
+        check_control(control, search)
         job = self._job(Unit(text.strip(), control), row, search, frame(to))
         with evaluating(self.model):
             tokens = self._next_tokens(job, count)
             jobs = [replace(job, prefix=(*job.prefix, token), whole_words=False) for token in tokens]
             found = dict(self._torch(None).search(jobs, search))
         made = [made_of([self._candidate(some[0])], text, 1) for some in found.values() if some]
-        return sorted(made, key=lambda one: -one.score)
+        kept = [one for one in made if not any(has_word(one.text, word) for word in control.forbidden)]
+        return sorted(kept, key=lambda one: -one.score)
 
     # --- before the search ---------------------------------------------------------------------------------------
 
@@ -273,7 +278,7 @@ class Translator:
         if len(pieces) > 1 and (control.prefix or control.demanded):
             raise TranslationError(
                 f"a text with a prefix or with words that must come must be one sentence of at most {limit} tokens, "
-                f"but this one is {len(pieces)}: {text[:60]!r}; give them one by one"
+                f"but this one has {len(pieces)} sentences or parts: {text[:60]!r}; give them one by one"
             )
         return pieces
 
@@ -550,6 +555,10 @@ def check_found(found: Sequence[Hypothesis], unit: Unit, job: Job) -> None:
         )
 
 
+def has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+
+
 def check_control(control: Control, search: Search) -> None:
     """What must come must not be what must not, and must be looked for."""
     if control.demanded and (search.sampling is not None or search.groups > 1):
@@ -561,7 +570,7 @@ def check_control(control: Control, search: Search) -> None:
         if not word.strip():
             raise TranslationError("what must come must be a word, but is empty; leave it out")
         for other in control.forbidden:
-            if re.search(rf"(?<!\w){re.escape(other)}(?!\w)", word, re.IGNORECASE):
+            if has_word(word, other):
                 raise TranslationError(f"`{word}` must come, but must not, since `{other}` is forbidden; leave one out")
 
 

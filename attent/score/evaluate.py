@@ -28,6 +28,9 @@ WORDS = (10, 20, 30, 40, 50)  # up to how many a source of each group has
 CHARACTERS = (20, 40, 60, 80, 100)
 
 
+PERFECT = 100 - 1e-9  # chrF
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
     """One translation. Its own figures are coarse: they tell where to look, not how good it is."""
@@ -63,8 +66,9 @@ class Evaluation:
     sentences: tuple[Sentence, ...]
 
     def worst(self, count: int) -> list[Sentence]:
-        """By chrF; of equals the first ones."""
-        return sorted(self.sentences, key=lambda one: (one.chrf, one.number))[:count]
+        """By chrF; of equals the first ones. What is as the reference is none of them."""
+        wrong = [one for one in self.sentences if one.chrf < PERFECT]
+        return sorted(wrong, key=lambda one: (one.chrf, one.number))[:count]
 
 
 def evaluate(

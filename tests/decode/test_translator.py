@@ -347,7 +347,9 @@ def test_a_glossary_makes_its_terms_come_where_they_are_called_for(here: Transla
 
 def test_a_prefix_or_demand_is_for_one_sentence(here: Translator) -> None:
     for control in (Control(prefix="Ein"), Control(demanded=("Hund",))):
-        with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but this one is 2"):
+        with pytest.raises(
+            TranslationError, match=r"must be one sentence of at most .* tokens, but this one has 2 sentences"
+        ):
             here.translate([f"{TEXTS[0]} {TEXTS[1]}"], control=control, sentences=True)
     with pytest.raises(PrefixError, match="must leave room for more"):
         here.translate(TEXTS[:1], Search(max_length=2), control=Control(prefix="Ein hund steht"))
@@ -513,3 +515,23 @@ def test_a_marian_folder_works_the_same(marian: Path) -> None:
     assert "".join(here.stream(TEXTS[0], search)).strip() == got[0].text
     (kept,) = here.translate(TEXTS[:1], search, control=Control(prefix="Ein", forbidden=("Mann",)))
     assert kept.text.startswith("Ein")
+
+
+def test_other_ways_to_go_on_keep_to_what_is_asked(here: Translator) -> None:
+    wanted = here.alternatives(TEXTS[0], "Ein ", 6)
+    words = {word.strip(".,") for one in wanted for word in one.text.split()[1:2]}
+    for word in words:
+        kept = here.alternatives(TEXTS[0], Control(prefix="Ein ", forbidden=(word,)), 6)
+        assert all(word not in re.findall(r"\w+", one.text) for one in kept)
+
+
+def test_terms_may_be_given_as_they_are(here: Translator) -> None:
+    terms = {"dog": "Pudel"}
+    assert texts_of(here, TEXTS, glossary=terms) == texts_of(here, TEXTS, glossary=Glossary.of(terms))
+    with pytest.raises(TranslationError, match="must be texts, but one is a int"):
+        here.translate(["A dog.", 3])
+
+
+def test_a_target_must_have_room_for_what_it_must_have() -> None:
+    with pytest.raises(ValueError, match="`min_length` must be less than `max_length`=5"):
+        Search(min_length=5, max_length=5)

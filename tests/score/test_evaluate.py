@@ -42,8 +42,8 @@ def test_a_script_without_spaces_is_measured_in_characters() -> None:
 def test_the_worst_come_first() -> None:
     got = evaluate(SOURCES, REFERENCES, OUTPUTS, names=["chrf"], resamples=0)
     assert got.worst(2)[0].number in (4, 6)
-    assert [one.chrf for one in got.worst(9)] == sorted(one.chrf for one in got.sentences)
-    assert len(got.worst(9)) == 6
+    assert [one.chrf for one in got.worst(9)] == sorted(one.chrf for one in got.sentences if one.chrf < 100)
+    assert 0 < len(got.worst(9)) < 6  # the others are as the reference
     assert got.worst(0) == []
     assert (got.exact, got.empty) == (pytest.approx(50), 1)
 

@@ -93,7 +93,7 @@ CARD = Card(
         "29,000 pairs; 38.6 BLEU on test\\_2016\\_flickr.",
         "| 38.6 | 62.0 | 4.1% |",
         "attent translate runs/en-de",
-        "folder = Path('runs/en-de')",
+        "attent.Translator.load('runs/en-de')",
         "29,000 | 28,900 | 100",
         "Left out: empty (60), ratio (50).",
         "377,534",
@@ -203,7 +203,7 @@ def test_the_headline_is_the_figure_that_says_most(
 def test_a_model_of_several_languages_is_shown_with_one() -> None:
     page = text(replace(CARD, to="fr"))
     assert "attent translate runs/en-de --to fr <" in page
-    assert """["..."], to='fr'))""" in page
+    assert """["..."], to='fr')[0].text)""" in page
     assert "translate runs/en-de --to '' <" in text(replace(CARD, to=""))
     assert "--to" not in text(CARD)
 
