@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
 
 # Source tokens, filled up, that are searched for at once, and times beams: of 512 to 8,192 the quickest at base size.
-BATCH_TOKENS, BATCH_BEAM_TOKENS = 1024, 4096
+BATCH_TOKENS, BATCH_BEAM_TOKENS = 2048, 4096
 # Batches that wait for CTranslate2 while Python is busy with others: only while one takes less than so many seconds,
 # since what it was asked for it does to the end, however soon a person has had enough; and slow ones gain nothing.
 AHEAD, SLOW = 2, 0.25
