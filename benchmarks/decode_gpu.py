@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode_gpu                    3,003 sentences, bfloat16, beam 4 and greedy
     python -m benchmarks.decode_gpu --profile          and where our time goes
-    python -m benchmarks.decode_gpu --device cpu --dtype float32 --sentences 96 --batch 32      the same on a CPU
+    python -m benchmarks.decode_gpu --device cpu       the same on a CPU, 96 sentences in float32
 
 Sources are random tokens of lengths such as those of WMT's newstest2014 (mean 27, up to 100), and weights are random
 too; so that every sentence has a target of a length of its own (that of its source, more or less), the end is forced
@@ -35,16 +35,19 @@ SENTENCES = 3_003
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sentences", type=int, default=SENTENCES)
-    parser.add_argument("--batch", type=int, default=256, help="sentences of a batch of transformers")
+    parser.add_argument("--sentences", type=int, help="by default 3,003; on a CPU 96")
+    parser.add_argument("--batch", type=int, help="sentences of a batch of transformers, by default 256; on a CPU 32")
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", help="by default a GPU, where there is one")
+    parser.add_argument("--dtype", help="by default bfloat16; on a CPU float32")
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     print(machine())
-    device, dtype = torch.device(asked.device), getattr(torch, asked.dtype)
+    device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    usual = (96, 32, "float32") if device.type == "cpu" else (SENTENCES, 256, "bfloat16")
+    asked.sentences, asked.batch = asked.sentences or usual[0], asked.batch or usual[1]
+    dtype = getattr(torch, asked.dtype or usual[2])
     theirs = their_model().eval()
     ours = our_model(theirs).to(device, dtype).eval()
     theirs = theirs.to(device, dtype)
