@@ -5,6 +5,7 @@ A line is what `wc -l` counts. One that is no text ends the reading, with a sent
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -23,7 +24,6 @@ from attent.data.readers.files import COMPRESSIONS
 from attent.data.readers.files import blocks as file_blocks
 
 STDIN = "standard input"
-BOM = b"\xef\xbb\xbf"  # with which some editors begin a file
 CHUNK = 2**16  # bytes read at a time: what a pipe holds
 MOST_BYTES = 2**20  # of a block: lines that are very long are few at a time
 LONGEST = 2**24  # bytes of a line, beyond which it is none
@@ -77,7 +77,9 @@ class Source:
         lines: list[Line] = []
         for number, row in enumerate(rows, first + 1):
             try:
-                lines.append(read(row.removeprefix(BOM) if number == 1 else row, f"{self.name}, line {number:,}"))
+                lines.append(
+                    read(row.removeprefix(codecs.BOM_UTF8) if number == 1 else row, f"{self.name}, line {number:,}")
+                )
             except TranslateError as error:
                 return lines, error
         return lines, None

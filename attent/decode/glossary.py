@@ -7,6 +7,7 @@ parted by `|` are all right, and the first is the one to ask for.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import unicodedata
@@ -17,7 +18,6 @@ from pathlib import Path
 
 COMMENT = "#"
 OR = "|"
-BOM = b"\xef\xbb\xbf"
 FORM = "a term, a tab and its translation"
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Thai to Han
 _UNIT = re.compile(rf"(?:(?![{UNSPACED}])\w)+|\S")
@@ -64,7 +64,7 @@ class Glossary:
     def parse(cls, content: bytes, name: str) -> Glossary:
         """Empty lines and those that begin with # say nothing. `name` is what errors call the file."""
         found: dict[str, Entry] = {}
-        for number, line in enumerate(content.removeprefix(BOM).split(b"\n"), 1):
+        for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
             entry = _entry(line, f"{name}:{number}", number)
             if entry is None:
                 continue

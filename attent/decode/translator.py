@@ -179,23 +179,13 @@ class Translator:
         first      the place of the first text among all that there are, where they come in parts: chance depends on it
         stop       asked again and again; if it answers True, `Stopped` is raised
         """
-        if isinstance(texts, str):
-            raise TranslationError(f"`texts` must be a list of texts, but is one: {texts[:60]!r}; put it in [ ]")
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise TranslationError(f"`texts` must be texts, but one is a {type(wrong[0]).__name__}; leave it out")
-        terms = Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary
+        check_texts(texts)
         search = with_changes(search or Search(), beam_size, n_best)
-        controls = [control] * len(texts) if isinstance(control, Control) else list(control)
-        if len(controls) != len(texts):
-            raise TranslationError(f"there must be a control for each text, but there are {len(controls)}")
+        controls = one_for_each(control, len(texts))
         pieces = [self._pieces(text, one, to, sentences, language) for text, one in zip(texts, controls, strict=True)]
-        units = [
-            Unit(piece.text, with_terms(one, piece.text, terms), place * MOST_PARTS + part)
-            for place, (some, one) in enumerate(zip(pieces, controls, strict=True), first)
-            for part, piece in enumerate(some)
-        ]
-        for one in dict.fromkeys(unit.control for unit in units):
-            check_control(one, search)
+        units = units_of(pieces, controls, Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary, first)
+        for wishes in dict.fromkeys(unit.control for unit in units):
+            check_control(wishes, search)
         rows = self.tokenizer.encode_source([unit.text for unit in units], to)
         with evaluating(self.model):
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
@@ -530,6 +520,31 @@ class Translator:
 
 
 # --- small things --------------------------------------------------------------------------------------------------
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise TranslationError(f"`texts` must be a list of texts, but is one: {texts[:60]!r}; put it in [ ]")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TranslationError(f"`texts` must be texts, but one is a {type(wrong[0]).__name__}; leave it out")
+
+
+def one_for_each(control: Control | Sequence[Control], count: int) -> list[Control]:
+    controls = [control] * count if isinstance(control, Control) else list(control)
+    if len(controls) != count:
+        raise TranslationError(f"there must be a control for each text, but there are {len(controls)}")
+    return controls
+
+
+def units_of(
+    pieces: Sequence[Sequence[Piece]], controls: Sequence[Control], glossary: Glossary | None, first: int
+) -> list[Unit]:
+    """The pieces of all texts in a row, each with what it must have."""
+    return [
+        Unit(piece.text, with_terms(control, piece.text, glossary), place * MOST_PARTS + part)
+        for place, (some, control) in enumerate(zip(pieces, controls, strict=True), first)
+        for part, piece in enumerate(some)
+    ]
 
 
 def with_changes(search: Search, beam_size: int | None, n_best: int | None) -> Search:
