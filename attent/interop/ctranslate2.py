@@ -35,6 +35,7 @@ from attent.models.folder import (
     write_manifest,
     write_new,
 )
+from attent.models.heads import unpruned
 from attent.models.store import tensors_of
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, sinusoid
 from attent.nn.feedforward import Activation
@@ -224,7 +225,12 @@ def refuse(name: str, value: object, wanted: str) -> None:
 
 
 def to_spec(model: Seq2Seq, words: tuple[list[str], list[str]], unknown: int | None, never: Sequence[int]) -> Any:
-    """The whole model; every number is a copy, since CTranslate2 quantizes in place."""
+    """The whole model; every number is a copy, since CTranslate2 quantizes in place.
+
+    CTranslate2 knows one number of heads for all layers: those that were pruned are put back as zeros, so that it
+    translates the same, and no quicker.
+    """
+    model = unpruned(model)
     config = model.config
     check_expressible(config)
     specs = package().specs

@@ -22,6 +22,7 @@ from attent import settings
 from attent.interop import files
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import FolderError, check_tensors
+from attent.models.heads import unpruned
 from attent.models.store import fill, tensors_of
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
 from attent.nn.checks import LARGEST
@@ -412,7 +413,10 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     `pad` is the token id that fills up short rows. We need none (padding is told by lengths), but
     `transformers` fills finished rows with it, guesses masks from it, and gives its embedding no gradient. It
     must not occur in sentences: the default is the start token, as in the published Marian models.
+
+    Pruned heads are put back as zeros, since Marian has as many in each layer: it translates the same, no quicker.
     """
+    model = unpruned(model)
     check_expressible(model.config)
     pad = checked_pad(model.config, pad)
     tensors = {name: tensor.cpu() for name, tensor in tensors_of(model, build_empty(model.config)).items()}

@@ -1,5 +1,6 @@
 """Looking inside: what every head of a model did."""
 
-from attent.look.record import Trace, record
+from attent.look.record import record
+from attent.look.trace import Trace
 
 __all__ = ["Trace", "record"]

@@ -5,62 +5,114 @@
     trace["decoder.blocks.3.cross"]     # the weights of that layer, one tensor (B, H, Tq, Tk) per call
 
 Only the tapped layers write their weights down (by the explicit equation, beside the fast kernel, so the output stays
-the same to the bit); drawing them is others' business.
+the same to the bit), and of them only the heads that are asked for; drawing them is others' business.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
-from attent.nn import Look, attention_layers
-
-
-class Trace(Mapping[str, list[Tensor]]):
-    """Attention weights by module path, in the order of the calls."""
-
-    def __init__(self) -> None:
-        self._weights: dict[str, list[Tensor]] = {}
-
-    def __getitem__(self, path: str) -> list[Tensor]:
-        if path not in self._weights:
-            raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self._weights) or 'nothing'}")
-        return self._weights[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def tap(self, path: str) -> Callable[[Look], None]:
-        def keep(look: Look) -> None:
-            self._weights.setdefault(path, []).append(look.weights)
-
-        return keep
+from attent.look.trace import Kind, Trace, kind_of, number_of
+from attent.nn import Look, Stack, attention_layers
+from attent.nn.attention import COMPILED, Attention
 
 
 @contextmanager
-def record(model: nn.Module, only: str = "*") -> Iterator[Trace]:
-    """Record each attention whose module path matches `only` ("decoder.*.cross") until the block ends.
+def record(
+    model: nn.Module,
+    only: str = "*",
+    *,
+    kind: Kind | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    vectors: bool = False,
+    states: bool = False,
+) -> Iterator[Trace]:
+    """Record each attention of a model until the block ends.
 
     Every call of the model meanwhile is recorded, also of another thread; recordings do not disturb each other.
+
+    only     module paths that match this, such as "decoder.*.cross"
+    kind     "self" or "cross" alone
+    layers   of each stack these alone, from 0; heads: of each layer these alone, from 0
+    vectors  keep queries, keys and values too: `trace.vectors`
+    states   keep the residual stream too: `trace.states`
     """
+    trace = Trace()
+    chosen = choose(model, only, kind, layers, heads)
+    with ExitStack() as stack:
+        stack.enter_context(tapped(chosen, {path: trace.tap(path, heads, vectors) for path in chosen}))
+        if states:
+            stack.enter_context(streaming(model, trace.states))
+        yield trace
+
+
+def choose(
+    model: nn.Module, only: str, kind: Kind | None, layers: Sequence[int] | None, heads: Sequence[int] | None
+) -> dict[str, Attention]:
+    """The layers to tap, by path; none is a mistake."""
     every = attention_layers(model)
     if not every:
         raise ValueError(f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none")
-    layers = {path: layer for path, layer in every.items() if fnmatch.fnmatch(path, only)}
-    if not layers:
+    if kind not in (None, *get_args(Kind)):
+        raise ValueError(f"`kind` must be self or cross, but is {kind!r}")
+    named = {path: layer for path, layer in every.items() if fnmatch.fnmatch(path, only)}
+    if not named:
         raise ValueError(f"`only` must match an attention layer, but {only!r} matches none of: {', '.join(every)}")
-    trace = Trace()
-    taps = {path: trace.tap(path) for path in layers}
+    chosen = {
+        path: layer
+        for path, layer in named.items()
+        if (kind is None or kind == kind_of(path)) and (layers is None or number_of(path) in layers)
+    }
+    if not chosen:
+        asked = ", ".join(
+            f"{name} {value}" for name, value in (("kind", kind), ("layers", layers)) if value is not None
+        )
+        raise ValueError(f"{asked} must leave an attention layer, but leave none of: {', '.join(named)}")
+    for path, layer in chosen.items():
+        for head in heads or ():
+            if not 0 <= head < layer.heads:
+                raise ValueError(f"`heads` must be from 0 to {layer.heads - 1} at {path}, but one is {head}")
+    return chosen
+
+
+@contextmanager
+def tapped(layers: Mapping[str, Attention], taps: Mapping[str, Callable[[Look], None]]) -> Iterator[None]:
+    """Each layer shows its tap what it does until the block ends."""
     for path, layer in layers.items():
         layer.taps.append(taps[path])
     try:
-        yield trace
+        yield
     finally:
         for path, layer in layers.items():
             layer.taps.remove(taps[path])
+
+
+@contextmanager
+def streaming(model: nn.Module, states: dict[str, list[Tensor]]) -> Iterator[None]:
+    """The residual stream before the first block of each stack and behind every block."""
+
+    def entering(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _, given: states.setdefault(path, []).append(given[0].detach())
+
+    def leaving(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        return lambda _, __, made: states.setdefault(path, []).append(made.detach())
+
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    for name, module in model.named_modules():
+        if isinstance(module, Stack):
+            path = name.replace(COMPILED, "") or "stack"
+            handles.append(module.blocks[0].register_forward_pre_hook(entering(path)))
+            for i, block in enumerate(module.blocks):
+                handles.append(block.register_forward_hook(leaving(f"{path}.blocks.{i}")))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

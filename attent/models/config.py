@@ -11,7 +11,7 @@ from attent.nn.checks import check_size
 
 def decoder_of(encoder: StackConfig) -> StackConfig:
     """The decoder that mirrors an encoder: it sees no later token, and looks at the encoder's output."""
-    return replace(encoder, causal=True, cross=True)
+    return replace(encoder, causal=True, cross=True, kept=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,10 @@ in the mask:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +31,26 @@ COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's 
 class Look:
     """What a tap is shown of one call of one layer."""
 
-    weights: Tensor  # (B, H, Tq, Tk) each row sums to one, or to zero where there was nothing to look at
-    q: Tensor  # (B, H, Tq, D)
+    q: Tensor  # (B, H, Tq, D), turned by its positions where these are angles
     k: Tensor  # (B, Hkv, Tk, D)
     v: Tensor  # (B, Hkv, Tk, D)
     mask: Mask
+    bias: Tensor | None  # added to the scaled scores
+    scale: float
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """(B, H, Tq, Tk) each row sums to one, or to zero where there was nothing to look at."""
+        return self.weights_of(range(self.q.shape[1]))
+
+    @torch.no_grad()
+    def weights_of(self, heads: Sequence[int]) -> Tensor:
+        """Of some heads alone: fast kernels never write weights down, so each is computed only when it is asked for."""
+        shared = self.q.shape[1] // max(1, self.k.shape[1])
+        keys = [head // shared for head in heads]
+        bias = None if self.bias is None else self.bias.expand(-1, self.q.shape[1], -1, -1)[:, list(heads)]
+        q, k, v = self.q[:, list(heads)], self.k[:, keys], self.v[:, keys]
+        return explicit(q, k, v, self.mask, bias, self.scale)[1]
 
 
 class Attention(nn.Module):
@@ -49,17 +66,22 @@ class Attention(nn.Module):
         bias: bool = True,
         scale: float | None = None,
         dropout: float = 0.0,
+        kept: tuple[int, ...] | None = None,
     ) -> None:
+        """`kept` are the numbers of the heads that are left where some were removed, also none at all; None: all."""
         super().__init__()
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.head_width = split_evenly(width, heads) if head_width is None else head_width
         check_heads(self.heads, self.kv_heads, self.head_width)
+        self.kept = kept
+        if kept is not None:
+            self.heads = self.kv_heads = len(kept)
         self.scale = self.head_width**-0.5 if scale is None else scale
         self.dropout = dropout
-        self.query = nn.Linear(width, heads * self.head_width, bias=bias)  # W^Q of all heads, side by side
-        self.key = nn.Linear(width, self.kv_heads * self.head_width, bias=bias)  # W^K
-        self.value = nn.Linear(width, self.kv_heads * self.head_width, bias=bias)  # W^V
-        self.output = nn.Linear(heads * self.head_width, width, bias=bias)  # W^O
+        self.query = linear(width, self.heads * self.head_width, bias)  # W^Q of all heads, side by side
+        self.key = linear(width, self.kv_heads * self.head_width, bias)  # W^K
+        self.value = linear(width, self.kv_heads * self.head_width, bias)  # W^V
+        self.output = linear(self.heads * self.head_width, width, bias)  # W^O
         self.backend = "auto"
         self.taps: list[Callable[[Look], None]] = []  # each is shown what this layer does (`attent.record`)
 
@@ -69,10 +91,16 @@ class Attention(nn.Module):
         q = self.split(self.query(x))
         q = q if angles is None else angles.turn(q)
         dropout = self.dropout if self.training else 0.0
-        seen = seen.to(q.dtype)
-        heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, dropout, self.backend)
+        seen, bias = seen.to(q.dtype), self.pick(bias)
+        if self.heads:
+            heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, dropout, self.backend)
+        else:  # all were removed: (B, 0, T, D), of which W^O makes its bias; no kernel takes that
+            heads, _ = explicit(q, seen.keys, seen.values, mask, bias, self.scale)
         if self.taps:
-            self.show(q, seen, mask, bias)
+            bias = None if bias is None else bias.detach()
+            look = Look(q.detach(), seen.keys.detach(), seen.values.detach(), mask, bias, self.scale)
+            for tap in self.taps:  # beside the fast kernel, so that a tap changes no output
+                tap(look)
         return self.output(heads.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H * D) -> (B, T, E)
 
     def remember(self, x: Tensor, angles: Angles | None = None) -> KV:
@@ -81,14 +109,26 @@ class Attention(nn.Module):
         return KV(keys if angles is None else angles.turn(keys), values)
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, T, H * D) -> (B, H, T, D)
+        heads = x.shape[-1] // self.head_width
+        return x.unflatten(-1, (heads, self.head_width)).transpose(1, 2)  # (B, T, H * D) -> (B, H, T, D)
 
-    @torch.no_grad()
-    def show(self, q: Tensor, seen: KV, mask: Mask, bias: Tensor | None) -> None:
-        """The weights, which fast kernels never write down, computed beside them: a tap changes no output."""
-        _, weights = explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
-        for tap in self.taps:
-            tap(Look(weights, q.detach(), seen.keys.detach(), seen.values.detach(), mask))
+    def pick(self, bias: Tensor | None) -> Tensor | None:
+        """Of a bias for all heads that there were, that of those that are left."""
+        if bias is None or self.kept is None:
+            return bias
+        if not self.kept:
+            return bias[:, :0]
+        # Slice by slice: a list of numbers would have to be brought to the device in every step.
+        return torch.stack([bias[:, head] for head in self.kept], 1)
+
+
+def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """Without torch's warning that a matrix of no rows or columns has nothing to initialise."""
+    if inputs and outputs:
+        return nn.Linear(inputs, outputs, bias=bias)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element")
+        return nn.Linear(inputs, outputs, bias=bias)
 
 
 def split_evenly(width: int, heads: int) -> int:

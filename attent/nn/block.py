@@ -7,7 +7,7 @@ encoder-decoder attention. Token embeddings and the output layer are `attent.mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -27,6 +27,7 @@ from attent.nn.checks import (
     check_rate,
     check_size,
     check_window,
+    is_count,
 )
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import Activation, FeedForward
@@ -46,6 +47,9 @@ class StackConfig:
     heads: int = 8  # h
     kv_heads: int | None = None  # fewer than `heads`: several query heads share keys and values; None: as many
     head_width: int | None = None  # d_k = d_v; None: width / heads
+    # Where heads were removed: for each layer, for its self-attention and then its cross-attention, the numbers (of 0
+    # to `heads` - 1) of those that are left. None: all are there.
+    kept: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     inner: int = 2048  # d_ff
     activation: Activation = "relu"
     gated: bool = False
@@ -74,12 +78,35 @@ class StackConfig:
         check_window(self.window)
         head_width = split_evenly(self.width, self.heads) if self.head_width is None else self.head_width
         check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
+        check_kept(self)
         if self.scale is not None:
             check_positive("scale", self.scale)
         if not isinstance(self.positions, PositionsConfig):
             raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
         if isinstance(self.positions, RotaryConfig):
             check_even(head_width)
+
+
+def check_kept(config: StackConfig) -> None:
+    """The heads that are left, where some were removed."""
+    if config.kept is None:
+        return
+    if config.kv_heads not in (None, config.heads):
+        raise ValueError(
+            f"`kept` must be None where query heads share keys and values (`kv_heads`={config.kv_heads}): one of them "
+            f"cannot be removed alone; leave it out"
+        )
+    shape = [len(layer) for layer in config.kept]
+    if shape != [1 + config.cross] * config.layers:
+        raise ValueError(
+            f"`kept` must have {config.layers} layers of {1 + config.cross} lists of heads each, but has {shape}"
+        )
+    for heads in (heads for layer in config.kept for heads in layer):
+        if not all(is_count(head) and head < config.heads for head in heads) or list(heads) != sorted(set(heads)):
+            raise ValueError(
+                f"`kept` must hold numbers of heads from 0 to {config.heads - 1}, each once and in their order, "
+                f"but holds {list(heads)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +149,12 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """One of the N layers of figure 1: self-attention, encoder-decoder attention (decoders), feed-forward."""
 
-    def __init__(self, config: StackConfig) -> None:
+    def __init__(self, config: StackConfig, kept: tuple[tuple[int, ...], ...] | None = None) -> None:
         super().__init__()
-        self.own = make_attention(config)
+        own, *cross = (None, None) if kept is None else kept
+        self.own = make_attention(config, own)
         self.own_residual = make_residual(config)
-        self.cross = make_attention(config) if config.cross else None
+        self.cross = make_attention(config, *cross) if config.cross else None
         self.cross_residual = make_residual(config) if config.cross else None
         self.feedforward = FeedForward(
             config.width,
@@ -185,7 +213,7 @@ class Stack(nn.Module):
             causal=config.causal,
         )
         self.dropout = Dropout(config.dropout)
-        self.blocks = cast("list[Block]", nn.ModuleList(Block(config) for _ in range(config.layers)))
+        self.blocks = cast("list[Block]", nn.ModuleList(Block(config, kept) for kept in kept_by_layer(config)))
         self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
         self.apply(init_weights)
 
@@ -284,7 +312,11 @@ def memory_mask(packing: Packing | None, memory: Memory | None, cache: Cache | N
     return Mask(key_lengths=memory.lengths, packing=packings)
 
 
-def make_attention(config: StackConfig) -> Attention:
+def kept_by_layer(config: StackConfig) -> Sequence[tuple[tuple[int, ...], ...] | None]:
+    return [None] * config.layers if config.kept is None else config.kept
+
+
+def make_attention(config: StackConfig, kept: tuple[int, ...] | None) -> Attention:
     return Attention(
         config.width,
         config.heads,
@@ -293,6 +325,7 @@ def make_attention(config: StackConfig) -> Attention:
         bias=config.bias,
         scale=config.scale,
         dropout=config.attention_dropout,
+        kept=kept,
     )
 
 

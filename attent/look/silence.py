@@ -1,0 +1,123 @@
+"""Silence parts of a model: heads, sub-layers, whole layers add nothing to the residual stream while it lasts.
+
+What a part adds comes out of its last matrix: for a head its columns of W^O, for an attention all of W^O and its bias,
+for a feed-forward its second matrix and bias. These are set to zero and given back, so that silence holds for every
+way to run the model, also for a conversion that is made meanwhile.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attent.nn import Attention, attention_layers
+from attent.nn.attention import COMPILED
+from attent.nn.block import Block
+from attent.nn.feedforward import FeedForward
+
+Grain = Literal["heads", "sublayers", "layers"]
+SPELLED = re.compile(r"(?P<path>[\w.]+)(?::(?P<head>\d{1,6}))?")
+
+
+class SilenceError(ValueError):
+    """A part that the model does not have, in a sentence."""
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """`decoder.blocks.3.cross:2` is a head, `decoder.blocks.3.cross` a sub-layer, `decoder.blocks.3` a layer."""
+
+    path: str
+    head: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        match = SPELLED.fullmatch(text)
+        if match is None:
+            raise SilenceError(f"a part must be like decoder.blocks.0.cross:2, but is {text[:80]!r}")
+        return cls(match["path"], None if match["head"] is None else int(match["head"]))
+
+    def __str__(self) -> str:
+        return self.path if self.head is None else f"{self.path}:{self.head}"
+
+    @property
+    def kind(self) -> Literal["head", "sublayer", "layer"]:
+        if self.head is not None:
+            return "head"
+        return "layer" if self.path.rpartition(".")[2].isdigit() else "sublayer"
+
+
+def parts_of(model: nn.Module, grain: Grain) -> list[Part]:
+    """All of a model's heads, sub-layers or layers, in the order of its modules."""
+    if grain not in get_args(Grain):
+        raise SilenceError(f"parts must be one of {', '.join(get_args(Grain))}, but are {grain!r}")
+    if grain == "heads":
+        return [Part(path, h) for path, layer in attention_layers(model).items() for h in range(layer.heads)]
+    kinds = Block if grain == "layers" else (Attention, FeedForward)
+    return [Part(path.replace(COMPILED, "")) for path, module in model.named_modules() if isinstance(module, kinds)]
+
+
+@contextmanager
+def silenced(model: nn.Module, parts: Sequence[Part]) -> Iterator[None]:
+    """While the block lasts, for every call of the model; afterwards the weights are as they were, to the bit."""
+    columns = [view for part in parts for view in adding(model, part)]
+    before = [(view, view.clone()) for view in columns]
+    try:
+        with torch.no_grad():
+            for view in columns:
+                view.zero_()
+        yield
+    finally:
+        with torch.no_grad():
+            for view, values in before:
+                view.copy_(values)
+
+
+def adding(model: nn.Module, part: Part) -> Iterator[Tensor]:
+    """Views of the weights by which a part adds to the residual stream."""
+    module = found(model, part)
+    match module:
+        case Attention():
+            yield from adding_of_attention(module, part)
+        case FeedForward():
+            yield from all_of(module.contract)
+        case Block():
+            yield from all_of(module.own.output)
+            if module.cross is not None:
+                yield from all_of(module.cross.output)
+            yield from all_of(module.feedforward.contract)
+
+
+def adding_of_attention(attention: Attention, part: Part) -> Iterator[Tensor]:
+    if part.head is None:
+        yield from all_of(attention.output)
+    else:
+        width = attention.head_width
+        yield attention.output.weight.data[:, part.head * width : (part.head + 1) * width]
+
+
+def all_of(linear: nn.Linear) -> Iterator[Tensor]:
+    yield linear.weight.data
+    if linear.bias is not None:
+        yield linear.bias.data
+
+
+def found(model: nn.Module, part: Part) -> Attention | FeedForward | Block:
+    kinds = (Attention, FeedForward, Block)
+    modules = {path.replace(COMPILED, ""): m for path, m in model.named_modules() if isinstance(m, kinds)}
+    module = modules.get(part.path)
+    if module is None:
+        near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.0)
+        raise SilenceError(f"the model has no part {part.path!r}; did you mean {near[0] if near else 'another model'}?")
+    if part.head is not None and not isinstance(module, Attention):
+        raise SilenceError(f"{part}: only attention has heads, and {part.path} is none; leave out the number")
+    if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
+        raise SilenceError(f"{part}: the heads of {part.path} are numbered from 0 to {module.heads - 1}")
+    return module

@@ -1,0 +1,33 @@
+"""A small translator with random weights, quick to make, and what it was asked."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from attent.decode import Translator
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.nn import StackConfig
+from attent.train.choose import for_tokenizer
+from tests.text.corpus import lines, tokenizer
+
+STACK = StackConfig(layers=2, width=24, heads=3, inner=32, dropout=0.1)
+TEXT = lines()[0][0]
+
+
+def model(stack: StackConfig = STACK, seed: int = 0) -> Seq2Seq:
+    """Its logits are made steep, so that it has an opinion."""
+    torch.manual_seed(seed)
+    config = Seq2SeqConfig(vocab=9, encoder=stack, decoder=decoder_of(stack), tie_output=False)
+    made = Seq2Seq(for_tokenizer(config, tokenizer())).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(2 if parameter.dim() > 1 else 1)
+    return made
+
+
+@cache
+def translator() -> Translator:
+    return Translator(model(), tokenizer())
