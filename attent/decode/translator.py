@@ -231,7 +231,7 @@ class Translator:
         with evaluating(self.model):
             tokens = self._next_tokens(job, count)
             jobs = [replace(job, prefix=(*job.prefix, token), whole_words=False) for token in tokens]
-            found = dict(self._torch(None).search(jobs, search))
+            found = dict(self.torch_engine(None).search(jobs, search))
         made = [made_of([self._candidate(some[0])], text, 1) for some in found.values() if some]
         kept = [one for one in made if not any(has_word(one.text, word) for word in control.forbidden)]
         return sorted(kept, key=lambda one: -one.score)
@@ -257,7 +257,7 @@ class Translator:
         self, text: str, control: Control, to: str | None, sentences: bool, language: str | None
     ) -> list[Piece]:
         """The text as it is translated: whole, or cut into sentences; space around it is not kept."""
-        text = text.translate(self._strange).strip()
+        text = self.cleaned(text)
         limit = min(LONG, self._limits[0] or LONG) - frame(to)
         short = 4 * len(text) <= limit  # a character has at most four bytes, and a token at least one
         if not text:
@@ -271,6 +271,10 @@ class Translator:
                 f"but this one has {len(pieces)} sentences or parts: {text[:60]!r}; give them one by one"
             )
         return pieces
+
+    def cleaned(self, text: str) -> str:
+        """As the model reads it."""
+        return text.translate(self._strange).strip()
 
     @cached_property
     def _strange(self) -> dict[int, str | None]:
@@ -330,7 +334,7 @@ class Translator:
             check_found(some, units[places[key]], jobs[key])
         if guard and not asked.no_loops:
             circling = [key for key, some in found.items() if looping(some[0].ids) and not looping(jobs[key].source)]
-            again = self._torch(stop).search([jobs[key] for key in circling], replace(asked, no_loops=True))
+            again = self.torch_engine(stop).search([jobs[key] for key in circling], replace(asked, no_loops=True))
             found.update((circling[place], some) for place, some in again if some)  # what must come may go in circles
         if risk:
             found = {key: self._least_risk(some, search) for key, some in found.items()}
@@ -362,9 +366,10 @@ class Translator:
         demanding = [place for place in left if jobs[place].demanded]
         for places in (demanding, [place for place in left if not jobs[place].demanded]):
             if places:
-                yield self._torch(stop), places
+                yield self.torch_engine(stop), places
 
-    def _torch(self, stop: Callable[[], bool] | None) -> TorchEngine[Any]:
+    def torch_engine(self, stop: Callable[[], bool] | None = None) -> TorchEngine[Any]:
+        """Our own engine with this model."""
         config = self.model.config
         return TorchEngine[Any](
             model=self.writer,
@@ -487,7 +492,7 @@ class Translator:
 
     def _certain(self, unit: Unit, job: Job, search: Search) -> Iterator[list[int]]:
         """The beginning of the target that no beam will change any more, again and again; at last, the whole."""
-        session = Session(self._torch(None), [job], [0], self._plan(job, search))
+        session = Session(self.torch_engine(None), [job], [0], self._plan(job, search))
         while session.rows:
             session.step()
             found = list(session.finished())
@@ -498,14 +503,14 @@ class Translator:
             yield agreed(session.candidates())
 
     def _plan(self, job: Job, search: Search) -> Plan:
-        engine = self._torch(None)
+        engine = self.torch_engine(None)
         rules, demands = engine.make_rules(search, [job])
         never = banned(engine.start, engine.end, engine.never, self.device)
         return Plan(search=search, start=engine.start, end=engine.end, never=never, rules=rules, demands=demands)
 
     def _next_tokens(self, job: Job, count: int) -> list[int]:
         """The likeliest tokens behind a prefix, other than the end."""
-        engine = self._torch(None)
+        engine = self.torch_engine(None)
         source, lengths = engine.sources([job])
         state = self.writer.begin(source, lengths, capacity=len(job.prefix) + 1)
         read = torch.tensor([[engine.start, *job.prefix]], device=self.device)
