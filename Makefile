@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-device lint format bench faults lock clean
+.PHONY: help setup browser demo test test-slow test-device lint format bench faults lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,13 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# The tests of the page need it, and are skipped without. A system's own is taken where there is one.
+browser: $(READY) ## a Chromium for the tests of the page: Debian's, or Playwright's own
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  timeout 300 sh -c 'apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium' >/dev/null; } || \
+	timeout 300 $(PY) -m playwright install chromium-headless-shell
 
 demo: $(READY) ## set up, then teach a small model a task and show what it looks at
 	$(PY) -m attent demo

@@ -1,0 +1,69 @@
+// What is looked at, and the address of the page: a view can be linked, Back goes to the one before. An address that
+// asks for what the document does not have gives way to what there is.
+
+/** To begin with: the head of cross-attention that aligns the words best, else the first head of all. */
+export function firstLook(doc) {
+  const cross = doc.layers.filter((layer) => layer.kind === "cross");
+  const headsOf = (layer) => Array.from({ length: layer.heads }, (_, head) => ({ layer, head }));
+  const found = cross.flatMap(headsOf).map((one) => ({ ...one, good: alignmentOf(doc, one.layer, one.head) }));
+  const best = found.reduce((a, b) => (a && a.good >= b.good ? a : b), null) ?? { layer: doc.layers[0], head: 0 };
+  return { path: best.layer?.path ?? null, heads: [best.head], query: null, pinnedKey: null };
+}
+
+/** How well a head aligns words: measured where the document tells it, else how sure it is of one word in each row. */
+function alignmentOf(doc, layer, head) {
+  const told = doc.property(layer.path, head)?.values?.alignment;
+  if (typeof told === "number") return told;
+  const words = doc.tokens(layer.keys).map((token) => !token.special);
+  const most = new Float32Array(layer.weightsNow.Tq);
+  layer.weightsNow.each(head, (q, k, weight) => { if (words[k] && weight > most[q]) most[q] = weight; });
+  return most.reduce((sum, weight) => sum + weight, 0) / Math.max(1, most.length);
+}
+
+/** `wish` as far as the document has it: an unknown layer, head or word gives way to the first. */
+export function fitting(doc, wish) {
+  const layer = doc.layer(wish.path);
+  if (!layer) return firstLook(doc);
+  const isOneOf = (index, length) => Number.isInteger(index) && index >= 0 && index < length;
+  const heads = [...new Set(wish.heads ?? [])].filter((head) => isOneOf(head, layer.heads));
+  const within = (index, side) => (isOneOf(index, doc.tokens(side).length) ? index : null);
+  return {
+    path: layer.path,
+    heads: heads.length ? heads : [0],
+    query: within(wish.query, layer.queries),
+    pinnedKey: within(wish.pinnedKey, layer.keys),
+  };
+}
+
+export function readAddress(doc, state, tabs) {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const number = (name) => (asked.has(name) ? Number(asked.get(name)) : null);
+  const look = fitting(doc, {
+    path: asked.get("layer") ?? state.path,
+    heads: asked.has("heads") ? asked.get("heads").split(",").map(Number) : state.heads,
+    query: number("query"),
+    pinnedKey: number("key"),
+  });
+  const tab = tabs.find(({ id, has }) => id === asked.get("tab") && has(doc.json))?.id ?? "heads";
+  return { ...look, tab };
+}
+
+function addressOf({ tab, path, heads, query, pinnedKey }) {
+  const parts = [`tab=${tab}`, path && `layer=${encodeURIComponent(path)}`, `heads=${heads.join(",")}`];
+  if (query !== null) parts.push(`query=${query}`);
+  if (pinnedKey !== null) parts.push(`key=${pinnedKey}`);
+  return `#${parts.filter(Boolean).join("&")}`;
+}
+
+/** Back goes to the view before; a slider that passes ten layers leaves one step behind, not ten. */
+export function followAddress(store, tabs) {
+  let last = 0;
+  store.on(["tab", "path", "heads", "query", "pinnedKey"], (state, news) => {
+    const address = addressOf(state);
+    if (address === location.hash) return;
+    const step = (news.has("tab") || news.has("path") || news.has("heads")) && performance.now() - last > 800;
+    if (step) last = performance.now();
+    history[step ? "pushState" : "replaceState"](null, "", address);
+  });
+  window.addEventListener("popstate", () => store.set(readAddress(store.get().doc, store.get(), tabs)));
+}

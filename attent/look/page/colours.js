@@ -1,0 +1,98 @@
+// Colours as numbers for drawing on a canvas: scales of one hue from the paper to a head's colour, even to the eye
+// (interpolated in OKLab), taken from the custom properties of the style sheet and so right in light and dark.
+
+export const OVERLAYS = 6;
+const LEVELS = 256;
+const SCALES = new Map();
+const COLOURS = new Map();
+
+/** The weight at which half of the scale is used up is below a half: small weights are many, and must be seen. */
+export function heatLevel(weight) {
+  return weight <= 0 ? 0 : Math.min(LEVELS - 1, Math.round(Math.pow(weight, 0.65) * (LEVELS - 1)));
+}
+
+/** 256 colours as 32-bit numbers for ImageData, from nothing to the whole weight, for the n-th head shown. */
+export function heatScale(n = 0) {
+  return namedScale("--raised", `--head-${n % OVERLAYS}`);
+}
+
+/** The same between any two custom properties of the page. */
+export function namedScale(from, to) {
+  const ends = [from, to].map(cssColour);
+  const key = ends.join("|");
+  if (!SCALES.has(key)) SCALES.set(key, makeScale(...ends));
+  return SCALES.get(key);
+}
+
+/** A custom property as [red, green, blue], 0 to 255. Kept, as asking the style sheet costs a layout. */
+export function cssColour(name) {
+  if (!COLOURS.has(name)) COLOURS.set(name, askedColour(name));
+  return COLOURS.get(name);
+}
+
+/** To be called when the theme changes. */
+export function forgetColours() {
+  COLOURS.clear();
+}
+
+function askedColour(name) {
+  const probe = document.createElement("i");
+  probe.style.setProperty("color", `var(${name})`);
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+}
+
+function makeScale(from, to) {
+  const [a, b] = [toLab(from), toLab(to)];
+  const out = new Uint32Array(LEVELS);
+  for (let level = 0; level < LEVELS; level++) {
+    const t = level / (LEVELS - 1);
+    const [red, green, blue] = fromLab(a.map((x, i) => x + (b[i] - x) * t));
+    out[level] = 0xff000000 | (blue << 16) | (green << 8) | red; // little-endian, as every machine of today
+  }
+  return out;
+}
+
+function toLab(rgb) {
+  const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
+  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
+  const n = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * n,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * n,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * n,
+  ];
+}
+
+function fromLab([L, A, B]) {
+  const l = (L + 0.3963377774 * A + 0.2158037573 * B) ** 3;
+  const m = (L - 0.1055613458 * A - 0.0638541728 * B) ** 3;
+  const n = (L - 0.0894841775 * A - 1.291485548 * B) ** 3;
+  const linear = [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * n,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * n,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * n,
+  ];
+  return linear.map((c) => {
+    const x = Math.min(1, Math.max(0, c));
+    return Math.round(255 * (x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055));
+  });
+}
+
+/** Levels of several heads, one colour: what each takes away from (or adds to) the paper adds up. */
+export function mixed(scales, levels) {
+  const paper = scales[0][0];
+  let [r, g, b] = [paper & 255, (paper >> 8) & 255, (paper >> 16) & 255];
+  const [r0, g0, b0] = [r, g, b];
+  for (let i = 0; i < scales.length; i++) {
+    const colour = scales[i][levels[i]];
+    r += (colour & 255) - r0;
+    g += ((colour >> 8) & 255) - g0;
+    b += ((colour >> 16) & 255) - b0;
+  }
+  const clip = (x) => (x < 0 ? 0 : x > 255 ? 255 : x);
+  return (0xff000000 | (clip(b) << 16) | (clip(g) << 8) | clip(r)) >>> 0;
+}

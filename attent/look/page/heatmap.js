@@ -1,0 +1,289 @@
+// One or several heads as a heat map with words along its edges. The canvas is as large as what is in sight and is
+// drawn anew when the box scrolls, so that 2,000 words cost what 60 do; pointing moves two frames and a label.
+
+import { h, clear, shown, plain, percent } from "./dom.js";
+import { heatScale, heatLevel, mixed } from "./colours.js";
+import { focusOf, placeName } from "./sentence.js";
+import { pinWord } from "./lines.js";
+
+const ALL_LABELS = 160;
+const SMALLEST_CELL = 10; // if all columns then fit; where they do not, they may as well be easy to read
+const EASY_CELL = 14;
+const LARGEST_CELL = 44;
+const RULER = new OffscreenCanvas(1, 1);
+
+/** {element, build(), draw(), focus()}, as the panel of lines. */
+export function heatMap(store) {
+  const parts = mapParts();
+  const { box, field, canvas } = parts;
+  const view = { cell: 20, font: 12, left: 90, top: 70, labelled: null };
+
+  function build() {
+    const { doc, path } = store.get();
+    const layer = doc.layer(path);
+    if (!layer || !box.clientWidth) return;
+    measure(view, box, doc, layer);
+    applySize(parts, view, doc, layer);
+    view.labelled = null;
+    draw();
+  }
+
+  function draw() {
+    const state = store.get();
+    const layer = state.doc.layer(state.path);
+    if (!box.clientWidth || !layer) return;
+    paintVisible(canvas, box, view, layer, state.heads);
+    labelVisible(parts, box, view, state.doc, layer);
+    drawLegend(parts.legend);
+    focus();
+  }
+
+  function focus() {
+    const state = store.get();
+    const now = focusOf(state);
+    placeBands(parts, view, now, state.doc.layer(state.path).weightsNow);
+    if (!now || now.other === null) parts.tip.hidden = true;
+  }
+
+  box.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
+  listenToMap(store, parts, view, box, field);
+  new ResizeObserver(() => requestAnimationFrame(build)).observe(parts.element);
+  return { element: parts.element, build, draw, focus };
+}
+
+function mapParts() {
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  const [row, column] = [1, 2].map(() => h("div", { class: "map-band", hidden: true }));
+  const bands = { row, column };
+  const field = h("div", { class: "map-field" }, canvas, bands.row, bands.column);
+  const [corner, top, left] = ["map-corner", "map-top", "map-left"].map((name) => h("div", { class: name }));
+  const space = h("div", { class: "map-space" }, corner, top, left, field);
+  const box = h("div", {
+    class: "map-box", tabindex: 0, role: "region", dataset: { ownKeys: "" },
+    "aria-label": "Heat map; the sentence below says in words what it shows",
+  }, space);
+  const tip = h("div", { class: "tip", hidden: true });
+  const scale = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const legend = h("span", { class: "legend" }, "0", scale, "100% of the weight");
+  const header = h("header", {}, h("h3", {}, "Heat map"), legend);
+  const element = h("section", { class: "panel", "aria-label": "Heat map" }, header, box, tip);
+  return { canvas, bands, field, corner, top, left, space, box, tip, legend, element };
+}
+
+// --- sizes ---
+
+function measure(view, box, doc, layer) {
+  const [rows, columns] = [labelTexts(doc, layer.queries), labelTexts(doc, layer.keys)];
+  const narrow = box.clientWidth < 480;
+  view.left = Math.min(narrow ? 84 : 120, 18 + longest(rows, 13, box));
+  const room = (box.clientWidth || 640) - view.left - 2;
+  const fits = Math.floor(room / Math.max(1, doc.tokens(layer.keys).length));
+  const whole = Math.max(22, Math.floor((innerHeight * 0.56) / Math.max(1, doc.tokens(layer.queries).length)));
+  view.cell = fits >= SMALLEST_CELL ? Math.min(LARGEST_CELL, fits, whole) : EASY_CELL;
+  view.font = Math.min(14, Math.max(10, view.cell - 3));
+  view.left = Math.min(view.left, 18 + longest(rows, view.font, box));
+  view.top = Math.max(36, Math.min(narrow ? 84 : 110, 16 + longest(columns, view.font, box)));
+}
+
+function labelTexts(doc, side) {
+  return doc.tokens(side).slice(0, 400).map((token, index) => shortPlace(doc, side, index) ?? plain(token));
+}
+
+/** Patches are told by row and column. */
+function shortPlace(doc, side, index) {
+  return placeName(doc, side, index)?.replace(/\D+(\d+)\D+(\d+)/, "$1,$2") ?? null;
+}
+
+/** The width of the longest label as it will be drawn, in pixels; never less than the words in the corner need. */
+function longest(texts, size, box) {
+  const context = RULER.getContext("2d");
+  context.font = `${size}px ${getComputedStyle(box).fontFamily}`;
+  return texts.reduce((most, text) => Math.max(most, context.measureText(text).width), 48);
+}
+
+function applySize({ space, field, corner, bands }, view, doc, layer) {
+  space.style.setProperty("--map-left", `${view.left}px`);
+  space.style.setProperty("--map-top", `${view.top}px`);
+  space.style.setProperty("--map-cell", `${view.cell}px`);
+  space.style.setProperty("--map-font", `${view.font}px`);
+  field.style.setProperty("width", `${doc.tokens(layer.keys).length * view.cell}px`);
+  field.style.setProperty("height", `${doc.tokens(layer.queries).length * view.cell}px`);
+  clear(corner).append(({ target: "writes ↓", read: "has read ↓" })[layer.queries] ?? "this ↓", h("br", {}), "looks at →");
+  bands.row.hidden = bands.column.hidden = true;
+}
+
+function visible(box, view, { Tq, Tk }) {
+  const first = (scrolled, n) => Math.max(0, Math.min(n, Math.floor(scrolled / view.cell)));
+  const end = (scrolled, size, n) => Math.max(0, Math.min(n, Math.ceil((scrolled + size) / view.cell)));
+  return {
+    q0: first(box.scrollTop, Tq), q1: end(box.scrollTop, box.clientHeight - view.top, Tq),
+    k0: first(box.scrollLeft, Tk), k1: end(box.scrollLeft, box.clientWidth - view.left, Tk),
+  };
+}
+
+// --- drawing ---
+
+function paintVisible(canvas, box, view, layer, heads) {
+  const { weightsNow: weights } = layer;
+  const { q0, q1, k0, k1 } = visible(box, view, weights);
+  const dpr = Math.min(2, window.devicePixelRatio || 1);
+  const width = Math.max(1, Math.min(weights.Tk * view.cell, box.clientWidth - view.left));
+  const height = Math.max(1, Math.min(weights.Tq * view.cell, box.clientHeight - view.top));
+  resizeCanvas(canvas, width, height, dpr);
+  if (q1 <= q0 || k1 <= k0) return;
+  const small = cellsImage(weights, heads, q0, q1, k0, k1);
+  const context = canvas.getContext("2d");
+  context.setTransform(dpr, 0, 0, dpr, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.imageSmoothingEnabled = false;
+  const [x, y] = [k0 * view.cell - box.scrollLeft, q0 * view.cell - box.scrollTop];
+  context.drawImage(small, x, y, (k1 - k0) * view.cell, (q1 - q0) * view.cell);
+  drawRules(context, view, x, y, k1 - k0, q1 - q0);
+}
+
+function resizeCanvas(canvas, width, height, dpr) {
+  const [w, t] = [Math.round(width * dpr), Math.round(height * dpr)];
+  if (canvas.width === w && canvas.height === t) return;
+  canvas.width = w;
+  canvas.height = t;
+  canvas.style.setProperty("width", `${width}px`);
+  canvas.style.setProperty("height", `${height}px`);
+}
+
+/** One pixel a cell; the canvas enlarges it. */
+function cellsImage(weights, heads, q0, q1, k0, k1) {
+  const [rows, columns] = [q1 - q0, k1 - k0];
+  const small = new OffscreenCanvas(columns, rows);
+  const context = small.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const levels = heads.map((head) => levelsOf(weights, head, q0, q1, k0, k1));
+  fillPixels(new Uint32Array(image.data.buffer), heads.map((_, place) => heatScale(place)), levels);
+  context.putImageData(image, 0, 0);
+  return small;
+}
+
+function levelsOf(weights, head, q0, q1, k0, k1) {
+  const columns = k1 - k0;
+  const out = new Uint8Array((q1 - q0) * columns);
+  weights.each(head, (q, k, weight) => {
+    if (k >= k0 && k < k1) out[(q - q0) * columns + k - k0] = heatLevel(weight);
+  }, q0, q1);
+  return out;
+}
+
+function fillPixels(pixels, scales, levels) {
+  if (scales.length === 1) {
+    for (let i = 0; i < pixels.length; i++) pixels[i] = scales[0][levels[0][i]];
+    return;
+  }
+  const here = new Array(scales.length);
+  for (let i = 0; i < pixels.length; i++) {
+    for (let n = 0; n < here.length; n++) here[n] = levels[n][i];
+    pixels[i] = mixed(scales, here);
+  }
+}
+
+/** Hairlines between the cells, in the colour of the paper. */
+function drawRules(context, view, x, y, columns, rows) {
+  context.strokeStyle = getComputedStyle(context.canvas).getPropertyValue("--rule") || "rgb(128 128 128 / 14%)";
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let c = 0; c <= columns; c++) {
+    context.moveTo(x + c * view.cell, y);
+    context.lineTo(x + c * view.cell, y + rows * view.cell);
+  }
+  for (let r = 0; r <= rows; r++) {
+    context.moveTo(x, y + r * view.cell);
+    context.lineTo(x + columns * view.cell, y + r * view.cell);
+  }
+  context.stroke();
+}
+
+/** Few words: all labels once. Many: those in sight, again at each scroll. */
+function labelVisible({ top, left }, box, view, doc, layer) {
+  const { weightsNow: weights } = layer;
+  const few = Math.max(weights.Tq, weights.Tk) <= ALL_LABELS;
+  const { q0, q1, k0, k1 } = few ? { q0: 0, q1: weights.Tq, k0: 0, k1: weights.Tk } : visible(box, view, weights);
+  const key = [q0, q1, k0, k1].join();
+  if (view.labelled === key) return;
+  view.labelled = key;
+  fillLabels(left, doc, layer.queries, q0, q1, view.cell, "top");
+  fillLabels(top, doc, layer.keys, k0, k1, view.cell, "left");
+}
+
+function fillLabels(strip, doc, side, from, to, cell, edge) {
+  const tokens = doc.tokens(side);
+  const labels = [];
+  for (let index = from; index < to; index++) {
+    const place = shortPlace(doc, side, index);
+    const label = place ? h("span", { class: "token" }, place) : shown(tokens[index]);
+    labels.push(h("span", { class: "at", style: { [edge]: `${index * cell}px` } }, label));
+  }
+  strip.replaceChildren(...labels);
+}
+
+function drawLegend(legend) {
+  const context = legend.querySelector("canvas").getContext("2d");
+  const image = context.createImageData(256, 1);
+  const scale = heatScale(0);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < 256; i++) pixels[i] = scale[heatLevel(i / 255)];
+  context.putImageData(image, 0, 0);
+}
+
+// --- pointing ---
+
+function placeBands({ bands }, view, now, { Tq, Tk }) {
+  const q = now?.side === "queries" ? now.index : now?.other ?? null;
+  const k = now?.side === "keys" ? now.index : now?.other ?? null;
+  placeBand(bands.row, now, q !== null && q < Tq, { y: q * view.cell, width: Tk * view.cell, height: view.cell });
+  placeBand(bands.column, now, k !== null && k < Tk, { x: k * view.cell, width: view.cell, height: Tq * view.cell });
+}
+
+function placeBand(band, now, there, { x = 0, y = 0, width, height }) {
+  band.hidden = !there;
+  if (!there) return;
+  band.classList.toggle("pinned", now.pinned);
+  band.style.setProperty("transform", `translate(${x}px, ${y}px)`);
+  band.style.setProperty("width", `${width}px`);
+  band.style.setProperty("height", `${height}px`);
+}
+
+function listenToMap(store, parts, view, box, field) {
+  const cellAt = (event) => {
+    const { doc, path } = store.get();
+    const { Tq, Tk } = doc.layer(path).weightsNow;
+    const frame = field.getBoundingClientRect();
+    const k = Math.floor((event.clientX - frame.left) / view.cell);
+    const q = Math.floor((event.clientY - frame.top) / view.cell);
+    return q >= 0 && q < Tq && k >= 0 && k < Tk ? { q, k } : null;
+  };
+  field.addEventListener("pointermove", (event) => {
+    const cell = cellAt(event);
+    if (!cell) return;
+    const { hover } = store.get();
+    const moved = hover?.index !== cell.q || hover.other !== cell.k;
+    if (moved) store.set({ hover: { side: "queries", index: cell.q, other: cell.k } });
+    showTip(parts.tip, store.get(), cell, event);
+  });
+  field.addEventListener("pointerleave", () => {
+    parts.tip.hidden = true;
+    store.set({ hover: null });
+  });
+  field.addEventListener("click", (event) => {
+    const cell = cellAt(event);
+    if (cell) pinWord(store, "queries", cell.q);
+  });
+}
+
+function showTip(tip, { doc, path, heads }, { q, k }, event) {
+  const layer = doc.layer(path);
+  const name = (side, index) => placeName(doc, side, index) ?? shown(doc.tokens(side)[index]);
+  const told = (head) => `${heads.length > 1 ? `head ${head}: ` : ""}${percent(layer.weightsNow.at(head, q, k))}`;
+  const values = h("b", {}, `  ${heads.map(told).join(", ")}`);
+  clear(tip).append(name(layer.queries, q), " → ", name(layer.keys, k), values);
+  tip.hidden = false;
+  const flip = event.clientX > innerWidth - 240; // no room on the right of the pointer
+  const at = `translate(${event.clientX + (flip ? -14 : 14)}px, ${event.clientY + 18}px)`;
+  tip.style.setProperty("transform", flip ? `${at} translateX(-100%)` : at);
+}

@@ -1,0 +1,279 @@
+// Where the order of the words enters this model, and the numbers that carry it: what each position is made of, and
+// how alike two positions are. The numbers come with the document; schemes are told apart by what they hold alone.
+
+import { h, s, clear, shown, quoted } from "./dom.js";
+import { unpackArray } from "./data.js";
+import { decimal, furthest, paintMatrix, picker, pointedAt, press } from "./paint.js";
+
+const POS_BARRED = 60000; // a bias so far below nothing is a mask in disguise, not a number to look at
+const POS_WORDS = 200; // words to choose from, at most
+
+export function positionsView(store) {
+  const state = { visible: false, stale: true, entry: 0, at: 4, head: 0, turn: 0 };
+  const parts = posParts();
+  const view = { store, state, parts };
+  parts.head = picker("head", "pos-head", (head) => {
+    state.head = Number(head);
+    posShow(view);
+  });
+  store.on(["doc", "theme"], () => {
+    state.stale = true;
+    if (state.visible) posDraw(view);
+  });
+  return {
+    element: parts.element,
+    show() {
+      state.visible = true;
+      if (state.stale) posDraw(view);
+    },
+    hide() {
+      state.visible = false;
+    },
+  };
+}
+
+function posParts() {
+  const stacks = h("div", { class: "pos-stacks", role: "group", "aria-label": "which part of the model" });
+  const about = h("div", { class: "pos-about" });
+  const words = h("div", { class: "pos-words", role: "group", "aria-label": "a word of the sentence" });
+  const pictures = h("div", { class: "pos-pictures" });
+  return { element: h("section", { class: "pos" }, stacks, about, words, pictures), stacks, about, words, pictures };
+}
+
+/** Entries that say the same of two stacks are shown once: [{entry, stacks}]. */
+function posEntries(positions) {
+  const seen = new Map();
+  for (const entry of positions) {
+    const key = JSON.stringify([entry.scheme, entry.enters, entry.formula, entry.values?.data, entry.dots?.data]);
+    if (!seen.has(key)) seen.set(key, { entry, stacks: [] });
+    seen.get(key).stacks.push(entry.stack);
+  }
+  return [...seen.values()];
+}
+
+async function posDraw(view) {
+  const { store, state, parts } = view;
+  state.stale = false;
+  const turn = ++state.turn;
+  const { doc } = store.get();
+  state.entries = posEntries(doc.json.positions ?? []);
+  state.entry = Math.min(state.entry, state.entries.length - 1);
+  const one = state.entries[state.entry];
+  parts.element.hidden = !one;
+  if (!one) return;
+  const arrays = [one.entry.values, one.entry.dots];
+  const [values, dots] = await Promise.all(arrays.map((array) => (array ? unpackArray(array) : null)));
+  if (turn !== state.turn) return;
+  Object.assign(state, { one, values, dots: posHeads(dots), tokens: posTokens(doc, one), doc });
+  state.head = Math.min(state.head, Math.max(0, (state.dots?.heads ?? 1) - 1));
+  state.at = Math.max(0, Math.min(state.at, posLength(state) - 1, Math.max(0, state.tokens.length - 1)));
+  posStacks(view);
+  clear(parts.about).append(...posAbout(state));
+  posShow(view);
+}
+
+/** Dot products of one table or of one for each head, all as {heads, T, data}. */
+function posHeads(dots) {
+  if (!dots) return null;
+  const shape = dots.shape.length === 2 ? [1, ...dots.shape] : dots.shape;
+  const data = dots.data.map((number) => (Math.abs(number) >= POS_BARRED ? NaN : number));
+  return { heads: shape[0], rows: shape[1], columns: shape[2], data, many: dots.shape.length === 3 };
+}
+
+function posTokens(doc, { stacks }) {
+  const layer = doc.layers.find((one) => one.stack === stacks[0] && one.kind === "self") ?? doc.layers[0];
+  return layer ? doc.tokens(layer.keys) : [];
+}
+
+function posLength({ values, dots }) {
+  return values?.shape[0] ?? dots?.rows ?? 0;
+}
+
+// --- the words around the pictures -----------------------------------------------------------------------------------
+
+function posStacks(view) {
+  const { state, parts } = view;
+  const choose = (i) => {
+    state.entry = i;
+    posDraw(view);
+  };
+  clear(parts.stacks);
+  if (state.entries.length < 2) return;
+  parts.stacks.append(...state.entries.map(({ stacks }, i) =>
+    press("button", () => choose(i), stacks.join(" and "), { "aria-pressed": String(i === state.entry) })));
+}
+
+function posAbout(state) {
+  const { entry, stacks } = state.one;
+  return [
+    h("h2", {}, `${entry.scheme[0].toUpperCase()}${entry.scheme.slice(1)} positions in the ${stacks.join(" and the ")}`),
+    entry.note ? h("p", {}, entry.note) : "",
+    posDrawing(state),
+    entry.formula ? h("p", { class: "pos-formula" }, entry.formula) : "",
+  ];
+}
+
+/** The way of a word through the stack, with the place marked where its position comes in. */
+function posDrawing({ doc, one: { entry, stacks } }) {
+  const box = (...inside) => h("span", { class: "pos-node" }, inside);
+  const here = (text) => h("span", { class: "pos-node pos-here" }, text);
+  const arrow = () => h("span", { class: "pos-arrow", "aria-hidden": "true" }, "→");
+  const own = doc.layers.filter((layer) => layer.stack === stacks[0]);
+  const count = new Set(own.map((layer) => layer.layer)).size;
+  const cross = own.some((layer) => layer.kind === "cross");
+  const inside = { angles: here("q and k turned by position"), bias: here("scores + bias of the distance") }[entry.enters];
+  const block = h("span", { class: "pos-block" }, h("span", { class: "pos-times" }, count ? `${count} ×` : "each layer"),
+    box("self-attention", inside ?? ""), arrow(), cross ? [box("cross-attention"), arrow()] : "", box("feed-forward"));
+  const added = entry.enters === "embed" ? [h("span", { class: "pos-plus" }, "+"), here("position")] : "";
+  return h("p", { class: "pos-drawing" }, box("words"), arrow(), box("embedding"), added, arrow(), block);
+}
+
+function posWords(view) {
+  const { state, parts } = view;
+  const fit = state.tokens.slice(0, Math.min(POS_WORDS, posLength(state)));
+  const choose = (i) => {
+    state.at = i;
+    posShow(view);
+    parts.words.children[i]?.focus();
+  };
+  clear(parts.words).append(...fit.map((token, i) =>
+    press("pos-word", () => choose(i), [h("small", {}, i), shown(token)], { "aria-pressed": String(i === state.at) })));
+  parts.words.hidden = !fit.length;
+}
+
+// --- the pictures ----------------------------------------------------------------------------------------------------
+
+function posShow(view) {
+  const { state, parts } = view;
+  posWords(view);
+  clear(parts.pictures).append(...[posValues(state), posDots(view)].filter(Boolean));
+}
+
+function posName(state, i) {
+  return state.tokens[i] ? `position ${i} (${quoted(state.tokens[i])})` : `position ${i}`;
+}
+
+function posValues(state) {
+  const { values, one } = state;
+  if (!values) return null;
+  const [T, E] = values.shape;
+  const row = (i) => values.data.subarray(i * E, (i + 1) * E);
+  const turned = "How far each pair of numbers is turned: cosines and sines";
+  const title = one.entry.enters === "angles" ? turned : "What is added to the embedding";
+  const tell = (i, d) => `${posName(state, i)}, dimension ${d}: ${decimal(values.data[i * E + d], 3)}`;
+  return posPicture(state, {
+    kind: "values", title, down: "position", across: `dimension, 0 to ${E - 1}`, numbers: values.data, rows: T, columns: E,
+    tell, curve: row, label: `${T} positions down, ${E} dimensions across`,
+  });
+}
+
+function posDots(view) {
+  const { state, parts } = view;
+  const { dots, one } = state;
+  if (!dots) return null;
+  const { rows, columns } = dots;
+  const numbers = dots.data.subarray(state.head * rows * columns, (state.head + 1) * rows * columns);
+  const biased = one.entry.enters === "bias";
+  const [down, across] = biased ? ["the word that looks", "the word that is looked at"] : ["position", "position"];
+  parts.head.fill(Array.from({ length: dots.heads }, (_, head) => ({ value: head, label: String(head) })), state.head);
+  return posPicture(state, {
+    kind: "dots", title: biased ? "What is added to each score" : "How alike two positions are: their dot products",
+    down, across, numbers, rows, columns, label: `${rows} positions down, ${columns} across`,
+    tell: (i, j) => `${posName(state, i)} and ${posName(state, j)}: ${posNumber(numbers[i * columns + j])}`,
+    curve: (i) => numbers.subarray(i * columns, (i + 1) * columns), above: dots.many ? parts.head.frame : null,
+  });
+}
+
+function posNumber(number) {
+  return Number.isNaN(number) ? "may not be looked at" : decimal(number, 3);
+}
+
+/** A picture with its axes, what is pointed at in words, and the row of the chosen word as a curve. */
+function posPicture(state, { kind, title, down, across, numbers, rows, columns, tell, curve, label, above = null }) {
+  const canvas = h("canvas", {
+    class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}. Arrow keys move through it.`, "data-own-keys": true,
+  });
+  paintMatrix(canvas, numbers, rows, columns, furthest(numbers));
+  const say = h("p", { class: "pos-say", "aria-live": "polite" }, "Point at the picture to read a number.");
+  const shape = kind === "dots" ? "pos-field pos-square" : "pos-field";
+  const field = h("div", { class: shape, style: { "--rows": rows } }, canvas, posMarks(state, rows));
+  const cursor = field.appendChild(h("span", { class: "pos-cursor", hidden: true }));
+  posRead(canvas, (i, j) => {
+    cursor.hidden = i === null;
+    if (i === null) return;
+    cursor.style.setProperty("left", `${(100 * (j + 0.5)) / columns}%`);
+    cursor.style.setProperty("top", `${(100 * (i + 0.5)) / rows}%`);
+    say.textContent = tell(i, j);
+  });
+  const axes = [h("span", { class: "pos-down" }, `${down} ↓`), h("span", { class: "pos-across" }, `${across} →`), posTicks(rows)];
+  return h("figure", { class: `pos-figure pos-${kind}` }, h("figcaption", {}, h("b", {}, title), above),
+    h("div", { class: "pos-frame" }, axes, field), say, posCurve(state, curve(state.at), numbers, kind));
+}
+
+/** Where the chosen word stands, and how far the sentence reaches. */
+function posMarks(state, rows) {
+  const part = (count) => `${(100 * count) / rows}%`;
+  const words = Math.min(rows, state.tokens.length);
+  return [
+    h("span", { class: "pos-rowmark", style: { top: part(state.at), height: `max(${part(1)}, 3px)` } }),
+    h("span", { class: "pos-reach", title: "this sentence", style: { height: part(words) } }),
+  ];
+}
+
+function posTicks(rows) {
+  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((size) => rows / size <= 8) ?? 1000;
+  const tick = (row) => h("span", { style: { top: `${(100 * (row + 0.5)) / rows}%` } }, row);
+  return h("span", { class: "pos-ticks", "aria-hidden": "true" }, Array.from({ length: Math.ceil(rows / step) }, (_, i) => tick(i * step)));
+}
+
+/** The pointer and the arrow keys alike: read(row, column). */
+function posRead(canvas, read) {
+  const at = [0, 0];
+  pointedAt(canvas, read);
+  canvas.addEventListener("keydown", (event) => {
+    const [i, j] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
+    if (i === undefined) return;
+    event.preventDefault();
+    at[0] = Math.max(0, Math.min(canvas.height - 1, at[0] + i));
+    at[1] = Math.max(0, Math.min(canvas.width - 1, at[1] + j));
+    read(...at);
+  });
+}
+
+function posCurve(state, numbers, all, kind) {
+  const [low, high] = posRange(all);
+  const tall = high - low || 1;
+  const waves = kind === "values" && posInterleaved(state.values) ? [" — the even ones", " — the odd ones"] : [""];
+  const lines = waves.map((_, i) => s("path", { class: `pos-line pos-line-${i}`, d: posLine(numbers, i, waves.length) }));
+  const svg = s("svg", {
+    class: "pos-curve", preserveAspectRatio: "none", role: "img", "aria-label": `the row of ${posName(state, state.at)} as a curve`,
+    viewBox: `0 ${-high - 0.04 * tall} ${Math.max(1, numbers.length)} ${1.08 * tall}`,
+  }, s("path", { class: "pos-zero", d: `M0 0H${numbers.length}` }), lines);
+  const what = kind === "values" ? "The numbers of" : "Every position with";
+  const names = waves.map((name, i) => h("span", { class: `pos-name-${i}` }, name));
+  const said = `${what} ${posName(state, state.at)}, from ${decimal(low, 1)} to ${decimal(high, 1)}`;
+  return h("div", { class: "pos-curvebox" }, h("p", { class: "small muted" }, said, names), svg);
+}
+
+function posRange(numbers) {
+  let [low, high] = [0, 0];
+  for (const number of numbers) {
+    if (number < low) low = number;
+    if (number > high) high = number;
+  }
+  return [low, high];
+}
+
+function posLine(numbers, first, step) {
+  const points = [];
+  for (let i = first; i < numbers.length; i += step) {
+    if (!Number.isNaN(numbers[i])) points.push(`${points.length ? "L" : "M"}${i + 0.5} ${(-numbers[i]).toFixed(4)}`);
+  }
+  return points.join("");
+}
+
+/** Sines and cosines in turns (at position 0: 0, 1, 0, 1 ...): as one curve they would be a comb. */
+function posInterleaved({ shape: [, E], data }) {
+  for (let i = 0; i < E; i++) if (Math.abs(data[i] - (i % 2)) > 0.001) return false;
+  return E > 3;
+}

@@ -1,0 +1,181 @@
+"""The document of a sentence: the search as it went, what was looked at on the way, and what is silent."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import attent
+from attent.decode.engine import Stopped
+from attent.decode.options import Search
+from attent.look import Trace, view
+from attent.look.silence import Part, silenced
+from attent.look.view import Budget, Filter, Looker, LookError, Question
+from attent.models import shift_right
+from attent.models.config import decoder_of
+from attent.nn import LearnedConfig
+from tests.look.toys import STACK, TEXT, model, translator
+from tests.text.corpus import tokenizer
+
+SECTIONS = {"format", "version", "title", "sides", "layers", "model", "decoding", "properties", "positions"}
+
+
+@pytest.fixture(scope="module")
+def looker() -> Looker:
+    return Looker(translator(), name="toy", languages=("en", "de"))
+
+
+@pytest.fixture(scope="module")
+def seen(looker: Looker) -> dict[str, Any]:
+    return looker.look(Question(text=f" {TEXT} "))
+
+
+def test_it_is_the_translation(looker: Looker, seen: dict[str, Any]) -> None:
+    (wanted,) = translator().translate([TEXT], n_best=4)
+    assert set(seen) == SECTIONS
+    assert seen["title"] == TEXT
+    assert seen["sides"]["target"]["text"] == wanted.text == seen["decoding"]["results"][0]["text"]
+    assert [one["text"] for one in seen["decoding"]["results"]] == [one.text for one in wanted.n_best]
+    assert (seen["sides"]["source"]["language"], seen["sides"]["target"]["language"]) == ("en", "de")
+    json.dumps(seen, allow_nan=False)
+
+
+def test_the_weights_are_those_of_the_pass_over_it(looker: Looker, seen: dict[str, Any]) -> None:
+    of = translator()
+    (source,), ids = of.tokenizer.encode_source([TEXT]), [one["chosen"] for one in seen["decoding"]["choices"]]
+    target = torch.tensor([ids])
+    with attent.record(looker.model) as trace, torch.no_grad():
+        logits = looker.model(torch.tensor([source]), shift_right(target, looker.model.config.start))
+    back = Trace.of(seen)
+    assert list(back) == list(trace)
+    for path, calls in trace.items():
+        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+    assert [len(seen["sides"][name]["tokens"]) for name in ("source", "read", "target")] == [
+        len(source),
+        *[len(ids)] * 2,
+    ]
+    for choice, row, token in zip(seen["decoding"]["choices"], logits[0], ids, strict=True):
+        assert choice["chosen"] == token
+        assert choice["p"] == pytest.approx(float(row.softmax(-1)[token]), rel=0.05)  # what is no word has no share
+        shares = [option["p"] for option in choice["options"]]
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_every_node_leads_somewhere(seen: dict[str, Any]) -> None:
+    nodes = {node["id"]: node for node in seen["decoding"]["nodes"]}
+    won = [node for node in nodes.values() if node["won"]]
+    assert [node["token"] for node in won] == [one["chosen"] for one in seen["decoding"]["choices"]]
+    assert math.exp(sum(node["log_prob"] for node in won)) == pytest.approx(
+        math.prod(one["p"] for one in seen["decoding"]["choices"]), rel=1e-3
+    )
+    assert all(nodes[one["node"]]["alive"] for one in seen["decoding"]["results"])
+    assert all(node["parent"] is None or nodes[node["parent"]]["kept"] for node in nodes.values())
+
+
+def test_a_forced_token_changes_what_follows(looker: Looker, seen: dict[str, Any]) -> None:
+    first = seen["decoding"]["choices"][0]
+    other = next(option["token"] for option in first["options"] if option["token"] != first["chosen"])
+    forced = looker.look(Question(text=TEXT, prefix=(other,)))
+    assert forced["decoding"]["forced"] == 1
+    assert forced["decoding"]["choices"][0]["chosen"] == other
+    assert forced["sides"]["target"]["tokens"][0] != seen["sides"]["target"]["tokens"][0]
+
+
+def test_silence_is_that_of_the_model(looker: Looker, seen: dict[str, Any]) -> None:
+    parts = (Part("decoder.blocks.0.cross", 1), Part("decoder.blocks.1"))
+    quiet = looker.look(Question(text=TEXT, silence=parts))
+    assert {layer["path"]: layer["silent"] for layer in quiet["layers"] if layer["silent"]} == {
+        "decoder.blocks.0.cross": [1],
+        "decoder.blocks.1.own": [0, 1, 2],
+        "decoder.blocks.1.cross": [0, 1, 2],
+    }
+    with silenced(looker.model, parts):
+        (wanted,) = translator().translate([TEXT])
+    assert quiet["sides"]["target"]["text"] == wanted.text != seen["sides"]["target"]["text"]
+    assert looker.look(Question(text=TEXT))["sides"] == seen["sides"], "afterwards it is as before"
+
+
+def test_a_given_translation_is_read_as_it_is(looker: Looker) -> None:
+    found = looker.look(Question(text=TEXT, target="Hallo  Welt"))
+    assert "decoding" not in found
+    ids = tokenizer().encode_target(["Hallo  Welt"])[0]
+    assert [token["piece"] for token in found["sides"]["target"]["tokens"]] == tokenizer().target.pieces(ids)
+    assert found["sides"]["read"]["tokens"][0]["special"] == "start"
+
+
+def test_filters_leave_the_rest_out(looker: Looker) -> None:
+    found = looker.look(Question(text=TEXT), Filter(kind="cross", layers=(1,)))
+    assert [layer["path"] for layer in found["layers"]] == ["decoder.blocks.1.cross"]
+
+
+def test_a_long_text_costs_no_more_than_a_page_holds(looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "WHOLE", 2_000)
+    monkeypatch.setattr(view, "ENTRIES", 2_000)
+    monkeypatch.setattr(view, "NUMBERS", 2_000)
+    found = looker.look(Question(text=" ".join([TEXT] * 4), target=" ".join([TEXT] * 4)))
+    assert all("sparse" in layer and "q" not in layer for layer in found["layers"])
+    most = found["layers"][0]["sparse"]["places"]["shape"][-1]
+    assert most == view.FEWEST
+    json.dumps(found, allow_nan=False)
+
+
+def test_two_thousand_tokens_are_looked_at(looker: Looker) -> None:
+    text = " ".join(["two dogs"] * 290)
+    found = looker.look(Question(text=text, target=text))
+    counts = [len(side["tokens"]) for side in found["sides"].values()]
+    assert min(counts) > 2_000
+    assert len(json.dumps(found)) < 5_000_000
+
+
+def test_a_budget_counts_what_a_page_would_hold(seen: dict[str, Any]) -> None:
+    sides = Trace.of(seen).sides
+    layers = dict.fromkeys(Trace.of(seen), (3, 8))
+    assert Budget.of(layers, sides) == Budget(most=None, vectors=True)
+    assert Budget.of({"decoder.blocks.0.cross": (10_000_000, 8)}, sides).vectors is False
+
+
+def test_the_letters_of_any_script_are_shown(looker: Looker) -> None:
+    found = looker.look(Question(text="שלום 日本語 \U0001f600", search=Search(max_length=3)))
+    tokens = found["sides"]["source"]["tokens"]
+    assert all(token["text"] or token["piece"] == "▁" for token in tokens)
+    assert tokens[-1]["special"] == "end"
+    assert {token["special"] for token in tokens if token["piece"].startswith("<0x")} == {"byte"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"text": " \n"}, "there must be a sentence to look at, but it is empty"),
+        ({"text": "a", "prefix": (10**9,)}, "`prefix` must hold token ids from 0 to"),
+        ({"text": "a", "prefix": (5,) * 200}, "`prefix` must be shorter than"),
+        ({"text": "a", "prefix": (1,)}, "cannot go on behind these tokens|prefix"),
+        ({"text": "a", "silence": (Part("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
+        ({"text": "a", "to": "fr"}, "has no tag for 'fr'"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told(looker: Looker, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        looker.look(Question(**asked))
+
+
+def test_a_sentence_longer_than_the_model_has_places_is_told() -> None:
+    from dataclasses import replace
+
+    from attent.decode import Translator
+
+    short = replace(STACK, positions=LearnedConfig(max_length=6))
+    assert decoder_of(short).positions == short.positions
+    looker = Looker(Translator(model(short), tokenizer()))
+    with pytest.raises(LookError, match="has places for 6 tokens, but the sentence has"):
+        looker.look(Question(text=" ".join([TEXT] * 3)))
+    with pytest.raises(LookError, match="has places for 6 tokens, but the translation has"):
+        looker.look(Question(text="a", target=" ".join([TEXT] * 3)))
+
+
+def test_it_stops_when_it_is_told_to(looker: Looker) -> None:
+    with pytest.raises(Stopped):
+        looker.look(Question(text=TEXT), stop=lambda: True)
