@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
     "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
+    "look": ("attent.cli.look:look", "See every head at work on a sentence, in a page; which heads matter."),
     "score": ("attent.cli.score:score", "How good translations are: BLEU, chrF, TER, with confidence intervals."),
     "train": ("attent.cli.train:train", "From parallel text to a translator; run again, it goes on where it was."),
     "translate": (

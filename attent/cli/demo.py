@@ -40,6 +40,7 @@ Ctrl-C saves and leaves; [bold]attent demo[/] goes on where it was.
 """
 NEXT = (
     ("attent translate {out}", "read dates from the keyboard, or from a file"),
+    ('attent look {out} "Sa., 13. März 1954"', "every head at work on it, in a page; without a date, a live one"),
     ("attent info {out}", "what is in the folder; card.md there says it in words"),
     ("attent data yours.tsv", "what is in a corpus of your own"),
     ("attent train --data yours.tsv --src en --tgt de --out runs/en-de", ""),

@@ -23,6 +23,7 @@ from attent.cli.watch import Watch
 from attent.data.cache import try_locked
 from attent.decode.align import AlignmentError, agreed, remember
 from attent.decode.translate import Stopped, translate
+from attent.look import properties
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.folder import explained
 from attent.models.store import fill
@@ -535,7 +536,8 @@ class Final:
         return scored
 
     def choose_heads(self) -> None:
-        """Which heads tell best which word comes from which, by the validation pairs: for `translate --alignment`."""
+        """Which heads tell best which word comes from which, by the validation pairs: for `translate --alignment`; and
+        what each head does: for `look`."""
         found = self.prepared.found
         if not found.valid:
             return
@@ -546,6 +548,10 @@ class Final:
         with suppress(AlignmentError):  # pairs without words have nothing to tell
             measured = agreed(model, self.prepared.tokenizer, sources, references, to=texts.to[0])
             remember(self.session.out, measured)
+        habits = properties.measure(
+            model, self.prepared.tokenizer, sources, references, to=texts.to[0], of="the validation pairs"
+        )
+        properties.remember(self.session.out, habits)
 
     def finished(self, scored: Sequence[Scored]) -> dict[str, Any]:
         """What a later call needs to know of this end."""
@@ -567,4 +573,5 @@ class Final:
         out, found = self.session.out, self.prepared.found
         to = f" --to {found.train[0].languages.target}" if found.tags else ""
         told = f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}{to}"
+        told += f", look inside: attent look {out}"
         self.session.tell(Note(text=told, step=self.ended.step))

@@ -61,6 +61,7 @@ class Model:
     tokenizer: str  # "BPE, joint" and the like
     tokenizer_sha256: str
     started_from: str = ""  # the model that was trained further, if any
+    pruned: int = 0  # heads that were removed from it, of all layers together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,21 @@ def write(card: Card, path: Path) -> None:
 def text(card: Card) -> str:
     sections = (_head, _scores, _use, _data, _model, _recipe, _training, _samples, _limits)
     return "\n\n".join(part for section in sections for part in section(card)) + "\n"
+
+
+def with_section(card: str, title: str, paragraphs: Iterable[str], before: Sequence[str] = ()) -> str:
+    """The text of a card with a section of this title: in place of the one that it had, else before the first of the
+    sections `before` that it has, else at the end."""
+    section = "\n\n".join([f"## {title}", *paragraphs])
+    parts = re.split(r"^(?=## )", card, flags=re.MULTILINE)
+    titles = [part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "" for part in parts]
+    kept = [part for part, name in zip(parts, titles, strict=True) if name != title]
+    places = [i for i, name in enumerate(titles) if name == title] or [
+        i for i, name in enumerate(titles) if name in before
+    ]
+    at = places[0] if places else len(kept)
+    texts = [part.strip("\n") for part in [*kept[:at], section, *kept[at:]]]
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
 # ---- sections, in the order in which a person wants them -------------------------------------------------------------
@@ -241,6 +257,7 @@ def _model(card: Card) -> Iterator[str]:
         ("Tokenizer", model.tokenizer),
         ("Tokenizer SHA-256", model.tokenizer_sha256),
         ("Trained further from", model.started_from),
+        ("Heads pruned before", f"{model.pruned:,}" if model.pruned else ""),
     ]
     yield table(("", ""), [row for row in rows if row[1]])
 

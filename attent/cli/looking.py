@@ -1,0 +1,306 @@
+"""What `attent look` does: read the model, look at the sentence, and show it as a page, a picture or text; serve the
+live page. What may be asked for is `look`'s; what is seen `attent.look`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import webbrowser
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attent import settings
+from attent.cli.look import Flags
+from attent.cli.searching import MachineFlags, asked_language, translator_of
+from attent.decode import Search, Translator
+from attent.look import ablate as ablations
+from attent.look import properties as habits
+from attent.look.html import live_policy, page
+from attent.look.silence import Part, found
+from attent.look.view import Filter, Looker, Question
+from attent.models import Seq2Seq
+from attent.train.events import Validated
+from attent.train.log import NAME as LOG
+from attent.train.log import read as read_log
+
+if TYPE_CHECKING:
+    from attent.look.ablate import Ablation
+    from attent.serve.question import Question as Asked
+
+PAGE = Path("look.html")
+WIDTH = 100  # of a picture where there is no terminal
+
+
+def start(folder: Path, sentence: str | None, flags: Flags) -> int:
+    machine = MachineFlags(engine="torch", device=flags.device, dtype=flags.dtype, threads=flags.threads)
+    translator = translator_of((folder,), machine, tell)
+    looking = Looking.of(folder, translator, sentence, flags)
+    if flags.positions:
+        return looking.at_positions()
+    if sentence is None:
+        return looking.live()
+    return looking.at(sentence)
+
+
+def ablate(folder: Path, flags: Flags) -> int:
+    """Which heads matter; `--png` and `--svg` draw it."""
+    from attent.cli.ablating import run_ablation
+
+    def draw(ablation: Ablation) -> None:
+        from attent.look.plots import ablation_figure
+
+        write_figures(flags, lambda: ablation_figure(ablation.document()))
+
+    return run_ablation(
+        folder,
+        flags.data,
+        src=flags.src,
+        tgt=flags.tgt,
+        to=flags.to,
+        what=flags.parts,
+        limit=flags.limit,
+        prune_to=flags.prune,
+        within=flags.within,
+        search=Search(beam_size=flags.beam_size),
+        machine=MachineFlags(device=flags.device, dtype=flags.dtype, threads=flags.threads),
+        then=draw if flags.png or flags.svg else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking:
+    """A model that is looked at."""
+
+    folder: Path
+    looker: Looker
+    flags: Flags
+    to: str | None
+
+    @classmethod
+    def of(cls, folder: Path, translator: Translator, sentence: str | None, flags: Flags) -> Looking:
+        model, root = translator.model, folder.expanduser()
+        assert isinstance(model, Seq2Seq)  # of one folder
+        tags = translator.tokenizer.source.tags
+        free = flags.positions or (sentence is None and not (flags.to or flags.data))  # the live page lets one choose
+        to = None if free else asked_language(flags.to, tags, folder)
+        known = measured(root, translator, flags, to) or habits.remembered(root, model)
+        effects = ablations.remembered(root, model)
+        looker = Looker(
+            translator,
+            name=root.resolve().name,
+            languages=languages_of(root),
+            properties=None if known is None else known.document(),
+            ablation=None if effects is None else effects.document(),
+        )
+        return cls(folder=folder, looker=looker, flags=flags, to=to)
+
+    def at(self, sentence: str) -> int:
+        """One sentence, in every form that was asked for; in a page if none was."""
+        flags = self.flags
+        document = self.looker.look(self.question(sentence), Filter(kind=flags.kind, layers=flags.layers or None))
+        if flags.json:
+            write_json(document, flags.json)
+        if flags.png or flags.svg:
+            from attent.look.plots import heads_figure
+
+            kind, heads = self.drawn(document)
+            shown = when_read(document, document["layers"][0]["path"], heads[0]) if self.is_one(document) else document
+            write_figures(flags, lambda: heads_figure(shown, kind=kind, heads=heads or None))
+        if flags.terminal:
+            print(self.in_terminal(document))
+        if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
+            self.write_page(document)
+        return 0
+
+    def at_positions(self) -> int:
+        """How the model tells places apart."""
+        document = self.looker.empty(f"Positions of {self.looker.name}")
+        if self.flags.png or self.flags.svg:
+            from attent.look.plots import positions_figure
+
+            write_figures(self.flags, lambda: positions_figure(self.looker.model))
+        if self.flags.json:
+            write_json(document, self.flags.json)
+        if self.flags.out or not (self.flags.json or self.flags.png or self.flags.svg):
+            self.write_page(document)
+        return 0
+
+    def live(self) -> int:
+        """The page with a box to type in, until Ctrl-C."""
+        from attent.serve.app import make_app
+        from attent.serve.run import serve
+
+        examples = examples_of(self.folder.expanduser())
+        languages = [] if self.to else list(self.looker.translator.tokenizer.source.tags)
+        document = self.looker.empty("") | {"live": True, "examples": examples, "languages": languages}
+        about = {"name": self.looker.name, "summary": document["model"]["summary"]}
+
+        def answer(asked: Asked, stop: Callable[[], bool]) -> dict[str, Any]:
+            parts = tuple(map(Part.parse, asked.silence))
+            for part in parts:
+                found(self.looker.model, part)
+            question = Question(
+                text=asked.text,
+                to=asked.to or self.to,
+                search=Search(beam_size=asked.beam_size or self.flags.beam_size),
+                prefix=asked.prefix,
+                silence=parts,
+            )
+            return self.looker.look(question, stop=stop) | {"live": True}
+
+        app = make_app(page=page(document), look=answer, csp=live_policy(), about=about)
+        serve(app, port=self.flags.port or None, ready=self.at_work)
+        return 0
+
+    def at_work(self, url: str) -> None:
+        print(url, flush=True)
+        tell(f"{self.looker.name} is looked at on {url} (Ctrl-C ends it)")
+        if self.flags.open:
+            open_in_browser(url)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def question(self, sentence: str) -> Question:
+        flags = self.flags
+        return Question(
+            text=sentence,
+            to=self.to,
+            target=flags.target,
+            search=Search(beam_size=flags.beam_size),
+            silence=tuple(map(Part.parse, flags.silence)),
+        )
+
+    def is_one(self, document: dict[str, Any]) -> bool:
+        """Is one head alone asked for?"""
+        return len(document["layers"]) == 1 == len(self.flags.heads)
+
+    def drawn(self, document: dict[str, Any]) -> tuple[Any, list[int]]:
+        """What a picture shows: what was asked for; if nothing was, how the translation looks at the source."""
+        flags = self.flags
+        whole = not (flags.kind or flags.layers or flags.heads)
+        crosses = any(layer["kind"] == "cross" for layer in document["layers"])
+        return ("cross" if whole and crosses else flags.kind), list(flags.heads)
+
+    def in_terminal(self, document: dict[str, Any]) -> str:
+        from attent.look.terminal import picture, summary
+
+        path, head = self.best(document)
+        document = when_read(document, path, head)
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+        heads = document["properties"]["heads"]
+        said = next((one["says"] for one in heads if (one["path"], one["head"]) == (path, head)), "")
+        title = f"{path}, head {head}: {said}".rstrip(": ")
+        sides = document["sides"]
+        return "\n".join(
+            [
+                f"{sides['source']['text']}\n{sides['target']['text']}\n",
+                f"{title}\n",
+                picture(document, path=path, head=head, width=width),
+                "",
+                summary(document),
+            ]
+        )
+
+    def best(self, document: dict[str, Any]) -> tuple[str, int]:
+        """The head that was asked for; else, of what was recorded, the one that aligns best."""
+        wanted = set(self.flags.heads)
+        recorded = {layer["path"] for layer in document["layers"]}
+        heads = [one for one in document["properties"]["heads"] if one["path"] in recorded]
+        heads = [one for one in heads if not wanted or one["head"] in wanted] or heads
+
+        def worth(one: dict[str, Any]) -> tuple[float, float]:
+            values = one["values"]
+            return values.get("alignment") or 0.0, values.get("confidence") or 0.0
+
+        best = max(heads, key=worth)
+        return best["path"], best["head"]
+
+    def write_page(self, document: dict[str, Any]) -> None:
+        path = (self.flags.out or PAGE).expanduser()
+        settings.write_aside(path, page(document).encode())
+        print(path)
+        if self.flags.open:
+            open_in_browser(path.resolve().as_uri())
+
+
+def when_read(document: dict[str, Any], path: str, head: int) -> dict[str, Any]:
+    """A head that looks at a word when its translation has just been read is shown by what was read."""
+    heads = document["properties"]["heads"]
+    values = next(one["values"] for one in heads if (one["path"], one["head"]) == (path, head))
+    if (values.get("read") or 0.0) <= (values.get("written") or 0.0):
+        return document
+    layers = [layer | {"queries": "read"} if layer["path"] == path else layer for layer in document["layers"]]
+    return document | {"layers": layers}
+
+
+def measured(root: Path, translator: Translator, flags: Flags, to: str | None) -> habits.Properties | None:
+    """What each head does in the pairs of `--data`; the folder remembers it."""
+    if not flags.data:
+        return None
+    from attent.cli.scoring import read_texts
+    from attent.data.pairs import Languages
+    from attent.models.folder import explained
+
+    texts = read_texts(flags.data, Languages(flags.src, flags.tgt))
+    pairs = [pair for pair in zip(texts.sources, texts.references, strict=True) if all(pair)][: flags.limit]
+    assert isinstance(translator.model, Seq2Seq)
+    sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
+    tell(f"measuring what each head does, on {len(pairs):,} pairs ...")
+    names = ", ".join(Path(name).name for name in texts.name.split(", "))
+    known = habits.measure(translator.model, translator.tokenizer, sources, references, to=to, of=names)
+    with explained(root, "what its heads do"):
+        habits.remember(root, known)
+    return known
+
+
+def languages_of(root: Path) -> tuple[str | None, str | None]:
+    """As the run says, where there is one."""
+    path = root / "run.toml"
+    if not path.exists():
+        return None, None
+    data: dict[str, Any] = settings.read_tables(path).get("data", {})
+    return data.get("src"), data.get("tgt")
+
+
+def examples_of(root: Path) -> list[str]:
+    """Sentences that training showed last, to begin with."""
+    validated = [event for event in read_log(root / LOG) if isinstance(event, Validated)]
+    return [sample.source for sample in validated[-1].samples] if validated else []
+
+
+def write_figures(flags: Flags, make: Callable[[], Any]) -> None:
+    from attent.look.plots import save
+
+    figure = make()
+    for path in (flags.png, flags.svg):
+        if path is not None:
+            save(figure, path.expanduser())
+            print(path)
+
+
+def write_json(document: dict[str, Any], where: str) -> None:
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    content = f"{text}\n".encode(errors="surrogatepass")
+    if where == "-":
+        sys.stdout.buffer.write(content)
+    else:
+        settings.write_aside(Path(where).expanduser(), content)
+        print(where)
+
+
+def open_in_browser(url: str) -> None:
+    """Only where a person sees it: not from a script, nor where there is no screen."""
+    seen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if seen and sys.stderr.isatty():
+        webbrowser.open(url)
+
+
+def tell(text: str) -> None:
+    """To a person who waits."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)

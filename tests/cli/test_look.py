@@ -1,0 +1,198 @@
+"""`attent look` as a person meets it: a page, pictures, numbers, the live page; a sentence for what it cannot do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attent import cli
+from attent.cli import looking
+from attent.look import Trace
+from attent.look.properties import NAME as HEADS
+from attent.train.loop import write_model
+from tests.look.toys import TEXT, model
+from tests.text.corpus import lines, tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "toy"
+    path.mkdir()
+    write_model(path, model(), tokenizer())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def document(text: str) -> dict[str, object]:
+    (block,) = re.findall('<script type="application/json" id="document">(.*?)</script>', text, re.DOTALL)
+    found: dict[str, object] = json.loads(block)
+    return found
+
+
+def test_a_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["look", str(folder), TEXT, "--to", "de"]) == 0
+    assert capsys.readouterr().out == "look.html\n"
+    found = document(Path("look.html").read_text(encoding="utf-8"))
+    assert (found["title"], found["model"]["name"]) == (TEXT, "toy")  # type: ignore[index]
+    assert "live" not in found
+
+
+def test_json_goes_to_a_file_or_to_standard_output(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "-", "--kind", "cross", "--layer", "1"]) == 0
+    printed = capfdbinary.readouterr().out.decode()
+    assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross"]
+    assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--target", "Hallo"]) == 0
+    assert "decoding" not in json.loads(Path("t.json").read_text(encoding="utf-8"))
+    assert not Path("look.html").exists()
+
+
+def test_a_picture_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["look", str(folder), TEXT, "--to", "de", "--terminal", "--kind", "cross", "--layer", "1", "--head", "2"]
+    assert cli.main(asked) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(TEXT)
+    assert "decoder.blocks.1.cross, head 2" in out
+    assert not Path("look.html").exists()
+
+
+def test_pictures_for_papers(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert (
+        cli.main(
+            [
+                "look",
+                str(folder),
+                TEXT,
+                "--to",
+                "de",
+                "--png",
+                "a.png",
+                "--svg",
+                "a.svg",
+                "--layer",
+                "0",
+                "--kind",
+                "cross",
+            ]
+        )
+        == 0
+    )
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in Path("a.svg").read_text(encoding="utf-8")
+
+
+def test_positions_need_no_sentence(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["look", str(folder), "--positions"]) == 0
+    found = document(Path("look.html").read_text(encoding="utf-8"))
+    assert found["layers"] == []
+    assert [entry["scheme"] for entry in found["positions"]] == ["sinusoidal"] * 2  # type: ignore[attr-defined]
+    assert cli.main(["look", str(folder), "--positions", "--png", "p.png"]) == 0
+    assert Path("p.png").exists()
+
+
+def test_heads_are_measured_on_data_and_remembered(folder: Path) -> None:
+    pairs = zip(*lines(40), strict=True)
+    Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
+    try:
+        assert cli.main([*asked, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
+        first = json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"]
+        assert first["sentences"] == 40
+        assert cli.main(asked) == 0
+        assert json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"] == first
+    finally:
+        (folder / HEADS).unlink()
+
+
+def test_a_silent_part_is_silent(folder: Path) -> None:
+    assert (
+        cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--silence", "decoder.blocks.0.cross:1"])
+        == 0
+    )
+    layers = json.loads(Path("t.json").read_text(encoding="utf-8"))["layers"]
+    assert {layer["path"]: layer["silent"] for layer in layers if layer["silent"]} == {"decoder.blocks.0.cross": [1]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        (["  "], 2, "it is empty; leave it out for the live page"),
+        (["a", "--positions"], 2, "--positions does not depend on a sentence"),
+        (["--terminal"], 2, "--terminal needs a sentence"),
+        (["a", "--ablate", "--data", "x"], 2, "leave the sentence out"),
+        (["--ablate"], 2, "need pairs to measure on: add --data"),
+        (["--ablate", "--data", "x", "--json", "-"], 2, "leave --json out"),
+        (["a", "--png", "a.gif"], 2, "--png must be a file that ends in .png"),
+        (["a", "-o", "nowhere/look.html"], 2, "must be in a folder that is there"),
+        (["a", "-b", "0"], 2, "--beam-size must be 1 or more"),
+        (["a", "--silence", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
+        (["a", "--layer", "9"], 1, "must leave an attention layer"),
+        (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
+        (["--port", "99999"], 2, "--port must be from 0 to 65535"),
+    ],
+)
+def test_what_cannot_be_done_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], asked: list[str], code: int, words: str
+) -> None:
+    to = [] if "--to" in asked else ["--to", "de"]
+    assert cli.main(["look", str(folder), *asked, *to]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(looking.webbrowser, "open", opened.append)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr(looking.sys.stderr, "isatty", lambda: True, raising=False)
+    looking.open_in_browser("file:///look.html")
+    assert opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    looking.open_in_browser("file:///look.html")
+    assert opened == ["file:///look.html"]
+
+
+def test_the_live_page_answers_and_ends(folder: Path) -> None:
+    pytest.importorskip("granian")
+    command = [sys.executable, "-m", "attent", "look", str(folder), "--no-open", "--to", "de"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().decode().strip().removeprefix("http://").rstrip("/")
+            connection = http.client.HTTPConnection(address, timeout=30)
+            connection.request("GET", "/")
+            assert document(connection.getresponse().read().decode())["live"] is True
+
+            def ask(question: dict[str, object]) -> tuple[int, dict[str, object]]:
+                connection.request("POST", "/api/look", json.dumps(question), {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                return response.status, json.loads(response.read())
+
+            status, found = ask({"text": TEXT})
+            assert (status, found["title"], found["live"]) == (200, TEXT, True)
+            status, quiet = ask({"text": TEXT, "silence": ["decoder.blocks.1"], "beam_size": 2})
+            assert status == 200
+            assert quiet["sides"] != found["sides"]
+            status, error = ask({"text": TEXT, "silence": ["decoder.blocks.9"]})
+            assert (status, "has no part" in str(error["error"])) == (422, True)
+            status, error = ask({"text": " "})
+            assert (status, "it is empty" in str(error["error"])) == (422, True)
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+    assert b"Traceback" not in told
