@@ -81,18 +81,3 @@ function fromLab([L, A, B]) {
     return Math.round(255 * (x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055));
   });
 }
-
-/** Levels of several heads, one colour: what each takes away from (or adds to) the paper adds up. */
-export function mixed(scales, levels) {
-  const paper = scales[0][0];
-  let [r, g, b] = [paper & 255, (paper >> 8) & 255, (paper >> 16) & 255];
-  const [r0, g0, b0] = [r, g, b];
-  for (let i = 0; i < scales.length; i++) {
-    const colour = scales[i][levels[i]];
-    r += (colour & 255) - r0;
-    g += ((colour >> 8) & 255) - g0;
-    b += ((colour >> 16) & 255) - b0;
-  }
-  const clip = (x) => (x < 0 ? 0 : x > 255 ? 255 : x);
-  return (0xff000000 | (clip(b) << 16) | (clip(g) << 8) | clip(r)) >>> 0;
-}

@@ -2,7 +2,7 @@
 // drawn anew when the box scrolls, so that 2,000 words cost what 60 do; pointing moves two frames and a label.
 
 import { h, clear, shown, plain, percent } from "./dom.js";
-import { heatScale, heatLevel, mixed } from "./colours.js";
+import { heatScale, heatLevel } from "./colours.js";
 import { focusOf, placeName } from "./sentence.js";
 import { pinWord } from "./lines.js";
 
@@ -171,15 +171,12 @@ function levelsOf(weights, head, q0, q1, k0, k1) {
   return out;
 }
 
+/** Of several heads each cell has the colour of the one that looks there most: mixed colours could not be told apart. */
 function fillPixels(pixels, scales, levels) {
-  if (scales.length === 1) {
-    for (let i = 0; i < pixels.length; i++) pixels[i] = scales[0][levels[0][i]];
-    return;
-  }
-  const here = new Array(scales.length);
   for (let i = 0; i < pixels.length; i++) {
-    for (let n = 0; n < here.length; n++) here[n] = levels[n][i];
-    pixels[i] = mixed(scales, here);
+    let most = 0;
+    for (let n = 1; n < levels.length; n++) if (levels[n][i] > levels[most][i]) most = n;
+    pixels[i] = scales[most][levels[most][i]];
   }
 }
 
