@@ -190,7 +190,7 @@ class Work:
         self.telling.say(f"looking for heads that can go together within {within:g} BLEU of {ablation.bleu:.2f} ...")
         chosen = choose(
             ablation,
-            lambda heads: self.meter(prune(self.model, heads)).bleu(),
+            lambda heads: self.figures(prune(self.model, heads)),
             within=within,
             progress=self.telling.trial,
         )
@@ -200,23 +200,23 @@ class Work:
                 f"allow more with --within"
             )
         model = prune(self.model, chosen.heads)
-        figures = self.meter(model).base
+        bleu, loss = self.figures(model)
         found = Pruned(
             folder=out,
             within=within,
             chosen=chosen,
             heads=len(ablation.of("head")),
-            bleu=figures.bleu,
-            loss=figures.loss,
+            bleu=bleu,
+            loss=loss,
             parameters=count(model),
             parameters_before=count(self.model),
         )
         as_a_whole(out.expanduser().absolute(), lambda folder: self.write_pruned(folder, model, ablation, found))
         return found
 
-    def meter(self, model: Seq2Seq) -> Meter:
-        """Of the pruned model itself: with int8 it is not to the last digit what it was with its heads silent, since
-        what a silent head computes has a share in how coarsely the others are rounded."""
+    def figures(self, model: Seq2Seq) -> tuple[float, float]:
+        """BLEU and loss of a pruned model itself: with int8 it is not to the last digit what it was with its heads
+        silent, since what a silent head computes has a share in how coarsely the others are rounded."""
         given = self.translator
         translator = Translator(
             model,
@@ -227,7 +227,8 @@ class Work:
             record=given.record,
             say=given.say,
         )
-        return Meter(translator, self.sample, search=self.search, score=self.score)
+        found = Meter(translator, self.sample, search=self.search, score=self.score).base
+        return found.bleu, found.loss
 
     def write_pruned(self, folder: Path, model: Seq2Seq, ablation: Ablation, pruned: Pruned) -> str:
         write_model(folder, model, self.translator.tokenizer)
@@ -300,7 +301,7 @@ class Telling:
 
     def trial(self, trial: Trial) -> None:
         verdict = "good" if trial.good else "too many"
-        self.say(f"without {many(trial.count, 'head')} {trial.bleu:.2f} BLEU: {verdict}")
+        self.say(f"without {many(trial.count, 'head')} {trial.bleu:.2f} BLEU, loss {trial.loss:.3f}: {verdict}")
 
     def clear(self) -> None:
         if self.drawn:

@@ -19,7 +19,7 @@ from attent.cli.score_page import heading, table
 from attent.cli.scoring import followed
 from attent.decode.options import Search
 from attent.look.ablate import KINDS, NAME, Ablation, Effect, Grid, Kind, grids, place
-from attent.look.prune import WITHIN, Chosen
+from attent.look.prune import NATS, WITHIN, Chosen
 from attent.look.silence import Part
 from attent.train.card import NAME as CARD
 from attent.train.card import code, fenced, many, plain
@@ -243,9 +243,10 @@ def scores_before_and_after(ablation: Ablation, pruned: Pruned) -> Iterator[str]
 def how_it_was_pruned(pruned: Pruned) -> Iterator[str]:
     yield (
         f"Heads that cost at most {pruned.within:g} BLEU alone were removed in the order of how many translations "
-        f"change without them, in groups, as long as all together stayed within that bound: "
-        f"{many(len(pruned.chosen.trials), 'trial')}. CTranslate2 and Hugging Face know no layers of different numbers "
-        f"of heads: there zeros stand in for those that were removed, and nothing is quicker."
+        f"change without them, in groups, as long as all together stayed within that bound and within "
+        f"{NATS * pruned.within:g} nats of the loss: {many(len(pruned.chosen.trials), 'trial')}. CTranslate2 and "
+        f"Hugging Face know no layers of different numbers of heads: there zeros stand in for those that were removed, "
+        f"and nothing is quicker."
     )
     yield card_table(("Layer", "Heads removed"), removed_rows(pruned.chosen.heads), literal=(0,))
 

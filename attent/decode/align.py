@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent import settings
@@ -144,15 +145,27 @@ def cross_weights(
 ) -> Iterator[tuple[int, Tensor]]:
     """For each pair its place and (layers, H, Tt, Ts): what each token looks at when it is written."""
     every = cross_layers(model)
+    most = most_heads([every[i] for i in layers])
     sources, targets = [row.source for row in rows], [row.target for row in rows]
     with evaluating(model), torch.no_grad():
         for places in batches(sources, targets, batch_tokens):
             batch = Pass.of(model, [sources[i] for i in places], [targets[i] for i in places])
             with watched([every[i] for i in layers]) as seen:
                 batch.states(model)
-            together = torch.stack([weights.float().cpu() for (weights,) in seen], 1)  # (B, layers, H, Tt, Ts)
+            every_head = [with_heads(weights.float().cpu(), most) for (weights,) in seen]
+            together = torch.stack(every_head, 1)  # (B, layers, H, Tt, Ts)
             for weights, place in zip(together, places, strict=True):
                 yield place, weights[..., : len(targets[place]), : len(sources[place])]
+
+
+def most_heads(layers: Sequence[Attention]) -> int:
+    """Of a pruned model each layer may have another number, also none."""
+    return max(1, *(layer.heads for layer in layers))
+
+
+def with_heads(weights: Tensor, count: int) -> Tensor:
+    """(B, H, Tt, Ts) with as many heads as the layer of most: those that were pruned look at nothing."""
+    return F.pad(weights, (0, 0, 0, 0, 0, count - weights.shape[1]))
 
 
 @contextmanager
@@ -272,7 +285,7 @@ def matched(spelled: Sequence[str], words: Sequence[str]) -> list[int | None]:
 def choices(model: nn.Module) -> list[Choice]:
     """Every step, layer and head, and the mean of a layer's heads before these."""
     layers = cross_layers(model)
-    heads = [None, *((head,) for head in range(layers[0].heads))]
+    heads = [None, *((head,) for head in range(most_heads(layers)))]
     return [
         Choice(layer=layer, heads=some, shift=shift)
         for shift in STEPS
@@ -347,7 +360,8 @@ class Measured:
 def default_choice(model: nn.Module) -> Choice:
     """For a model that nobody has measured: the middle layer, when the token is read. Layers above it look ahead to the
     next token already; how much worse they are stands in docs/log.md."""
-    return Choice(layer=(len(cross_layers(model)) - 1) // 2)
+    layers = [place for place, layer in enumerate(cross_layers(model)) if layer.heads] or [0]
+    return Choice(layer=layers[(len(layers) - 1) // 2])
 
 
 def choice_of(folder: Path, model: nn.Module) -> Choice:

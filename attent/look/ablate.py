@@ -267,14 +267,9 @@ class Meter:
         with silenced(self.model, parts):
             outputs = tuple(self.translated())
             loss = self.loss()
-        return Figures(outputs=outputs, bleu=self.bleu(outputs), loss=loss)
-
-    def bleu(self, outputs: tuple[str, ...] | None = None) -> float:
-        """Of these outputs, or of those of the model as it is now."""
-        outputs = tuple(self.translated()) if outputs is None else outputs
         if outputs not in self.known:
             self.known[outputs] = self.score.of(outputs, self.sample.references)
-        return self.known[outputs]
+        return Figures(outputs=outputs, bleu=self.known[outputs], loss=loss)
 
     def translated(self) -> list[str]:
         """By the weights as they are now: CTranslate2 is given a conversion of them, which is gone afterwards."""

@@ -35,6 +35,7 @@ from attent.decode.force import ForceError, Row, encoded
 from attent.look.record import record
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import decoder_of
+from attent.models.heads import without
 from attent.nn import StackConfig
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
@@ -253,3 +254,14 @@ def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_model_that_does_not_look_across_is_refused() -> None:
     with pytest.raises(AlignmentError, match="must have cross-attention to align with, but this Linear has none"):
         default_choice(nn.Linear(2, 2))
+
+
+def test_a_pruned_model_aligns_by_the_heads_that_it_has() -> None:
+    stack = StackConfig(layers=3, width=16, heads=2, inner=16, dropout=0.0)
+    config = for_tokenizer(Seq2SeqConfig(vocab=9, encoder=stack, decoder=decoder_of(stack)), tokenizer())
+    model = without(Seq2Seq(config).eval(), {"decoder.blocks.0.cross": [1], "decoder.blocks.1.cross": [0, 1]})
+    sides = lines()[0][:5], lines()[1][:5]
+    assert default_choice(model).layer == 0  # the middle one of those with heads
+    found = agreed(model, tokenizer(), *sides, to="de")
+    assert (found.choice.layer, found.choice.heads) not in [(0, (1,)), (1, None), (1, (0,)), (1, (1,))]
+    assert align(model, tokenizer(), *sides, default_choice(model), to="de")[0].links

@@ -287,11 +287,11 @@ def test_heads_go_that_can_go_together_and_no_other_could_be_added(seed: int) ->
     costs = {part: Random(f"{seed} {part}").choice([0.0, 0.0, 0.05, 0.3]) for part in HEADS}
     asked: list[tuple[Part, ...]] = []
 
-    def bleu_without(parts: Sequence[Part]) -> float:
+    def without(parts: Sequence[Part]) -> tuple[float, float]:
         asked.append(tuple(parts))
-        return 30.0 - sum(costs[str(part)] for part in parts)
+        return 30.0 - sum(costs[str(part)] for part in parts), 1.0
 
-    chosen = choose(ablation_of(HEADS), bleu_without, within=0.2)
+    chosen = choose(ablation_of(HEADS), without, within=0.2)
     names = [str(part) for part in chosen.heads]
     left = [costs[part] for part in HEADS if part not in names]
     assert chosen.bleu == 30.0 - sum(costs[part] for part in names) >= 29.8
@@ -302,12 +302,17 @@ def test_heads_go_that_can_go_together_and_no_other_could_be_added(seed: int) ->
 
 @pytest.mark.parametrize(("cost", "count", "trials"), [(0.0, 8, 1), (1.0, 0, 15)])
 def test_all_heads_or_none_may_go(cost: float, count: int, trials: int) -> None:
-    chosen = choose(ablation_of(HEADS), lambda parts: 30.0 - cost * len(parts))
+    chosen = choose(ablation_of(HEADS), lambda parts: (30.0 - cost * len(parts), 1.0))
     assert (len(chosen.heads), len(chosen.trials)) == (count, trials)
+
+
+def test_a_lucky_bleu_is_not_enough_where_the_loss_rises() -> None:
+    chosen = choose(ablation_of(HEADS), lambda parts: (31.0, 1.0 + 0.006 * len(parts)), within=0.2)
+    assert len(chosen.heads) == 3  # 0.018 nats, of 0.02
 
 
 def test_what_cannot_be_chosen_from_is_refused() -> None:
     with pytest.raises(PruneError, match="measure heads first"):
-        choose(ablation_of({"encoder.blocks.0": 1}), lambda parts: 30.0)
+        choose(ablation_of({"encoder.blocks.0": 1}), lambda parts: (30.0, 1.0))
     with pytest.raises(PruneError, match="`within` must be 0 BLEU or more"):
-        choose(ablation_of(HEADS), lambda parts: 30.0, within=math.nan)
+        choose(ablation_of(HEADS), lambda parts: (30.0, 1.0), within=math.nan)
