@@ -14,7 +14,6 @@ import torch
 
 from attent import __version__
 from attent.data.corpus import Corpus
-from attent.nn import StackConfig
 from attent.score.metrics import Scores
 from attent.train import choose
 from attent.train.card import Card, Data, Model, Origin, Score, Setting, Training
@@ -132,12 +131,8 @@ def _model(final: Final) -> Model:
         tokenizer=f"{kind}, {'one for both languages' if tokenizer.joint else 'one for each language'}",
         tokenizer_sha256=tokenizer.fingerprint,
         started_from=final.run.start or "",
-        pruned=sum(pruned_heads(stack) for stack in (config.encoder, config.decoder)),
+        pruned=config.encoder.removed + config.decoder.removed,
     )
-
-
-def pruned_heads(stack: StackConfig) -> int:
-    return sum(stack.heads - len(heads) for layer in stack.kept or () for heads in layer)
 
 
 def _recipe(final: Final) -> list[Setting]:

@@ -165,6 +165,7 @@ def _stack(config: StackConfig) -> dict[str, Any]:
         "layers": config.layers,
         "width": config.width,
         "heads": config.heads,
+        "pruned": config.removed,
         "inner": config.inner,
         "activation": config.activation,
         "positions": config.positions.kind,
@@ -346,9 +347,10 @@ def _model_rows(model: ModelFacts | None) -> Iterator[str]:
 
 
 def stack(facts: Mapping[str, Any]) -> str:
+    pruned = f" ({facts['pruned']} pruned in all layers)" if facts["pruned"] else ""
     return (
-        f"{facts['layers']} layers, width {facts['width']:,}, {facts['heads']} heads, inner {facts['inner']:,}, "
-        f"{facts['activation']}, {facts['positions']} positions, {facts['norm']} norm"
+        f"{facts['layers']} layers, width {facts['width']:,}, {facts['heads']} heads{pruned}, "
+        f"inner {facts['inner']:,}, {facts['activation']}, {facts['positions']} positions, {facts['norm']} norm"
     )
 
 

@@ -311,10 +311,10 @@ def summary(model: Seq2Seq) -> str:
     """`2.6M parameters, 4 + 4 layers of 4 heads, width 128`"""
     config, count = model.config, sum(p.numel() for p in model.parameters())
     layers = f"{config.encoder.layers} + {config.decoder.layers} layers"
-    heads = sorted({config.encoder.heads, config.decoder.heads})
-    return (
-        f"{count / 1e6:.1f}M parameters, {layers} of {' or '.join(map(str, heads))} heads, width {config.encoder.width}"
-    )
+    heads = " or ".join(map(str, sorted({config.encoder.heads, config.decoder.heads})))
+    gone = config.encoder.removed + config.decoder.removed
+    pruned = f" ({gone} pruned)" if gone else ""
+    return f"{count / 1e6:.1f}M parameters, {layers} of {heads} heads{pruned}, width {config.encoder.width}"
 
 
 def rounded(value: float) -> float | None:

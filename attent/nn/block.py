@@ -86,6 +86,11 @@ class StackConfig:
         if isinstance(self.positions, RotaryConfig):
             check_even(head_width)
 
+    @property
+    def removed(self) -> int:
+        """How many heads are gone, of all layers together."""
+        return sum(self.heads - len(heads) for layer in self.kept or () for heads in layer)
+
 
 def check_kept(config: StackConfig) -> None:
     """The heads that are left, where some were removed."""
