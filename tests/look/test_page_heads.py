@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -517,3 +518,40 @@ def test_the_last_question_wins_and_a_refusal_is_told_in_words(served: Callable[
     page.locator("#tab-silence").click()
     page.locator("[data-part='encoder.blocks.1.own']").click()
     assert server.asked(4)["text"] == "three"  # what is on show, not what was refused
+
+
+def test_sentences_to_begin_with_and_languages_to_choose(served: Callable[..., Server]) -> None:
+    empty = {"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []}
+    server = served(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
+    page = server.page
+    page.get_by_role("button", name="A <b>dog</b>.").click()
+    assert server.asked(0) == {"text": "A <b>dog</b>.", "prefix": [], "silence": [], "to": "de"}
+    server.answer(0, translation())
+    page.locator(".example").first.wait_for(state="hidden")
+    page.get_by_label("Translate into").select_option("fr")
+    assert server.asked(1)["to"] == "fr"
+    server.answer(1, translation(target=["Un", "homme"]))
+    eventually(page, ".translation", "Un homme")
+    page.locator("#tab-silence").click()
+    page.locator("[data-part='decoder.blocks.1.cross:2']").click()
+    assert server.asked(2)["to"] == "fr"
+
+
+def test_a_head_that_looks_when_a_word_is_read_is_shown_by_the_word_read(opened: Open) -> None:
+    values = {"read": 0.9, "written": 0.4, "alignment": 0.9}
+    late = {"path": "decoder.blocks.1.cross", "head": 2, "says": "aligns late", "values": values}
+    properties = {"sentences": 500, "of": "pairs", "columns": [], "heads": [late]}
+    page = opened(translation(properties=properties))
+    assert text(page, "#saying").startswith("Head 2 of layer 1")
+    first = page.locator(".words.queries .word").first
+    assert first.inner_text().strip() == "start"
+    eventually(page, ".side-label.queries", "having read")
+    page.locator(".rows label", has_text="written").click()
+    eventually(page, ".side-label.queries", "while it writes")
+    assert first.inner_text().strip() == TARGET[0]
+    head(page, "encoder.blocks.0.own", 1).click()
+    page.locator(".rows").wait_for(state="hidden")
+    head(page, "decoder.blocks.0.own", 1).click()
+    page.locator(".rows label", has_text=re.compile("^read")).click()
+    eventually(page, ".side-label.queries", "having read")
+    assert first.inner_text().strip() == "start"
