@@ -102,15 +102,17 @@ def usage_message(error: CycloptsError) -> str:
         is_option = given.startswith("-")
         return _unknown("option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS)
     if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument `{given}`"
+        quotes = "; put a sentence in quotes" if "look" in (error.command_chain or ()) else ""
+        return f"unexpected argument `{given}`{quotes}"
     return " ".join(str(error).split()).rstrip(".")
 
 
 def failure_message(error: BaseException) -> str | None:
     """One clear sentence for a mistake of the person or the machine; None for a mistake of ours, a bug."""
     package = next((e.name for e in _causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
-    if package is not None:
-        return _missing_package(package)
+    told = None if package is None else _missing_package(package)
+    if told is not None:
+        return told
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or type(error).__name__}"
     ours = type(error).__module__.partition(".")[0] == "attent"

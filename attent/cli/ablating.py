@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
@@ -57,7 +58,6 @@ def run_ablation(
     within: float = WITHIN,
     search: Search | None = None,
     machine: MachineFlags | None = None,
-    as_json: bool = False,
     then: Callable[[Ablation], None] | None = None,
 ) -> int:
     """All of it. `then` is given what was measured, such as to draw it."""
@@ -78,7 +78,7 @@ def run_ablation(
     with_heads: What = "all" if what == "all" or (prune_to is not None and what != "heads") else what
     ablation = work.ablation(with_heads)
     pruned = work.pruned(ablation, prune_to, within) if prune_to is not None else None
-    show(ablation, GRAINS[with_heads], pruned, folder, as_json=as_json)
+    show(ablation, GRAINS[with_heads], pruned, folder, kept=work.keeps)
     if then is not None:
         then(ablation)
     return 0
@@ -152,15 +152,32 @@ class Work:
                     search=self.search,
                     score=self.score,
                     done=done,
-                    keep=lambda some: ablations.remember(self.root, some),
+                    keep=self.keep if self.keeps else None,
                     progress=telling.step,
                 )
             except KeyboardInterrupt:
                 telling.say("what is measured is kept; the same command goes on with the rest")
                 raise
-            ablations.remember(self.root, ablation)
-            self.write_card(ablation)
+            if self.keeps:
+                self.keep(ablation)
+                self.write_card(ablation)
         return ablation
+
+    def keep(self, ablation: Ablation) -> None:
+        ablations.remember(self.root, ablation)
+
+    @cached_property
+    def keeps(self) -> bool:
+        """A trial on a few pairs does not take the place of what was measured on many."""
+        try:
+            done = ablations.remembered(self.root, self.model)
+        except settings.SettingsError:
+            return True
+        if done is None or done.conditions.sentences <= len(self.sample.sources):
+            return True
+        many_pairs = many(done.conditions.sentences, "pair")
+        self.telling.say(f"{ablations.NAME} is of {many_pairs} and stays: this trial on fewer is not kept")
+        return False
 
     def before(self) -> Ablation | None:
         """What the folder has, if it is of these weights, pairs and settings."""
@@ -174,7 +191,8 @@ class Work:
         now = Meter(self.translator, self.sample, search=self.search, score=self.score).conditions
         changed = differing(done.conditions, now)
         if changed:
-            self.telling.say(f"what {ablations.NAME} has is of {changed}: everything is measured anew")
+            if self.keeps:
+                self.telling.say(f"what {ablations.NAME} has is of {changed}: everything is measured anew")
             return None
         self.telling.say(f"{ablations.NAME} has {many(len(done.effects), 'part')} already")
         return done
@@ -251,7 +269,8 @@ def differing(before: ablations.Conditions, now: ablations.Conditions) -> str:
         "signature": "another BLEU",
         "to": "another language",
     }
-    return ", ".join(word for name, word in words.items() if getattr(before, name) != getattr(now, name))
+    found = before.differing(now)
+    return ", ".join(word for name, word in words.items() if name in found)
 
 
 def count(model: Seq2Seq) -> int:

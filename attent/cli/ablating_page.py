@@ -5,16 +5,13 @@ Lines are never broken or cut: a table can be piped on, and a signature copied.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from attent import settings
 from attent.cli.score_page import heading, table
 from attent.cli.scoring import followed
 from attent.decode.options import Search
@@ -27,6 +24,7 @@ from attent.train.card import table as card_table
 
 TITLE, BEFORE = "Which heads matter", "The card of the model before"
 MOST = 10  # of the most and the least important parts in the card
+USELESS = 1.0  # BLEU below which it tells nothing
 NOISE = 0.05  # a p from which on a difference may be chance
 NAMES: dict[Kind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
 
@@ -48,42 +46,30 @@ class Pruned:
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def show(ablation: Ablation, kinds: Sequence[Kind], pruned: Pruned | None, folder: Path, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(facts(ablation, pruned), indent=2, ensure_ascii=False, allow_nan=False))
-        return
+def show(ablation: Ablation, kinds: Sequence[Kind], pruned: Pruned | None, folder: Path, *, kept: bool) -> None:
     console = Console(highlight=False)
-    for line in page(ablation, kinds, pruned, folder):
+    for line in page(ablation, kinds, pruned, folder, kept=kept):
         console.print(line, soft_wrap=True)
 
 
-def facts(ablation: Ablation, pruned: Pruned | None) -> dict[str, Any]:
-    told = settings.to_dict(ablation)
-    if pruned is not None:
-        told["pruned"] = {
-            "folder": str(pruned.folder),
-            "heads": [str(part) for part in pruned.chosen.heads],
-            "trials": [vars(trial) for trial in pruned.chosen.trials],
-            **{name: getattr(pruned, name) for name in ("bleu", "loss", "parameters", "parameters_before")},
-        }
-    return told
-
-
-def page(ablation: Ablation, kinds: Sequence[Kind], pruned: Pruned | None, folder: Path) -> Iterator[Text]:
+def page(
+    ablation: Ablation, kinds: Sequence[Kind], pruned: Pruned | None, folder: Path, *, kept: bool = True
+) -> Iterator[Text]:
     yield from head(ablation)
     for kind in kinds:
         effects = ablation.of(kind)
         if effects:
-            yield heading(f"Without each {NAMES[kind]}", "the most harmful silence first; p: by chance alone")
+            yield heading(f"Without each {NAMES[kind]}", "the most harmful silence first; p: of as much by chance")
             yield from table([row(effect, ablation) for effect in effects], COLUMNS, strong=2)
     worst = max((ablation.bleu - effect.bleu for effect in ablation.of(*kinds)), default=0.0)
     for grid in grids(ablation, kinds):
-        yield heading(f"BLEU lost: {grid.title}", f"layers down from 0, {across(grid)} across")
+        yield heading(f"BLEU, difference: {grid.title}", f"layers down from 0, {across(grid)} across")
         yield from heat_map(grid, ablation.bleu, worst)
     yield Text("")
     for kind in kinds:
         yield from (Text(sentence) for sentence in conclusions(ablation, kind))
-    yield Text(f"kept in {folder / NAME} and {folder / CARD}", "dim")
+    if kept:
+        yield Text(f"kept in {folder / NAME} and {folder / CARD}", "dim")
     if pruned is not None:
         yield from (Text(sentence) for sentence in pruned_sentences(pruned, ablation))
 
@@ -133,7 +119,7 @@ def heat_map(grid: Grid, base: float, worst: float) -> Iterator[Text]:
     for name, line in zip(grid.rows, lost, strict=True):
         text = Text(f"{name:>3}", "dim")
         for value in line:
-            text.append(f"{'' if value is None else f'{value:.1f} ':>{width}}", shade(value, worst))
+            text.append(f"{'' if value is None else f'{0.0 - value:.1f} ':>{width}}", shade(value, worst))
         yield text
 
 
@@ -150,16 +136,22 @@ def conclusions(ablation: Ablation, kind: Kind) -> Iterator[str]:
     effects, name = ablation.of(kind), NAMES[kind]
     if not effects:
         return
-    worst = effects[0]
+    if ablation.bleu < USELESS:
+        yield f"BLEU is {ablation.bleu:.2f}: these texts are too short, or too far off, for it. Go by the loss."
+    worst = effects[0] if ablation.bleu >= USELESS else max(effects, key=lambda effect: effect.loss)
+    dearest = max(effects, key=lambda effect: effect.loss)
     yield (
         f"The {name} that matters most is {worst.part}: without it BLEU goes from {ablation.bleu:.2f} to "
         f"{worst.bleu:.2f}, and the loss from {ablation.loss:.3f} to {worst.loss:.3f}."
     )
+    if dearest is not worst:
+        yield f"By the loss, which is less noisy, it is {dearest.part}: {dearest.loss:.3f}."
     few = sum(ablation.bleu - effect.bleu <= WITHIN for effect in effects)
     chance = sum(effect.p is not None and effect.p >= NOISE for effect in effects)
     yield (
         f"Of {many(len(effects), name)}, {few:,} cost at most {WITHIN:g} BLEU when silenced alone; for {chance:,} the "
-        f"difference may be chance (paired bootstrap, p >= {NOISE:g})."
+        f"difference may be chance (paired bootstrap, p >= {NOISE:g}; about "
+        f"{NOISE * len(effects):.0f} would be below that by chance alone)."
     )
 
 
@@ -248,7 +240,8 @@ def how_it_was_pruned(pruned: Pruned) -> Iterator[str]:
         f"Hugging Face know no layers of different numbers of heads: there zeros stand in for those that were removed, "
         f"and nothing is quicker."
     )
-    yield card_table(("Layer", "Heads removed"), removed_rows(pruned.chosen.heads), literal=(0,))
+    columns = ("Layer", "Heads removed (numbered as they were)")
+    yield card_table(columns, removed_rows(pruned.chosen.heads), literal=(0,))
 
 
 def score_cells(bleu: float, loss: float, heads: int, parameters: int) -> tuple[str, ...]:

@@ -160,16 +160,26 @@ def check_usage(sentence: str | None, flags: Flags) -> None:
             problem = f"--ablate and --prune look at many sentences: leave {unfit or 'the sentence'} out"
         elif not flags.data:
             problem = "--ablate and --prune need pairs to measure on: add --data valid.tsv"
+        elif some := chosen(flags):
+            problem = f"--ablate and --prune silence every part: leave {some} out (--parts says of which kind)"
     elif flags.positions and sentence is not None:
         problem = "--positions does not depend on a sentence: leave it out"
     elif sentence is not None and not sentence.strip():
         problem = "there must be a sentence to look at, but it is empty; leave it out for the live page"
+    elif sentence is None and not flags.positions and (some := chosen(flags)):
+        problem = f"{some} needs a sentence; on the live page heads are chosen there: leave it out"
     elif sentence is None and asked and not (flags.positions and asked in ("--output", "--png", "--svg", "--json")):
         problem = f'{asked} needs a sentence: attent look MODEL "A man rides a bike."'
     if not problem:
         problem = file_problem(files, flags)
     if problem:
         raise CycloptsError(msg=problem, command_chain=("look",))
+
+
+def chosen(flags: Flags) -> str | None:
+    """The first flag that chooses among layers and heads."""
+    given = {"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads}
+    return next((name for name, value in given.items() if value), None)
 
 
 def file_problem(files: dict[str, tuple[Path | None, tuple[str, ...]]], flags: Flags) -> str | None:
@@ -179,6 +189,8 @@ def file_problem(files: dict[str, tuple[Path | None, tuple[str, ...]]], flags: F
             return f"{flag} must be a file that ends in {' or '.join(endings)}, but is {path}"
     written = [flags.out, flags.png, flags.svg, Path(flags.json) if flags.json and flags.json != "-" else None]
     for path in written:
+        if path is not None and path.expanduser().is_dir():
+            return f"{path}: must be a file, but is a folder; name a file in it"
         if path is not None and not path.expanduser().absolute().parent.is_dir():
             return f"{path}: must be in a folder that is there, but is not; make the folder first"
     least = (("--beam-size", flags.beam_size, 1), ("--limit", flags.limit, 1), ("--threads", flags.threads, 1))

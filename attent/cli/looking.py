@@ -12,7 +12,7 @@ import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attent import settings
 from attent.cli.look import Flags
@@ -22,7 +22,7 @@ from attent.look import ablate as ablations
 from attent.look import properties as habits
 from attent.look.html import live_policy, page
 from attent.look.silence import Part, found
-from attent.look.view import Filter, Looker, Question
+from attent.look.view import Filter, Looker, LookError, Question
 from attent.models import Seq2Seq
 from attent.train.events import Validated
 from attent.train.log import NAME as LOG
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from attent.look.ablate import Ablation
     from attent.serve.question import Question as Asked
 
-PAGE = Path("look.html")
+Known = TypeVar("Known")
+
+PAGE, POSITIONS = Path("look.html"), Path("positions.html")
+PATIENCE = 300.0  # seconds that an answer of the live page may take: a long text takes minutes
 WIDTH = 100  # of a picture where there is no terminal
 
 
@@ -50,6 +53,9 @@ def start(folder: Path, sentence: str | None, flags: Flags) -> int:
 def ablate(folder: Path, flags: Flags) -> int:
     """Which heads matter; `--png` and `--svg` draw it."""
     from attent.cli.ablating import run_ablation
+
+    if flags.png or flags.svg:
+        import matplotlib  # noqa: F401 - a missing package is told now, not after minutes of work
 
     def draw(ablation: Ablation) -> None:
         from attent.look.plots import ablation_figure
@@ -87,9 +93,9 @@ class Looking:
         assert isinstance(model, Seq2Seq)  # of one folder
         tags = translator.tokenizer.source.tags
         free = flags.positions or (sentence is None and not (flags.to or flags.data))  # the live page lets one choose
-        to = None if free else asked_language(flags.to, tags, folder)
-        known = measured(root, translator, flags, to) or habits.remembered(root, model)
-        effects = ablations.remembered(root, model)
+        to = None if free else asked_language(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
+        known = measured(root, translator, flags, to) or recalled(habits.remembered, root, model)
+        effects = recalled(ablations.remembered, root, model)
         looker = Looker(
             translator,
             name=root.resolve().name,
@@ -114,7 +120,7 @@ class Looking:
         if flags.terminal:
             print(self.in_terminal(document))
         if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
-            self.write_page(document)
+            self.write_page(document, PAGE)
         return 0
 
     def at_positions(self) -> int:
@@ -127,12 +133,13 @@ class Looking:
         if self.flags.json:
             write_json(document, self.flags.json)
         if self.flags.out or not (self.flags.json or self.flags.png or self.flags.svg):
-            self.write_page(document)
+            self.write_page(document, POSITIONS)
         return 0
 
     def live(self) -> int:
         """The page with a box to type in, until Ctrl-C."""
         from attent.serve.app import make_app
+        from attent.serve.limits import Limits
         from attent.serve.run import serve
 
         examples = examples_of(self.folder.expanduser())
@@ -153,13 +160,14 @@ class Looking:
             )
             return self.looker.look(question, stop=stop) | {"live": True}
 
-        app = make_app(page=page(document), look=answer, csp=live_policy(), about=about)
+        limits = Limits(answer_seconds=PATIENCE)
+        app = make_app(page=page(document), look=answer, csp=live_policy(), about=about, limits=limits)
         serve(app, port=self.flags.port or None, ready=self.at_work)
         return 0
 
     def at_work(self, url: str) -> None:
         print(url, flush=True)
-        tell(f"{self.looker.name} is looked at on {url} (Ctrl-C ends it)")
+        print(f"open it in a browser to look at {self.looker.name}; Ctrl-C ends it", file=sys.stderr, flush=True)
         if self.flags.open:
             open_in_browser(url)
 
@@ -195,6 +203,8 @@ class Looking:
         heads = document["properties"]["heads"]
         said = next((one["says"] for one in heads if (one["path"], one["head"]) == (path, head)), "")
         title = f"{path}, head {head}: {said}".rstrip(": ")
+        if self.flags.silence:
+            title = f"silenced: {', '.join(self.flags.silence)}\n\n{title}"
         sides = document["sides"]
         return "\n".join(
             [
@@ -211,21 +221,27 @@ class Looking:
         wanted = set(self.flags.heads)
         recorded = {layer["path"] for layer in document["layers"]}
         heads = [one for one in document["properties"]["heads"] if one["path"] in recorded]
-        heads = [one for one in heads if not wanted or one["head"] in wanted] or heads
+        heads = [one for one in heads if not wanted or one["head"] in wanted]
 
         def worth(one: dict[str, Any]) -> tuple[float, float]:
             values = one["values"]
-            return values.get("alignment") or 0.0, values.get("confidence") or 0.0
+            sure = values.get("confidence") or 0.0
+            aligned = values.get("alignment")
+            return (values.get("same") or 0.0) if aligned is None else aligned * sure, sure
 
+        if not heads:
+            raise LookError(
+                "there must be a head to draw, but there is none of those that are asked for; ask for others"
+            )
         best = max(heads, key=worth)
         return best["path"], best["head"]
 
-    def write_page(self, document: dict[str, Any]) -> None:
-        path = (self.flags.out or PAGE).expanduser()
+    def write_page(self, document: dict[str, Any], usual: Path) -> None:
+        path = (self.flags.out or usual).expanduser()
         settings.write_aside(path, page(document).encode())
-        print(path)
-        if self.flags.open:
-            open_in_browser(path.resolve().as_uri())
+        print(path, file=sys.stderr if self.flags.json == "-" else sys.stdout)
+        if not (self.flags.open and open_in_browser(path.resolve().as_uri())):
+            tell(f"open {path} in a browser")
 
 
 def when_read(document: dict[str, Any], path: str, head: int) -> dict[str, Any]:
@@ -253,8 +269,12 @@ def measured(root: Path, translator: Translator, flags: Flags, to: str | None) -
     tell(f"measuring what each head does, on {len(pairs):,} pairs ...")
     names = ", ".join(Path(name).name for name in texts.name.split(", "))
     known = habits.measure(translator.model, translator.tokenizer, sources, references, to=to, of=names)
-    with explained(root, "what its heads do"):
-        habits.remember(root, known)
+    before = habits.remembered(root, translator.model)
+    if before is None or before.sentences <= known.sentences:
+        with explained(root, "what its heads do"):
+            habits.remember(root, known)
+    else:
+        tell(f"{habits.NAME} stays as it is: it is of {before.sentences:,} sentences")
     return known
 
 
@@ -265,6 +285,15 @@ def languages_of(root: Path) -> tuple[str | None, str | None]:
         return None, None
     data: dict[str, Any] = settings.read_tables(path).get("data", {})
     return data.get("src"), data.get("tgt")
+
+
+def recalled(remembered: Callable[[Path, Seq2Seq], Known | None], root: Path, model: Seq2Seq) -> Known | None:
+    """What the folder remembers; it can be measured again, so that a damaged file stops nobody."""
+    try:
+        return remembered(root, model)
+    except settings.SettingsError as error:
+        print(f"warning: {error}; it is left out", file=sys.stderr)
+        return None
 
 
 def examples_of(root: Path) -> list[str]:
@@ -280,12 +309,12 @@ def write_figures(flags: Flags, make: Callable[[], Any]) -> None:
     for path in (flags.png, flags.svg):
         if path is not None:
             save(figure, path.expanduser())
-            print(path)
+            print(path, file=sys.stderr if flags.json == "-" else sys.stdout)
 
 
 def write_json(document: dict[str, Any], where: str) -> None:
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    content = f"{text}\n".encode(errors="surrogatepass")
+    content = f"{text}\n".encode()
     if where == "-":
         sys.stdout.buffer.write(content)
     else:
@@ -293,11 +322,10 @@ def write_json(document: dict[str, Any], where: str) -> None:
         print(where)
 
 
-def open_in_browser(url: str) -> None:
+def open_in_browser(url: str) -> bool:
     """Only where a person sees it: not from a script, nor where there is no screen."""
     seen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if seen and sys.stderr.isatty():
-        webbrowser.open(url)
+    return bool(seen) and sys.stderr.isatty() and webbrowser.open(url)
 
 
 def tell(text: str) -> None:

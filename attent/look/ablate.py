@@ -12,7 +12,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,10 @@ class Conditions:
     engine: str
     signature: str  # of BLEU
     model: str  # the mark of the weights
+
+    def differing(self, other: Conditions) -> list[str]:
+        """What is not the same; the name of the pairs may be another, if they are the same pairs."""
+        return [f.name for f in fields(self) if f.name != "data" and getattr(self, f.name) != getattr(other, f.name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,7 @@ def ablate(
     meter = Meter(translator, sample, search=search, score=score, stop=stop)
     wanted = list(dict.fromkeys(parts))
     check_parts(meter.model, wanted)
-    ablation = done if done is not None and done.conditions == meter.conditions else None
+    ablation = done if done is not None and not done.conditions.differing(meter.conditions) else None
     known = set() if ablation is None else {effect.part for effect in ablation.effects}
     left = [part for part in wanted if str(part) not in known]
     if ablation is None:

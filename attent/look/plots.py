@@ -51,6 +51,9 @@ SETTINGS: dict[Any, Any] = {
 Style = Literal["map", "lines"]
 
 
+STEPS = {"target": "while it writes", "read": "having read"}  # what the rows of a decoder are
+
+
 class PlotError(ValueError):
     """A figure that cannot be drawn, in a sentence."""
 
@@ -331,6 +334,7 @@ def outer_words(axes: Axes, document: Mapping[str, Any], panel: Panel, size: flo
     sides = document["sides"]
     if left:
         mark_words(axes.yaxis, sides[panel.layer["queries"]]["tokens"], points)
+        axes.set_ylabel(STEPS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
     if below:
         mark_words(axes.xaxis, sides[panel.layer["keys"]]["tokens"], points)
         for text in axes.get_xticklabels():
@@ -461,7 +465,7 @@ def entries_of(what: Any) -> list[tuple[list[str], Mapping[str, Any]]]:
 def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
     values = unpack(entry["values"])
     most = float(values.abs().quantile(0.995)) or 1.0
-    image = axes.imshow(values.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
     axes.set(xlabel="feature", ylabel="position", title="values" if entry["enters"] == "embed" else "cosines and sines")
     axes.title.set_fontsize(9)
     slim(part.colorbar(image, ax=axes, aspect=25, pad=0.02))

@@ -41,6 +41,9 @@ UNLIKE = -1  # the number of a token that is like no other
 Unit = Literal["share", "bits", "tokens", "correlation"]
 
 
+FEWEST_WORDS = 2  # of each side: one word has nobody to compete with for its links
+
+
 class PropertiesError(ValueError):
     """Heads that cannot be measured, in a sentence."""
 
@@ -454,7 +457,7 @@ class Sums:
 
 def mutual(weights: Tensor, words: WordPair, shift: int) -> Tensor:
     """(H, Tq, Tk) of one pair, maybe with filler -> (H, 2): links that are the best of both their words; all."""
-    if not words.source_words or not words.target_words:
+    if words.source_words < FEWEST_WORDS or words.target_words < FEWEST_WORDS:
         return torch.zeros(weights.shape[0], 2)
     tokens = weights[:, shift : shift + len(words.target), : len(words.source)]
     words = replace(words, target=words.target[: tokens.shape[1]])  # without an end, the last was never read
@@ -566,10 +569,10 @@ def near(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
 
 
 def sharp(values: Values) -> str:
-    if values.evenness is None or values.evenness > SHARP:
-        return ""
     if values.shared is not None and values.shared >= MAIN:
         return f"picks one token for the whole sentence ({percent(values.shared)}), wherever it stands"
+    if values.evenness is None or values.evenness > SHARP:
+        return ""
     return f"picks one token by what it is, not by where it stands ({bits(values)})"
 
 

@@ -114,10 +114,12 @@ def found(model: nn.Module, part: Part) -> Attention | FeedForward | Block:
     modules = {path.replace(COMPILED, ""): m for path, m in model.named_modules() if isinstance(m, kinds)}
     module = modules.get(part.path)
     if module is None:
-        near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.0)
-        raise SilenceError(f"the model has no part {part.path!r}; did you mean {near[0] if near else 'another model'}?")
+        near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"its parts are named like {', '.join(list(modules)[-3:])}"
+        raise SilenceError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):
         raise SilenceError(f"{part}: only attention has heads, and {part.path} is none; leave out the number")
     if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
-        raise SilenceError(f"{part}: the heads of {part.path} are numbered from 0 to {module.heads - 1}")
+        there = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
+        raise SilenceError(f"{part}: the heads of {part.path} {there}")
     return module

@@ -224,7 +224,10 @@ def summary(document: Mapping[str, Any]) -> str:
 
 
 def outstanding(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
-    """The greatest; of equal ones, as the links of a short sentence often are, the surest."""
+    """The greatest. Links are to be believed as far as a head is sure of them: of one that spreads they are chance."""
     measured = [head["values"] for head in heads if head["values"].get(key) is not None]
-    best = max(measured, key=lambda values: (values[key], values.get("confidence") or 0.0), default=None)
+    sure = key == "alignment"
+    best = max(
+        measured, key=lambda values: values[key] * ((values.get("confidence") or 0.0) if sure else 1), default=None
+    )
     return next((head for head in heads if head["values"] is best), None)

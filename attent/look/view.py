@@ -27,8 +27,9 @@ from attent.look.tokens import token_of, tokens_of
 from attent.look.trace import Kind, Side, Vectors, document, layer_of, packed_vectors, sides_of
 from attent.models import Seq2Seq
 from attent.nn import Look
+from attent.text.vocabulary import valid
 
-OPTIONS = 10  # of the likeliest tokens that are told at each step
+OPTIONS, FEW = 10, 3  # of the likeliest tokens that are told at each step; in a long text
 WHOLE = 1_500_000  # weights that a page holds; of more, only the greatest of each row
 ENTRIES = 1_000_000  # of these together
 FEWEST = 4  # of a row, however many rows there are
@@ -88,16 +89,20 @@ class Looker:
         self, question: Question, chosen: Filter | None = None, stop: Callable[[], bool] | None = None
     ) -> dict[str, Any]:
         """The document of one sentence."""
+        question = replace(question, text=valid(question.text), target=question.target and valid(question.target))
         job = self._job(question)
         with evaluating(self.model), silenced(self.model, question.silence):
-            seen = None if question.target is not None else self._film(job, question.search, stop)
+            seen, again = (None, False) if question.target is not None else self._film(job, question.search, stop)
             target = self._given(question) if seen is None else seen.found[0]
             sides = self._sides(question, job, target)
             layers, options = self._read(job, target, sides, chosen or Filter())
         mark_silent(layers, question.silence)
         found = document(question.text.strip(), sides, layers) | {"model": self._facts()}
-        if seen is not None:
-            found["decoding"] = self._decoding(seen, question, self._choices(options, target))
+        choices = self._choices(options, target)
+        if seen is None:
+            found["decoding"] = given_decoding(target, sides, choices)
+        else:
+            found["decoding"] = self._decoding(seen, question, choices) | {"no_loops": again}
         found["properties"] = self.properties or measure_document(found)
         return found | self._known()
 
@@ -135,15 +140,15 @@ class Looker:
             raise LookError(f"`prefix` must be shorter than {limit} tokens, but has {len(question.prefix)}")
         return Job(source=row, prefix=question.prefix, limit=limit)
 
-    def _film(self, job: Job, search: Search, stop: Callable[[], bool] | None) -> Film:
-        """The search, as translating does it: one that runs in circles is made anew without."""
+    def _film(self, job: Job, search: Search, stop: Callable[[], bool] | None) -> tuple[Film, bool]:
+        """The search, as translating does it: one that runs in circles is made anew without; was it?"""
         engine: TorchEngine[Any] = self.translator.torch_engine(stop)
         seen = film(engine, job, search)
         if not seen.found:
             raise LookError("the translation cannot go on behind these tokens; take back the last")
         if looping(seen.found[0].ids) and not looping(job.source):
-            return film(engine, job, replace(search, no_loops=True))
-        return seen
+            return film(engine, job, replace(search, no_loops=True)), True
+        return seen, False
 
     def _given(self, question: Question) -> Hypothesis:
         assert question.target is not None
@@ -190,7 +195,8 @@ class Looker:
         config = self.model.config
         written = [*target.ids, *([config.end] if target.ended else [])]
         one = Pass.of(self.model, [list(job.source)], [written])
-        tapping = choose(self.model, chosen.only, chosen.kind, chosen.layers, None)
+        every = choose(self.model, chosen.only, chosen.kind, chosen.layers, None)
+        tapping = {path: layer for path, layer in every.items() if layer.heads}  # all heads of one may be pruned
         budget = Budget.of({path: (layer.heads, layer.head_width) for path, layer in tapping.items()}, sides)
         kept: dict[str, dict[str, Any]] = {}
         taps = {path: budget.tap(path, sides, kept) for path in tapping}
@@ -210,7 +216,7 @@ class Looker:
     def _choices(self, log_probs: Tensor, target: Hypothesis) -> list[dict[str, Any]]:
         """At each step the token that was written and the likeliest ones."""
         written = [*target.ids, *([self.model.config.end] if target.ended else [])]
-        best = log_probs.topk(min(OPTIONS, log_probs.shape[1]), -1)
+        best = log_probs.topk(min(OPTIONS if len(written) <= LONG else FEW, log_probs.shape[1]), -1)
         rows = zip(written, log_probs, best.values.tolist(), best.indices.tolist(), strict=True)
         return [
             {
@@ -297,6 +303,19 @@ class Budget:
             kept[path] = layer
 
         return keep
+
+
+def given_decoding(target: Hypothesis, sides: Mapping[str, Side], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a translation that was not searched for: how likely each of its words is."""
+    log_prob = rounded(math.fsum(math.log(choice["p"]) if choice["p"] else -math.inf for choice in choices))
+    result = {
+        "text": sides["target"].text,
+        "score": log_prob,
+        "log_prob": log_prob,
+        "node": None,
+        "ended": target.ended,
+    }
+    return {"given": True, "formula": "", "forced": 0, "nodes": [], "results": [result], "choices": choices}
 
 
 def mark_silent(layers: Iterable[dict[str, Any]], parts: Sequence[Part]) -> None:

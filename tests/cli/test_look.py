@@ -54,7 +54,7 @@ def test_json_goes_to_a_file_or_to_standard_output(folder: Path, capfdbinary: py
     printed = capfdbinary.readouterr().out.decode()
     assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross"]
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--target", "Hallo"]) == 0
-    assert "decoding" not in json.loads(Path("t.json").read_text(encoding="utf-8"))
+    assert json.loads(Path("t.json").read_text(encoding="utf-8"))["decoding"]["given"] is True
     assert not Path("look.html").exists()
 
 
@@ -96,7 +96,7 @@ def test_pictures_for_papers(folder: Path) -> None:
 def test_positions_need_no_sentence(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     assert cli.main(["look", str(folder), "--positions"]) == 0
-    found = document(Path("look.html").read_text(encoding="utf-8"))
+    found = document(Path("positions.html").read_text(encoding="utf-8"))
     assert found["layers"] == []
     assert [entry["scheme"] for entry in found["positions"]] == ["sinusoidal"] * 2  # type: ignore[attr-defined]
     assert cli.main(["look", str(folder), "--positions", "--png", "p.png"]) == 0
@@ -115,6 +115,37 @@ def test_heads_are_measured_on_data_and_remembered(folder: Path) -> None:
         assert json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"] == first
     finally:
         (folder / HEADS).unlink()
+
+
+def test_what_is_remembered_of_more_pairs_stays(folder: Path) -> None:
+    pairs = [f"{source}\t{target}\n" for source, target in zip(*lines(40), strict=True)]
+    Path("valid.tsv").write_text("".join(pairs), encoding="utf-8")
+    asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
+    try:
+        for limit, kept in ((20, 20), (5, 20), (30, 30)):
+            assert cli.main([*asked, "--tgt", "de", "--limit", str(limit)]) == 0
+            assert json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"]["sentences"] == limit
+            assert json.loads((folder / HEADS).read_text())["sentences"] == kept
+    finally:
+        (folder / HEADS).unlink()
+
+
+def test_a_damaged_memory_stops_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / HEADS).write_text("{bad")
+    try:
+        assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]) == 0
+    finally:
+        (folder / HEADS).unlink()
+    assert "warning: " in capsys.readouterr().err
+
+
+def test_a_head_that_looks_when_a_word_is_read_is_drawn_by_the_words_read() -> None:
+    def seen(read: float, written: float) -> str:
+        heads = [{"path": "p", "head": 1, "values": {"read": read, "written": written}}]
+        found = {"properties": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
+        return looking.when_read(found, "p", 1)["layers"][0]["queries"]
+
+    assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("read", "target", "target")
 
 
 def test_a_silent_part_is_silent(folder: Path) -> None:
@@ -142,6 +173,11 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         (["a", "--layer", "9"], 1, "must leave an attention layer"),
         (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
         (["--port", "99999"], 2, "--port must be from 0 to 65535"),
+        (["a", "--terminal", "--head", "9"], 1, "there must be a head to draw"),
+        (["a", "b"], 2, "unexpected argument `b`; put a sentence in quotes"),
+        (["--kind", "cross"], 2, "--kind needs a sentence"),
+        (["--ablate", "--data", "x", "--layers", "0"], 2, "leave --layers out"),
+        (["a", "-o", "."], 2, "must be a file, but is a folder"),
     ],
 )
 def test_what_cannot_be_done_is_told(

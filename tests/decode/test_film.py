@@ -59,6 +59,15 @@ def test_what_it_tells_adds_up(beam_size: int) -> None:
         assert [node.sum for node in here] == sorted((node.sum for node in here), reverse=True)
 
 
+@pytest.mark.parametrize("source", range(3, 9))
+def test_only_ends_among_the_best_are_put_aside(source: int) -> None:
+    seen = toy_film(Search(beam_size=2), source)
+    for step in {node.step for node in seen.nodes}:
+        here = [node for node in seen.nodes if node.step == step]
+        for rank, node in enumerate(here):
+            assert (node.score is not None) == (node.token == END and rank < 2)
+
+
 def test_every_result_has_its_path() -> None:
     seen = toy_film(Search(beam_size=3))
     for one, last in zip(seen.found, seen.last, strict=True):

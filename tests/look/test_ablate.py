@@ -287,7 +287,7 @@ def test_the_page_has_every_part_the_worst_first_and_a_heat_map() -> None:
         "decoder.blocks.2.cross:1",
     ]
     assert "decoder.blocks.2 " not in page  # a layer, which nobody asked for
-    assert re.search(r"^  2 +1\.0 +-0\.5 $", page, re.MULTILINE)
+    assert re.search(r"^  2 +-1\.0 +0\.5 $", page, re.MULTILINE)
     assert "-20.00" in page
     assert "may be chance" in page
     assert "matters most is encoder.blocks.0.own:0" in page
@@ -377,10 +377,12 @@ def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.Captu
     card = (folder / "card.md").read_text()
     assert card.count("## Which heads matter") == 1
     assert card.index("## Scores") < card.index("## Which heads matter") < card.index("## Limits")
-    assert run(folder, what="layers", limit=2, as_json=True) == 0
+    before = (folder / "card.md").read_text(), (folder / ablations.NAME).read_text()
+    assert run(folder, what="layers", limit=2) == 0
     shown = capsys.readouterr()
-    assert "is of other pairs: everything is measured anew" in shown.err
-    assert json.loads(shown.out)["conditions"]["sentences"] == 2
+    assert "and stays: this trial on fewer is not kept" in shown.err
+    assert ": 2\n" in shown.out
+    assert before == ((folder / "card.md").read_text(), (folder / ablations.NAME).read_text())
 
 
 def test_what_was_interrupted_is_kept_and_a_person_is_told(
@@ -438,11 +440,13 @@ def test_the_bound_is_kept_by_the_pruned_model_itself(
     """Not only by the silenced one, from which int8 may differ in rounding."""
     monkeypatch.setattr(ablating, "bleu_for", lambda *_: SCORE)
     monkeypatch.setattr(Meter, "without", limited(Meter.without))
-    assert run(folder, prune_to=folder.parent / "pruned", within=8.0, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    good = [trial for trial in told["pruned"]["trials"] if trial["good"]]
-    assert told["pruned"]["bleu"] == good[-1]["bleu"] >= told["bleu"] - 8.0
-    assert 0 < len(told["pruned"]["heads"]) == good[-1]["count"]
+    told: list[tuple[Ablation, ablating_page.Pruned]] = []
+    monkeypatch.setattr(ablating, "show", lambda ablation, _, pruned, *__, **___: told.append((ablation, pruned)))
+    assert run(folder, prune_to=folder.parent / "pruned", within=8.0) == 0
+    ((ablation, pruned),) = told
+    good = [trial for trial in pruned.chosen.trials if trial.good]
+    assert pruned.bleu == good[-1].bleu >= ablation.bleu - 8.0
+    assert 0 < len(pruned.chosen.heads) == good[-1].count
 
 
 def limited(without: Callable[[Meter, Sequence[Part]], Figures]) -> Callable[[Meter, Sequence[Part]], Figures]:

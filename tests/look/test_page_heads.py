@@ -512,6 +512,9 @@ def test_the_last_question_wins_and_a_refusal_is_told_in_words(served: Callable[
     assert text(page, ".translation") == "words drei"
     page.locator("#sentence").fill("")
     page.keyboard.press("Enter")
+    eventually(page, ".notice", "Type a sentence to look at first.")
+    page.locator("#sentence").fill("four")
+    page.keyboard.press("Enter")
     server.answer(3, {"error": "there must be a sentence <b>"}, status=422)
     eventually(page, ".notice", "There must be a sentence <b>.")
     assert text(page, ".translation") == "words drei"

@@ -11,8 +11,11 @@ import torch
 
 import attent
 from attent.decode.engine import Stopped
+from attent.decode.force import forced as force
 from attent.decode.options import Search
+from attent.interop.ctranslate2 import never_written
 from attent.look import Trace, view
+from attent.look.html import page
 from attent.look.silence import Part, silenced
 from attent.look.view import Budget, Filter, Looker, LookError, Question
 from attent.models import shift_right
@@ -50,6 +53,7 @@ def test_the_weights_are_those_of_the_pass_over_it(looker: Looker, seen: dict[st
     target = torch.tensor([ids])
     with attent.record(looker.model) as trace, torch.no_grad():
         logits = looker.model(torch.tensor([source]), shift_right(target, looker.model.config.start))
+    never = never_written(looker.model.config, of.tokenizer)
     back = Trace.of(seen)
     assert list(back) == list(trace)
     for path, calls in trace.items():
@@ -60,7 +64,8 @@ def test_the_weights_are_those_of_the_pass_over_it(looker: Looker, seen: dict[st
     ]
     for choice, row, token in zip(seen["decoding"]["choices"], logits[0], ids, strict=True):
         assert choice["chosen"] == token
-        assert choice["p"] == pytest.approx(float(row.softmax(-1)[token]), rel=0.05)  # what is no word has no share
+        words = row.index_fill(-1, torch.tensor(never), -math.inf)  # what is no word has no share
+        assert choice["p"] == pytest.approx(float(words.softmax(-1)[token]), rel=1e-3)
         shares = [option["p"] for option in choice["options"]]
         assert shares == sorted(shares, reverse=True)
 
@@ -101,7 +106,9 @@ def test_silence_is_that_of_the_model(looker: Looker, seen: dict[str, Any]) -> N
 
 def test_a_given_translation_is_read_as_it_is(looker: Looker) -> None:
     found = looker.look(Question(text=TEXT, target="Hallo  Welt"))
-    assert "decoding" not in found
+    assert found["decoding"]["given"] is True
+    forced = translator().model, translator().tokenizer, [TEXT], ["Hallo  Welt"]
+    assert found["decoding"]["results"][0]["log_prob"] == pytest.approx(force(*forced)[0].log_prob, rel=1e-3)
     ids = tokenizer().encode_target(["Hallo  Welt"])[0]
     assert [token["piece"] for token in found["sides"]["target"]["tokens"]] == tokenizer().target.pieces(ids)
     assert found["sides"]["read"]["tokens"][0]["special"] == "start"
@@ -128,7 +135,7 @@ def test_two_thousand_tokens_are_looked_at(looker: Looker) -> None:
     found = looker.look(Question(text=text, target=text))
     counts = [len(side["tokens"]) for side in found["sides"].values()]
     assert min(counts) > 2_000
-    assert len(json.dumps(found)) < 5_000_000
+    assert len(page(found).encode()) < 5_000_000
 
 
 def test_a_budget_counts_what_a_page_would_hold(seen: dict[str, Any]) -> None:

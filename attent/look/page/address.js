@@ -12,8 +12,9 @@ export function firstLook(doc) {
 
 /** How well a head aligns words: measured where the document tells it, else how sure it is of one word in each row. */
 function alignmentOf(doc, layer, head) {
-  const told = doc.property(layer.path, head)?.values?.alignment;
-  if (typeof told === "number") return told;
+  const { alignment, confidence = 1, same } = doc.property(layer.path, head)?.values ?? {};
+  if (typeof alignment === "number") return alignment * confidence; // the links of a head that spreads are chance
+  if (typeof same === "number") return same; // words that stand alone are copied or not
   const words = doc.tokens(layer.keys).map((token) => !token.special);
   const most = new Float32Array(layer.weightsNow.Tq);
   layer.weightsNow.each(head, (q, k, weight) => { if (words[k] && weight > most[q]) most[q] = weight; });
@@ -35,8 +36,8 @@ export function fitting(doc, wish) {
   };
 }
 
-export function readAddress(doc, state, tabs) {
-  const asked = new URLSearchParams(location.hash.slice(1));
+export function readAddress(doc, state, tabs, address = location.hash) {
+  const asked = new URLSearchParams(address.slice(1));
   const number = (name) => (asked.has(name) ? Number(asked.get(name)) : null);
   const look = fitting(doc, {
     path: asked.get("layer") ?? state.path,
@@ -44,21 +45,24 @@ export function readAddress(doc, state, tabs) {
     query: number("query"),
     pinnedKey: number("key"),
   });
-  const tab = tabs.find(({ id, has }) => id === asked.get("tab") && has(doc.json))?.id ?? "heads";
+  const there = tabs.filter(({ has }) => has(doc.json));
+  const first = doc.layers.length || doc.json.live ? "heads" : there.find(({ id }) => id === "positions")?.id ?? "heads";
+  const tab = there.find(({ id }) => id === asked.get("tab"))?.id ?? first;
   return { ...look, tab };
 }
 
-function addressOf({ tab, path, heads, query, pinnedKey }) {
+function addressOf({ doc, text, tab, path, heads, query, pinnedKey }) {
   const parts = [`tab=${tab}`, path && `layer=${encodeURIComponent(path)}`, `heads=${heads.join(",")}`];
   if (query !== null) parts.push(`query=${query}`);
   if (pinnedKey !== null) parts.push(`key=${pinnedKey}`);
+  if (doc.json.live && doc.layers.length) parts.push(`text=${encodeURIComponent(text)}`);
   return `#${parts.filter(Boolean).join("&")}`;
 }
 
 /** Back goes to the view before; a slider that passes ten layers leaves one step behind, not ten. */
 export function followAddress(store, tabs) {
   let last = 0;
-  store.on(["tab", "path", "heads", "query", "pinnedKey"], (state, news) => {
+  store.on(["doc", "tab", "path", "heads", "query", "pinnedKey"], (state, news) => {
     const address = addressOf(state);
     if (address === location.hash) return;
     const step = (news.has("tab") || news.has("path") || news.has("heads")) && performance.now() - last > 800;

@@ -4,9 +4,10 @@
 import { openDocument } from "./data.js";
 import { fitting } from "./address.js";
 
-async function fetchDocument(question) {
+async function fetchDocument(question, signal) {
   const answer = await fetch("api/look", {
     method: "POST",
+    signal,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(question),
   }).catch(() => {
@@ -20,16 +21,21 @@ async function fetchDocument(question) {
 /** Everything a view may do beyond the store. The last question wins: an answer to an earlier one is dropped. */
 export function makeActions(store) {
   let asked = 0;
+  let waiting = new AbortController();
   let answered = answeredOf(store.get());
 
   async function ask(wish = {}) {
-    const number = ++asked;
     const question = questionOf(store.get(), wish);
+    if (!question.text.trim()) return store.set({ error: "Type a sentence to look at first." });
+    const number = ++asked;
+    waiting.abort(); // the server stops when nobody waits for its answer any more
+    waiting = new AbortController();
+    const { signal } = waiting;
     const { text, prefix, silence, beam_size, to } = question;
     store.set({ busy: true, error: null, text, prefix, silence, beamSize: beam_size ?? null, to: to ?? null });
     try {
-      const base = await baseFor(store.get(), question);
-      const doc = base.question === keyOf(question) ? base.doc : await fetchDocument(question);
+      const base = await baseFor(store.get(), question, signal);
+      const doc = base.question === keyOf(question) ? base.doc : await fetchDocument(question, signal);
       if (number !== asked) return;
       answered = answeredOf(store.get());
       store.set({ busy: false, doc, base: base.doc, baseQuestion: base.plain, ...fitting(doc, store.get()) });
@@ -61,9 +67,9 @@ export function keyOf({ text, prefix, silence, beam_size = null, to = null }) {
 }
 
 /** The untouched translation of the question's text, asked for once: forced and silenced ones are compared with it. */
-async function baseFor(state, question) {
+async function baseFor(state, question, signal) {
   const untouched = { ...question, prefix: [], silence: [] };
   const plain = keyOf(untouched);
   if (state.baseQuestion === plain) return { doc: state.base, plain, question: plain };
-  return { doc: await fetchDocument(untouched), plain, question: plain };
+  return { doc: await fetchDocument(untouched, signal), plain, question: plain };
 }

@@ -51,11 +51,11 @@ function decParts() {
   };
   const bar = h("div", { class: "controls" }, parts.back, parts.slider, parts.on, parts.play, parts.count,
     h("label", { class: "field" }, dropped, "what was dropped at once"));
+  const [legend, found] = [decLegend(), h("h2", {}, "What it found")];
   const element = h("section", { class: "dec" },
     h("h2", {}, "Word by word"), parts.change, parts.words, parts.options,
-    h("h2", {}, "The search"), parts.intro, bar, parts.tree, decLegend(), parts.about,
-    h("h2", {}, "What it found"), parts.results);
-  return { ...parts, element };
+    h("h2", {}, "The search"), parts.intro, bar, parts.tree, legend, parts.about, found, parts.results);
+  return { ...parts, element, bar, legend, found };
 }
 
 function decLegend() {
@@ -95,10 +95,12 @@ function decUnsure({ choices = [], forced = 0 }) {
   return Math.max(0, least);
 }
 
-function decIntro({ beam_size: size, nodes = [] }) {
+function decIntro({ beam_size: size, nodes = [], given = false, no_loops: looped = false }) {
+  if (given) return "This translation was given, not searched for: above is how likely the model holds each of its words.";
   if (!nodes.length) return "How the search went was not kept.";
-  if (size === 1) return "At each step the likeliest token is taken.";
-  return `At each step the ${size} best beginnings are kept and every way to go on from them is looked at; the best stands at the top.`;
+  const again = looped ? " The first search went in circles: in this one no sequence of tokens may come again and again." : "";
+  if (size === 1) return `At each step the likeliest token is taken.${again}`;
+  return `At each step the ${size} best beginnings are kept and every way to go on from them is looked at; the best stands at the top.${again}`;
 }
 
 // --- the words, and what else could have stood there -----------------------------------------------------------------
@@ -178,7 +180,7 @@ function decChange({ store, state, parts, actions }) {
     h("div", {}, h("span", { class: "label" }, label), h("p", { class: `dec-text ${kind}`, dir: "auto" }, content));
   parts.change.append(
     version("by itself", "dec-before", base.targetText),
-    version(now, "dec-after", shownDifference(base.targetText, doc.targetText)),
+    version(now, "dec-after", shownDifference(base.targetText, doc.targetText, { old: true })),
     prefix.length ? press("button", undo, "Undo the last word") : "",
   );
 }
@@ -411,18 +413,21 @@ function decChild(state, node) {
 // --- what was found --------------------------------------------------------------------------------------------------
 
 function decResults(view) {
-  const { results = [], formula } = view.store.get().doc.json.decoding;
+  const { results = [], formula, given = false } = view.store.get().doc.json.decoding;
+  for (const one of [view.parts.bar, view.parts.found, view.parts.legend]) one.hidden = given;
   const rows = results.map((result, i) => decResult(view, results[0].text, result, i));
   const names = ["", "text", "score", "log-probability"];
   const heads = names.map((name, i) => h("th", { scope: "col", class: i === 1 ? null : "dec-n" }, name));
   const table = h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
-  clear(view.parts.results).append(table, formula ? h("p", { class: "muted small" }, formula) : "");
+  const engine = "Searched in full precision; attent translate rounds to 8 bits on a CPU and may differ in a word.";
+  clear(view.parts.results).append(table, formula ? h("p", { class: "muted small" }, `${formula}. ${engine}`) : "");
 }
 
 function decResult(view, best, result, i) {
   const show = () => decAbout(view, result.node);
   const text = i ? shownDifference(best, result.text) : h("span", { dir: "auto" }, result.text || "(nothing)");
+  const cut = result.ended === false ? h("span", { class: "muted small" }, " (cut: it came to no end)") : null;
   return h("tr", { on: { pointerenter: show } },
-    h("td", { class: "dec-n" }, i + 1), h("td", {}, press("dec-result", show, text, { on: { focus: show } })),
+    h("td", { class: "dec-n" }, i + 1), h("td", {}, press("dec-result", show, text, { on: { focus: show } }), cut),
     h("td", { class: "dec-n" }, decimal(result.score, 3)), h("td", { class: "dec-n" }, decimal(result.log_prob, 3)));
 }

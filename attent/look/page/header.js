@@ -107,7 +107,8 @@ function bigText(text, content) {
 
 function plainSource(doc) {
   const text = doc.sourceText;
-  return [sideLabel(doc.side("source"), "text"), bigText(text, text || "(nothing)")];
+  const label = Object.keys(doc.json.sides ?? {}).length ? [sideLabel(doc.side("source"), "text")] : [];
+  return [...label, bigText(text, text || "(nothing)")];
 }
 
 function translationParts(state, actions) {
@@ -154,18 +155,19 @@ function askForm(store, actions) {
   store.on(["doc"], name);
   name(store.get());
   const { languages = [], examples = [] } = store.get().doc.json;
-  const asking = h("div", { class: "asking" }, box, languages.length ? languageChoice(store, languages, send) : null, button);
+  const asking = h("div", { class: "asking" }, box, languages.length ? languageChoice(store, actions, languages) : null, button);
   return h("form", { on: { submit: send } }, label, asking, exampleChoice(store, actions, box, examples));
 }
 
 /** For a model of several languages: into which. */
-function languageChoice(store, languages, send) {
+function languageChoice(store, actions, languages) {
   const choice = h("select", { class: "select", "aria-label": "Translate into" },
     languages.map((name) => h("option", { value: name }, name)));
-  choice.addEventListener("change", (event) => {
-    store.set({ to: choice.value });
-    if (store.get().text) send(event);
+  choice.addEventListener("change", () => {
+    if (store.get().text) actions.ask({ to: choice.value });
+    else store.set({ to: choice.value });
   });
+  store.on(["to"], ({ to }) => { choice.value = to; });
   return choice;
 }
 

@@ -128,7 +128,8 @@ function makeControls(store, groups, group) {
   }, groups.map(({ key, name }) => h("option", { value: key }, name)));
   const toRow = (row) => goTo(group.layers[row].path, store.get().heads[0]);
   const layer = slider("layer", "layer-slider", group.layers.length - 1, toRow);
-  const head = slider("head", "head-slider", group.layers[0].heads - 1, (n) => goTo(store.get().path, n));
+  const last = store.get().doc.layer(store.get().path).heads - 1;
+  const head = slider("head", "head-slider", last, (n) => goTo(store.get().path, n));
   return [groups.length > 1 ? kinds : null, layer, head].filter(Boolean);
 }
 
@@ -157,9 +158,10 @@ function fillChips(chips, store, layer, heads) {
 
 /** All heads of the layer over each other, as many as there are colours; or back to one. */
 function allButton(store, layer, heads) {
-  const every = Array.from({ length: Math.min(OVERLAYS, layer.heads) }, (_, head) => head);
+  const others = Array.from({ length: layer.heads }, (_, head) => head).filter((head) => head !== heads[0]);
+  const every = [heads[0], ...others].slice(0, OVERLAYS);
   const many = heads.length > 1;
-  const more = every.length < layer.heads ? `the first ${OVERLAYS} heads at once` : "all heads of this layer at once";
+  const more = every.length < layer.heads ? `${OVERLAYS} heads at once` : "all heads of this layer at once";
   const change = () => store.set({ heads: many ? [heads[0]] : every });
   const label = many ? `only head ${heads[0]}` : more;
   return h("button", { type: "button", class: "button plain", on: { click: change } }, label);

@@ -101,17 +101,18 @@ function walkHeads(store, key) {
   const groups = groupsOf(doc);
   const at = groups.findIndex((group) => group.layers.some((layer) => layer.path === path));
   const row = groups[at].layers.findIndex((layer) => layer.path === path);
-  const to = headAt(groups, at, row + step[0], heads[0] + step[1]);
+  const to = headAt(groups, at, row + step[0], heads[0] + step[1], step[1] !== 0);
   if (to) store.set({ ...fitting(doc, { ...store.get(), path: to.path, heads: [to.head] }), hover: null });
   return true;
 }
 
-function headAt(groups, at, row, head) {
-  const beyond = head < 0 ? -1 : head >= (groups[at].layers[row]?.heads ?? Infinity) ? 1 : 0;
+function headAt(groups, at, row, head, sideways) {
+  const there = groups[at].layers[row];
+  const beyond = head < 0 ? -1 : sideways && head >= (there?.heads ?? Infinity) ? 1 : 0;
   const group = groups[at + beyond];
   const layer = group?.layers[beyond ? Math.min(row, group.layers.length - 1) : row];
   if (!layer) return null;
-  return { path: layer.path, head: beyond < 0 ? layer.heads - 1 : beyond > 0 ? 0 : head };
+  return { path: layer.path, head: beyond < 0 ? layer.heads - 1 : beyond > 0 ? 0 : Math.min(head, layer.heads - 1) };
 }
 
 // --- opening ---
@@ -148,9 +149,20 @@ function furnishPage(page, doc) {
   shell.start();
   store.flush();
   if (doc.json.live && !text) document.getElementById("sentence").focus();
+  const address = location.hash;
   followAddress(store, TABS);
+  askAgain(store, actions, address);
   listenToKeys(store);
   performance.mark("attent-ready");
+}
+
+/** A live page that is opened by its address, or loaded again, asks for the sentence in it. */
+async function askAgain(store, actions, address) {
+  const text = new URLSearchParams(address.slice(1)).get("text");
+  if (!text || !store.get().doc.json.live || store.get().doc.layers.length) return;
+  document.getElementById("sentence").value = text;
+  await actions.ask({ text });
+  store.set(readAddress(store.get().doc, store.get(), TABS, address));
 }
 
 boot();

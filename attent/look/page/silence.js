@@ -140,9 +140,10 @@ function drawOutcome(now, state, toggle, actions) {
   const chip = (part) => h("button", {
     type: "button", class: "chip off", title: "switch it on again", on: { click: () => toggle(part) },
   }, part);
-  const same = before === after ? "The translation stays the same, word for word." : "";
+  const forced = state.prefix.length ? "Words are forced, too: part of the difference comes from that. " : "";
+  const same = forced + (before === after ? "The translation stays the same, word for word." : "");
   const all = h("button", { type: "button", class: "button" }, "Switch everything on again");
-  all.addEventListener("click", actions.reset);
+  all.addEventListener("click", () => actions.ask({ silence: [] }));
   now.append(
     h("div", { class: "silence-list" }, silence.map(chip)),
     h("p", { class: "text" }, busy ? "…" : shownDifference(before, after, { old: true })),
