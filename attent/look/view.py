@@ -31,7 +31,7 @@ from attent.text.vocabulary import valid
 
 OPTIONS, FEW = 10, 3  # of the likeliest tokens that are told at each step; in a long text
 WHOLE = 1_500_000  # weights that a page holds; of more, only the greatest of each row
-ENTRIES = 1_000_000  # of these together
+ENTRIES = 800_000  # of these together
 FEWEST = 4  # of a row, however many rows there are
 NUMBERS = 1_750_000  # of queries, keys and values that a page holds; if there are more, it holds none
 LONG = 300  # steps from which on continuations that were dropped at once are left out
@@ -288,7 +288,7 @@ class Budget:
             weights, rows = weights + heads * queries * keys, rows + heads * queries
             numbers += heads * width * (queries + 2 * keys)
         most = None if weights <= WHOLE else max(FEWEST, ENTRIES // max(1, rows))
-        return cls(most=most, vectors=numbers <= NUMBERS)
+        return cls(most=most, vectors=most is None and numbers <= NUMBERS)
 
     def tap(self, path: str, sides: Mapping[str, Side], kept: dict[str, dict[str, Any]]) -> Callable[[Look], None]:
         """Writes a layer down as it will be shown, at once: all weights of a long text would fill the memory."""

@@ -558,3 +558,31 @@ def test_a_head_that_looks_when_a_word_is_read_is_shown_by_the_word_read(opened:
     page.locator(".rows label", has_text=re.compile("^read")).click()
     eventually(page, ".side-label.queries", "having read")
     assert first.inner_text().strip() == "start"
+
+
+def test_heads_are_compared_without_a_keyboard_and_layers_may_have_fewer_heads(opened: Open) -> None:
+    document = translation()
+    n, m = len(SOURCE) + 1, len(TARGET) + 1
+    document["layers"][-1] = layer("decoder.blocks.1.cross", "target", "source", spread(5, m, n))
+    page = opened(document, "#tab=heads&layer=decoder.blocks.1.cross&heads=4")
+    assert page.locator(".head-slider").get_attribute("max") == "4"
+    page.keyboard.press("ArrowUp")
+    eventually(page, "#saying", "Head 2 of layer 0, cross-attention")
+    assert page.locator(".head-slider").get_attribute("max") == "2"
+    page.get_by_role("button", name="compare heads").click()
+    head(page, "decoder.blocks.0.cross", 0).click()
+    eventually(page, "#saying", "Heads 2 and 0 of layer 0")
+    page.get_by_role("button", name="all heads of this layer at once").wait_for(state="detached")
+    assert page.locator(".chips .chip").all_inner_texts() == ["head 2", "head 0"]
+
+
+def test_a_live_page_asks_for_the_sentence_in_its_address(served: Callable[..., Server]) -> None:
+    server = served({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
+    page = server.page
+    page.goto("about:blank")
+    page.goto(f"{SITE}/#tab=equation&layer=encoder.blocks.1.own&heads=1&text=A%20man")
+    assert server.asked(0)["text"] == "A man"
+    server.answer(0, translation())
+    eventually(page, "[role=tab][aria-selected=true]", "Equation")
+    assert "encoder.blocks.1.own" in page.evaluate("location.hash")
+    assert "text=A%20man" in page.evaluate("location.hash")

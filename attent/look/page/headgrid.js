@@ -43,7 +43,9 @@ export function headGrid(store) {
 
   element.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-head]");
-    if (button) store.set(chosenHeads(store.get(), button.dataset.path, Number(button.dataset.head), event));
+    if (!button) return;
+    const along = store.get().comparing ? { shiftKey: true } : event; // fingers have no Shift
+    store.set(chosenHeads(store.get(), button.dataset.path, Number(button.dataset.head), along));
   });
   const tell = (event) => tellHead(says, store.get().doc, event.target.closest("button[data-head]"));
   for (const kind of ["pointerover", "focusin"]) element.addEventListener(kind, tell);

@@ -46,7 +46,7 @@ export function headsView(store) {
     say();
   }
 
-  store.on(["doc", "path", "heads", "rows", "theme"], (_, news) => {
+  store.on(["doc", "path", "heads", "rows", "comparing", "theme"], (_, news) => {
     if (news.has("theme") && isShown) grid.draw();
     build();
   });
@@ -152,8 +152,16 @@ function fillChips(chips, store, layer, heads) {
     type: "button", class: "chip", title: "take it away", style: { "--chosen": `var(--head-${place % OVERLAYS})` },
     on: { click: () => leave(head) },
   }, `head ${head}`);
-  const all = layer.heads > 1 ? [allButton(store, layer, heads)] : [];
+  const all = layer.heads > 1 ? [compareButton(store), allButton(store, layer, heads)] : [];
   clear(chips).append(...(heads.length > 1 ? heads.map(chip) : []), ...all);
+}
+
+/** While it is pressed, a click in the grid lays a head of this layer over the others. */
+function compareButton(store) {
+  const { comparing } = store.get();
+  const change = () => store.set({ comparing: !comparing });
+  return h("button", { type: "button", class: "button plain", "aria-pressed": String(comparing), on: { click: change } },
+    comparing ? "comparing: choose heads of this layer" : "compare heads");
 }
 
 /** All heads of the layer over each other, as many as there are colours; or back to one. */

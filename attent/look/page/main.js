@@ -133,7 +133,7 @@ function furnishPage(page, doc) {
   const text = doc.side("source")?.text ?? "";
   const silence = [];
   const store = createStore({
-    doc, base: doc, ...firstLook(doc), hover: null, tab: "heads", rows: "auto", text, silence, prefix: [], beamSize: null, to: doc.json.languages?.[0] ?? null,
+    doc, base: doc, ...firstLook(doc), hover: null, tab: "heads", rows: "auto", comparing: false, text, silence, prefix: [], beamSize: null, to: doc.json.languages?.[0] ?? null,
     baseQuestion: keyOf({ text, prefix: [], silence }), busy: false, error: null, theme: effectiveTheme(keptTheme()),
   });
   store.set(readAddress(doc, store.get(), TABS));
