@@ -538,6 +538,7 @@ def cross_habit(values: Values) -> str:
     return (
         resting
         or aligned
+        or copying(values)
         or spread(values)
         or loosely(values)
         or sharp(values)
@@ -585,6 +586,13 @@ def alignment(values: Values) -> str:
         return ""
     step = "written" if values.alignment == values.written else "read"
     return f"aligns: {percent(values.alignment)} of its links are mutual, when the word is {step}"
+
+
+def copying(values: Values) -> str:
+    """Of texts whose words are not to be aligned, such as numbers that are written anew."""
+    if values.alignment is not None or values.same is None or values.same < MAIN:
+        return ""
+    return f"copies: looks at the token that is being written ({percent(values.same)} where there is one)"
 
 
 def loosely(values: Values) -> str:

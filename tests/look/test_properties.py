@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -490,3 +491,20 @@ def test_the_document_is_rounded_and_plain() -> None:
     values = Values(previous=1 / 3)
     found = Properties(sentences=2, of="them", heads=(Head(path="a.own", head=0, says="", values=values),)).document()
     assert found["heads"] == [{"path": "a.own", "head": 0, "says": "", "values": {"previous": 0.3333}}]
+
+
+def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None:
+    values = module.Values(same=0.8, entropy=0.3, evenness=0.1, confidence=0.9)
+    assert module.cross_habit(values) == "copies: looks at the token that is being written (80% where there is one)"
+    assert "copies" not in module.cross_habit(replace(values, alignment=0.5))
+    assert "copies" not in module.cross_habit(replace(values, same=0.4))
+
+
+def test_one_token_for_a_whole_sentence_is_a_habit_however_sharp() -> None:
+    values = module.Values(itself=0.08, next=0.08, shared=0.71, entropy=0.6, evenness=0.16)
+    assert module.own_habit(values, written=False) == "picks one token for the whole sentence (71%), wherever it stands"
+
+
+def test_one_word_alone_is_aligned_with_nothing() -> None:
+    words = module.WordPair(source=[0, 1, None], target=[0, 0], source_words=2, target_words=1)
+    assert module.mutual(torch.rand(2, 3, 3), words, 0).sum() == 0
