@@ -248,13 +248,68 @@ FAULTS = """
 
 # the tap sees no mask
 @ nn/attention.py: laws/test_tap.py
-- explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
-+ explicit(q, seen.keys, seen.values, Mask(), bias, self.scale, dropout=0.0)
+- explicit(q, k, v, self.mask, bias, self.scale)
++ explicit(q, k, v, Mask(), bias, self.scale)
 
 # the tap sees no bias
 @ nn/attention.py: laws/test_tap.py
-- explicit(q, seen.keys, seen.values, mask, bias, self.scale, dropout=0.0)
-+ explicit(q, seen.keys, seen.values, mask, None, self.scale, dropout=0.0)
+- explicit(q, k, v, self.mask, bias, self.scale)
++ explicit(q, k, v, self.mask, None, self.scale)
+
+# a tapped head looks with another's keys
+@ nn/attention.py: look/test_trace.py
+- keys = [head // shared for head in heads]
++ keys = [0 for head in heads]
+
+# silence forgets the bias
+@ look/silence.py: look/test_silence.py
+- if linear.bias is not None:
++ if False:
+
+# silence is not taken back
+@ look/silence.py: look/test_silence.py
+- view.copy_(values)
++ pass
+
+# the film counts ends that were dropped
+@ decode/film.py: decode/test_film.py
+- ends = token == plan.end and rank < plan.beams
++ ends = token == plan.end
+
+# the film lets rules write into the search's numbers
+@ decode/film.py: look/test_view.py
+- looked_at(beams, logits.clone(), plan)
++ looked_at(beams, logits, plan)
+
+# what is no word has a share in the page's probabilities
+@ look/view.py: look/test_view.py
+- logits.index_fill(-1, never, -math.inf).log_softmax(-1).cpu()
++ logits.log_softmax(-1).cpu()
+
+# the page does not look again where translating does
+@ look/view.py: look/test_view.py
+- if looping(seen.found[0].ids) and not looping(job.source):
++ if False:
+
+# a page may fetch what it likes
+@ look/html.py: look/test_html.py
+- default-src 'none'; script-src
++ default-src *; script-src
+
+# of a long text the wrong weights are kept
+@ look/trace.py: look/test_trace.py
+- greatest = weights.topk(most, -1)
++ greatest = weights.topk(most, -1, largest=False)
+
+# a pruned head takes its neighbour along
+@ models/heads.py: look/test_prune.py
+- [head * width + i for head in heads for i in range(width)]
++ [head * width + i for head in heads for i in range(width - 1)]
+
+# a head late by a step is drawn by the wrong words
+@ cli/looking.py: cli/test_look.py
+- return document | {"layers": layers}
++ return document
 
 # embedding not scaled
 @ models/embedding.py: models/test_figure.py

@@ -70,6 +70,18 @@ def test_the_weights_are_those_of_the_pass_over_it(looker: Looker, seen: dict[st
         assert shares == sorted(shares, reverse=True)
 
 
+def test_what_is_no_word_has_no_share_however_likely(looker: Looker, seen: dict[str, Any]) -> None:
+    never = torch.tensor(never_written(looker.model.config, translator().tokenizer))
+    hook = looker.model.output.register_forward_hook(
+        lambda _, __, made: made.index_add(-1, never, torch.full_like(made[..., : len(never)], 30.0))
+    )
+    try:
+        found = looker.look(Question(text=TEXT))
+    finally:
+        hook.remove()
+    assert found["decoding"]["choices"] == seen["decoding"]["choices"]
+
+
 def test_every_node_leads_somewhere(seen: dict[str, Any]) -> None:
     nodes = {node["id"]: node for node in seen["decoding"]["nodes"]}
     won = [node for node in nodes.values() if node["won"]]

@@ -18,13 +18,13 @@ TEXT = lines()[0][0]
 
 
 def model(stack: StackConfig = STACK, seed: int = 0) -> Seq2Seq:
-    """Its logits are made steep, so that it has an opinion."""
+    """Its logits are made steep, so that it has an opinion; no bias is zero, so that none is forgotten."""
     torch.manual_seed(seed)
     config = Seq2SeqConfig(vocab=9, encoder=stack, decoder=decoder_of(stack), tie_output=False)
     made = Seq2Seq(for_tokenizer(config, tokenizer())).eval()
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter.mul_(2 if parameter.dim() > 1 else 1)
+            parameter.mul_(2) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
     return made
 
 
