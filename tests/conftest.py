@@ -7,6 +7,8 @@ The laws need pytest and torch only, so that they run wherever these are.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -42,3 +44,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_curves_by_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every little run would draw for half a second; the tests of curves call it by name."""
+    curves = sys.modules.get("attent.train.curves")
+    if curves is not None:
+        monkeypatch.setattr(curves, "draw_png", lambda *_: False)

@@ -66,7 +66,7 @@ class Picture:
 
 
 class Curves:
-    """Listens to training, and draws after each validation and at the end; never the reason that a run ends."""
+    """Listens to training, and draws after each validation, at the end as PNG too; never the reason that a run ends."""
 
     def __init__(self, path: Path, before: Iterable[Event] = ()) -> None:
         """`before` is what a resumed run told earlier."""
@@ -80,7 +80,8 @@ class Curves:
         if isinstance(event, Validated | Ended) and not self._failed:
             try:
                 draw(self._events, self.path)
-                draw_png(self._events, self.path.with_suffix(".png"))
+                if isinstance(event, Ended):  # matplotlib takes half a second
+                    draw_png(self._events, self.path.with_suffix(".png"))
             except OSError as error:
                 self._failed = True
                 reason = error.strerror or str(error)

@@ -178,7 +178,7 @@ def test_several_target_languages_get_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "files"),
     [
-        (["--set", "data.tokenizer.kind=char"], {"tokenizer.model"}),
+        pytest.param(["--set", "data.tokenizer.kind=char"], {"tokenizer.model"}, marks=pytest.mark.slow),
         (["--set", "data.tokenizer.joint=false"], {"source.model", "target.model"}),
     ],
     ids=["characters", "separate vocabularies"],
@@ -470,7 +470,11 @@ def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, c
 # ---- asked to stop ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["validation", "last validation", "the mean", "the scores"])
+@pytest.mark.parametrize(
+    "at",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3, 4],
+    ids=["validation", "last validation", "the mean", "the scores"],
+)
 def test_stopped_while_it_translates_it_goes_on_exactly(
     at: int, finished: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,9 @@ def random_sentences(count: int, words: int, generator: torch.Generator) -> list
     return [torch.randint(FIRST, FIRST + words, (n,), generator=generator).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("task", [list, lambda sentence: sentence[::-1]], ids=["copy", "reverse"])
+@pytest.mark.parametrize(
+    "task", [pytest.param(list, marks=pytest.mark.slow), lambda sentence: sentence[::-1]], ids=["copy", "reverse"]
+)
 def test_it_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[int]]) -> None:
     """Every one of 200 sentences that it has not seen, of 1 to 6 words out of eight."""
     words, generator = 8, torch.Generator().manual_seed(1)

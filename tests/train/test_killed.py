@@ -133,7 +133,7 @@ def test_two_hundred_kills_change_nothing(nursery: Nursery, corpus: Path, unbrok
     assert not killer.differ
 
 
-@pytest.mark.parametrize("at", [30, 64, 72])
+@pytest.mark.parametrize("at", [pytest.param(30, marks=pytest.mark.slow), 64, pytest.param(72, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_checkpoint_begins_anew(
     at: int, nursery: Nursery, corpus: Path, unbroken: Unbroken, tmp_path: Path
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_kill_before_the_first_checkpoint_begins_anew(
 @pytest.mark.parametrize(
     "more",
     [
-        ["--sampling", "0.1", "--ema", "0.9", "--accumulate", "2"],
+        pytest.param(["--sampling", "0.1", "--ema", "0.9", "--accumulate", "2"], marks=pytest.mark.slow),
         pytest.param(
             "--rdrop 1 --optimiser adamw --clip-norm 1 --schedule cosine --layout packed".split(),
             marks=pytest.mark.slow,
@@ -171,7 +171,11 @@ def begun(nursery: Nursery, out: Path, step: int = 6) -> None:
     nursery.until(lambda: (out / "state" / f"step-{step:08}").exists())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
+    ids=["SIGTERM", "SIGINT"],
+)
 def test_asked_to_stop_it_saves_says_how_to_go_on_and_goes_on_exactly(
     number: int, code: int, nursery: Nursery, corpus: Path, unbroken: Unbroken, tmp_path: Path
 ) -> None:
@@ -253,11 +257,11 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("manifest.json", lambda path: flip(path, 0.5)),
-        ("state.json", lambda path: flip(path, 0.5)),
+        pytest.param("manifest.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
+        pytest.param("state.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         ("weights.safetensors", lambda path: flip(path, 0.9)),
-        ("optimiser.safetensors", lambda path: flip(path, 0.1)),
-        ("random.safetensors", lambda path: flip(path, 0.5)),
+        pytest.param("optimiser.safetensors", lambda path: flip(path, 0.1), marks=pytest.mark.slow),
+        pytest.param("random.safetensors", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         ("weights.safetensors", cut),
         ("random.safetensors", Path.unlink),
     ],

@@ -227,7 +227,11 @@ def marian(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("more", [(), ("--freeze", "encoder"), ("--lora", "4")], ids=["all", "freeze", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), marks=pytest.mark.slow), ("--freeze", "encoder"), ("--lora", "4")],
+    ids=["all", "freeze", "lora"],
+)
 def test_a_marian_folder_is_trained_further(tmp_path: Path, corpus: Path, more: tuple[str, ...]) -> None:
     start = marian(tmp_path / "marian")
     log = trained(corpus, tmp_path / "out", "--from", str(start), *more)
