@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from attent import settings
 from attent.look.arrays import unpack
 from attent.look.positions import positions
-from attent.look.properties import weights_of
 from attent.look.terminal import harmless, shown
+from attent.look.trace import weights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -195,7 +195,7 @@ def chosen(document: Mapping[str, Any], path: str, kind: str | None, heads: Sequ
     found = []
     for layer in document["layers"]:
         if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
-            weights = weights_of(layer, document["sides"])
+            weights = weights_of(layer, len(document["sides"][layer["keys"]]["tokens"]))
             numbers = layer.get("numbers", range(weights.shape[0]))
             found += [
                 Panel(layer, head, each)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attent import settings
 from attent.decode.align import BEGINNINGS, WordPair, mark, mutual_links
 from attent.decode.force import Pass, Row, batches, check_pairs, encoded, evaluating
-from attent.look.arrays import unpack
+from attent.look.trace import weights_of
 from attent.models import Seq2Seq
 from attent.nn import Look, attention_layers
 
@@ -641,7 +641,7 @@ def measure_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_trace(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mapping[str, Any]]) -> Properties:
-    """The same of one sentence: `layers` and `sides` as a document has them, weights packed or as tensors."""
+    """The same of one sentence: `layers` and `sides` as a document has them."""
     numbers: dict[str, int] = {}
     tokens = {name: side_of_tokens(each["tokens"], numbers) for name, each in sides.items()}
     sums: dict[str, Sums] = {}
@@ -653,26 +653,12 @@ def measure_trace(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mappi
         shape = tuple(tokens[name].real.shape[1] for name in kind[:2])
         most = ROWS if math.prod(shape) > LONGEST**2 else max(shape)
         rows = torch.tensor(evenly(shape[0], max(1, most)), dtype=torch.long)
-        weights = weights_of(layer, sides)[:, rows] if "weights" in layer else kept_weights(layer, shape[1], rows)
+        weights = weights_of(layer, shape[1], rows)
         heads = layer.get("numbers", range(weights.shape[0]))
         sums[layer["path"]] = Sums(weights.shape[0], numbers=tuple(heads))
         if weights.numel():
             sums[layer["path"]].observe(weights[None], scenes[kind].thinned(rows))
     return Properties(sentences=1, of="this sentence alone", heads=tuple(described(sums)))
-
-
-def weights_of(layer: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]]) -> Tensor:
-    """(H, Tq, Tk) of a layer of a document. Of a long input only the greatest are kept: the others are 0."""
-    if "weights" in layer:
-        weights = layer["weights"]
-        return weights.float() if isinstance(weights, Tensor) else unpack(weights)
-    queries, keys = (len(sides[layer[name]]["tokens"]) for name in ("queries", "keys"))
-    return kept_weights(layer, keys, torch.arange(queries))
-
-
-def kept_weights(layer: Mapping[str, Any], keys: int, rows: Tensor) -> Tensor:
-    places, weights = (unpack(layer["sparse"][name])[:, rows] for name in ("places", "weights"))
-    return torch.zeros(*places.shape[:2], keys).scatter(-1, places.long(), weights)
 
 
 def scene_of_layer(layer: Mapping[str, Any], tokens: Mapping[str, Side], sides: Mapping[str, Any]) -> Scene:

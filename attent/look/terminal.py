@@ -14,7 +14,8 @@ from typing import Any, Literal
 from rich.cells import cell_len
 from torch import Tensor
 
-from attent.look.properties import measure_document, weights_of
+from attent.look.properties import measure_document
+from attent.look.trace import weights_of
 
 SHADES = " ░▒▓█"
 WIDTH = 80  # cells of a line
@@ -111,7 +112,8 @@ def picture(
     width  cells of a line; where the words do not fit, a list tells for each word what it looks at most
     """
     layer = layer_at(document, path)
-    weights = one_head(layer, weights_of(layer, document["sides"]), head)
+    keys = len(document["sides"][layer["keys"]]["tokens"])
+    weights = one_head(layer, weights_of(layer, keys), head)
     rows, columns = (
         [shown(token) for token in document["sides"][layer[name]]["tokens"]] for name in ("queries", "keys")
     )

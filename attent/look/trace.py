@@ -176,7 +176,8 @@ class Trace(Mapping[str, list[Tensor]]):
         trace.sides = {name: Side.of(side) for name, side in found["sides"].items()}
         for layer in found["layers"]:
             path = layer["path"]
-            trace._weights[path] = [weights_of(layer, trace.sides)[None]]
+            keys = len(trace.sides[layer["keys"]].tokens)
+            trace._weights[path] = [weights_of(layer, keys)[None]]
             heads = layer.get("numbers")
             trace.facts[path] = Facts(layer["causal"], layer["scale"], None if heads is None else tuple(heads))
             if "q" in layer:
@@ -286,10 +287,13 @@ def packed_vectors(vectors: Vectors, row: int, shape: tuple[int, int]) -> dict[s
     return found
 
 
-def weights_of(layer: Mapping[str, Any], sides: Mapping[str, Side]) -> Tensor:
-    """(H, Tq, Tk) of a layer of a document."""
+def weights_of(layer: Mapping[str, Any], keys: int, rows: Tensor | None = None) -> Tensor:
+    """(H, Tq, Tk) of a layer of a document that looks at so many tokens, or some rows of it. Of a long text only the
+    greatest are there: the others are 0."""
     if "weights" in layer:
-        return unpack(layer["weights"])
-    values, places = unpack(layer["sparse"]["weights"]), unpack(layer["sparse"]["places"])
-    weights = torch.zeros(*values.shape[:2], len(sides[layer["keys"]].tokens))
-    return weights.scatter(-1, places, values)
+        weights = unpack(layer["weights"])
+        return weights if rows is None else weights[:, rows]
+    values, places = (unpack(layer["sparse"][name]) for name in ("weights", "places"))
+    if rows is not None:
+        values, places = values[:, rows], places[:, rows]
+    return torch.zeros(*values.shape[:2], keys).scatter(-1, places, values)

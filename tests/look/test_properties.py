@@ -62,7 +62,7 @@ def layer(
         "causal": causal,
         "queries": sides[0],
         "keys": sides[1],
-        "weights": weights,
+        "weights": pack(weights, "float32"),
     }
 
 
@@ -447,7 +447,6 @@ def test_patches_of_an_image_are_not_spelled_alike() -> None:
 
 def test_the_document_has_the_columns_that_some_head_has() -> None:
     packed = layer(torch.full((1, 8, 8), 1 / 8))
-    packed["weights"] = pack(packed["weights"], "unit16")
     found = measure_document({"layers": [packed], "sides": {"a": side(SENTENCE)}})
     keys = [column["key"] for column in found["columns"]]
     assert "previous" in keys

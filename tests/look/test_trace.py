@@ -125,8 +125,8 @@ def test_one_side_is_enough_for_a_model_that_reads_one_text() -> None:
 def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
     weights = torch.rand(2, 7, 30).softmax(-1)
     layer = layer_of("blocks.0.own", ("text", "text"), weights, causal=False, scale=1.0, most=4)
-    side = Side(label="text", tokens=tuple(Token("a", "a") for _ in range(30)))
-    back = weights_of(layer, {"text": side})
+    back = weights_of(layer, 30)
+    assert torch.equal(weights_of(layer, 30, torch.tensor([4, 2])), back[:, [4, 2]])
     assert ((back > 0).sum(-1) == 4).all()
     kept = weights.topk(4, -1)
     torch.testing.assert_close(back.gather(-1, kept.indices), kept.values, atol=0.8e-5, rtol=0)
