@@ -195,7 +195,7 @@ class Looking:
         return ("cross" if whole and crosses else flags.kind), list(flags.heads)
 
     def in_terminal(self, document: dict[str, Any]) -> str:
-        from attent.look.terminal import picture, summary
+        from attent.look.terminal import harmless, picture, summary
 
         path, head = self.best(document)
         document = when_read(document, path, head)
@@ -208,7 +208,7 @@ class Looking:
         sides = document["sides"]
         return "\n".join(
             [
-                f"{sides['source']['text']}\n{sides['target']['text']}\n",
+                f"{harmless(sides['source']['text'])}\n{harmless(sides['target']['text'])}\n",
                 f"{title}\n",
                 picture(document, path=path, head=head, width=width),
                 "",
@@ -247,7 +247,7 @@ class Looking:
 def when_read(document: dict[str, Any], path: str, head: int) -> dict[str, Any]:
     """A head that looks at a word when its translation has just been read is shown by what was read."""
     heads = document["properties"]["heads"]
-    values = next(one["values"] for one in heads if (one["path"], one["head"]) == (path, head))
+    values = next((one["values"] for one in heads if (one["path"], one["head"]) == (path, head)), {})
     if (values.get("read") or 0.0) <= (values.get("written") or 0.0):
         return document
     layers = [layer | {"queries": "read"} if layer["path"] == path else layer for layer in document["layers"]]
@@ -260,7 +260,7 @@ def measured(root: Path, translator: Translator, flags: Flags, to: str | None) -
         return None
     from attent.cli.scoring import read_texts
     from attent.data.pairs import Languages
-    from attent.models.folder import explained
+    from attent.models.folder import FolderError, explained
 
     texts = read_texts(flags.data, Languages(flags.src, flags.tgt))
     pairs = [pair for pair in zip(texts.sources, texts.references, strict=True) if all(pair)][: flags.limit]
@@ -269,12 +269,15 @@ def measured(root: Path, translator: Translator, flags: Flags, to: str | None) -
     tell(f"measuring what each head does, on {len(pairs):,} pairs ...")
     names = ", ".join(Path(name).name for name in texts.name.split(", "))
     known = habits.measure(translator.model, translator.tokenizer, sources, references, to=to, of=names)
-    before = habits.remembered(root, translator.model)
-    if before is None or before.sentences <= known.sentences:
+    before = recalled(habits.remembered, root, translator.model)
+    if before is not None and before.sentences > known.sentences:
+        tell(f"{habits.NAME} stays as it is: it is of {before.sentences:,} sentences")
+        return known
+    try:
         with explained(root, "what its heads do"):
             habits.remember(root, known)
-    else:
-        tell(f"{habits.NAME} stays as it is: it is of {before.sentences:,} sentences")
+    except FolderError as error:  # the page is worth more than the memory of it
+        print(f"warning: {error}", file=sys.stderr)
     return known
 
 

@@ -174,6 +174,11 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
         (["--port", "99999"], 2, "--port must be from 0 to 65535"),
         (["a", "--terminal", "--head", "9"], 1, "there must be a head to draw"),
+        (
+            ["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"],
+            1,
+            "no head fits what is asked for",
+        ),
         (["a", "b"], 2, "unexpected argument `b`; put a sentence in quotes"),
         (["--kind", "cross"], 2, "--kind needs a sentence"),
         (["--ablate", "--data", "x", "--layers", "0"], 2, "leave --layers out"),

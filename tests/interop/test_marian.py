@@ -31,7 +31,7 @@ from tests.interop.marians import (
     worst,
 )
 
-CASES = range(36)
+CASES = range(0, 36, 2)
 FEW = range(0, 36, 6)
 
 OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at toy size
