@@ -247,7 +247,9 @@ class Looking:
 def when_read(document: dict[str, Any], path: str, head: int) -> dict[str, Any]:
     """A head that looks at a word when its translation has just been read is shown by what was read."""
     heads = document["properties"]["heads"]
-    values = next((one["values"] for one in heads if (one["path"], one["head"]) == (path, head)), {})
+    values: dict[str, float | None] = next(
+        (one["values"] for one in heads if (one["path"], one["head"]) == (path, head)), {}
+    )
     if (values.get("read") or 0.0) <= (values.get("written") or 0.0):
         return document
     layers = [layer | {"queries": "read"} if layer["path"] == path else layer for layer in document["layers"]]
