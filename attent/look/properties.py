@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from attent import settings
 from attent.decode.align import BEGINNINGS, WordPair, mark, mutual_links
 from attent.decode.force import Pass, Row, batches, check_pairs, encoded, evaluating
+from attent.look.record import tapped
 from attent.look.trace import weights_of
 from attent.models import Seq2Seq
 from attent.nn import Look, attention_layers
@@ -226,22 +227,14 @@ def evenly(count: int, most: int) -> list[int]:
     return [i * count // taken for i in range(taken)]
 
 
-@contextmanager
-def watching(model: nn.Module, scenes: Scenes, sums: Mapping[str, Sums]) -> Iterator[None]:
+def watching(model: nn.Module, scenes: Scenes, sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
     """While the block lasts, what each layer does is added up at once."""
 
     def tap(path: str) -> Callable[[Look], None]:
         return lambda look: sums[path].observe(look.weights.float(), scenes.of(path, look))
 
     layers = attention_layers(model)
-    taps = {path: tap(path) for path in layers}
-    for path, layer in layers.items():
-        layer.taps.append(taps[path])
-    try:
-        yield
-    finally:
-        for path, layer in layers.items():
-            layer.taps.remove(taps[path])
+    return tapped(layers, {path: tap(path) for path in layers})
 
 
 class Scenes:

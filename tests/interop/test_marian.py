@@ -31,7 +31,7 @@ from tests.interop.marians import (
     worst,
 )
 
-CASES = range(0, 36, 2)
+CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 2 else case for case in range(36)]
 FEW = range(0, 36, 6)
 
 OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at toy size
