@@ -11,7 +11,8 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attent.models import Seq2Seq
+    from attent.models import Model
+    from attent.text.tokenizer import Tokenizer
 
 
 def average(
@@ -24,7 +25,6 @@ def average(
     """Average the weights of models, or of a run's last checkpoints (--last)."""
     from attent.interop import load
     from attent.models import build
-    from attent.text.tokenizer import Tokenizer
     from attent.train.config import TrainError
     from attent.train.loop import write_model
 
@@ -35,7 +35,7 @@ def average(
     model = build(load(models[0]).config)
     tensors, told = of_checkpoints(models[0], last) if len(models) == 1 else of_models(models)
     fill(model, tensors, models[0])
-    write_model(out, model, Tokenizer.load(models[0]))
+    write_model(out, model, tokenizer_of(models[0]))
     print(f"{out}: the mean {told}")
 
 
@@ -58,17 +58,23 @@ def of_checkpoints(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
 def of_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
     """The mean of several models of one tokenizer."""
     from attent.interop import load
-    from attent.text.tokenizer import Tokenizer
     from attent.train.config import TrainError
     from attent.train.means import mean_of
 
     for folder in models[1:]:
-        if Tokenizer.load(folder) != Tokenizer.load(models[0]):
+        if tokenizer_of(folder) != tokenizer_of(models[0]):
             raise TrainError(f"{folder}: has another tokenizer than {models[0]}; a mean would be of different words")
     return mean_of(dict(load(folder).named_parameters()) for folder in models), f"of {len(models)} models"
 
 
-def fill(model: Seq2Seq, tensors: dict[str, Tensor], where: Path) -> None:
+def tokenizer_of(folder: Path) -> Tokenizer | None:
+    """A model's tokenizer; those of images have none."""
+    from attent.text.tokenizer import LAYOUTS, Tokenizer
+
+    return Tokenizer.load(folder) if any((folder / layout.needs[0]).exists() for layout in LAYOUTS) else None
+
+
+def fill(model: Model, tensors: dict[str, Tensor], where: Path) -> None:
     import torch
 
     from attent.train.config import TrainError

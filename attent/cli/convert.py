@@ -1,4 +1,4 @@
-"""`attent convert`: a model folder as one of another kind: ours, Hugging Face's Marian, or CTranslate2's.
+"""`attent convert`: a model folder as one of another kind: ours, Hugging Face's, or CTranslate2's.
 
 What the weights become is `attent.interop`'s business; here they get their tokenizer, and the folder appears as a
 whole or not at all.
@@ -17,11 +17,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from attent.models import Seq2Seq
+    from attent.models import Model
     from attent.text.tokenizer import Tokenizer, Vocabulary
 
 Kind = Literal["attent", "hf", "ctranslate2"]
 Quantization = Literal["int8", "int16", "float16", "bfloat16", "float32"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+TEXT_FILES = (  # of tokenizers, as Hugging Face's libraries write them: all travel along, whichever one decides the ids
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "tokenizer.model spiece.model source.spm target.spm target_vocab.json chat_template.jinja"
+).split()
+CLASSES = {  # what transformers calls each family
+    "bert": "a BERT model",
+    "gpt2": "a GPT2LMHeadModel",
+    "llama": "a LlamaForCausalLM",
+    "marian": "a MarianMTModel",
+    "t5": "a T5ForConditionalGeneration",
+    "vit": "a ViT model",
+}
 
 
 class ConvertError(ValueError):
@@ -29,26 +43,49 @@ class ConvertError(ValueError):
 
 
 def convert(
-    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian one")],
+    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face one")],
     out: Annotated[Path, Parameter(help="the folder to write; it must be new or empty")],
     /,
     *,
-    to: Annotated[Kind, Parameter(help="attent; hf: MarianMTModel and MarianTokenizer of transformers; ctranslate2")],
+    to: Annotated[Kind, Parameter(help="attent; hf: of transformers; ctranslate2: translators alone")],
+    dtype: Annotated[Dtype | None, Parameter(help="store weights in this precision [default: as they are]")] = None,
     quantization: Annotated[Quantization, Parameter(help="with --to ctranslate2: how weights are stored")] = "int8",
 ) -> None:
     """Write a model folder as one of another kind."""
     check_paths(model, out)
-    from attent.decode.translator import tokenizer_of
+    import torch
+
     from attent.interop import load
 
-    loaded, tokenizer = load(model), tokenizer_of(model.expanduser())
+    loaded = load(model, dtype=None if dtype is None else getattr(torch, dtype))
+    tokenizer = tokenizer_of(model.expanduser(), loaded)
+    further = files_of(model.expanduser())
     writers: dict[Kind, Callable[[Path], str]] = {
-        "attent": lambda folder: to_attent(loaded, tokenizer, folder),
-        "hf": lambda folder: to_hf(loaded, tokenizer, folder),
+        "attent": lambda folder: to_attent(loaded, tokenizer, further, folder),
+        "hf": lambda folder: to_hf(loaded, tokenizer, further, folder),
         "ctranslate2": lambda folder: to_ctranslate2(loaded, tokenizer, folder, quantization),
     }
     told = as_a_whole(out.expanduser().absolute(), writers[to])
     print(f"{out}: {told}")
+
+
+def tokenizer_of(folder: Path, model: Model) -> Tokenizer | None:
+    """The model's tokenizer. A translator must have one: it would be of no use without; others may come without."""
+    from attent.decode.translator import tokenizer_of
+    from attent.models import Seq2Seq
+    from attent.text.tokenizer import LAYOUTS
+
+    there = any((folder / layout.needs[0]).exists() for layout in LAYOUTS)
+    return tokenizer_of(folder) if there or isinstance(model, Seq2Seq) else None
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The tokenizer's files that the folder has; those of our own folder are verified."""
+    from attent.models.folder import MANIFEST, read_files
+
+    if (folder / MANIFEST).exists():
+        return read_files(folder)
+    return {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
 
 
 def check_paths(model: Path, out: Path) -> None:
@@ -82,16 +119,31 @@ def as_a_whole(out: Path, write: Callable[[Path], str]) -> str:
     return told
 
 
-def to_attent(model: Seq2Seq, tokenizer: Tokenizer, folder: Path) -> str:
-    from attent.train.loop import write_model
+def to_attent(model: Model, tokenizer: Tokenizer | None, further: Mapping[str, bytes], folder: Path) -> str:
+    from attent.models import store
 
-    write_model(folder, model, tokenizer)
-    return "an attent model, with its tokenizer"
+    store.save(model, folder, {**further, **(tokenizer.files if tokenizer else {})})
+    return f"an attent model{with_tokenizer(model, tokenizer)}"
 
 
-def to_ctranslate2(model: Seq2Seq, tokenizer: Tokenizer, folder: Path, quantization: Quantization) -> str:
-    from attent.interop import ctranslate2
+def with_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:
+    from attent.models import Vision
 
+    if isinstance(model, Vision):
+        return ""
+    return ", with its tokenizer" if tokenizer else ", without a tokenizer: there was none"
+
+
+def to_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: Quantization) -> str:
+    from attent.interop import WORDS, ctranslate2
+    from attent.models import Seq2Seq
+
+    if not isinstance(model, Seq2Seq):
+        raise ConvertError(
+            f"only {WORDS[Seq2Seq][0]} can be written for CTranslate2, but this is {WORDS[type(model)][0]}; "
+            f"give --to hf or --to attent"
+        )
+    assert tokenizer is not None
     ctranslate2.write(model, tokenizer, folder, quantization=quantization)
     write_files(folder, tokenizer.files)
     end = tokenizer.source.pieces([tokenizer.source.end])[0]
@@ -101,12 +153,24 @@ def to_ctranslate2(model: Seq2Seq, tokenizer: Tokenizer, folder: Path, quantizat
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def to_hf(model: Seq2Seq, tokenizer: Tokenizer, folder: Path) -> str:
-    from attent.interop import marian
+def to_hf(model: Model, tokenizer: Tokenizer | None, further: Mapping[str, bytes], folder: Path) -> str:
+    from attent.interop import family_of, save
 
-    marian.save(model, folder, pad=tokenizer.target.pad)
-    write_files(folder, hf_tokenizer(tokenizer, folder))
-    return f"a MarianMTModel of transformers, with its tokenizer{differences(tokenizer)}"
+    family = family_of(model)
+    save(model, folder, pad=tokenizer.target.pad if tokenizer else None)
+    told = f"{CLASSES[family]} of transformers"
+    if family == "marian":
+        assert tokenizer is not None
+        write_files(folder, hf_tokenizer(tokenizer, folder))
+        return f"{told}, with its tokenizer{differences(tokenizer)}"
+    write_files(folder, {name: content for name, content in further.items() if name in TEXT_FILES})
+    return f"{told}{with_tokenizer(model, tokenizer)}{as_it_is(tokenizer)}"
+
+
+def as_it_is(tokenizer: Tokenizer | None) -> str:
+    """A tokenizer that we have trained is a SentencePiece model, which transformers has no class for."""
+    ours = tokenizer is not None and tokenizer.files.keys() == {"tokenizer.model"} and tokenizer.source.after
+    return "'s file as it is: read it with the package sentencepiece" if ours else ""
 
 
 def differences(tokenizer: Tokenizer) -> str:

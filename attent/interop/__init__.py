@@ -1,31 +1,76 @@
 """Foreign weights in and out: `load` opens any model folder, ours or Hugging Face's, whichever it is.
 
-One file per family holds its table of names and its whitelist of settings (`marian`); what reads and writes
-foreign files is in `files`. No code of a folder is run, no pickle is opened, `transformers` is not needed.
+One file per family holds its table of names and its whitelist of settings; what they share is in `table`, and what
+reads and writes foreign files is in `files`. No code of a folder is run, no pickle is opened, `transformers` is not
+needed.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from attent import models
-from attent.interop import files, marian
-from attent.models import Seq2Seq
+from attent.interop import files
+from attent.interop.table import check_dtype
+from attent.models import CausalLM, Encoder, Model, Seq2Seq, Vision
 from attent.models.folder import FolderError
+from attent.nn import LearnedConfig, RelativeConfig
 
-__all__ = ["load", "marian"]
+if TYPE_CHECKING:
+    import torch
 
-FAMILIES = {"marian": marian.load}  # `model_type` in config.json -> who reads it
+__all__ = ["FAMILIES", "family_of", "load", "load_as", "save"]
+
+M = TypeVar("M", Seq2Seq, CausalLM, Encoder, Vision)
+WORDS: dict[type, tuple[str, str]] = {  # what each kind is called, and which commands are for it
+    Seq2Seq: ("a translator (encoder and decoder)", "attent translate"),
+    CausalLM: ("a language model (a decoder alone)", "attent generate"),
+    Encoder: ("an encoder of text", "attent fill, classify or embed"),
+    Vision: ("an encoder of images", "attent classify"),
+}
+
+FAMILIES = {  # `model_type` in config.json -> the module here that reads it
+    "bert": "bert", "gpt2": "gpt2", "llama": "llama", "marian": "marian", "mt5": "t5", "t5": "t5", "vit": "vit",
+}  # fmt: skip
 
 
-def load(folder: str | os.PathLike[str]) -> Seq2Seq:
-    """The model of a folder, ours or Hugging Face's, in eval mode, in the precision that it is stored in."""
-    root = Path(folder).expanduser()
-    files.check_folder(root, os.fspath(folder))
+class Family(Protocol):
+    """What the module of a family has."""
+
+    def load(
+        self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None, device: torch.device | str | None
+    ) -> Model: ...
+    def save(self, model: Model, folder: str | os.PathLike[str], *, pad: int | None) -> None: ...
+
+
+def family(name: str) -> Family:
+    return cast("Family", import_module(f"attent.interop.{FAMILIES[name]}"))
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Model:
+    """The model of a folder, ours or Hugging Face's, in eval mode.
+
+    Each tensor is read from its file when its turn comes and converted on its way, so that nothing is held twice.
+    dtype   the precision to load it in; None: as it is stored, where all tensors are stored alike
+    device  where to; None: the CPU
+    """
+    check_dtype(dtype)
+    root = files.found(folder)
     if files.is_ours(root):
-        return models.read(root)
-    where = root / files.CONFIG
+        return models.read(root, dtype=dtype, device=device)
+    return family(model_type_of(root / files.CONFIG)).load(root, dtype=dtype, device=device)
+
+
+def model_type_of(where: Path) -> str:
+    """Which family a Hugging Face folder is of, if it is one that we have."""
     model_type = files.read_json(where).get("model_type")
     if model_type is None:
         raise FolderError(
@@ -36,4 +81,48 @@ def load(folder: str | os.PathLike[str]) -> Seq2Seq:
         raise FolderError(
             f"{where}: model_type {files.quoted(model_type)} is not supported yet; supported: {', '.join(FAMILIES)}"
         )
-    return FAMILIES[model_type](root)
+    return model_type
+
+
+def load_as(
+    folder: str | os.PathLike[str],
+    kind: type[M],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> M:
+    """The model of a folder that must be of this kind: another is refused, with the command that is made for it."""
+    model = load(folder, dtype=dtype, device=device)
+    if not isinstance(model, kind):
+        found, command = WORDS[type(model)]
+        raise FolderError(
+            f"{os.fspath(folder)}: must be {WORDS[kind][0]}, but is {found}; for that there is `{command}`"
+        )
+    return model
+
+
+def save(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+    """Writes a new folder that `transformers` loads, as the family that the model is of; without a tokenizer.
+
+    A model that the family cannot express is refused by the name of the field. `pad` is the token id that fills up
+    short rows there; images have none.
+    """
+    if isinstance(model, Vision):
+        from attent.interop import vit
+
+        vit.save(model, folder)
+    else:
+        family(family_of(model)).save(model, folder, pad=pad)
+
+
+def family_of(model: Model) -> str:
+    """The family that a model is nearest to."""
+    match model:
+        case CausalLM():
+            return "gpt2" if isinstance(model.config.stack.positions, LearnedConfig) else "llama"
+        case Encoder():
+            return "bert"
+        case Vision():
+            return "vit"
+        case Seq2Seq():
+            return "t5" if isinstance(model.config.encoder.positions, RelativeConfig) else "marian"

@@ -211,6 +211,11 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             refuse(f"{side}.window", stack.window, "None")
         if not isinstance(stack.positions, SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig):
             refuse(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
+        if isinstance(stack.positions, RotaryConfig) and stack.positions.scaling is not None:
+            refuse(f"{side}.positions.scaling", stack.positions.scaling, "None")
+        for name in ("scale_by_layer", "embedding_norm"):
+            if getattr(stack, name):
+                refuse(f"{side}.{name}", True, "False")
     if config.encoder.norm_eps != config.decoder.norm_eps:
         refuse("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
 
@@ -241,6 +246,8 @@ def to_spec(model: Seq2Seq, words: tuple[list[str], list[str]], unknown: int | N
         fill_stack(target, stack, side, tensors)
     spec.encoder.embeddings[0].weight = tensors["source_embedding.weight"]
     spec.decoder.embeddings.weight = tensors["target_embedding.weight"]
+    if config.scale_output:
+        spec.decoder.scale_outputs = config.decoder.width**-0.5
     spec.decoder.projection.weight = tensors["output.weight"]
     bias = tensors.get("output.bias", torch.zeros(config.targets).numpy())
     bias[list(never)] = NEVER

@@ -1,6 +1,7 @@
 """The files of a Hugging Face folder: config.json, and weights in one safetensors file or several.
 
-Links are followed, since the hub's cache is made of them; names that an index file gives must be plain names.
+Links are followed, since the hub's cache is made of them; names that an index file gives must be plain names. Weights
+are mapped: what they are is known from the headers of their files, and each is read when it is asked for.
 What the tensors mean is left to the families; our own folders are left to `attent.models.folder`.
 """
 
@@ -13,9 +14,12 @@ import reprlib
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attent import settings
@@ -24,8 +28,8 @@ from attent.models.folder import (
     NEW,
     PICKLES,
     FolderError,
+    check_header,
     explained,
-    read_safetensors,
     sync,
     write_safetensors,
 )
@@ -34,6 +38,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -55,6 +60,13 @@ def check_folder(root: Path, given: str) -> None:
     raise FolderError(f"{given}: must be a model folder, but {problem}; {advice}")
 
 
+def found(folder: str | os.PathLike[str]) -> Path:
+    """The folder that was given, if it is one."""
+    root = Path(folder).expanduser()
+    check_folder(root, os.fspath(folder))
+    return root
+
+
 def is_ours(root: Path) -> bool:
     """Whether attent has saved this folder. With a manifest it has, whatever may have happened to config.json since."""
     if any((root / name).exists() for name in (MANIFEST, MANIFEST + NEW)):
@@ -72,13 +84,40 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FolderError(str(error)) from error
 
 
-def read_tensors(root: Path) -> dict[str, Tensor]:
-    """Every tensor of the folder, by its foreign name."""
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor in a file: its name, shape and precision, from the file's header. It is read when `read` is called."""
+
+    path: Path
+    name: str
+    shape: torch.Size
+    format: str  # as safetensors calls it, F32
+    file: Any
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """None where torch has none of that kind, or weights are never of it."""
+        return DTYPES.get(self.format)
+
+    def empty(self) -> Tensor:
+        """A tensor of the same shape, without numbers."""
+        return torch.empty(self.shape, device="meta")
+
+    def read(self) -> Tensor:
+        """The tensor, mapped from the file: it takes no memory of its own, and must be copied to be kept."""
+        try:
+            return self.file.get_tensor(self.name)
+        except SafetensorError as error:
+            raise FolderError(f"{self.path}: `{self.name}` cannot be read: {error}; get the model again") from error
+
+
+def open_tensors(root: Path) -> dict[str, Stored]:
+    """Every tensor of the folder by its foreign name; of the files, only the headers are read."""
     try:
         if (root / WEIGHTS).is_file():
-            return read_safetensors(root / WEIGHTS)
+            return open_file(root / WEIGHTS)
         if (root / INDEX).is_file():
-            return read_shards(root)
+            return open_shards(root)
     except OSError as error:
         raise FolderError(
             f"{error.filename or root}: cannot be read ({error.strerror}); check its permissions"
@@ -86,19 +125,38 @@ def read_tensors(root: Path) -> dict[str, Tensor]:
     raise FolderError(no_weights(root))
 
 
-def read_shards(root: Path) -> dict[str, Tensor]:
+def weights_of(root: Path) -> Path:
+    """The file to name when tensors are wrong."""
+    return root / (INDEX if not (root / WEIGHTS).is_file() and (root / INDEX).is_file() else WEIGHTS)
+
+
+def open_file(path: Path) -> dict[str, Stored]:
+    check_header(path, "model")
+    try:
+        file: Any = safe_open(path, framework="pt")  # mapped for as long as a tensor of it is to be read
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    except SafetensorError as error:
+        raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
+    return {
+        name: Stored(path, name, torch.Size(part.get_shape()), str(part.get_dtype()), file)
+        for name, part in slices.items()
+    }
+
+
+def open_shards(root: Path) -> dict[str, Stored]:
     """The tensors of the files that the index names, each where the index says it is."""
     homes = read_json(root / INDEX).get("weight_map")
     if not isinstance(homes, dict) or not homes or not all(isinstance(home, str) for home in homes.values()):
         raise FolderError(f"{root / INDEX}: `weight_map` must map tensors to files; get the file again")
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(homes.values())):
+    tensors: dict[str, Stored] = {}
+    paths = {shard: shard_path(root, shard) for shard in sorted(set(homes.values()))}  # all there, before any is opened
+    for shard, path in paths.items():
         listed = {name for name, home in homes.items() if home == shard}
-        tensors |= check_shard(read_safetensors(shard_path(root, shard)), listed, root / shard)
+        tensors |= check_shard(open_file(path), listed, root / shard)
     return tensors
 
 
-def check_shard(tensors: dict[str, Tensor], listed: set[str], path: Path) -> dict[str, Tensor]:
+def check_shard(tensors: dict[str, Stored], listed: set[str], path: Path) -> dict[str, Stored]:
     if tensors.keys() != listed:
         odd = sorted(tensors.keys() ^ listed)[0]
         problem = f"does not hold `{odd}`" if odd in listed else f"holds `{odd}`"
@@ -123,10 +181,13 @@ def no_weights(root: Path) -> str:
     if not pickles:
         return f"{root}: must hold {WEIGHTS} (or {INDEX}), but does not; download the weights too"
     new = f"{root.name}-safetensors"
+    said = read_json(root / CONFIG).get("architectures")
+    names = [name for name in said if re.fullmatch("[A-Za-z][A-Za-z0-9]+", str(name))] if isinstance(said, list) else []
+    model = names[0] if names else "AutoModel"
     return (
         f"{root / pickles[0]}: is a pickle, which can run code and is never opened here, and there is no "
         f"{WEIGHTS}; convert it where `transformers` is installed: python -c 'from transformers import "
-        f'AutoModelForSeq2SeqLM as M; M.from_pretrained("{root}").save_pretrained("{new}")\', then load {new}'
+        f'{model} as M; M.from_pretrained("{root}").save_pretrained("{new}")\', then load {new}'
     )
 
 
@@ -137,10 +198,13 @@ def write_folder(
     folder: str | os.PathLike[str],
     *,
     config: Mapping[str, Any],
-    generation: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
+    others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """A new Hugging Face folder: written aside and renamed as a whole, so that there is never half of one."""
+    """A new Hugging Face folder: written aside and renamed as a whole, so that there is never half of one.
+
+    `others` are further JSON files by name.
+    """
     root = Path(folder).expanduser().absolute()
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         raise FolderError(f"{folder}: exists already; give a new folder, or remove that one first")
@@ -148,8 +212,8 @@ def write_folder(
         root.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW, dir=root.parent))
         try:
-            write_json(aside / CONFIG, config)
-            write_json(aside / GENERATION, generation)
+            for name, data in {CONFIG: config, **(others or {})}.items():
+                write_json(aside / name, data)
             write_safetensors(dict(tensors), aside / WEIGHTS)
             publish(aside, root)
         finally:

@@ -1,96 +1,71 @@
 """Marian (opus-mt and its kin) as `transformers` stores it <-> our Seq2Seq.
 
 The paper's model: post-norm, sinusoidal positions (sines first, then cosines), and a bias on the logits.
-Every key of a config.json is mapped (`Facts`), must have the one value that we compute (`FIXED`), or is known
-not to change what the model computes (`HARMLESS`); any other key is refused by name, and so is any tensor
-that has no place.
+How tables are read, and what is said of what they do not hold, is in `table`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attent import settings
-from attent.interop import files
+from attent.interop import files, table
+from attent.interop.files import Stored
+from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row, TheirActivation
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
-from attent.models.folder import FolderError, check_tensors
+from attent.models.folder import FolderError
 from attent.models.heads import unpruned
-from attent.models.store import fill, tensors_of
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
-from attent.nn.checks import LARGEST
 from attent.nn.feedforward import Activation
 
 # --- names ----------------------------------------------------------------------------------------
 
-MODULES = [  # ours, theirs; each is a weight and a bias
-    ("encoder.blocks.{i}.own.query", "model.encoder.layers.{i}.self_attn.q_proj"),
-    ("encoder.blocks.{i}.own.key", "model.encoder.layers.{i}.self_attn.k_proj"),
-    ("encoder.blocks.{i}.own.value", "model.encoder.layers.{i}.self_attn.v_proj"),
-    ("encoder.blocks.{i}.own.output", "model.encoder.layers.{i}.self_attn.out_proj"),
-    ("encoder.blocks.{i}.own_residual.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
-    ("encoder.blocks.{i}.feedforward.expand", "model.encoder.layers.{i}.fc1"),
-    ("encoder.blocks.{i}.feedforward.contract", "model.encoder.layers.{i}.fc2"),
-    ("encoder.blocks.{i}.feedforward_residual.norm", "model.encoder.layers.{i}.final_layer_norm"),
-    ("decoder.blocks.{i}.own.query", "model.decoder.layers.{i}.self_attn.q_proj"),
-    ("decoder.blocks.{i}.own.key", "model.decoder.layers.{i}.self_attn.k_proj"),
-    ("decoder.blocks.{i}.own.value", "model.decoder.layers.{i}.self_attn.v_proj"),
-    ("decoder.blocks.{i}.own.output", "model.decoder.layers.{i}.self_attn.out_proj"),
-    ("decoder.blocks.{i}.own_residual.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
-    ("decoder.blocks.{i}.cross.query", "model.decoder.layers.{i}.encoder_attn.q_proj"),
-    ("decoder.blocks.{i}.cross.key", "model.decoder.layers.{i}.encoder_attn.k_proj"),
-    ("decoder.blocks.{i}.cross.value", "model.decoder.layers.{i}.encoder_attn.v_proj"),
-    ("decoder.blocks.{i}.cross.output", "model.decoder.layers.{i}.encoder_attn.out_proj"),
-    ("decoder.blocks.{i}.cross_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-    ("decoder.blocks.{i}.feedforward.expand", "model.decoder.layers.{i}.fc1"),
-    ("decoder.blocks.{i}.feedforward.contract", "model.decoder.layers.{i}.fc2"),
-    ("decoder.blocks.{i}.feedforward_residual.norm", "model.decoder.layers.{i}.final_layer_norm"),
-]
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-ENDS = [  # ours, theirs
-    ("source_embedding.weight", SOURCE),
-    ("target_embedding.weight", TARGET),
-    ("output.weight", OUTPUT),
-]
-BIAS = ("output.bias", "final_logits_bias")  # (V,), (1, V)
-SHARED = "model.shared.weight"  # stands for all of ENDS that are tied
+BIAS = "final_logits_bias"
+SHARED = "model.shared.weight"  # stands for all of those above that are tied
 TABLES = (  # sinusoids, in some files
     "model.encoder.embed_positions.weight",
     "model.decoder.embed_positions.weight",
 )
-
-
-def names(config: Seq2SeqConfig) -> Iterator[tuple[str, str]]:
-    """Every tensor of a model: our name and theirs."""
-    yield from ENDS
-    if config.output_bias:
-        yield BIAS
-    layers = {"encoder": config.encoder.layers, "decoder": config.decoder.layers}
-    for ours, theirs in MODULES:
-        for i in range(layers[ours.partition(".")[0]]):
-            for leaf in ("weight", "bias"):
-                yield f"{ours}.{leaf}".format(i=i), f"{theirs}.{leaf}".format(i=i)
+TABLE = [
+    Row("source_embedding.weight", SOURCE),
+    Row("target_embedding.weight", TARGET),
+    Row("output.weight", OUTPUT),
+    Row("output.bias", BIAS, table.row(1)),
+    Row("encoder.blocks.{i}.own.query", "model.encoder.layers.{i}.self_attn.q_proj"),
+    Row("encoder.blocks.{i}.own.key", "model.encoder.layers.{i}.self_attn.k_proj"),
+    Row("encoder.blocks.{i}.own.value", "model.encoder.layers.{i}.self_attn.v_proj"),
+    Row("encoder.blocks.{i}.own.output", "model.encoder.layers.{i}.self_attn.out_proj"),
+    Row("encoder.blocks.{i}.own_residual.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
+    Row("encoder.blocks.{i}.feedforward.expand", "model.encoder.layers.{i}.fc1"),
+    Row("encoder.blocks.{i}.feedforward.contract", "model.encoder.layers.{i}.fc2"),
+    Row("encoder.blocks.{i}.feedforward_residual.norm", "model.encoder.layers.{i}.final_layer_norm"),
+    Row("decoder.blocks.{i}.own.query", "model.decoder.layers.{i}.self_attn.q_proj"),
+    Row("decoder.blocks.{i}.own.key", "model.decoder.layers.{i}.self_attn.k_proj"),
+    Row("decoder.blocks.{i}.own.value", "model.decoder.layers.{i}.self_attn.v_proj"),
+    Row("decoder.blocks.{i}.own.output", "model.decoder.layers.{i}.self_attn.out_proj"),
+    Row("decoder.blocks.{i}.own_residual.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
+    Row("decoder.blocks.{i}.cross.query", "model.decoder.layers.{i}.encoder_attn.q_proj"),
+    Row("decoder.blocks.{i}.cross.key", "model.decoder.layers.{i}.encoder_attn.k_proj"),
+    Row("decoder.blocks.{i}.cross.value", "model.decoder.layers.{i}.encoder_attn.v_proj"),
+    Row("decoder.blocks.{i}.cross.output", "model.decoder.layers.{i}.encoder_attn.out_proj"),
+    Row("decoder.blocks.{i}.cross_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+    Row("decoder.blocks.{i}.feedforward.expand", "model.decoder.layers.{i}.fc1"),
+    Row("decoder.blocks.{i}.feedforward.contract", "model.decoder.layers.{i}.fc2"),
+    Row("decoder.blocks.{i}.feedforward_residual.norm", "model.decoder.layers.{i}.final_layer_norm"),
+]
 
 
 # --- settings -------------------------------------------------------------------------------------
 
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 THEIR_ACTIVATIONS: dict[Activation, str] = {
     "relu": "relu",
     "gelu": "gelu",
@@ -113,7 +88,7 @@ class Facts:
     decoder_layers: int
     decoder_attention_heads: int
     decoder_ffn_dim: int
-    activation_function: Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"] = "gelu"
+    activation_function: TheirActivation = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -127,130 +102,55 @@ class Facts:
 
 TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")  # may stand in generation_config.json too
 
-FIXED: dict[str, tuple[object, ...]] = {  # key -> values that mean what we compute; the first is the usual one
-    "model_type": ("marian",),
-    "architectures": (["MarianMTModel"], None),
-    "is_encoder_decoder": (True,),
-    "is_decoder": (False,),
-    "normalize_before": (False,),
-    "normalize_embedding": (False,),
-    "add_final_layer_norm": (False,),
-    "static_position_embeddings": (True,),
-    "encoder_layerdrop": (0,),
-    "decoder_layerdrop": (0,),
-    "tie_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "pruned_heads": ({}, None),
-    "per_layer_config": (None, {}),
-}
-
-ALIASES = {  # transformers lets these overrule the others
-    "hidden_size": "d_model",
-    "num_attention_heads": "encoder_attention_heads",
-    "num_hidden_layers": "encoder_layers",
-}
-
-HARMLESS = {  # why a key cannot change what the model computes -> such keys
-    "how transformers is called, and where a file came from": """
-        _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-        attn_implementation chunk_size_feed_forward dtype finetuning_task gradient_checkpointing id2label
-        label2id name_or_path num_labels output_attentions output_hidden_states output_past problem_type
-        return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers_version
-        use_bfloat16 use_cache xla_device
-    """.split(),
-    "first values of weights, and classifiers: not of a stored translator": """
-        classif_dropout classifier_dropout init_std initializer_range
-    """.split(),
-    "how many sinusoids to keep ready; we compute each when it is needed": """
-        extra_pos_embeddings max_position_embeddings
-    """.split(),
-    "never read by transformers, true or false: the bias is there when its tensor is": """
-        add_bias_logits
-    """.split(),
-    "token ids that a translator does not need": """
-        bos_token_id sep_token_id unk_token_id
-    """.split(),
-    "search: left to whoever searches": """
-        bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
-        encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
-        exponential_decay_length_penalty force_bos_token_to_be_generated force_words_ids forced_bos_token_id
-        forced_eos_token_id length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
-        num_beam_groups num_beams num_return_sequences output_scores prefix remove_invalid_values
-        renormalize_logits repetition_penalty return_dict_in_generate suppress_tokens temperature
-        tf_legacy_loss top_k top_p typical_p
-    """.split(),
-}
-
-
-def read_facts(root: Path) -> Facts:
-    """The facts of a folder, after every key of its config.json has been accounted for."""
-    where = root / files.CONFIG
-    data = files.read_json(where)
-    mapped = {field.name for field in fields(Facts)}
-    for key, value in data.items():
-        check_key(key, value, data, mapped, where)
-    known = {key: value for key, value in data.items() if key in mapped}
-    for key, value in known.items():
-        if isinstance(value, int) and value > LARGEST:
-            raise FolderError(f"{where}: `{key}` must be at most {LARGEST}, but is {value:.3g}; correct it")
-    try:
-        return settings.from_dict(Facts, with_generation_tokens(known, root), where=str(where))
-    except settings.SettingsError as error:
-        raise FolderError(str(error)) from error
-
-
-def check_key(key: str, value: object, data: Mapping[str, Any], mapped: set[str], where: Path) -> None:
-    """Refuses a key that we do not know, or a value of it that we do not compute."""
-    if key in FIXED and not any(same(value, wanted) for wanted in FIXED[key]):
-        raise FolderError(
-            f"{where}: `{key}` must be {FIXED[key][0]!r} for a Marian model that attent can compute, "
-            f"but is {files.quoted(value)}"
-        )
-    if key in ALIASES and not same(value, data.get(ALIASES[key])):
-        raise FolderError(
-            f"{where}: `{key}` must equal `{ALIASES[key]}`={data.get(ALIASES[key])!r}, but is "
-            f"{files.quoted(value)}; find out which one is true of the weights, and give both that value"
-        )
-    if key not in mapped and key not in FIXED and key not in ALIASES and not is_harmless(key):
-        near = get_close_matches(key, [*mapped, *FIXED], n=1, cutoff=0.8)
-        hint = f" (did you mean `{near[0]}`?)" if near else ""
-        raise FolderError(
-            f"{where}: {files.quoted(key)} is not a key of a Marian config that attent knows{hint}, and "
-            f"might change what the model computes; take a version of the model without it, or remove the key "
-            f"from the file if you know that it does not"
-        )
-
-
-def is_harmless(key: str) -> bool:
-    return any(key in keys for keys in HARMLESS.values())
-
-
-def same(value: object, wanted: object) -> bool:
-    """Equal, and not a truth value where a number is meant or the other way round."""
-    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
-
-
-def with_generation_tokens(data: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Token ids from generation_config.json, where there is one; both files must say the same."""
-    path = root / files.GENERATION
-    generation = files.read_json(path) if path.exists() else {}
-    for key in TOKENS:
-        here, there = data.get(key), generation.get(key)
-        if here is not None and there is not None and here not in (there, [there]) and there != [here]:
-            raise FolderError(
-                f"{path}: `{key}` must be that of {files.CONFIG}, {files.quoted(here)}, but is "
-                f"{files.quoted(there)}; give both files the one that the model was trained with"
-            )
-        if here is None and there is not None:
-            data[key] = there
-    return data
+KEYS = Keys(
+    family="Marian",
+    facts=Facts,
+    tokens=TOKENS,
+    fixed={
+        "model_type": ("marian",),
+        "architectures": (["MarianMTModel"], None),
+        "is_encoder_decoder": (True,),
+        "is_decoder": (False,),
+        "normalize_before": (False,),
+        "normalize_embedding": (False,),
+        "add_final_layer_norm": (False,),
+        "static_position_embeddings": (True,),
+        "encoder_layerdrop": (0,),
+        "decoder_layerdrop": (0,),
+        "tie_encoder_decoder": (False, None),
+        "add_cross_attention": (False, None),
+        "cross_attention_hidden_size": (None,),
+        "pruned_heads": ({}, None),
+        "per_layer_config": (None, {}),
+    },
+    aliases={  # transformers lets these overrule the others
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    },
+    harmless=COMMON
+    | {
+        "first values of weights, and classifiers: not of a stored translator": """
+            classif_dropout classifier_dropout init_std initializer_range
+        """.split()
+        + LABELS,
+        "how many sinusoids to keep ready; we compute each when it is needed": """
+            extra_pos_embeddings max_position_embeddings
+        """.split(),
+        "never read by transformers, true or false: the bias is there when its tensor is": """
+            add_bias_logits
+        """.split(),
+        "token ids that a translator does not need": """
+            bos_token_id sep_token_id unk_token_id
+        """.split(),
+    },
+)
 
 
 def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """Our config of a Marian model. `share` and `output_bias` are what the tensors say."""
-    try:
-        return Seq2SeqConfig(
+    return table.built(
+        lambda: Seq2SeqConfig(
             vocab=facts.vocab_size,
             target_vocab=None if share else facts.decoder_vocab_size,
             encoder=to_stack(facts, decoder=False),
@@ -261,9 +161,9 @@ def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> S
             scale_embeddings=facts.scale_embedding,
             start=start_of(facts, where),
             end=end_of(facts, where),
-        )
-    except ValueError as error:
-        raise FolderError(str(error) if isinstance(error, FolderError) else f"{where}: {error}") from error
+        ),
+        where,
+    )
 
 
 def to_stack(facts: Facts, *, decoder: bool) -> StackConfig:
@@ -304,106 +204,67 @@ def end_of(facts: Facts, where: Path) -> int:
 # --- in -------------------------------------------------------------------------------------------
 
 
-def load(folder: str | os.PathLike[str]) -> Seq2Seq:
-    """The MarianMTModel of a Hugging Face folder, in eval mode, in the precision it was stored in."""
-    root = Path(folder).expanduser()
-    files.check_folder(root, os.fspath(folder))
-    facts, tensors = read_facts(root), files.read_tensors(root)
-    where = root / files.WEIGHTS
-    check_sizes(facts, tensors, where)
-    tensors = without_tables(tensors, facts.d_model, where)
-    tensors, share = resolve_ties(tensors, facts, where)
-    config = to_config(facts, share=share, output_bias=BIAS[1] in tensors, where=root / files.CONFIG)
-    model = build_empty(config)
-    expected = their_shapes(model)
-    check_tensors(expected, tensors, where)
-    ours = {
-        our_name: tensors[their_name].reshape(model.state_dict()[our_name].shape)
-        for our_name, their_name in names(config)
-    }
-    return fill(model, ours, str(where))
+def load(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Seq2Seq:
+    """The MarianMTModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
+    root = files.found(folder)
+    facts, stored = table.read_facts(root, KEYS), files.open_tensors(root)
+    where = files.weights_of(root)
+    layers = {key: getattr(facts, key) for key in ("encoder_layers", "decoder_layers")}
+    table.check_depth(stored, layers, where)
+    stored = without_sinusoids(stored, facts.d_model, where)
+    stored, share = resolve_ties(stored, facts, where)
+    config = to_config(facts, share=share, output_bias=BIAS in stored, where=root / files.CONFIG)
+    return table.filled(build_empty(config), TABLE, stored, where, dtype=dtype, device=device)
 
 
-def check_sizes(facts: Facts, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Refuses what no model can be built from: more layers than tensors, numbers that do not mix."""
-    for key in ("encoder_layers", "decoder_layers"):
-        if getattr(facts, key) > len(tensors):
-            problem = f"too few for `{key}`={getattr(facts, key)}"
-            raise FolderError(f"{where}: holds {len(tensors)} tensors, {problem}; get the model again")
-    for name, tensor in tensors.items():
-        first, dtype = next((name, tensor.dtype) for name, tensor in tensors.items())
-        if not tensor.is_floating_point() or tensor.dtype != dtype:
-            raise FolderError(
-                f"{where}: all tensors must be of one floating type, but `{first}` is {dtype} and `{name}` "
-                f"is {tensor.dtype}; save the model in one precision first"
-            )
-
-
-def without_tables(tensors: Mapping[str, Tensor], width: int, where: Path) -> dict[str, Tensor]:
+def without_sinusoids(stored: Mapping[str, Stored], width: int, where: Path) -> dict[str, Stored]:
     """The tensors but for the sinusoids, which we compute ourselves: stored ones must be the same."""
     for name in TABLES:
-        table = tensors.get(name)
-        if table is None:
-            continue
-        if table.dim() != 2 or table.shape[1] != width:
-            raise FolderError(f"{where}: `{name}` must be (positions, {width}), but is {tuple(table.shape)}")
-        ours = sinusoid(torch.arange(table.shape[0]), width, "halves")
-        worst = float((table.float() - ours).abs().max()) if table.numel() else 0.0
-        if not worst <= max(1e-5, torch.finfo(table.dtype).eps):
-            raise FolderError(
-                f"{where}: `{name}` must hold the sinusoids of Marian, but differs from them by up to "
-                f"{worst:.2g}; learned or other positions are not supported for Marian"
-            )
-    return {name: tensor for name, tensor in tensors.items() if name not in TABLES}
+        if name in stored:
+            check_sinusoids(stored[name], width, where)
+    return {name: tensor for name, tensor in stored.items() if name not in TABLES}
 
 
-def resolve_ties(tensors: dict[str, Tensor], facts: Facts, where: Path) -> tuple[dict[str, Tensor], bool]:
-    """The tensors, with each of ENDS under its own name; and whether source and target share theirs.
+def check_sinusoids(stored: Stored, width: int, where: Path) -> None:
+    if len(stored.shape) != 2 or stored.shape[1] != width:
+        raise FolderError(f"{where}: `{stored.name}` must be (positions, {width}), but is {tuple(stored.shape)}")
+    theirs = stored.read()
+    worst = (
+        float((theirs.float() - sinusoid(torch.arange(len(theirs)), width, "halves")).abs().max())
+        if len(theirs)
+        else 0.0
+    )
+    if not worst <= max(1e-5, torch.finfo(theirs.dtype).eps):
+        raise FolderError(
+            f"{where}: `{stored.name}` must hold the sinusoids of Marian, but differs from them by up to "
+            f"{worst:.2g}; learned or other positions are not supported for Marian"
+        )
 
-    Of tensors that are tied, a file may hold any one name, or several with the same numbers.
-    """
+
+def resolve_ties(stored: dict[str, Stored], facts: Facts, where: Path) -> tuple[dict[str, Stored], bool]:
+    """The tensors, with those of both ends under their own names; and whether source and target share theirs."""
     share, tie = facts.share_encoder_decoder_embeddings, facts.tie_word_embeddings
-    if share and not tie and SOURCE in tensors and TARGET in tensors:
+    if share and not tie and SOURCE in stored and TARGET in stored:
         # Told not to tie the output, transformers 5 unties all three, and reads model.shared.weight nowhere.
-        share = torch.equal(tensors[SOURCE], tensors[TARGET])
-        tensors = {name: tensor for name, tensor in tensors.items() if name != SHARED}
+        share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
+        stored = {name: tensor for name, tensor in stored.items() if name != SHARED}
     inputs = [[SHARED, SOURCE, TARGET]] if share else [[SOURCE], [TARGET]]
     groups = [*inputs[:-1], [*inputs[-1], OUTPUT]] if tie else [*inputs, [OUTPUT]]
-    resolved = dict(tensors)
-    for group in groups:
-        tensor = the_one(group, tensors, where)
-        resolved |= dict.fromkeys(group, tensor)
-    if share:
-        del resolved[SHARED]
-    return resolved, share
-
-
-def the_one(group: list[str], tensors: Mapping[str, Tensor], where: Path) -> Tensor:
-    """The tensor that stands under any of several tied names."""
-    found = [name for name in group if name in tensors]
-    if not found:
-        wanted = " or ".join(f"`{name}`" for name in group)
-        raise FolderError(f"{where}: missing: {wanted}; get the model again")
-    for name in found[1:]:
-        if not torch.equal(tensors[name], tensors[found[0]]):
-            raise FolderError(
-                f"{where}: `{found[0]}` and `{name}` must be equal, as {files.CONFIG} ties them, but differ; "
-                f"correct `share_encoder_decoder_embeddings` or `tie_word_embeddings` there"
-            )
-    return tensors[found[0]]
-
-
-def their_shapes(model: Seq2Seq) -> dict[str, torch.Size]:
-    """What a file must hold for a model, under their names."""
-    shapes = {theirs: model.state_dict()[ours].shape for ours, theirs in names(model.config)}
-    if model.config.output_bias:
-        shapes[BIAS[1]] = torch.Size((1, model.config.targets))
-    return shapes
+    keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
+    resolved = table.resolve_ties(stored, groups, where, keys)
+    return {name: tensor for name, tensor in resolved.items() if not share or name != SHARED}, share
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 SEARCH_LENGTH = 512  # generate() stops there; without it, after 20 tokens
+SAID = set(
+    """
+    layers width heads inner activation causal cross dropout attention_dropout activation_dropout
+    """.split()
+)
 POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there
 
 
@@ -419,16 +280,14 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     model = unpruned(model)
     check_expressible(model.config)
     pad = checked_pad(model.config, pad)
-    tensors = {name: tensor.cpu() for name, tensor in tensors_of(model, build_empty(model.config)).items()}
+    tensors = table.our_tensors(model)
     if model.config.encoder.positions == SinusoidalConfig(order="interleaved"):
         tensors = halves_from_interleaved(tensors)
-    stored = to_their_tensors(tensors, model.config)
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     files.write_folder(
         folder,
-        config=to_their_config(model.config, pad, dtype),
-        generation=generation_config(model.config, pad),
-        tensors=stored,
+        config=to_their_config(model.config, pad, table.dtype_of(model)),
+        others={files.GENERATION: generation_config(model.config, pad)},
+        tensors=tied_once(table.renamed(tensors, model, TABLE), model.config),
     )
 
 
@@ -439,6 +298,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
         wanted: dict[str, tuple[object, ...]] = {
             "kv_heads": (None, stack.heads),
             "head_width": (None, head_width),
+            "kept": (None,),
             "gated": (False,),
             "window": (None, (None, None)),
             "positions": (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved")),
@@ -447,21 +307,18 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             "norm_eps": (NORM_EPS,),
             "bias": (True,),
             "scale": (None, head_width**-0.5),
+            "scale_by_layer": (False,),
+            "embedding_norm": (False,),
+            "embedding_dropout": (None, stack.dropout),
+            "output_dropout": (0,),
         }
-        for name, values in wanted.items():
-            if getattr(stack, name) not in values:
-                refuse_field(f"{side}.{name}", getattr(stack, name), f"{values[0]!r}")
+        table.check_stack(stack, "Marian", side=side, said=SAID, wanted=wanted)
     for name in ("activation", "dropout", "attention_dropout", "activation_dropout", "positions"):
         ours = getattr(config.encoder, name)
         if getattr(config.decoder, name) != ours:
-            refuse_field(f"decoder.{name}", getattr(config.decoder, name), f"that of the encoder, {ours!r},")
-
-
-def refuse_field(name: str, value: object, wanted: str) -> None:
-    raise ValueError(
-        f"`{name}` must be {wanted} for a Marian model, but is {value!r}; this model cannot be written as "
-        f"one: keep it as an attent folder (`model.save(folder)`)"
-    )
+            table.refuse("Marian", f"decoder.{name}", getattr(config.decoder, name), f"that of the encoder, {ours!r},")
+    if config.scale_output:
+        table.refuse("Marian", "scale_output", True, "False")
 
 
 def checked_pad(config: Seq2SeqConfig, pad: int | None) -> int:
@@ -505,11 +362,8 @@ def feature_axis(name: str) -> int | None:
     return 1 if name.endswith(".weight") else None
 
 
-def to_their_tensors(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
+def tied_once(theirs: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
     """What `transformers` expects to find: of tied tensors one name, unless it would not tie them again."""
-    theirs = {their_name: tensors[our_name].contiguous() for our_name, their_name in names(config)}
-    if config.output_bias:
-        theirs[BIAS[1]] = theirs[BIAS[1]].reshape(1, -1)
     if config.tie_output:
         del theirs[OUTPUT]
     if config.share_embeddings:

@@ -4,42 +4,110 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import overload
 
 import torch
+from torch import Tensor
 
 from attent import settings
 from attent.models import folder as model_folder
-from attent.models.config import ConfigFile, Seq2SeqConfig
+from attent.models.causal import CausalLM
+from attent.models.config import (
+    FILES,
+    VERSION,
+    CausalConfig,
+    EncoderConfig,
+    ModelConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+)
+from attent.models.encoder import Encoder
 from attent.models.folder import FolderError
 from attent.models.seq2seq import Seq2Seq, shift_right
 from attent.models.store import fill
+from attent.models.vision import Vision
 
-__all__ = ["Seq2Seq", "Seq2SeqConfig", "build", "build_empty", "read", "shift_right"]
+__all__ = [
+    "CausalConfig",
+    "CausalLM",
+    "Encoder",
+    "EncoderConfig",
+    "Model",
+    "ModelConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "Vision",
+    "VisionConfig",
+    "build",
+    "build_empty",
+    "read",
+    "shift_right",
+]
+
+Model = Seq2Seq | CausalLM | Encoder | Vision
 
 
-def build(config: Seq2SeqConfig) -> Seq2Seq:
+@overload
+def build(config: Seq2SeqConfig) -> Seq2Seq: ...
+@overload
+def build(config: CausalConfig) -> CausalLM: ...
+@overload
+def build(config: EncoderConfig) -> Encoder: ...
+@overload
+def build(config: VisionConfig) -> Vision: ...
+@overload
+def build(config: ModelConfig) -> Model: ...
+def build(config: ModelConfig) -> Model:
     """A new model with fresh weights, in training mode. `attent.presets` has configs with a name."""
-    if not isinstance(config, Seq2SeqConfig):
-        raise ValueError(f"`config` must be a Seq2SeqConfig (see attent.presets), but is a {type(config).__name__}")
-    return Seq2Seq(config)
+    match config:
+        case Seq2SeqConfig():
+            return Seq2Seq(config)
+        case CausalConfig():
+            return CausalLM(config)
+        case EncoderConfig():
+            return Encoder(config)
+        case VisionConfig():
+            return Vision(config)
+    raise ValueError(
+        f"`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a "
+        f"{type(config).__name__}"
+    )
 
 
-def build_empty(config: Seq2SeqConfig) -> Seq2Seq:
+@overload
+def build_empty(config: Seq2SeqConfig) -> Seq2Seq: ...
+@overload
+def build_empty(config: CausalConfig) -> CausalLM: ...
+@overload
+def build_empty(config: EncoderConfig) -> Encoder: ...
+@overload
+def build_empty(config: VisionConfig) -> Vision: ...
+@overload
+def build_empty(config: ModelConfig) -> Model: ...
+def build_empty(config: ModelConfig) -> Model:
     """The model without memory for its weights: for those who bring them (see `fill`)."""
     with torch.device("meta"):
         return build(config)
 
 
-def read(folder: str | os.PathLike[str]) -> Seq2Seq:
+def read(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Model:
     """The model of one of our folders, in eval mode. (`attent.load` reads foreign ones too.)"""
+
+    def placed(tensor: Tensor) -> Tensor:
+        kept = dtype is None or not tensor.is_floating_point()
+        return tensor.to(device or "cpu", tensor.dtype if kept else dtype, copy=True)
+
     root = Path(folder).expanduser()
-    stored, where = model_folder.read(root), root / model_folder.CONFIG
-    for key, known in (("version", ConfigFile.version), ("kind", ConfigFile.kind)):
-        if stored.config.get(key, known) != known:
-            found = f"has `{key}` {stored.config[key]!r}, and this attent reads {known!r}"
-            raise FolderError(f"{where}: {found}; it may have been saved by a newer attent: update it")
+    stored, where = model_folder.read(root, placed), root / model_folder.CONFIG
+    version, kind = stored.config.get("version", VERSION), stored.config.get("kind", "seq2seq")
+    if version != VERSION or not isinstance(kind, str) or kind not in FILES:
+        key, known = ("version", VERSION) if version != VERSION else ("kind", " or ".join(FILES))
+        found = f"has `{key}` {stored.config[key]!r}, and this attent reads {known!r}"
+        raise FolderError(f"{where}: {found}; it may have been saved by a newer attent: update it")
     try:
-        file = settings.from_dict(ConfigFile, stored.config, str(where))
+        file = settings.from_dict(FILES[kind], stored.config, str(where))
     except settings.SettingsError as error:
         raise FolderError(str(error)) from error
     return fill(build_empty(file.model), stored.tensors, root / model_folder.WEIGHTS)

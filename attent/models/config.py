@@ -1,12 +1,19 @@
-"""What a whole model is made of, as frozen facts. The parts have theirs (`StackConfig`, positions) in `nn`."""
+"""What a whole model is made of, as frozen facts. The parts have theirs (`StackConfig`, positions) in `nn`.
+
+    Seq2SeqConfig   encoder and decoder      the paper, Marian, T5
+    CausalConfig    a decoder alone          GPT, LLaMA
+    EncoderConfig   an encoder of text       BERT
+    VisionConfig    an encoder of images     ViT
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
+from attent import settings
 from attent.nn import StackConfig
-from attent.nn.checks import check_size
+from attent.nn.checks import check_choice, check_size, is_count
 
 
 def decoder_of(encoder: StackConfig) -> StackConfig:
@@ -18,6 +25,7 @@ def decoder_of(encoder: StackConfig) -> StackConfig:
 class Seq2SeqConfig:
     """Encoder and decoder (figure 1) with their embeddings (section 3.4). The defaults are the paper's base model."""
 
+    kind: ClassVar[str] = "seq2seq"
     vocab: int  # token ids are 0 .. vocab - 1
     target_vocab: int | None = None  # of the target side, where it has one of its own; None: the same
     encoder: StackConfig = field(default_factory=StackConfig)
@@ -26,6 +34,7 @@ class Seq2SeqConfig:
     tie_output: bool = True  # the layer before the softmax is the target embedding, transposed
     output_bias: bool = False  # a bias on the logits (Marian has one)
     scale_embeddings: bool = True  # embeddings times sqrt(width)
+    scale_output: bool = False  # states divided by sqrt(width) before the output layer (T5 with a tied output)
     start: int = 1  # the id that the decoder reads first: outputs are shifted right behind it
     end: int = 2  # the id that ends a sentence
 
@@ -56,10 +65,144 @@ class Seq2SeqConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigFile:
-    """What `config.json` of a model folder holds."""
+class CausalConfig:
+    """The decoder alone: a text goes on from what it has. The defaults are GPT-2's smallest."""
 
+    kind: ClassVar[str] = "causal"
+    vocab: int
+    stack: StackConfig
+    tie_output: bool = True  # the layer before the softmax is the embedding, transposed
+    output_bias: bool = False
+    scale_embeddings: bool = False  # embeddings times sqrt(width), as in the paper
+    start: int | None = None  # the id that every text begins with, if any
+    ends: tuple[int, ...] = ()  # each of these ids ends a text
+
+    def __post_init__(self) -> None:
+        check_size("vocab", self.vocab)
+        if not self.stack.causal or self.stack.cross:
+            raise ValueError("`stack.causal` must be true and `stack.cross` false: it reads its own text alone")
+        for name, token in (("start", self.start), *(("ends", end) for end in self.ends)):
+            if token is not None and not 0 <= token < self.vocab:
+                raise ValueError(f"`{name}` must be of token ids from 0 to {self.vocab - 1}, but one is {token}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The encoder alone: a text becomes a vector for each token, which small heads read."""
+
+    kind: ClassVar[str] = "encoder"
+    vocab: int
+    stack: StackConfig
+    segments: int = 0  # kinds of text in a row, each with a vector that is added to its tokens (BERT: 2); 0: none
+    scale_embeddings: bool = False
+    masked: bool = False  # a head that tells which words were masked
+    pooler: bool = False  # a layer on the first token's state, for what is said of the whole text
+    labels: tuple[str, ...] = ()  # a head that chooses among these
+
+    def __post_init__(self) -> None:
+        check_size("vocab", self.vocab)
+        check_reader(self.stack)
+        check_labels(self.labels)
+        if not is_count(self.segments):
+            raise ValueError(f"`segments` must be 0 or more, but is {self.segments!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """The encoder alone, over patches of an image (Dosovitskiy et al. 2021)."""
+
+    kind: ClassVar[str] = "vision"
+    image: int = 224  # pixels of a side; images are square
+    patch: int = 16
+    channels: int = 3
+    stack: StackConfig
+    class_token: bool = True  # a learned vector before the patches, in which the whole image gathers
+    pooling: Literal["class", "mean"] = "class"  # what is said of the whole image: by that vector, or by the mean patch
+    pooler: bool = False  # a layer with tanh behind it
+    labels: tuple[str, ...] = ()  # a head that chooses among these
+    mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, for each channel or one for all:
+    std: tuple[float, ...] = (0.5,)  # the model reads (pixel - mean) / std
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "channels"):
+            check_size(name, getattr(self, name))
+        check_reader(self.stack)
+        check_labels(self.labels)
+        check_choice("pooling", self.pooling, Literal["class", "mean"])
+        if self.image % self.patch:
+            raise ValueError(f"`image` must be a multiple of `patch`={self.patch}, but is {self.image}")
+        if self.pooling == "class" and not self.class_token:
+            raise ValueError("`pooling` must be mean where there is no `class_token`, but is class")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise ValueError(f"`{name}` must have a number for each of {self.channels} channels, or one for all")
+        if not all(std > 0 for std in self.std):
+            raise ValueError(f"`std` must be more than 0, but is {self.std}")
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+
+def check_reader(stack: StackConfig) -> None:
+    if stack.causal or stack.cross:
+        raise ValueError("`stack.causal` and `stack.cross` must be false: an encoder reads the whole of its input")
+
+
+def check_labels(labels: tuple[str, ...]) -> None:
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"`labels` must differ, but {twice!r} stands there twice")
+
+
+ModelConfig = Seq2SeqConfig | CausalConfig | EncoderConfig | VisionConfig
+
+
+# What `config.json` of a model folder holds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqFile:
     format: Literal["attent"] = "attent"
     version: Literal[1] = 1
     kind: Literal["seq2seq"] = "seq2seq"
     model: Seq2SeqConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalFile:
+    format: Literal["attent"] = "attent"
+    version: Literal[1] = 1
+    kind: Literal["causal"] = "causal"
+    model: CausalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFile:
+    format: Literal["attent"] = "attent"
+    version: Literal[1] = 1
+    kind: Literal["encoder"] = "encoder"
+    model: EncoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionFile:
+    format: Literal["attent"] = "attent"
+    version: Literal[1] = 1
+    kind: Literal["vision"] = "vision"
+    model: VisionConfig
+
+
+ConfigFile = Seq2SeqFile | CausalFile | EncoderFile | VisionFile
+VERSION = 1
+FILES: dict[str, type[ConfigFile]] = {
+    "seq2seq": Seq2SeqFile,
+    "causal": CausalFile,
+    "encoder": EncoderFile,
+    "vision": VisionFile,
+}
+
+
+def file_of(config: ModelConfig) -> dict[str, Any]:
+    """The contents of config.json."""
+    return settings.to_dict(FILES[config.kind](model=config))  # type: ignore[arg-type]  # each with its own

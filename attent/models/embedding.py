@@ -31,15 +31,22 @@ class Embedding(nn.Module):
 class Output(nn.Module):
     """States (B, T, E) -> logits (B, T, V): the linear layer before the softmax, often the embedding transposed."""
 
-    def __init__(self, vocab: int, width: int, *, tied_to: Embedding | None, bias: bool) -> None:
+    def __init__(
+        self, vocab: int, width: int, *, tied_to: Embedding | None, bias: bool = False, scaled: bool = False
+    ) -> None:
         super().__init__()
+        self.scale = width**-0.5 if scaled else None
         self.weight = nn.Parameter(torch.empty(vocab, width)) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
         if tied_to is None:
             normal(self.weight, std=width**-0.5)
 
     def forward(self, states: Tensor) -> Tensor:
-        return F.linear(states, self.weight, self.bias)
+        return F.linear(self.scaled(states), self.weight, self.bias)
+
+    def scaled(self, states: Tensor) -> Tensor:
+        """What the matrix is multiplied with: T5 divides by sqrt(E) first, where it is the embedding."""
+        return states if self.scale is None else states * self.scale
 
 
 def check_ids(ids: Tensor, vocab: int) -> None:

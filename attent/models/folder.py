@@ -301,12 +301,13 @@ def _reason(root: Path, error: OSError, what: str) -> str:
 # Reading.
 
 
-def read(folder: str | os.PathLike[str]) -> StoredModel:
+def read(folder: str | os.PathLike[str], place: Callable[[Tensor], Tensor] = Tensor.clone) -> StoredModel:
     """The model of a folder, after its checksums have been verified. Nothing stays open.
 
-    Links are followed inside the folder only: what lies outside could change without the folder knowing.
+    Links are followed inside the folder only: what lies outside could change without the folder knowing. `place` makes
+    the copy of each tensor, as soon as it is read: where it is to be, and in which precision.
     """
-    return _steadily(Path(folder).expanduser(), _read_model)
+    return _steadily(Path(folder).expanduser(), lambda root: _read_model(root, place))
 
 
 def read_files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
@@ -355,11 +356,11 @@ def _read_once(root: Path, reading: Callable[[Path], R]) -> R:
         raise FolderError(str(error)) from error
 
 
-def _read_model(root: Path) -> StoredModel:
+def _read_model(root: Path, place: Callable[[Tensor], Tensor]) -> StoredModel:
     paths = _find(root)
     config = settings.read_json(paths[CONFIG])
     tied = _ties(config.pop("tied", {}), root)
-    tensors = _with_ties(read_safetensors(paths[WEIGHTS]), tied, root)
+    tensors = _with_ties(read_safetensors(paths[WEIGHTS], place=place), tied, root)
     return StoredModel(config=config, tensors=tensors, tied=tied, files=_further(paths))
 
 
@@ -484,18 +485,20 @@ def entry_of(path: Path) -> Entry:
         return Entry(digest, os.fstat(file.fileno()).st_size)
 
 
-def read_safetensors(path: Path, what: str = "model") -> dict[str, Tensor]:
+def read_safetensors(
+    path: Path, what: str = "model", place: Callable[[Tensor], Tensor] = Tensor.clone
+) -> dict[str, Tensor]:
     """Every tensor of a file, as a copy in memory: a mapped file that changes would change the model, or kill us."""
-    _check_header(path, what)
+    check_header(path, what)
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
-            return {name: file.get_tensor(name).clone() for name in names}
+            return {name: place(file.get_tensor(name)) for name in names}
     except SafetensorError as error:
         raise FolderError(f"{path}: is not valid safetensors: {error}; get the {what} again") from error
 
 
-def _check_header(path: Path, what: str) -> None:
+def check_header(path: Path, what: str) -> None:
     """Refuses what is not safetensors at all, and a header so large that it can only be an attack."""
     with open(path, "rb") as file:
         start = file.read(9)

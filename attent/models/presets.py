@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from attent.models.config import Seq2SeqConfig, decoder_of
-from attent.nn import StackConfig
+from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, decoder_of
+from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, StackConfig
 
 
 def base(vocab: int) -> Seq2SeqConfig:
@@ -31,3 +32,122 @@ def tiny(vocab: int) -> Seq2SeqConfig:
 def seq2seq(vocab: int, encoder: StackConfig) -> Seq2SeqConfig:
     """An encoder and the decoder that mirrors it."""
     return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder_of(encoder))
+
+
+# --- published descendants: what changed since 2017, line by line ---------------------------------------------------
+
+GPT2 = StackConfig(  # of the paper's decoder: no encoder to look at, the norm first, learned positions, GELU
+    layers=12,
+    width=768,
+    heads=12,
+    inner=3072,
+    activation="gelu_tanh",
+    causal=True,
+    positions=LearnedConfig(max_length=1024),
+    norm_order="pre",
+    attention_dropout=0.1,
+)
+LLAMA = replace(  # of GPT-2: rotary positions, RMS norm, SwiGLU, no biases, no dropout
+    GPT2,
+    layers=32,
+    width=4096,
+    heads=32,
+    inner=11_008,
+    activation="silu",
+    gated=True,
+    positions=RotaryConfig(),
+    norm="rms",
+    bias=False,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+BERT = StackConfig(  # of the paper's encoder: learned positions, GELU, a norm on the embeddings
+    layers=12,
+    width=768,
+    heads=12,
+    inner=3072,
+    activation="gelu",
+    positions=LearnedConfig(max_length=512),
+    norm_eps=1e-12,
+    embedding_norm=True,
+    attention_dropout=0.1,
+)
+VIT = replace(  # of BERT: the norm first, a position for each patch and one for the class token, no dropout
+    BERT,
+    positions=LearnedConfig(max_length=197),
+    norm_order="pre",
+    embedding_norm=False,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+T5 = StackConfig(  # of the paper's encoder: the norm first, RMS, positions as a bias, unscaled scores, no biases
+    heads=8,
+    head_width=64,
+    positions=RelativeConfig(),
+    norm="rms",
+    norm_order="pre",
+    norm_eps=1e-6,
+    bias=False,
+    scale=1.0,
+    attention_dropout=0.1,
+    activation_dropout=0.1,
+    output_dropout=0.1,
+)
+
+
+def gpt2() -> CausalConfig:
+    """GPT-2 (Radford et al. 2019), the smallest: 124M parameters."""
+    return CausalConfig(vocab=50_257, stack=GPT2, start=50_256, ends=(50_256,))
+
+
+def gpt2_xl() -> CausalConfig:
+    """GPT-2, the largest: 1.5B parameters."""
+    return replace(gpt2(), stack=replace(GPT2, layers=48, width=1600, heads=25, inner=6400))
+
+
+def llama_2_7b() -> CausalConfig:
+    """LLaMA 2 (Touvron et al. 2023), the smallest: 7B parameters."""
+    return CausalConfig(vocab=32_000, stack=LLAMA, tie_output=False, start=1, ends=(2,))
+
+
+def llama_3_8b() -> CausalConfig:
+    """LLaMA 3 (2024), the smallest: four query heads share keys and values, and the vocabulary is four times larger."""
+    stack = replace(LLAMA, kv_heads=8, inner=14_336, positions=RotaryConfig(base=500_000.0))
+    return replace(llama_2_7b(), vocab=128_256, stack=stack, start=128_000, ends=(128_001,))
+
+
+def bert_base() -> EncoderConfig:
+    """BERT (Devlin et al. 2019), base: 110M parameters."""
+    return EncoderConfig(vocab=30_522, stack=BERT, segments=2, masked=True, pooler=True)
+
+
+def vit_b_16(labels: tuple[str, ...] = ()) -> VisionConfig:
+    """ViT-B/16 (Dosovitskiy et al. 2021) for images of 224 x 224: 86M parameters."""
+    return VisionConfig(stack=VIT, labels=labels)
+
+
+def t5_small() -> Seq2SeqConfig:
+    """T5 (Raffel et al. 2020), small: 60M parameters."""
+    config = Seq2SeqConfig(vocab=32_128, encoder=T5, decoder=decoder_of(T5), start=0, end=1)
+    return replace(config, scale_embeddings=False, scale_output=True)
+
+
+def t5_base() -> Seq2SeqConfig:
+    """T5, base: 220M parameters."""
+    return with_stacks(t5_small(), layers=12, width=768, heads=12, inner=3072)
+
+
+def t5_v1_1_small() -> Seq2SeqConfig:
+    """T5 1.1, small: a gated feed-forward with GELU, and an output layer of its own."""
+    config = with_stacks(t5_small(), layers=8, heads=6, inner=1024, activation="gelu_tanh", gated=True)
+    return replace(config, tie_output=False, scale_output=False)
+
+
+def t5_v1_1_base() -> Seq2SeqConfig:
+    """T5 1.1, base: flan-t5-base is this one, trained further."""
+    return with_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, inner=2048)
+
+
+def with_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
+    """Both stacks changed alike."""
+    return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))

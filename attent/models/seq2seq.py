@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent import settings
-from attent.models import folder as model_folder
 from attent.models import store
-from attent.models.config import ConfigFile, Seq2SeqConfig
+from attent.models.config import Seq2SeqConfig
 from attent.models.embedding import Embedding, Output, check_shape
 from attent.nn import Cache, Memory, Packing, Stack
 from attent.nn.checks import check_lengths
@@ -34,7 +32,9 @@ class Seq2Seq(nn.Module):
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder)
         tied_to = self.target_embedding if config.tie_output else None
-        self.output = Output(config.targets, width, tied_to=tied_to, bias=config.output_bias)
+        self.output = Output(
+            config.targets, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
+        )
 
     def forward(
         self,
@@ -86,10 +86,7 @@ class Seq2Seq(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
-        with torch.device("meta"):
-            like = Seq2Seq(self.config)
-        config = settings.to_dict(ConfigFile(model=self.config))
-        model_folder.write(folder, config=config, tensors=store.tensors_of(self, like))
+        store.save(self, folder)
 
 
 def check_sides(source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None) -> None:

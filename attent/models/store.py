@@ -4,6 +4,7 @@ model with them. The files themselves are `folder`'s business.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from attent.models import folder as model_folder
+from attent.models.config import ModelConfig, file_of
 from attent.models.folder import FolderError, check_tensors
 from attent.nn.attention import COMPILED
 
@@ -33,6 +36,19 @@ def tensors_of(model: nn.Module, like: nn.Module) -> dict[str, Tensor]:
     tensors = {name.replace(COMPILED, ""): tensor for name, tensor in model.state_dict().items()}
     check(tensors, like, "the model")
     return tensors
+
+
+def empty_like(model: nn.Module) -> nn.Module:
+    """A model of the same config, without memory for its weights."""
+    with torch.device("meta"):
+        return type(model)(model.config)
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str], files: Mapping[str, bytes] | None = None) -> None:
+    """A whole model as a folder: config.json, model.safetensors, manifest.json, and small files that belong to it."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    tensors = tensors_of(model, empty_like(model))
+    model_folder.write(folder, config=file_of(config), tensors=tensors, files=files)
 
 
 def fill(model: M, tensors: Mapping[str, Tensor], where: str | Path) -> M:

@@ -62,7 +62,11 @@ class StackConfig:
     norm_eps: float = 1e-5
     bias: bool = True  # in the linear layers
     scale: float | None = None  # of the scores; None: 1 / sqrt(head_width)
+    scale_by_layer: bool = False  # scores of layer i are divided by i + 1 as well (a variant of GPT-2)
+    embedding_norm: bool = False  # embeddings + positions are normed before the first block (BERT)
     dropout: float = 0.1  # P_drop: on each sub-layer's output, and on embeddings + positions
+    embedding_dropout: float | None = None  # on embeddings + positions; None: as `dropout`
+    output_dropout: float = 0.0  # on what the stack gives (T5)
     attention_dropout: float = 0.0  # on attention weights
     activation_dropout: float = 0.0  # inside the feed-forward
 
@@ -70,8 +74,10 @@ class StackConfig:
         check_size("layers", self.layers, DEEPEST)
         for name in ("width", "heads", "inner"):
             check_size(name, getattr(self, name))
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
+        for name in ("dropout", "attention_dropout", "activation_dropout", "output_dropout"):
             check_rate(name, getattr(self, name))
+        if self.embedding_dropout is not None:
+            check_rate("embedding_dropout", self.embedding_dropout)
         for name, choices in (("activation", Activation), ("norm", Norm), ("norm_order", NormOrder)):
             check_choice(name, getattr(self, name), choices)
         check_positive("norm_eps", self.norm_eps)
@@ -154,12 +160,14 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """One of the N layers of figure 1: self-attention, encoder-decoder attention (decoders), feed-forward."""
 
-    def __init__(self, config: StackConfig, kept: tuple[tuple[int, ...], ...] | None = None) -> None:
+    def __init__(
+        self, config: StackConfig, layer: int = 0, kept: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
         super().__init__()
         own, *cross = (None, None) if kept is None else kept
-        self.own = make_attention(config, own)
+        self.own = make_attention(config, layer, own)
         self.own_residual = make_residual(config)
-        self.cross = make_attention(config, *cross) if config.cross else None
+        self.cross = make_attention(config, layer, *cross) if config.cross else None
         self.cross_residual = make_residual(config) if config.cross else None
         self.feedforward = FeedForward(
             config.width,
@@ -217,9 +225,13 @@ class Stack(nn.Module):
             head_width=config.head_width or split_evenly(config.width, config.heads),
             causal=config.causal,
         )
-        self.dropout = Dropout(config.dropout)
-        self.blocks = cast("list[Block]", nn.ModuleList(Block(config, kept) for kept in kept_by_layer(config)))
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
+        self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
+        self.blocks = cast(
+            "list[Block]", nn.ModuleList(Block(config, i, kept) for i, kept in enumerate(kept_by_layer(config)))
+        )
         self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+        self.output_dropout = Dropout(config.output_dropout)
         self.apply(init_weights)
 
     def forward(
@@ -240,12 +252,12 @@ class Stack(nn.Module):
             cache.see_itself()
         at = places(x, packing, cache)
         view = self.view(x, at, lengths, packing, memory, cache)
-        x = self.dropout(self.positions.embed(x, at))
+        x = self.dropout(self.embedding_norm(self.positions.embed(x, at)))
         for i, block in enumerate(self.blocks):
             x = block(x, view, None if cache is None else cache.layers[i])
         if cache is not None:
             cache.advance(x.shape[1], lengths)
-        return self.norm(x)
+        return self.output_dropout(self.norm(x))
 
     def view(
         self,
@@ -321,14 +333,18 @@ def kept_by_layer(config: StackConfig) -> Sequence[tuple[tuple[int, ...], ...] |
     return [None] * config.layers if config.kept is None else config.kept
 
 
-def make_attention(config: StackConfig, kept: tuple[int, ...] | None) -> Attention:
+def make_attention(config: StackConfig, layer: int, kept: tuple[int, ...] | None) -> Attention:
+    scale = config.scale
+    if config.scale_by_layer:
+        head_width = config.head_width or split_evenly(config.width, config.heads)
+        scale = (head_width**-0.5 if scale is None else scale) / (layer + 1)
     return Attention(
         config.width,
         config.heads,
         kv_heads=config.kv_heads,
         head_width=config.head_width,
         bias=config.bias,
-        scale=config.scale,
+        scale=scale,
         dropout=config.attention_dropout,
         kept=kept,
     )

@@ -122,12 +122,48 @@ class Angles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """All angles are so many times smaller: places are squeezed into the range that the model was trained on."""
+
+    kind: ClassVar[str] = "linear"
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_positive("factor", self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """LLaMA 3.1: slow turns become `factor` times slower, quick ones stay, those between go over smoothly.
+
+    A turn is slow that makes fewer than `low` rounds in `length` tokens, quick one that makes more than `high`.
+    """
+
+    kind: ClassVar[str] = "llama3"
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    length: int = 8192  # that the model was first trained on
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low", "high"):
+            check_positive(name, getattr(self, name))
+        check_size("length", self.length)
+        if self.high <= self.low:
+            raise ValueError(f"`high` must be more than `low`={self.low:g}, but is {self.high:g}")
+
+
+Scaling = LinearScaling | Llama3Scaling
+
+
+@dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
     """`halves` pairs feature i with i + D/2 (LLaMA as published); `interleaved` pairs neighbours (RoFormer)."""
 
     kind: ClassVar[str] = "rotary"
     base: float = 10_000.0
     order: Order = "halves"
+    scaling: Scaling | None = None  # for texts longer than the model was first trained on
 
     def __post_init__(self) -> None:
         check_positive("base", self.base)
@@ -141,12 +177,29 @@ class Rotary(Positions):
         super().__init__()
         check_even(head_width)
         self.base, self.order, self.head_width = config.base, config.order, head_width
+        self.scaling = config.scaling
 
     def angles(self, at: Tensor) -> Angles:
         pair = torch.arange(0, self.head_width, 2, device=at.device, dtype=torch.float32)
-        angle = at[..., None] * self.base ** -(pair / self.head_width)  # (T, D / 2) or (B, T, D / 2)
+        speed = 1.0 / self.base ** (pair / self.head_width)  # in this order published models were trained with it
+        angle = at[..., None] * scaled(speed, self.scaling)  # (T, D / 2) or (B, T, D / 2)
         angle = angle.unsqueeze(-3)  # heads
         return Angles(angle.cos(), angle.sin(), self.order)
+
+
+def scaled(speed: Tensor, scaling: Scaling | None) -> Tensor:
+    """The angle of each pair of features from one place to the next, (D / 2,)."""
+    match scaling:
+        case None:
+            return speed
+        case LinearScaling():
+            return speed / scaling.factor
+        case Llama3Scaling():
+            tokens = 2 * math.pi / speed  # of one round
+            share = (scaling.length / tokens - scaling.low) / (scaling.high - scaling.low)
+            between = (1 - share) * speed / scaling.factor + share * speed
+            slow, quick = tokens > scaling.length / scaling.low, tokens < scaling.length / scaling.high
+            return torch.where(slow, speed / scaling.factor, torch.where(quick, speed, between))
 
 
 # --- added to the scores -------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import torch
 from attent.cli.convert import ConvertError, Kind, Quantization, convert
 from attent.decode.translator import tokenizer_of
 from attent.interop import load
-from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, store
 from attent.models.config import decoder_of
-from attent.models.folder import FolderError
-from attent.nn import StackConfig
+from attent.models.folder import FolderError, read_files
+from attent.nn import LearnedConfig, StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.train.loop import write_model
 from tests.laws.helpers import shake
@@ -131,6 +131,74 @@ def test_a_copy_of_ours_is_ours(ours: Path, tmp_path: Path, capsys: Capture) -> 
     assert capsys.readouterr().out == f"{tmp_path / 'copy'}: an attent model, with its tokenizer\n"
     assert torch.equal(logits(load(tmp_path / "copy")), logits(load(ours)))
     assert Tokenizer.load(tmp_path / "copy") == Tokenizer.load(ours)
+
+
+# --- models that are no translators --------------------------------------------------------------------------------
+
+
+def language_model(root: Path) -> Path:
+    """A LLaMA of ours with a tokenizer as GPT-2's and LLaMA 3's are stored."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE({"</s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    files = {
+        "tokenizer.json": words.to_str().encode(),
+        "tokenizer_config.json": b'{"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}',
+        "chat_template.jinja": b"{{ messages }}",
+    }
+    stack = replace(presets.LLAMA, layers=1, width=8, heads=2, inner=12)
+    model = shake(build(CausalConfig(vocab=4, stack=stack, tie_output=False, ends=(0,))))
+    store.save(model, root / "lm", files)
+    return root / "lm"
+
+
+def test_a_language_model_travels_there_and_back(tmp_path: Path, capsys: Capture) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = language_model(tmp_path)
+    convert(folder, tmp_path / "theirs", to="hf")
+    assert "a LlamaForCausalLM of transformers, with its tokenizer" in capsys.readouterr().out
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("abba").input_ids == [3, 2, 1]
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.allclose(load(folder)(ids), theirs(ids).logits, atol=1e-5)
+    convert(tmp_path / "theirs", tmp_path / "back", to="attent")
+    assert read_files(tmp_path / "back") == read_files(folder)
+    assert torch.equal(load(tmp_path / "back")(ids), load(folder)(ids))
+
+
+def test_a_model_is_stored_in_another_precision(tmp_path: Path) -> None:
+    convert(language_model(tmp_path), tmp_path / "half", to="attent", dtype="bfloat16")
+    assert {weight.dtype for weight in load(tmp_path / "half").parameters()} == {torch.bfloat16}
+
+
+def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> None:
+    stack = replace(presets.VIT, layers=1, width=8, heads=2, inner=12, positions=LearnedConfig(max_length=5))
+    model = shake(build(VisionConfig(image=8, patch=4, stack=stack, labels=("cat", "dog"))))
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
+    convert(tmp_path / "theirs", tmp_path / "back", to="attent")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path / 'theirs'}: a ViT model of transformers",
+        f"{tmp_path / 'back'}: an attent model",
+    ]
+    pixels = torch.rand(2, 3, 8, 8)
+    assert torch.equal(load(tmp_path / "back")(pixels), load(tmp_path / "ours")(pixels))
+
+
+def test_a_language_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: Capture) -> None:
+    load(language_model(tmp_path)).save(tmp_path / "bare")
+    convert(tmp_path / "bare", tmp_path / "theirs", to="hf")
+    assert capsys.readouterr().out.endswith("a LlamaForCausalLM of transformers, without a tokenizer: there was none\n")
+
+
+def test_ctranslate2_takes_translators_alone(tmp_path: Path) -> None:
+    folder = language_model(tmp_path)
+    with pytest.raises(
+        ConvertError,
+        match=r"only a translator .* can be written for CTranslate2, but this is a language model .*; give --to hf or",
+    ):
+        convert(folder, tmp_path / "quick", to="ctranslate2")
+    assert not (tmp_path / "quick").exists()
 
 
 # --- to CTranslate2 ------------------------------------------------------------------------------------------------

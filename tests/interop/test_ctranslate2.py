@@ -17,7 +17,15 @@ from attent.interop import ctranslate2 as conversion
 from attent.interop.ctranslate2 import ConversionError, fingerprint, is_whole, names, never_written, write
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.folder import FolderError
-from attent.nn import AlibiConfig, LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
+from attent.nn import (
+    AlibiConfig,
+    LearnedConfig,
+    LinearScaling,
+    RelativeConfig,
+    RotaryConfig,
+    SinusoidalConfig,
+    StackConfig,
+)
 from tests.laws.helpers import shake
 from tests.text.corpus import tokenizer
 
@@ -96,6 +104,7 @@ def test_a_conversion_gives_each_token_the_same_probability(kind: str, side: str
     [
         {"target_vocab": 19, "share_embeddings": False, "tie_output": False},
         {"scale_embeddings": False},
+        {"scale_output": True},
         {"start": 2},  # starts from the token that ends
         {"start": 0, "end": 1},
     ],
@@ -144,6 +153,13 @@ def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
     [
         ({"positions": AlibiConfig()}, {}, "`encoder.positions` must be sinusoidal, learned, rotary or relative"),
         ({}, {"window": (3, 0)}, "`decoder.window` must be None for CTranslate2, but is (3, 0)"),
+        ({"embedding_norm": True}, {}, "`encoder.embedding_norm` must be False for CTranslate2, but is True"),
+        ({}, {"scale_by_layer": True}, "`decoder.scale_by_layer` must be False for CTranslate2, but is True"),
+        (
+            {"positions": RotaryConfig(scaling=LinearScaling(factor=2.0))},
+            {},
+            "`encoder.positions.scaling` must be None for CTranslate2",
+        ),
         ({"norm_eps": 1e-3}, {}, "`decoder.norm_eps` must be that of the encoder, 0.001,"),
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import attent
 from attent.decode import greedy
-from attent.interop import load, marian
+from attent.interop import load, marian, table
 from attent.models import Seq2Seq, Seq2SeqConfig, build
 from attent.models.config import decoder_of
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
@@ -109,10 +109,9 @@ def loss_of(logits: Tensor, batch: Batch) -> Tensor:
 
 def gradient_errors(ours: Seq2Seq, theirs: Any) -> dict[str, float]:
     """These batches do not hold the pad token: `transformers` gives its row no gradient when it is read."""
-    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.BIAS[1]: theirs.final_logits_bias}
+    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.BIAS: theirs.final_logits_bias}
     got = dict(ours.named_parameters(remove_duplicate=False))
-    pairs = list(marian.names(ours.config))
-    assert {name for name, _ in pairs} == got.keys()
+    pairs = [(move.ours[0], move.theirs) for move in table.moves(marian.TABLE, ours)]
     return {name: worst(got[name].grad.reshape(wanted[other].grad.shape), wanted[other].grad) for name, other in pairs}
 
 
@@ -292,7 +291,7 @@ def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     vocab, width = theirs.config.vocab_size, theirs.config.d_model
     shared, output = (torch.randn(vocab, width, generator=generator, dtype=torch.float64) for _ in range(2))
-    ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.BIAS[1]: torch.zeros(1, vocab).double()}
+    ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.BIAS: torch.zeros(1, vocab).double()}
     rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "layers" in k} | ends)
     change_json(
         tmp_path / "config.json",
@@ -309,7 +308,7 @@ def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
 def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
     theirs = random_model(2)
     theirs.save_pretrained(tmp_path)
-    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.BIAS[1]})
+    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.BIAS})
     theirs.final_logits_bias.zero_()
     ours, batch = load(tmp_path), random_batch(theirs.config, 2)
     assert ours.output.bias is None

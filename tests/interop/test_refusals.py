@@ -83,10 +83,11 @@ def test_a_config_of_nobody(folder: Path) -> None:
     refused(folder, 'must have "format": "attent" or a `model_type`, but has neither')
 
 
-@pytest.mark.parametrize("model_type", ["t5", "bart"])
+@pytest.mark.parametrize("model_type", ["mistral", "bart", "files", "../t5"])
 def test_another_family(model_type: str, folder: Path) -> None:
     change_config(folder, model_type=model_type)
-    refused(folder, f"config.json: model_type `{model_type}` is not supported yet; supported: marian")
+    words = "is not supported yet; supported: bert, gpt2, llama, marian, mt5, t5, vit"
+    refused(folder, f"config.json: model_type `{model_type}` {words}")
 
 
 def test_a_model_type_of_another_kind(folder: Path) -> None:
@@ -116,7 +117,8 @@ def test_an_unknown_key_close_to_a_known_one(folder: Path) -> None:
 @pytest.mark.parametrize("key", ["auto_map", "quantization_config"])
 def test_code_and_quantisation(key: str, folder: Path) -> None:
     change_config(folder, **{key: {"AutoModel": "modeling.Evil"}})
-    refused(folder, f"`{key}` is not a key of a Marian config that attent knows")
+    why = {"auto_map": "it names code of the folder, and no such code is ever run here", "quantization_config": "quan"}
+    refused(folder, f"`{key}` is not a key of a Marian config that attent knows ({why[key]}")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_a_wrong_shape(folder: Path) -> None:
 
 
 def test_a_bias_of_a_wrong_shape(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.BIAS[1]: torch.zeros(13)})
+    change_tensors(folder, lambda tensors: tensors | {marian.BIAS: torch.zeros(13)})
     refused(folder, "wrong shape: `final_logits_bias` must be [1, 13], but is [13]")
 
 
@@ -291,7 +293,11 @@ def test_only_a_pickle(folder: Path) -> None:
         folder,
         "pytorch_model.bin: is a pickle, which can run code and is never opened here, and there is no mod",
     )
-    refused(folder, f'M.from_pretrained("{folder}").save_pretrained("marian-safetensors")')
+    refused(
+        folder,
+        f"from transformers import MarianMTModel as M; "
+        f'M.from_pretrained("{folder}").save_pretrained("marian-safetensors")',
+    )
 
 
 def test_no_weights(folder: Path) -> None:
@@ -324,6 +330,14 @@ def test_a_shard_with_other_tensors(folder: Path) -> None:
     refused(folder, "b.safetensors: holds `final_logits_bias`, unlike model.safetensors.index.json says")
 
 
+def test_a_shard_without_a_tensor_that_is_listed(folder: Path) -> None:
+    names = [*load_file(folder / "model.safetensors"), "model.encoder.more"]
+    (folder / "model.safetensors").rename(folder / "b.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "b.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, "b.safetensors: does not hold `model.encoder.more`, unlike model.safetensors.index.json says")
+
+
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}])
 def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
     (folder / "model.safetensors").unlink()
@@ -349,6 +363,10 @@ def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
         ("gated", True),
         ("bias", False),
         ("scale", 1.0),
+        ("scale_by_layer", True),
+        ("embedding_norm", True),
+        ("embedding_dropout", 0.3),
+        ("output_dropout", 0.1),
     ],
 )
 def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path) -> None:
@@ -358,6 +376,11 @@ def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path
     with pytest.raises(ValueError, match=f"^{re.escape(words)}.* for a Marian model, but is .*keep it as an attent"):
         marian.save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_states_that_marian_does_not_divide(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^`scale_output` must be False for a Marian model, but is True"):
+        marian.save(build(replace(CONFIG, scale_output=True)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
+from tests.laws.family import T5_TOY
 from tests.laws.helpers import CROSS_DECODERS, ENCODERS, every, padded, precise, shake
 
 VOCAB, TARGET_VOCAB = 19, 17
@@ -33,7 +34,7 @@ def together() -> dict[str, Seq2SeqConfig]:
     return found
 
 
-SEQ2SEQS = together()
+SEQ2SEQS = together() | T5_TOY
 every_seq2seq = every("config", SEQ2SEQS)
 
 

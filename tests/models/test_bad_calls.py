@@ -102,7 +102,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "end id": (lambda: replace(CONFIG, end=-1), "`end` must be a token id from 0 to 8, but is -1"),
     "not a config": (
         lambda: build({"vocab": 9}),
-        "`config` must be a Seq2SeqConfig (see attent.presets), but is a dict",
+        "`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a dict",
     ),
     "preset without vocabulary": (
         lambda: attent.presets.base(vocab=0),

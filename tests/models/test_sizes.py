@@ -56,3 +56,34 @@ def by_formula(preset: str, vocab: int) -> int:
 def test_small_and_tiny_are_as_said() -> None:
     assert 2.2e6 < parameters("tiny", 8_000) < 2.6e6
     assert parameters("tiny", 8_000) < parameters("small", 8_000) < parameters("base", 8_000) / 3
+
+
+# As published, in the papers or by whoever counted the files: name -> parameters.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2_xl": 1_557_611_200,
+    "llama_2_7b": 6_738_415_616,
+    "llama_3_8b": 8_030_261_248,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_descendants_have_as_many_parameters_as_published(preset: str) -> None:
+    model = build_empty(getattr(presets, preset)())
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[preset]
+
+
+def test_bert_has_the_published_parts() -> None:
+    """109,482,240 with the pooler, and the head for masked words: a layer, its norm, a bias for each word."""
+    head = 768 * 768 + 768 + 2 * 768 + 30_522
+    model = build_empty(presets.bert_base())
+    assert sum(parameter.numel() for parameter in model.parameters()) == 109_482_240 + head
+
+
+def test_vit_has_86_million_parameters() -> None:
+    model = build_empty(presets.vit_b_16(tuple(map(str, range(1000)))))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 86_567_656

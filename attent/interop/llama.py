@@ -1,0 +1,327 @@
+"""LLaMA (1 to 3, and its kin of the same `model_type`) as `transformers` stores it <-> our CausalLM.
+
+A decoder alone: the norm first (RMS), rotary positions, SwiGLU, heads that may share keys and values. How tables are
+read, and what is said of what they do not hold, is in `table`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from attent.interop import files, table
+from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row, TheirActivation
+from attent.models import CausalConfig, CausalLM, build_empty
+from attent.models.folder import FolderError
+from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
+from attent.nn.feedforward import Activation
+from attent.nn.positions import Scaling
+
+# --- names ----------------------------------------------------------------------------------------
+
+PREFIX = "model."  # weights without a head leave it out
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+TABLE = [
+    Row("embedding.weight", EMBEDDING),
+    Row("decoder.blocks.{i}.own_residual.norm", "model.layers.{i}.input_layernorm"),
+    Row("decoder.blocks.{i}.own.query", "model.layers.{i}.self_attn.q_proj"),
+    Row("decoder.blocks.{i}.own.key", "model.layers.{i}.self_attn.k_proj"),
+    Row("decoder.blocks.{i}.own.value", "model.layers.{i}.self_attn.v_proj"),
+    Row("decoder.blocks.{i}.own.output", "model.layers.{i}.self_attn.o_proj"),
+    Row("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
+    Row("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # the one with the activation
+    Row("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
+    Row("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
+    Row("decoder.norm", "model.norm"),
+    Row("output.weight", OUTPUT),
+]
+UNREAD = {
+    "the speeds of rotary positions: we compute them from the config, as transformers does": [
+        prefix + name
+        for prefix in ("", PREFIX)
+        for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+    ],
+}
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions, as `rope_scaling` told them once and `rope_parameters` tells them since transformers 5."""
+
+    rope_type: str | None = None
+    type: str | None = None  # an older name of it
+    rope_theta: float | None = None
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    partial_rotary_factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The keys of a LLaMA config.json that say what the model is. Defaults are those of `transformers`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: TheirActivation = "silu"
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    rope_theta: float | None = None
+    rope_scaling: Rope | None = None
+    rope_parameters: Rope | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attention_dropout: float | None = 0.0
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = 1
+    eos_token_id: int | tuple[int, ...] | None = 2
+
+
+KEYS = Keys(
+    family="LLaMA",
+    facts=Facts,
+    overruled=("bos_token_id", "eos_token_id"),
+    fixed={
+        "model_type": ("llama",),
+        "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
+        "add_cross_attention": (False, None),
+        "is_encoder_decoder": (False,),
+        "is_decoder": (False, True),
+        "tie_encoder_decoder": (False, None),
+        "cross_attention_hidden_size": (None,),
+        "pruned_heads": ({}, None),
+        "per_layer_config": (None, {}),
+        "rope_interleaved": (False, None),
+        "partial_rotary_factor": (1, None),
+        "use_sliding_window": (False, None),
+        "sliding_window": (None,),
+    },
+    aliases={},
+    harmless=COMMON
+    | {
+        "first values of weights": ["initializer_range"],
+        "in how many pieces matrices were multiplied when it was trained: the same numbers": ["pretraining_tp"],
+        "classifiers: not of a language model": LABELS,
+        "token ids that a language model does not need": """
+            decoder_start_token_id pad_token_id sep_token_id unk_token_id
+        """.split(),
+        "the same length under an older name, and notes of those who trained it": """
+            is_llama_config max_sequence_length unsloth_fixed unsloth_version
+        """.split(),
+    },
+)
+
+
+def to_config(facts: Facts, where: Path) -> CausalConfig:
+    return table.built(
+        lambda: CausalConfig(
+            vocab=facts.vocab_size,
+            stack=to_stack(facts, where),
+            tie_output=facts.tie_word_embeddings,
+            start=table.known_id(facts.bos_token_id, facts.vocab_size),
+            ends=table.known_ids(facts.eos_token_id, facts.vocab_size),
+        ),
+        where,
+    )
+
+
+def to_stack(facts: Facts, where: Path) -> StackConfig:
+    if facts.attention_bias != facts.mlp_bias:
+        raise FolderError(
+            f"{where}: `attention_bias` must be as `mlp_bias`, {facts.mlp_bias}, but is {facts.attention_bias}; "
+            f"a model with biases in some layers alone is not supported"
+        )
+    kv_heads, head_width = facts.num_key_value_heads, facts.head_dim
+    return StackConfig(
+        layers=facts.num_hidden_layers,
+        width=facts.hidden_size,
+        heads=facts.num_attention_heads,
+        kv_heads=None if kv_heads == facts.num_attention_heads else kv_heads,
+        head_width=None if head_width == facts.hidden_size / facts.num_attention_heads else head_width,
+        inner=facts.intermediate_size,
+        activation=ACTIVATIONS[facts.hidden_act],
+        gated=True,
+        causal=True,
+        positions=to_positions(facts, where),
+        norm="rms",
+        norm_order="pre",
+        norm_eps=facts.rms_norm_eps,
+        bias=facts.attention_bias,
+        dropout=0.0,
+        attention_dropout=facts.attention_dropout or 0.0,
+    )
+
+
+def to_positions(facts: Facts, where: Path) -> RotaryConfig:
+    """Rotary positions from either spelling; a base inside of the table goes before the one beside it."""
+    if facts.rope_scaling and facts.rope_parameters:
+        raise FolderError(
+            f"{where}: must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"
+        )
+    rope = facts.rope_scaling or facts.rope_parameters or Rope()
+    if rope.partial_rotary_factor not in (None, 1.0):
+        raise FolderError(
+            f"{where}: `partial_rotary_factor` must be 1 for a LLaMA model that attent can compute, but is "
+            f"{rope.partial_rotary_factor}"
+        )
+    base = next((base for base in (rope.rope_theta, facts.rope_theta) if base is not None), 10_000.0)
+    return RotaryConfig(base=base, order="halves", scaling=to_scaling(rope, facts, where))
+
+
+def to_scaling(rope: Rope, facts: Facts, where: Path) -> Scaling | None:
+    kind = rope.rope_type or rope.type or "default"
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3"):
+        raise FolderError(
+            f"{where}: `rope_type` must be default, linear or llama3, but is {files.quoted(kind)}; rotary positions "
+            f"that are scaled in other ways are not supported"
+        )
+    if rope.factor is None:
+        missing(kind, "factor", where)
+    if kind == "linear":
+        return LinearScaling(factor=rope.factor)
+    if rope.low_freq_factor is None or rope.high_freq_factor is None:
+        missing(kind, "low_freq_factor" if rope.low_freq_factor is None else "high_freq_factor", where)
+    length = rope.original_max_position_embeddings or facts.max_position_embeddings
+    return Llama3Scaling(factor=rope.factor, low=rope.low_freq_factor, high=rope.high_freq_factor, length=length)
+
+
+def missing(kind: str, key: str, where: Path) -> NoReturn:
+    raise FolderError(f"{where}: `rope_type` {kind} must come with `{key}`, but does not; get the file again")
+
+
+# --- in -------------------------------------------------------------------------------------------
+
+
+def load(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> CausalLM:
+    """The LlamaForCausalLM of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
+    root = files.found(folder)
+    facts, stored = table.read_facts(root, KEYS), files.open_tensors(root)
+    where = files.weights_of(root)
+    stored = table.without(stored, UNREAD)
+    table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
+    config = to_config(facts, root / files.CONFIG)
+    bare = table.without_prefix(stored, PREFIX)
+    if config.tie_output:
+        tied = [EMBEDDING.removeprefix(bare), OUTPUT]
+        stored = table.resolve_ties(stored, [tied], where, "`tie_word_embeddings`")
+    return table.filled(build_empty(config), TABLE, stored, where, dtype=dtype, device=device, bare=bare)
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+LENGTH = 8192  # that is written where a model knows none: transformers asks for one, and goes on behind it
+THEIR_ACTIVATIONS: dict[Activation, TheirActivation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "silu": "silu",
+}
+SAID = set(
+    """
+    layers width heads kv_heads head_width inner activation causal positions norm_eps bias attention_dropout
+    """.split()
+)
+
+
+def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+    """Writes a new folder that `LlamaForCausalLM.from_pretrained` of `transformers` loads; without a tokenizer.
+
+    `pad` is the token id that fills up short rows there; we need none.
+    """
+    check_expressible(model.config)
+    files.write_folder(
+        folder,
+        config=to_their_config(model.config, pad, table.dtype_of(model)),
+        others={files.GENERATION: table.generation_of(model.config, pad)},
+        tensors=table.their_tensors(model, TABLE),
+    )
+
+
+def check_expressible(config: CausalConfig) -> None:
+    """Refuses a model that LLaMA has no words for, naming the field."""
+    stack = config.stack
+    head_width = stack.head_width or stack.width // stack.heads
+    wanted: dict[str, tuple[object, ...]] = {
+        "kept": (None,),
+        "gated": (True,),
+        "cross": (False,),
+        "window": (None, (None, None), (None, 0)),
+        "norm": ("rms",),
+        "norm_order": ("pre",),
+        "scale": (None, head_width**-0.5),
+        "scale_by_layer": (False,),
+        "embedding_norm": (False,),
+        "dropout": (0,),
+        "embedding_dropout": (None, 0),
+        "output_dropout": (0,),
+        "activation_dropout": (0,),
+    }
+    table.check_stack(stack, "LLaMA", side="stack", said=SAID, wanted=wanted)
+    if not isinstance(stack.positions, RotaryConfig) or stack.positions.order != "halves":
+        table.refuse("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
+    if stack.width % stack.heads:
+        table.refuse("LLaMA", "stack.width", stack.width, f"a multiple of `heads`={stack.heads}")
+    for name in ("output_bias", "scale_embeddings"):
+        if getattr(config, name):
+            table.refuse("LLaMA", name, True, "False")
+
+
+def to_their_config(config: CausalConfig, pad: int | None, dtype: str) -> dict[str, Any]:
+    stack = config.stack
+    assert isinstance(stack.positions, RotaryConfig)
+    scaling = stack.positions.scaling
+    longest = int(scaling.factor * scaling.length) if isinstance(scaling, Llama3Scaling) else LENGTH
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": config.vocab,
+        "hidden_size": stack.width,
+        "intermediate_size": stack.inner,
+        "num_hidden_layers": stack.layers,
+        "num_attention_heads": stack.heads,
+        "num_key_value_heads": stack.kv_heads or stack.heads,
+        "head_dim": stack.head_width or stack.width // stack.heads,
+        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
+        "rms_norm_eps": stack.norm_eps,
+        "max_position_embeddings": longest,
+        "attention_bias": stack.bias,
+        "mlp_bias": stack.bias,
+        "attention_dropout": stack.attention_dropout,
+        "tie_word_embeddings": config.tie_output,
+        "dtype": dtype,
+    } | {**rope_of(stack.positions), **table.generation_of(config, pad)}
+
+
+def rope_of(positions: RotaryConfig) -> dict[str, Any]:
+    """Rotary positions as transformers 4 spelled them, which 5 reads as well."""
+    match positions.scaling:
+        case None:
+            told = None
+        case LinearScaling(factor=factor):
+            told = {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling(factor=factor, low=low, high=high, length=length):
+            told = {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": length,
+            }
+    return {"rope_theta": positions.base, "rope_scaling": told}

@@ -1,0 +1,397 @@
+"""What every family of foreign models shares: which settings it may have, and where each tensor goes.
+
+A family is a table of names (`Row`), a dataclass of the settings that say what the model is, and lists of those that
+must have one value or change nothing (`Keys`). Any other setting is refused by name, and so is any tensor that has no
+place. What is read is told to be wrong by the headers of files, before any tensor of them is read; then each goes into
+its final place, in its final precision, one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from attent import settings
+from attent.interop import files
+from attent.interop.files import Stored
+from attent.models import CausalConfig
+from attent.models.folder import FolderError, check_tensors
+from attent.models.store import FORMATS, empty_like, fill, tensors_of, tied_names
+from attent.nn import StackConfig
+from attent.nn.checks import LARGEST
+from attent.nn.feedforward import Activation
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+F = TypeVar("F", bound="DataclassInstance")
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
+
+# --- settings: every key of a config.json is accounted for ----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys(Generic[F]):
+    """The keys that a family's config.json may have."""
+
+    family: str  # as people call it
+    facts: type[F]  # those that say what the model is
+    fixed: Mapping[str, tuple[object, ...]]  # key -> values that mean what we compute; the first is the usual one
+    aliases: Mapping[str, str]  # further name -> the key that it must equal
+    harmless: Mapping[str, Sequence[str]]  # why a key cannot change what the model computes -> such keys
+    tokens: tuple[str, ...] = ()  # facts that may stand in generation_config.json too, where they must be the same
+    overruled: tuple[str, ...] = ()  # facts that generation_config.json, if it has them, knows better
+
+    @property
+    def mapped(self) -> set[str]:
+        return {field.name for field in fields(self.facts)}
+
+    def is_harmless(self, key: str) -> bool:
+        return any(key in keys for keys in self.harmless.values())
+
+
+COMMON = {  # harmless in every family
+    "how transformers is called, and where a file came from": """
+        _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
+        attn_implementation chunk_size_feed_forward dtype finetuning_task gradient_checkpointing
+        name_or_path output_attentions output_hidden_states output_past problem_type
+        return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers_version
+        transformers.js_config use_bfloat16 use_cache xla_device
+    """.split(),
+    "search: left to whoever searches": """
+        bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+        encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
+        exponential_decay_length_penalty force_bos_token_to_be_generated force_words_ids forced_bos_token_id
+        forced_eos_token_id length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
+        num_beam_groups num_beams num_return_sequences output_scores prefix remove_invalid_values
+        renormalize_logits repetition_penalty return_dict_in_generate suppress_tokens temperature
+        tf_legacy_loss top_k top_p typical_p
+    """.split(),
+}
+LABELS = ["id2label", "label2id", "num_labels"]  # harmless where no head reads them
+
+NOTES = {  # what else is to be said of a key that is refused
+    "auto_map": "it names code of the folder, and no such code is ever run here",
+    "trust_remote_code": "no code of a folder is ever run here",
+    "quantization_config": "quantised weights are not read; take those in float32, bfloat16 or float16",
+}
+
+
+def read_facts(root: Path, keys: Keys[F]) -> F:
+    """The facts of a folder, after every key of its config.json has been accounted for."""
+    where = root / files.CONFIG
+    data = files.read_json(where)
+    for key, value in data.items():
+        check_key(key, value, data, keys, where)
+    known = {key: value for key, value in data.items() if key in keys.mapped}
+    sizes = {field.name for field in fields(keys.facts) if "float" not in str(field.type)}
+    for key, value in known.items():
+        if key in sizes and isinstance(value, int) and value > LARGEST:
+            raise FolderError(f"{where}: `{key}` must be at most {LARGEST}, but is {value:.3g}; correct it")
+    try:
+        return settings.from_dict(keys.facts, with_generation_tokens(known, root, keys), where=str(where))
+    except settings.SettingsError as error:
+        raise FolderError(str(error)) from error
+
+
+def check_key(key: str, value: object, data: Mapping[str, Any], keys: Keys[F], where: Path) -> None:
+    """Refuses a key that we do not know, or a value of it that we do not compute."""
+    if key in keys.fixed and not any(same(value, wanted) for wanted in keys.fixed[key]):
+        raise FolderError(
+            f"{where}: `{key}` must be {keys.fixed[key][0]!r} for a {keys.family} model that attent can compute, "
+            f"but is {files.quoted(value)}"
+        )
+    if key in keys.aliases and not same(value, data.get(keys.aliases[key])):
+        other = keys.aliases[key]
+        raise FolderError(
+            f"{where}: `{key}` must equal `{other}`={data.get(other)!r}, but is "
+            f"{files.quoted(value)}; find out which one is true of the weights, and give both that value"
+        )
+    if not (key in keys.mapped or key in keys.fixed or key in keys.aliases or keys.is_harmless(key)):
+        near = get_close_matches(key, [*keys.mapped, *keys.fixed], n=1, cutoff=0.8)
+        hint = f" ({NOTES[key]})" if key in NOTES else f" (did you mean `{near[0]}`?)" if near else ""
+        raise FolderError(
+            f"{where}: {files.quoted(key)} is not a key of a {keys.family} config that attent knows{hint}, and "
+            f"might change what the model computes; take a version of the model without it, or remove the key "
+            f"from the file if you know that it does not"
+        )
+
+
+def same(value: object, wanted: object) -> bool:
+    """Equal, and not a truth value where a number is meant or the other way round."""
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def with_generation_tokens(data: dict[str, Any], root: Path, keys: Keys[F]) -> dict[str, Any]:
+    """Token ids from generation_config.json, where there is one."""
+    path = root / files.GENERATION
+    generation = files.read_json(path) if path.exists() else {}
+    for key in keys.tokens:
+        here, there = data.get(key), generation.get(key)
+        if here is not None and there is not None and here not in (there, [there]) and there != [here]:
+            raise FolderError(
+                f"{path}: `{key}` must be that of {files.CONFIG}, {files.quoted(here)}, but is "
+                f"{files.quoted(there)}; give both files the one that the model was trained with"
+            )
+    told = {key: generation.get(key) for key in (*keys.tokens, *keys.overruled)}
+    found = {key: value for key, value in told.items() if value is not None}
+    return data | {key: value for key, value in found.items() if key in keys.overruled or data.get(key) is None}
+
+
+def known_id(token: int | None, vocab: int) -> int | None:
+    """A token id of a config, if it is one: the defaults of transformers are beyond small vocabularies."""
+    return token if token is not None and 0 <= token < vocab else None
+
+
+def known_ids(tokens: int | tuple[int, ...] | None, vocab: int) -> tuple[int, ...]:
+    several = tokens if isinstance(tokens, tuple) else (tokens,)
+    return tuple(token for token in several if token is not None and 0 <= token < vocab)
+
+
+TheirActivation = Literal["relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"]
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+# --- names: where each tensor goes ----------------------------------------------------------------------------------
+
+
+class Layout(NamedTuple):
+    """How their tensor stands to ours: `split` gives ours as views of theirs, `join` gives theirs."""
+
+    split: Callable[[Tensor], Sequence[Tensor]]
+    join: Callable[[Sequence[Tensor]], Tensor]
+
+
+SAME = Layout(lambda theirs: [theirs], lambda ours: ours[0])
+TRANSPOSED = Layout(lambda theirs: [theirs.t()], lambda ours: ours[0].t())  # (inputs, outputs); a bias is as ours
+
+
+def row(ones: int) -> Layout:
+    """Theirs has so many axes of size 1 in front."""
+    return Layout(lambda theirs: [theirs.flatten(0, ones)], lambda ours: ours[0][(None,) * ones])
+
+
+def side_by_side(parts: int) -> Layout:
+    """Theirs is (inputs, outputs), with the outputs of several of ours beside each other; biases in the same order."""
+    return Layout(
+        lambda theirs: [part.t() for part in theirs.chunk(parts, -1)], lambda ours: torch.cat([p.t() for p in ours], -1)
+    )
+
+
+class Row(NamedTuple):
+    """A line of a family's table: a module (its weight and its bias, if it has one) or one tensor; `{i}` counts layers.
+
+    A line whose tensors a model does not have is not for it; but a model has no tensor without a line.
+    """
+
+    ours: str | tuple[str, ...]  # several: theirs holds them all
+    theirs: str
+    layout: Layout = SAME
+
+
+class Move(NamedTuple):
+    """One tensor of theirs, and which of ours it holds."""
+
+    ours: tuple[str, ...]
+    theirs: str
+    layout: Layout
+
+
+def moves(table: Iterable[Row], model: nn.Module, *, bare: str = "") -> list[Move]:
+    """Every tensor of a model. `bare` is a prefix of their names that the file at hand leaves out."""
+    names = model.state_dict().keys()
+    found = [move for row in table for move in moves_of(row, names, bare)]
+    assert sorted(name for move in found for name in move.ours) == sorted(names)
+    return found
+
+
+def moves_of(row: Row, names: Iterable[str], bare: str) -> Iterator[Move]:
+    for i in itertools.count():
+        ours = [name.format(i=i) for name in ([row.ours] if isinstance(row.ours, str) else row.ours)]
+        theirs = row.theirs.removeprefix(bare).format(i=i)
+        leaves = [leaf for leaf in ("", ".weight", ".bias") if ours[0] + leaf in names]
+        yield from (Move(tuple(name + leaf for name in ours), theirs + leaf, row.layout) for leaf in leaves)
+        if not leaves or "{i}" not in row.theirs + "".join(row.ours):
+            return
+
+
+def without_prefix(stored: Mapping[str, Stored], prefix: str) -> str:
+    """The prefix, if a file leaves it out: weights of a model without its head are published so."""
+    return "" if any(name.startswith(prefix) for name in stored) else prefix
+
+
+def without(stored: Mapping[str, Stored], unread: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
+    """Tensors but for those that we compute or do without: why -> their names, with `{i}` for a number."""
+    patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for names in unread.values() for name in names]
+    pattern = re.compile("|".join(patterns) or "(?!)")
+    return {name: tensor for name, tensor in stored.items() if not pattern.fullmatch(name)}
+
+
+def resolve_ties(
+    stored: Mapping[str, Stored], groups: Iterable[Sequence[str]], where: Path, keys: str
+) -> dict[str, Stored]:
+    """The tensors, with each name of a group of tied ones: a file may hold any of them, or several that are equal.
+
+    `keys` are those of config.json that tell what is tied, for whoever has to correct them.
+    """
+    resolved = dict(stored)
+    for group in groups:
+        resolved |= dict.fromkeys(group, the_one(group, stored, where, keys))
+    return resolved
+
+
+def the_one(group: Sequence[str], stored: Mapping[str, Stored], where: Path, keys: str) -> Stored:
+    found = [name for name in group if name in stored]
+    if not found:
+        wanted = " or ".join(f"`{name}`" for name in group)
+        raise FolderError(f"{where}: missing: {wanted}; get the model again")
+    first = stored[found[0]]
+    for name in found[1:]:
+        if first.shape != stored[name].shape or not torch.equal(first.read(), stored[name].read()):
+            raise FolderError(
+                f"{where}: `{found[0]}` and `{name}` must be equal, as {files.CONFIG} ties them, but differ; "
+                f"correct {keys} there"
+            )
+    return first
+
+
+# --- in -------------------------------------------------------------------------------------------------------------
+
+
+def filled(
+    model: M,
+    table: Iterable[Row],
+    stored: Mapping[str, Stored],
+    where: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    bare: str = "",
+) -> M:
+    """An empty model with the tensors of a file, each converted on its way to its place. In eval mode."""
+    todo = moves(table, model, bare=bare)
+    check_tensors(their_shapes(model, todo), {name: tensor.empty() for name, tensor in stored.items()}, where)
+    dtype, ties = the_dtype(stored, dtype, where), tied_names(model)
+    tensors: dict[str, Tensor] = {}
+    for move in todo:
+        if ties.keys().isdisjoint(move.ours):
+            parts = move.layout.split(stored[move.theirs].read())
+            tensors |= {name: placed(part, dtype, device) for name, part in zip(move.ours, parts, strict=True)}
+    return fill(model, tensors | {name: tensors[first] for name, first in ties.items()}, where)
+
+
+def placed(view: Tensor, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """A view of a file as a tensor of its own: one pass over it, whatever changes on the way."""
+    return torch.empty(view.shape, dtype=dtype, device=device or "cpu").copy_(view)
+
+
+def their_shapes(model: nn.Module, todo: Iterable[Move]) -> dict[str, torch.Size]:
+    """What a file must hold for an empty model, under their names."""
+    ours = model.state_dict()
+    return {move.theirs: move.layout.join([ours[name] for name in move.ours]).shape for move in todo}
+
+
+def the_dtype(stored: Mapping[str, Stored], wanted: torch.dtype | None, where: Path) -> torch.dtype:
+    """In which precision a model is to be: as asked for, or the one that all its tensors have."""
+    check_dtype(wanted)
+    first = next(iter(stored.values()))
+    for tensor in stored.values():
+        if tensor.dtype not in FORMATS or (wanted is None and tensor.dtype != first.dtype):
+            raise FolderError(
+                f"{where}: all tensors must be of one floating type, but `{first.name}` is {first.format} and "
+                f"`{tensor.name}` is {tensor.format}; save the model in one precision first"
+                + (", or load it with a `dtype` of your choice" if tensor.dtype in FORMATS else "")
+            )
+    assert first.dtype is not None
+    return wanted or first.dtype
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in FORMATS:
+        raise ValueError(f"`dtype` must be one of {', '.join(map(str, FORMATS))}, but is {dtype!r}")
+
+
+def check_depth(stored: Mapping[str, Stored], layers: Mapping[str, int], where: Path) -> None:
+    """Refuses more layers than there are tensors, before a model of so many is built."""
+    for key, count in layers.items():
+        if count > len(stored):
+            raise FolderError(f"{where}: holds {len(stored)} tensors, too few for `{key}`={count}; get the model again")
+
+
+def built(make: Callable[[], T], where: Path) -> T:
+    """What `make` gives; what it refuses is told of the file that said so."""
+    try:
+        return make()
+    except FolderError:
+        raise
+    except ValueError as error:
+        raise FolderError(f"{where}: {error}") from error
+
+
+# --- out ------------------------------------------------------------------------------------------------------------
+
+
+def our_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is to be written of a model, on the CPU; tied tensors are one under several names."""
+    return {name: tensor.detach().cpu() for name, tensor in tensors_of(model, empty_like(model)).items()}
+
+
+def renamed(tensors: Mapping[str, Tensor], model: nn.Module, table: Iterable[Row]) -> dict[str, Tensor]:
+    """Our tensors as theirs."""
+    todo = moves(table, empty_like(model))
+    return {move.theirs: move.layout.join([tensors[name] for name in move.ours]).contiguous() for move in todo}
+
+
+def their_tensors(model: nn.Module, table: Iterable[Row]) -> dict[str, Tensor]:
+    """What is to be written of a model under their names: of tensors that are one, only the first."""
+    like = empty_like(model)
+    further = {move.theirs for move in moves(table, like) if not tied_names(like).keys().isdisjoint(move.ours)}
+    theirs = renamed(our_tensors(model), model, table)
+    return {name: tensor for name, tensor in theirs.items() if name not in further}
+
+
+def generation_of(config: CausalConfig, pad: int | None) -> dict[str, Any]:
+    """How a text begins and ends, as it stands in config.json and in generation_config.json."""
+    ends = list(config.ends)
+    end = ends[0] if len(ends) == 1 else ends or None
+    return {"bos_token_id": config.start, "eos_token_id": end, "pad_token_id": pad}
+
+
+def dtype_of(model: nn.Module) -> str:
+    """The precision of a model as their configs call it."""
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
+def check_stack(
+    stack: StackConfig, family: str, *, side: str, said: set[str], wanted: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Refuses a stack that a family has no words for: `said` are the fields that its config tells, `wanted` are the
+    values that the others must have, the usual one first."""
+    assert said | wanted.keys() == {field.name for field in fields(StackConfig)}, "a field that is not thought of"
+    for name, values in wanted.items():
+        if not any(same(getattr(stack, name), value) for value in values):
+            refuse(family, f"{side}.{name}", getattr(stack, name), f"{values[0]!r}")
+
+
+def refuse(family: str, name: str, value: object, wanted: str) -> NoReturn:
+    raise ValueError(
+        f"`{name}` must be {wanted} for a {family} model, but is {value!r}; this model cannot be written as "
+        f"one: keep it as an attent folder (`model.save(folder)`)"
+    )

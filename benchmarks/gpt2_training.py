@@ -1,0 +1,122 @@
+"""Training GPT-2 (124M) beside `transformers`: tokens a second of forward, backward and AdamW, bfloat16, one machine.
+
+    python -m benchmarks.gpt2_training                    16 rows of 1,024 tokens, on a GPU
+    python -m benchmarks.gpt2_training --profile          and where our time goes
+    python -m benchmarks.gpt2_training --device cpu       2 rows of 128 tokens, uncompiled, float32
+
+Random tokens in plain causal rows, no dropout on either side, torch's fused AdamW for both. `transformers` runs as it
+comes (SDPA, its own loss), and compiled; ours is what `attent train --task lm` does: compiled stack, the output layer
+and the loss in chunks. They take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attent
+from attent.train.loss import projected_loss
+from benchmarks.measure import interleave, machine
+
+VOCAB, STEPS = 50_257, 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    rows, length = (
+        asked.rows or (2 if device.type == "cpu" else 16),
+        asked.length or (128 if device.type == "cpu" else 1024),
+    )
+    print(f"{rows} rows of {length} tokens; {machine()}", flush=True)
+    ids = torch.randint(0, VOCAB, (rows, length), device=device)
+    steps = ways(ids, device)
+    seconds = interleave(
+        {name: lambda step=step: [step() for _ in range(STEPS)] for name, step in steps.items()}, asked.rounds
+    )
+    tell(seconds, rows * length * STEPS)
+    if asked.profile:
+        profile(steps["attent"])
+
+
+def ways(ids: Tensor, device: torch.device) -> dict[str, Callable[[], None]]:
+    compiles = device.type == "cuda"
+    found = {"transformers": their_step(ids, device, compiled=False)}
+    if compiles:
+        found["transformers, compiled"] = their_step(ids, device, compiled=True)
+    found["attent"] = our_step(ids, device, compiled=compiles)
+    return found
+
+
+def tell(seconds: dict[str, list[float]], tokens: int) -> None:
+    for name, each in seconds.items():
+        speeds = [tokens / one for one in each]
+        ratios = [theirs / one for theirs, one in zip(seconds["transformers"], each, strict=True)]
+        print(
+            f"{name:24} {statistics.median(speeds):10,.0f} tokens/s ({min(speeds):,.0f} to {max(speeds):,.0f}), "
+            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
+def our_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
+    config = attent.presets.gpt2()
+    config = replace(config, stack=replace(config.stack, dropout=0.0, attention_dropout=0.0))
+    model = attent.build(config).to(device)
+    states = torch.compile(model.states, dynamic=False) if compiled else model.states
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    targets = ids.roll(-1, 1).flatten()
+
+    def step() -> None:
+        with precision(device):
+            last = states(ids).flatten(0, 1)
+            loss, _ = projected_loss(last, model.output.weight, None, targets, None, 0.0)
+            (loss / targets.numel()).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def their_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    model: nn.Module = GPT2LMHeadModel(config).to(device).train()
+    run: Any = torch.compile(model, dynamic=False) if compiled else model
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        with precision(device):
+            run(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def precision(device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def profile(step: Callable[[], None]) -> None:
+    with torch.profiler.profile() as found:
+        for _ in range(3):
+            step()
+    print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""An oracle from outside: the same weights in `transformers`' BERT and ours, the same numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attent.interop import bert, load
+from attent.models import Encoder, EncoderConfig, build, presets
+from attent.models.folder import FolderError
+from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
+from tests.interop.marians import change_json, transformers, worst
+
+CASES = [pytest.param(case, marks=pytest.mark.slow) if case >= 15 else case for case in range(30)]
+ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"]
+KINDS = ["BertForMaskedLM", "BertForSequenceClassification", "BertModel", "no pooler", "BertForPreTraining"]
+STACK = StackConfig(
+    layers=2,
+    width=12,
+    heads=3,
+    inner=20,
+    activation="gelu",
+    positions=LearnedConfig(max_length=11),
+    norm_eps=1e-12,
+    embedding_norm=True,
+)
+CONFIG = EncoderConfig(vocab=23, stack=STACK, segments=2, masked=True, pooler=True)
+
+
+class Batch(NamedTuple):
+    """Ragged rows, padded on the right with real ids: whoever looks at the padding gives itself away."""
+
+    ids: Tensor
+    segments: Tensor
+    lengths: Tensor
+
+    @property
+    def real(self) -> Tensor:
+        return torch.arange(self.ids.shape[1]) < self.lengths[:, None]
+
+
+def random_config(seed: int) -> Any:
+    dice = random.Random(seed)
+    heads = dice.choice([1, 2, 3, 4])
+    labels = dice.choice([2, 3, 5])
+    return transformers.BertConfig(
+        vocab_size=dice.choice([17, 31]),
+        hidden_size=heads * dice.choice([3, 4, 5, 8]),
+        num_hidden_layers=dice.choice([1, 2, 3]),
+        num_attention_heads=heads,
+        intermediate_size=dice.choice([7, 24, 40]),
+        hidden_act=ACTIVATIONS[seed % len(ACTIVATIONS)],
+        hidden_dropout_prob=dice.choice([0.0, 0.1]),
+        attention_probs_dropout_prob=dice.choice([0.0, 0.2]),
+        max_position_embeddings=dice.choice([9, 14]),
+        type_vocab_size=dice.choice([1, 2, 3]),
+        layer_norm_eps=dice.choice([1e-12, 1e-5]),
+        id2label={i: f"kind {i}" for i in range(labels)},
+        attn_implementation=dice.choice(["eager", "sdpa"]),
+    )
+
+
+def random_model(seed: int, kind: str | None = None) -> Any:
+    kind = KINDS[seed % len(KINDS)] if kind is None else kind
+    if kind == "no pooler":
+        model = transformers.BertModel(random_config(seed), add_pooling_layer=False)
+    else:
+        model = getattr(transformers, kind)(random_config(seed))
+    model = model.double().eval()
+    randomise(model, seed)
+    return model
+
+
+def random_batch(config: Any, seed: int) -> Batch:
+    """Without the pad, whose embedding `transformers` gives no gradient."""
+    generator = torch.Generator().manual_seed(seed + 1000)
+    return Batch(
+        ids=torch.randint(1, config.vocab_size, (4, 9), generator=generator),
+        segments=torch.randint(0, config.type_vocab_size, (4, 9), generator=generator),
+        lengths=torch.randint(1, 10, (4,), generator=generator),
+    )
+
+
+def theirs_of(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """States of what is real, and what each head says."""
+    out = model(
+        input_ids=batch.ids,
+        attention_mask=batch.real.long(),
+        token_type_ids=batch.segments,
+        output_hidden_states=True,
+    )
+    heads = {"states": out.hidden_states[-1][batch.real]}
+    if getattr(out, "pooler_output", None) is not None:
+        heads["pooled"] = out.pooler_output
+    for name in ("logits", "prediction_logits"):
+        if getattr(out, name, None) is not None:
+            logits = getattr(out, name)
+            heads |= {"classes": logits} if logits.dim() == 2 else {"words": logits[batch.real]}
+    return heads
+
+
+def ours_of(model: Encoder, batch: Batch, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    states = model(batch.ids, batch.lengths, batch.segments)
+    heads = {
+        "states": lambda: states[batch.real],
+        "pooled": lambda: model.pooled(states),
+        "classes": lambda: model.classify(states),
+        "words": lambda: model.masked_logits(states)[batch.real],
+    }
+    return {name: heads[name]() for name in wanted}
+
+
+def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    return max(worst(ours[name], theirs[name]) for name in theirs)
+
+
+# Their numbers and ours.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_heads_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
+    theirs = random_model(case)
+    batch = random_batch(theirs.config, case)
+    theirs.save_pretrained(tmp_path / "weights")
+    ours = load(tmp_path / "weights")
+    with exact(theirs):
+        expected = theirs_of(theirs, batch)
+    got = ours_of(ours, batch, expected)
+    assert furthest(got, expected) < 1e-10
+
+    projection(*expected.values()).backward()
+    projection(*got.values()).backward()
+    save_gradients(theirs, tmp_path / "gradients")
+    assert not gradient_errors(ours, load(tmp_path / "gradients"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back_and_in_float32(case: int, tmp_path: Path) -> None:
+    theirs = random_model(case).float()
+    batch = random_batch(theirs.config, case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, expected = load(tmp_path / "theirs"), theirs_of(theirs, batch)
+    assert furthest(ours_of(ours, batch, expected), expected) < 1e-5
+
+    bert.save(ours, tmp_path / "ours")
+    assert same_bits(load(tmp_path / "ours"), ours)
+    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert {name for name in info["missing_keys"] if not name.startswith(("pooler", "cls.seq"))} == set()
+    assert furthest(theirs_of(again.eval(), batch), expected) < 1e-5
+
+
+def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
+    theirs = random_model(0)
+    theirs.save_pretrained(tmp_path / "weights")
+    ours, batch = load(tmp_path / "weights"), random_batch(theirs.config, 0)
+    batch.ids[:, 0] = theirs.config.pad_token_id
+    expected = theirs_of(theirs, batch)
+    projection(*expected.values()).backward()
+    projection(*ours_of(ours, batch, expected).values()).backward()
+    save_gradients(theirs, tmp_path / "gradients")
+    assert gradient_errors(ours, load(tmp_path / "gradients")).keys() == {"embedding.weight"}
+
+
+# How files differ.
+
+
+def rewrite_tensors(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    tensors = change(load_file(path))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def test_a_file_of_2019_loads(tmp_path: Path) -> None:
+    """Norms called gamma and beta, positions counted in a tensor, copies of what is tied."""
+    random_model(4, "BertForPreTraining").save_pretrained(tmp_path)
+    expected = load(tmp_path)
+
+    def aged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        old = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        return old | {
+            "bert.embeddings.position_ids": torch.arange(expected.config.stack.positions.max_length)[None],
+            "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"],
+            "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
+        }
+
+    rewrite_tensors(tmp_path, aged)
+    change_json(tmp_path / "config.json", position_embedding_type="absolute", gradient_checkpointing=False)
+    assert same_bits(load(tmp_path), expected)
+
+
+def test_whole_numbers_stand_for_rates_too_and_precision_can_be_chosen(tmp_path: Path) -> None:
+    random_model(0).save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    ours = load(tmp_path, dtype=torch.bfloat16)
+    assert ours.config.stack.dropout == 0
+    assert {weight.dtype for weight in ours.state_dict().values()} == {torch.bfloat16}
+    assert ours.masked.output.weight is ours.embedding.weight
+
+
+def test_a_model_with_every_head_keeps_them_all(tmp_path: Path) -> None:
+    ours = build(replace(CONFIG, labels=("bad", "good"))).double().eval()
+    randomise(ours, 1)
+    bert.save(ours, tmp_path / "out")
+    assert same_bits(load(tmp_path / "out"), ours)
+    batch = random_batch(transformers.BertConfig.from_pretrained(tmp_path / "out"), 0)
+    for kind in KINDS[:3]:
+        theirs = getattr(transformers, kind).from_pretrained(tmp_path / "out").eval()
+        with exact(theirs):
+            expected = theirs_of(theirs, batch)
+        assert len(expected) > 1
+        assert furthest(ours_of(ours, batch, expected), expected) < 1e-10
+
+
+def test_a_model_without_segments_opens_there(tmp_path: Path) -> None:
+    """BERT always has some: the first, which is added to every token, is written as zeros."""
+    ours = build(replace(CONFIG, segments=0)).double().eval()
+    bert.save(ours, tmp_path / "out")
+    theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    batch = random_batch(theirs.config, 0)
+    with exact(theirs):
+        expected = theirs_of(theirs, batch)
+    states = ours(batch.ids, batch.lengths)
+    assert worst(ours.masked_logits(states)[batch.real], expected["words"]) < 1e-10
+
+
+def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    random_model(1, "BertForSequenceClassification").save_pretrained(tmp_path)
+    count = len(load(tmp_path).config.labels)
+    names = {str(i): f"name {i}" for i in reversed(range(count))}
+    change_json(tmp_path / "config.json", id2label=names, num_labels=count)
+    assert load(tmp_path).config.labels == tuple(f"name {i}" for i in range(count))
+
+
+def test_labels_that_are_called_alike_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    """ImageNet has two cranes, as published models say."""
+    random_model(1, "BertForSequenceClassification").save_pretrained(tmp_path)
+    count = len(load(tmp_path).config.labels)
+    change_json(tmp_path / "config.json", id2label={str(i): "crane" for i in range(count)})
+    assert load(tmp_path).config.labels[:2] == ("crane", "crane (1)")
+
+
+def test_two_labels_need_no_names(tmp_path: Path) -> None:
+    """`transformers` does not write down its default, two labels."""
+    config = random_config(0)
+    config.num_labels = 2
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in stored.items() if "label" not in k}))
+    assert load(tmp_path).config.labels == ("LABEL_0", "LABEL_1")
+
+
+def test_the_preset_is_what_a_published_config_says() -> None:
+    facts = bert.Facts(vocab_size=30_522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+    heads = bert.Heads(masked=True, pooler=True, labels=())
+    assert bert.to_config(facts, heads, Path("config.json")) == presets.bert_base()
+
+
+def test_the_pad_is_a_word_of_the_model(tmp_path: Path) -> None:
+    bert.save(build(CONFIG), tmp_path / "good", pad=3)
+    assert transformers.BertModel.from_pretrained(tmp_path / "good").embeddings.word_embeddings.padding_idx == 3
+    with pytest.raises(ValueError, match="`pad` must be a token id, from 0 to 22, but is 23"):
+        bert.save(build(CONFIG), tmp_path / "bad", pad=23)
+
+
+# What is refused, by the words that a person will read.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    bert.save(build(replace(CONFIG, masked=False, labels=("a", "b"))), tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(FolderError) as caught:
+        load(folder)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"position_embedding_type": "relative_key"}, ["`position_embedding_type` must be", "`relative_key`"]),
+        ({"is_decoder": True}, ["`is_decoder` must be False"]),
+        ({"tie_word_embeddings": False}, ["`tie_word_embeddings` must be True"]),
+        ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu"]),
+        ({"rope_theta": 1e4}, ["`rope_theta` is not a key of a BERT config"]),
+        ({"architectures": ["BertForTokenClassification"]}, ["`architectures` must be", "BertForTokenClassification"]),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ["`id2label` must name 2 labels", "3"]),
+        ({"id2label": {"0": "a", "5": "b"}}, ["`id2label` must name", "0 to 1"]),
+        ({"problem_type": "multi_label_classification"}, ["`problem_type` must be single_label_classification"]),
+        ({"num_attention_heads": 5}, ["heads"]),
+        ({"intermediate_size": 21}, ["encoder.layer.0.intermediate.dense.weight", "[21, 12]", "[20, 12]"]),
+    ],
+)
+def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
+    change_json(folder / "config.json", **changes)
+    refused(folder, *words)
+
+
+def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
+    key = "bert.encoder.layer.1.attention.self.key.weight"
+    rewrite_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != key})
+    refused(folder, "missing", key)
+    rewrite_tensors(folder, lambda tensors: tensors | {key: torch.zeros(12, 12), "bert.extra.weight": torch.zeros(2)})
+    refused(folder, "not known", "bert.extra.weight")
+
+
+def test_a_classifier_without_pooler_reads_each_token(folder: Path) -> None:
+    rewrite_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
+    refused(folder, "`classifier.weight`", "pooler")
+
+
+def test_an_output_that_is_not_the_embedding(tmp_path: Path) -> None:
+    bert.save(build(CONFIG), tmp_path / "bert")
+    other = {"cls.predictions.decoder.weight": torch.zeros(23, 12)}
+    rewrite_tensors(tmp_path / "bert", lambda tensors: tensors | other)
+    refused(tmp_path / "bert", "cls.predictions.decoder.weight", "must be equal", "word_embeddings.weight")
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (replace(CONFIG, stack=replace(STACK, norm_order="pre")), "stack.norm_order"),
+        (replace(CONFIG, stack=replace(STACK, embedding_norm=False)), "stack.embedding_norm"),
+        (replace(CONFIG, stack=replace(STACK, positions=RotaryConfig())), "stack.positions"),
+        (replace(CONFIG, stack=replace(STACK, kv_heads=1)), "stack.kv_heads"),
+        (replace(CONFIG, stack=replace(STACK, window=(2, 2))), "stack.window"),
+        (replace(CONFIG, stack=replace(STACK, scale_by_layer=True)), "stack.scale_by_layer"),
+        (replace(CONFIG, scale_embeddings=True), "scale_embeddings"),
+        (replace(CONFIG, pooler=False, labels=("a", "b")), "pooler"),
+    ],
+)
+def test_a_model_that_bert_has_no_words_for(config: EncoderConfig, field: str, tmp_path: Path) -> None:
+    config = (
+        config if config.stack.positions != RotaryConfig() else replace(config, stack=replace(config.stack, heads=2))
+    )
+    with pytest.raises(ValueError, match=rf"`{field}` must be .* for a BERT model"):
+        bert.save(build(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

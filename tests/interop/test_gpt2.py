@@ -1,0 +1,264 @@
+"""An oracle from outside: the same weights in `transformers`' GPT2LMHeadModel and in ours, the same numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attent.interop import gpt2, load, load_as
+from attent.models import CausalConfig, CausalLM, build
+from attent.models.folder import FolderError
+from attent.models.presets import GPT2
+from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from tests.interop.causals import (
+    change_json,
+    change_tensors,
+    check_numbers,
+    check_writing,
+    our_logits,
+    random_model,
+    random_texts,
+    split,
+    their_logits,
+    transformers,
+    worst,
+)
+from tests.interop.exact import same_bits
+
+CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 3 else case for case in range(36)]
+STACK = replace(GPT2, layers=1, width=8, heads=2, inner=12, positions=LearnedConfig(max_length=16))
+CONFIG = CausalConfig(vocab=13, stack=STACK, start=1, ends=(2,))
+FIRST = {  # the keys that the first published config has, at toy size
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 30,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 30,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 16,
+    "n_embd": 12,
+    "n_head": 3,
+    "n_layer": 2,
+    "n_positions": 16,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 31,
+}
+
+
+def random_config(seed: int, **changes: Any) -> Any:
+    """Any shape that GPT-2 has, and each of its variants of attention."""
+    dice = random.Random(seed)
+    values = {
+        "vocab_size": dice.choice([17, 31, 53]),
+        "n_positions": dice.choice([9, 12, 30]),
+        "n_embd": dice.choice([12, 24]),
+        "n_head": dice.choice([1, 2, 3, 4, 12]),
+        "n_layer": dice.choice([1, 2, 3]),
+        "n_inner": dice.choice([None, 7, 40]),
+        "activation_function": dice.choice(["gelu_new", "gelu", "relu", "silu", "gelu_fast", "gelu_pytorch_tanh"]),
+        "resid_pdrop": dice.choice([0.0, 0.1]),
+        "embd_pdrop": dice.choice([0.0, 0.1, 0.3]),
+        "attn_pdrop": dice.choice([0.0, 0.2]),
+        "layer_norm_epsilon": dice.choice([1e-5, 1e-3]),
+        "scale_attn_weights": dice.random() < 0.6,
+        "scale_attn_by_inverse_layer_idx": dice.random() < 0.4,
+        "tie_word_embeddings": dice.random() < 0.6,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": dice.choice(["eager", "sdpa"]),
+    }
+    return transformers.GPT2Config(**values | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good GPT-2 folder, to be spoilt."""
+    gpt2.save(build(CONFIG), tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(FolderError, match=re.escape(words)):
+        load(folder)
+
+
+# Their numbers and ours.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_gradients_and_what_is_written_are_theirs(case: int, tmp_path: Path) -> None:
+    check_numbers(random_config(case), case, tmp_path, gpt2.save)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_greedy_goes_on_with_their_tokens(case: int, tmp_path: Path) -> None:
+    changes = {"n_positions": 30, "vocab_size": 53, "n_embd": 24, "tie_word_embeddings": False}
+    check_writing(random_config(case, **changes), case, tmp_path, rows=50, steps=12)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_upcast_attention_gives_the_same_numbers(scaled: bool, tmp_path: Path) -> None:
+    """In another order and in float32, which is what they are compared in."""
+    config = random_config(0, reorder_and_upcast_attn=True, scale_attn_weights=scaled, attn_implementation="eager")
+    theirs, texts = random_model(config, 0).float(), random_texts(config.vocab_size, 0)
+    theirs.save_pretrained(tmp_path)
+    assert worst(our_logits(load_as(tmp_path, CausalLM), texts), their_logits(theirs, texts)) < 1e-5
+
+
+# How files differ.
+
+
+def test_the_first_published_folder_loads(tmp_path: Path) -> None:
+    """Without `transformer.` before each name, and with the tables of who sees whom."""
+    theirs = random_model(transformers.GPT2Config.from_dict(FIRST), 0)
+    theirs.save_pretrained(tmp_path)
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril() for i in range(2)}
+    change_tensors(tmp_path, lambda tensors: {k.removeprefix("transformer."): tensors[k] for k in tensors} | masks)
+    (tmp_path / "config.json").write_text(json.dumps(FIRST))
+    (tmp_path / "generation_config.json").unlink()
+    ours, texts = load_as(tmp_path, CausalLM), random_texts(31, 0)
+    assert (ours.config.start, ours.config.ends) == (30, (30,))
+    assert worst(our_logits(ours, texts), their_logits(theirs, texts)) < 1e-10
+
+
+def test_a_tied_output_may_be_stored_too(folder: Path) -> None:
+    expected = load(folder)
+    change_tensors(folder, lambda tensors: tensors | {gpt2.OUTPUT: tensors[gpt2.EMBEDDING]})
+    ours = load_as(folder, CausalLM)
+    assert same_bits(ours, expected)
+    assert ours.output.weight is ours.embedding.weight
+
+
+def test_shards_are_put_together(folder: Path) -> None:
+    expected = load(folder)
+    split(folder, 3)
+    assert same_bits(load(folder), expected)
+
+
+def test_generation_config_knows_the_ends_better(folder: Path) -> None:
+    change_json(folder, eos_token_id=2)
+    change_json(folder, "generation_config.json", eos_token_id=[2, 5])
+    assert load(folder).config.ends == (2, 5)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_folder_is_loaded_in_another_precision(precision: torch.dtype, folder: Path) -> None:
+    assert same_bits(load(folder, dtype=precision), load(folder).to(precision))
+
+
+def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
+    norms = ("ln_1.weight", "ln_f.weight")
+    change_tensors(folder, lambda t: {k: v if k.endswith(norms) else v.bfloat16() for k, v in t.items()})
+    refused(folder, "; save the model in one precision first, or load it with a `dtype` of your choice")
+    assert {weight.dtype for weight in load(folder, dtype=torch.float32).parameters()} == {torch.float32}
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"add_cross_attention": True}, "`add_cross_attention` must be False for a GPT-2 model that attent can comp"),
+        ({"architectures": ["GPT2ForTokenClassification"]}, "`architectures` must be ['GPT2LMHeadModel'] for a GPT-2"),
+        ({"activation_function": "quick_gelu"}, "`activation_function` must be one of 'relu'"),
+        ({"n_ctx": 17}, "`n_ctx` must equal `n_positions`=16, but is 17"),
+        ({"n_head": 3}, "config.json: `width` must be a multiple of `heads`=3, but is 8"),
+        ({"n_layer": 400}, "model.safetensors: holds 16 tensors, too few for `n_layer`=400"),
+        ({"rope_theta": 1e4}, "`rope_theta` is not a key of a GPT-2 config that attent knows, and might change"),
+        (
+            {"auto_map": {"AutoModel": "evil.Model"}},
+            "`auto_map` is not a key of a GPT-2 config that attent knows (it n",
+        ),
+        ({"quantization_config": {}}, "attent knows (quantised weights are not read; take those in float32, bfloat16"),
+        ({"n_inner": 11}, "wrong shape: `transformer.h.0.mlp.c_fc.weight` must be [8, 11], but is [8, 12]"),
+        ({"n_positions": 20}, "wrong shape: `transformer.wpe.weight` must be [20, 8], but is [16, 8]"),
+        ({"tie_word_embeddings": False}, "model.safetensors: missing: `lm_head.weight`"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Path) -> None:
+    change_json(folder, **changes)
+    refused(folder, words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda t: t | {gpt2.OUTPUT: torch.zeros(13, 8)},
+            "`transformer.wte.weight` and `lm_head.weight` must be equal",
+        ),
+        (
+            lambda t: t | {"transformer.h.0.crossattention.c_attn.bias": torch.zeros(3)},
+            "not known to the model: `trans",
+        ),
+        (
+            lambda t: {k: v for k, v in t.items() if k != gpt2.EMBEDDING},
+            "missing: `transformer.wte.weight` or `lm_head",
+        ),
+        (lambda t: {k: v for k, v in t.items() if "ln_f" not in k}, "missing: `transformer.ln_f.weight`, `transform"),
+        (lambda t: t | {"transformer.ln_f.bias": torch.zeros(8, dtype=torch.int8)}, "all tensors must be of one float"),
+    ],
+)
+def test_tensors_that_cannot_be(change: Callable[[Any], Any], words: str, folder: Path) -> None:
+    change_tensors(folder, change)
+    refused(folder, words)
+
+
+def test_a_precision_that_is_none(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"`dtype` must be one of torch.float32, .*, but is torch.int8"):
+        load(folder, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (replace(CONFIG, stack=replace(STACK, **{name: value})), f"stack.{name}")
+        for name, value in {
+            "kv_heads": 1,
+            "head_width": 6,
+            "kept": (((0,),),),
+            "gated": True,
+            "window": (4, 0),
+            "positions": RotaryConfig(),
+            "norm": "rms",
+            "norm_order": "post",
+            "bias": False,
+            "scale": 0.3,
+            "embedding_norm": True,
+            "output_dropout": 0.1,
+            "activation_dropout": 0.1,
+        }.items()
+    ]
+    + [
+        (replace(CONFIG, output_bias=True), "output_bias"),
+        (replace(CONFIG, scale_embeddings=True), "scale_embeddings"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_that_gpt2_has_no_words_for(config: CausalConfig, field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"`{field}` must be .* for a GPT-2 model, but is .*keep it as an attent"):
+        gpt2.save(build(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_field_of_a_stack_is_thought_of() -> None:
+    gpt2.check_expressible(CONFIG)
+    assert StackConfig.__dataclass_fields__.keys() > gpt2.SAID

@@ -1,0 +1,318 @@
+"""An oracle from outside: the same weights in `transformers`' LlamaForCausalLM and in ours, the same numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attent.interop import llama, load, load_as
+from attent.models import CausalConfig, CausalLM, build
+from attent.models.folder import FolderError
+from attent.models.presets import LLAMA
+from attent.nn import LearnedConfig, LinearScaling, Llama3Scaling, RotaryConfig
+from tests.interop.causals import (
+    change_json,
+    change_tensors,
+    check_numbers,
+    check_writing,
+    our_logits,
+    random_model,
+    random_texts,
+    split,
+    their_logits,
+    transformers,
+    worst,
+)
+from tests.interop.exact import same_bits
+
+CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 3 else case for case in range(36)]
+STACK = replace(LLAMA, layers=1, width=8, heads=2, inner=12)
+CONFIG = CausalConfig(vocab=13, stack=STACK, tie_output=False, start=1, ends=(2,))
+LLAMA_3_1 = {  # of the published config, at toy size
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 8, 9],
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "initializer_range": 0.02,
+    "intermediate_size": 28,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 31,
+}
+LLAMA_1 = {  # as it was converted in the first weeks
+    "architectures": ["LLaMAForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "intermediate_size": 28,
+    "initializer_range": 0.02,
+    "max_sequence_length": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "pad_token_id": -1,
+    "rms_norm_eps": 1e-06,
+    "torch_dtype": "float16",
+    "transformers_version": "4.27.0.dev0",
+    "use_cache": True,
+    "vocab_size": 31,
+}
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 7.5},
+    {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.5},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 50.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    },
+    {
+        "rope_type": "llama3",
+        "rope_theta": 10.0,
+        "factor": 2.0,
+        "low_freq_factor": 0.5,
+        "high_freq_factor": 3.5,
+        "original_max_position_embeddings": 7,
+    },
+]
+
+
+def random_config(seed: int, **changes: Any) -> Any:
+    """Any shape that LLaMA has: grouped heads down to one of keys, heads of another width, each kind of rotation."""
+    dice = random.Random(seed)
+    heads, kv_heads = dice.choice([(1, 1), (4, 4), (4, 2), (4, 1), (6, 3), (6, 1)])
+    bias = dice.random() < 0.3
+    values = {
+        "vocab_size": dice.choice([17, 31, 53]),
+        "hidden_size": 24,
+        "intermediate_size": dice.choice([7, 40]),
+        "num_hidden_layers": dice.choice([1, 2, 3]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dice.choice([None, None, 2, 10]),
+        "hidden_act": dice.choice(["silu", "silu", "gelu", "gelu_pytorch_tanh"]),
+        "rms_norm_eps": dice.choice([1e-6, 1e-3]),
+        "max_position_embeddings": 256,
+        "rope_parameters": dict(dice.choice(ROPES)),
+        "attention_bias": bias,
+        "mlp_bias": bias,
+        "attention_dropout": dice.choice([0.0, 0.1]),
+        "tie_word_embeddings": dice.random() < 0.4,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": dice.choice(["eager", "sdpa"]),
+    }
+    return transformers.LlamaConfig(**values | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good LLaMA folder, to be spoilt."""
+    llama.save(build(CONFIG), tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(FolderError, match=re.escape(words)):
+        load(folder)
+
+
+# Their numbers and ours.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_gradients_and_what_is_written_are_theirs(case: int, tmp_path: Path) -> None:
+    check_numbers(random_config(case), case, tmp_path, llama.save)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_greedy_goes_on_with_their_tokens(case: int, tmp_path: Path) -> None:
+    changes = {"vocab_size": 53, "tie_word_embeddings": False}
+    config = random_config(case, **changes, rope_parameters=dict(ROPES[case + 1]))
+    check_writing(config, case, tmp_path, rows=50, steps=12)
+
+
+def test_the_cases_are_of_every_kind() -> None:
+    quick = [random_config(case) for case in range(0, 36, 3)]
+    kinds = {config.rope_parameters["rope_type"] for config in quick}
+    assert kinds == {"default", "linear", "llama3"}
+    assert any(config.num_key_value_heads == 1 < config.num_attention_heads for config in quick)
+    assert {config.tie_word_embeddings for config in quick} == {True, False}
+
+
+# How files differ.
+
+
+@pytest.mark.parametrize("published", [LLAMA_3_1, LLAMA_1], ids=["3.1", "1"])
+def test_a_published_folder_loads(published: dict[str, Any], tmp_path: Path) -> None:
+    theirs = random_model(transformers.LlamaConfig.from_dict(published), 0)
+    theirs.generation_config.pad_token_id = None
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    speeds = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(2) for i in range(2)}
+    change_tensors(tmp_path, lambda tensors: tensors | speeds)
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    ours, texts = load_as(tmp_path, CausalLM), random_texts(31, 0)
+    assert ours.config.ends == ((2, 8, 9) if published is LLAMA_3_1 else (1,))
+    assert worst(our_logits(ours, texts), their_logits(theirs, texts)) < 1e-10
+
+
+def test_positions_are_told_in_either_spelling(folder: Path) -> None:
+    rope = {"type": "linear", "factor": 4.0}
+    change_json(folder, rope_theta=50_000_000, rope_scaling=rope)
+    older = load_as(folder, CausalLM).config.stack.positions
+    assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0))
+    change_json(folder, rope_theta=None, rope_scaling=None, rope_parameters=rope | {"rope_theta": 5e7})
+    assert load_as(folder, CausalLM).config.stack.positions == older
+
+
+def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+    change_json(folder, rope_scaling=rope, max_position_embeddings=77)
+    positions = load_as(folder, CausalLM).config.stack.positions
+    assert isinstance(positions, RotaryConfig)
+    assert positions.scaling == Llama3Scaling(factor=4.0, low=1.0, high=2.0, length=77)
+
+
+def test_weights_without_a_head_load_where_the_output_is_tied(tmp_path: Path) -> None:
+    llama.save(build(replace(CONFIG, tie_output=True)), tmp_path / "tied")
+    expected = load(tmp_path / "tied")
+    change_tensors(tmp_path / "tied", lambda tensors: {k.removeprefix("model."): v for k, v in tensors.items()})
+    assert same_bits(load(tmp_path / "tied"), expected)
+
+
+def test_shards_are_put_together(folder: Path) -> None:
+    expected = load(folder)
+    split(folder, 3)
+    assert same_bits(load(folder), expected)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope"])
+def test_positions_that_are_scaled_in_other_ways(kind: str, folder: Path) -> None:
+    change_json(folder, rope_scaling={"rope_type": kind, "factor": 2.0})
+    refused(folder, f"config.json: `rope_type` must be default, linear or llama3, but is `{kind}`")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"attention_bias": True},
+            "`attention_bias` must be as `mlp_bias`, False, but is True; a model with biases in s",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "`rope_type` linear must come with `factor`, but does not"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "`rope_type` llama3 must come with `low_freq_factor`"),
+        ({"rope_scaling": {"type": "default", "mscale": 1.0}}, "unknown key `rope_scaling.mscale`"),
+        ({"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": {"type": "default"}}, "but has both; remove one"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "`partial_rotary_factor` must be 1 for a LLaMA model"),
+        ({"sliding_window": 4096}, "`sliding_window` must be None for a LLaMA model that attent can compute, but is"),
+        ({"num_key_value_heads": 3}, "config.json: `heads` must be a multiple of `kv_heads`=3, but is 2"),
+        ({"head_dim": 3}, "config.json: rotary positions turn pairs of features: `head_width` must be even"),
+        ({"num_hidden_layers": 90}, "holds 12 tensors, too few for `num_hidden_layers`=90"),
+        ({"hidden_act": "relu2"}, "`hidden_act` must be one of"),
+        ({"model_type": "mistral"}, "model_type `mistral` is not supported yet; supported: bert, gpt2, llama, marian"),
+        (
+            {"intermediate_size": 13},
+            "wrong shape: `model.layers.0.mlp.gate_proj.weight` must be [13, 8], but is [12, 8]",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Path) -> None:
+    change_json(folder, **changes)
+    refused(folder, words)
+
+
+def test_a_shard_is_missed_before_any_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split(folder, 3)
+    monkeypatch.setattr("attent.interop.files.Stored.read", lambda self: pytest.fail("read too early"))
+    (folder / "model-00002-of-00003.safetensors").rename(folder / "elsewhere")
+    refused(folder, "model-00002-of-00003.safetensors: is missing, but model.safetensors.index.json names it")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda t: t | {"model.norm.weight": torch.zeros(9)},
+            "wrong shape: `model.norm.weight` must be [8], but is [9]",
+        ),
+        (lambda t: t | {"model.layers.0.self_attn.q_norm.weight": torch.zeros(4)}, "not known to the model: `model.la"),
+        (lambda t: {k: v for k, v in t.items() if k != llama.OUTPUT}, "missing: `lm_head.weight`"),
+    ],
+)
+def test_tensors_are_found_wrong_before_any_is_read(
+    change: Callable[[Any], Any], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_tensors(folder, change)
+    monkeypatch.setattr("attent.interop.files.Stored.read", lambda self: pytest.fail("read too early"))
+    refused(folder, words)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (replace(CONFIG, stack=replace(STACK, **{name: value})), f"stack.{name}")
+        for name, value in {
+            "kept": (((0,),),),
+            "gated": False,
+            "window": (4, 0),
+            "positions": LearnedConfig(max_length=16),
+            "norm": "layer",
+            "norm_order": "post",
+            "scale": 0.3,
+            "scale_by_layer": True,
+            "embedding_norm": True,
+            "dropout": 0.1,
+            "embedding_dropout": 0.1,
+            "output_dropout": 0.1,
+            "activation_dropout": 0.1,
+        }.items()
+    ]
+    + [
+        (replace(CONFIG, stack=replace(STACK, positions=RotaryConfig(order="interleaved"))), "stack.positions"),
+        (replace(CONFIG, output_bias=True), "output_bias"),
+        (replace(CONFIG, scale_embeddings=True), "scale_embeddings"),
+        (replace(CONFIG, stack=replace(STACK, width=9, head_width=4)), "stack.width"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_that_llama_has_no_words_for(config: CausalConfig, field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"`{field}` must be .* for a LLaMA model, but is .*keep it as an attent"):
+        llama.save(build(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,267 @@
+"""An oracle from outside: the same weights in `transformers`' ViT and ours, the same numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attent.interop import load, vit
+from attent.models import Vision, VisionConfig, build, presets
+from attent.models.folder import FolderError
+from attent.nn import LearnedConfig, StackConfig
+from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
+from tests.interop.marians import change_json, transformers, worst
+
+CASES = [pytest.param(case, marks=pytest.mark.slow) if case >= 15 else case for case in range(30)]
+ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu"]
+KINDS = ["ViTForImageClassification", "ViTModel", "no pooler"]
+STACK = StackConfig(
+    layers=2,
+    width=12,
+    heads=3,
+    inner=20,
+    activation="gelu",
+    positions=LearnedConfig(max_length=5),
+    norm_order="pre",
+    norm_eps=1e-12,
+)
+MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+CONFIG = VisionConfig(image=8, patch=4, stack=STACK, labels=("cat", "dog"))
+
+
+def random_config(seed: int) -> Any:
+    dice = random.Random(seed)
+    heads, patch, labels = dice.choice([1, 2, 3, 4]), dice.choice([2, 3, 4]), dice.choice([2, 4, 7])
+    return transformers.ViTConfig(
+        hidden_size=heads * dice.choice([3, 4, 8]),
+        num_hidden_layers=dice.choice([1, 2, 3]),
+        num_attention_heads=heads,
+        intermediate_size=dice.choice([7, 24, 40]),
+        hidden_act=ACTIVATIONS[seed % len(ACTIVATIONS)],
+        hidden_dropout_prob=dice.choice([0.0, 0.1]),
+        attention_probs_dropout_prob=dice.choice([0.0, 0.2]),
+        layer_norm_eps=dice.choice([1e-12, 1e-5]),
+        image_size=patch * dice.choice([1, 2, 3]),
+        patch_size=patch,
+        num_channels=dice.choice([1, 3]),
+        id2label={i: f"kind {i}" for i in range(labels)},
+        attn_implementation=dice.choice(["eager", "sdpa"]),
+    )
+
+
+def random_model(seed: int) -> Any:
+    kind = KINDS[seed % len(KINDS)]
+    if kind == "no pooler":
+        model = transformers.ViTModel(random_config(seed), add_pooling_layer=False)
+    else:
+        model = getattr(transformers, kind)(random_config(seed))
+    model = model.double().eval()
+    randomise(model, seed)
+    return model
+
+
+def random_pixels(config: Any, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1000)
+    size = (3, config.num_channels, config.image_size, config.image_size)
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def theirs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
+    if hasattr(model, "classifier"):
+        return {"states": model.vit(pixels).last_hidden_state, "classes": model(pixels).logits}
+    out = model(pixels)
+    return {"states": out.last_hidden_state} | ({} if out.pooler_output is None else {"pooled": out.pooler_output})
+
+
+def ours_of(model: Vision, pixels: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    states = model.states(pixels)
+    heads = {"states": lambda: states, "pooled": lambda: model.pooled(states), "classes": lambda: model(pixels)}
+    return {name: heads[name]() for name in wanted}
+
+
+def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    return max(worst(ours[name], theirs[name]) for name in theirs)
+
+
+# Their numbers and ours.
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_heads_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
+    theirs = random_model(case)
+    pixels = random_pixels(theirs.config, case)
+    theirs.save_pretrained(tmp_path / "weights")
+    ours = load(tmp_path / "weights")
+    with exact(theirs):
+        expected = theirs_of(theirs, pixels)
+    got = ours_of(ours, pixels, expected)
+    assert furthest(got, expected) < 1e-10
+
+    projection(*expected.values()).backward()
+    projection(*got.values()).backward()
+    save_gradients(theirs, tmp_path / "gradients")
+    assert not gradient_errors(ours, load(tmp_path / "gradients"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back_and_in_float32(case: int, tmp_path: Path) -> None:
+    theirs = random_model(case).float()
+    pixels = random_pixels(theirs.config, case).float()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, expected = load(tmp_path / "theirs"), theirs_of(theirs, pixels)
+    assert furthest(ours_of(ours, pixels, expected), expected) < 1e-5
+
+    vit.save(ours, tmp_path / "ours")
+    assert same_bits(load(tmp_path / "ours"), ours)
+    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    without = [] if "pooled" in expected or "classes" in expected else ["pooler.dense.bias", "pooler.dense.weight"]
+    assert sorted(info["missing_keys"]) == without
+    assert not info["unexpected_keys"]
+    assert furthest(theirs_of(again.eval(), pixels), expected) < 1e-5
+
+
+# How images are prepared.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    vit.save(build(CONFIG), tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def prepared(folder: Path, **keys: Any) -> VisionConfig:
+    (folder / "preprocessor_config.json").write_text(json.dumps(keys))
+    config: VisionConfig = load(folder).config
+    return config
+
+
+def test_mean_and_deviation_of_pixels_come_along(folder: Path) -> None:
+    config = prepared(folder, image_mean=MEAN, image_std=STD, do_normalize=True, size=224, resample=2)
+    assert (config.mean, config.std) == (tuple(MEAN), tuple(STD))
+    vit.save(load(folder), folder.parent / "again")
+    written = json.loads((folder.parent / "again" / "preprocessor_config.json").read_text())
+    assert (written["image_mean"], written["image_std"]) == (MEAN, STD)
+    assert written["size"] == {"height": 8, "width": 8}
+    assert same_bits(load(folder.parent / "again"), load(folder))
+
+
+def test_pixels_are_prepared_as_theirs_are(tmp_path: Path) -> None:
+    """By the arithmetic of their processor: times `rescale_factor`, less the mean, by the deviation."""
+    vit.save(build(CONFIG).double(), tmp_path / "vit")
+    image = torch.randint(0, 256, (1, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for factor in (1 / 255, 1 / 127.5, None):
+        keys = {"do_rescale": False} if factor is None else {"rescale_factor": factor}
+        config = prepared(tmp_path / "vit", image_mean=MEAN, image_std=STD, **keys)
+        model = build(config).double()
+        mean, std = (torch.tensor(of, dtype=torch.float64)[:, None, None] for of in (MEAN, STD))
+        assert worst(model.normalised(image), (image.double() * (factor or 1) - mean) / std) < 1e-10
+
+
+def test_pixels_that_are_not_normalised_stay_as_they_are(folder: Path) -> None:
+    config = prepared(folder, image_mean=MEAN, image_std=STD, do_normalize=False)
+    assert (config.mean, config.std) == ((0.0,), (1.0,))
+
+
+def test_without_a_word_on_pixels_they_go_from_minus_one_to_one(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+    config = load(folder).config
+    assert (config.mean, config.std) == ((0.5,), (0.5,))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"image_mean": [0.5, 0.4]}, "`image_mean` must be a number, or one for each of the 3 channels"),
+        ({"image_std": "x"}, "`image_std` must be a number, or one for each of the 3 channels"),
+        ({"image_std": [0.5, 0.5, 0]}, "`image_std` must be more than 0"),
+        ({"rescale_factor": 0}, "`rescale_factor` must be more than 0"),
+    ],
+)
+def test_pixels_that_cannot_be_prepared(folder: Path, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(FolderError, match=f"preprocessor_config.json: {words}"):
+        prepared(folder, **keys)
+
+
+def test_the_preset_is_what_a_published_config_says() -> None:
+    facts = vit.Facts(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+    heads = vit.Heads(pooler=False, labels=())
+    assert vit.to_config(facts, heads, vit.Pixels(), Path("config.json")) == presets.vit_b_16()
+
+
+# What is refused, by the words that a person will read.
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(FolderError) as caught:
+        load(folder)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"qkv_bias": False}, ["`qkv_bias` must be True"]),
+        ({"pooler_act": "relu"}, ["`pooler_act` must be 'tanh'"]),
+        ({"image_size": [8, 12]}, ["`image_size`", "square"]),
+        ({"patch_size": 3}, ["`image_size` must be a multiple of `patch_size`=3"]),
+        ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu"]),
+        ({"layer_scale": 0.1}, ["`layer_scale` is not a key of a ViT config"]),
+        ({"architectures": ["ViTForMaskedImageModeling"]}, ["`architectures` must be", "ViTForMaskedImageModeling"]),
+        ({"num_channels": 1}, ["embeddings.patch_embeddings.projection.weight", "[12, 1, 4, 4]", "[12, 3, 4, 4]"]),
+        ({"id2label": {"0": "a"}}, ["`id2label` must name 2 labels"]),
+    ],
+)
+def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
+    change_json(folder / "config.json", **changes)
+    refused(folder, *words)
+
+
+def test_a_pooler_of_another_width(tmp_path: Path) -> None:
+    vit.save(build(replace(CONFIG, labels=(), pooler=True)), tmp_path / "vit")
+    change_json(tmp_path / "vit" / "config.json", pooler_output_size=5)
+    refused(tmp_path / "vit", "`pooler_output_size` must be `hidden_size`=12", "but is 5")
+
+
+def test_square_sizes_may_be_written_as_pairs(folder: Path) -> None:
+    change_json(folder / "config.json", image_size=[8, 8], patch_size=[4, 4])
+    assert load(folder).config.image == 8
+
+
+def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
+    path, key = folder / "model.safetensors", "vit.embeddings.cls_token"
+    tensors = load_file(path)
+    save_file({name: tensor for name, tensor in tensors.items() if name != key}, path)
+    refused(folder, "missing", key)
+    save_file(tensors | {"vit.pooler.dense.weight": torch.zeros(12, 12)}, path)
+    refused(folder, "not known", "vit.pooler.dense.weight")
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (replace(CONFIG, pooling="mean"), "pooling"),
+        (replace(CONFIG, pooler=True), "pooler"),
+        (
+            replace(
+                CONFIG, class_token=False, pooling="mean", stack=replace(STACK, positions=LearnedConfig(max_length=4))
+            ),
+            "class_token",
+        ),
+        (replace(CONFIG, stack=replace(STACK, norm_order="post")), "stack.norm_order"),
+        (replace(CONFIG, stack=replace(STACK, positions=LearnedConfig(max_length=6))), "stack.positions"),
+        (replace(CONFIG, stack=replace(STACK, bias=False)), "stack.bias"),
+    ],
+)
+def test_a_model_that_vit_has_no_words_for(config: VisionConfig, field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"`{field}` must be .* for a ViT model"):
+        vit.save(build(config), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

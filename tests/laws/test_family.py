@@ -1,0 +1,337 @@
+"""What must hold for every descendant: padding, packing, the future, order, steps, taps, backends, saving."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attent
+from attent.models import (
+    CausalConfig,
+    CausalLM,
+    Encoder,
+    EncoderConfig,
+    ModelConfig,
+    Seq2SeqConfig,
+    Vision,
+    VisionConfig,
+    build,
+)
+from attent.nn import Packing, set_backend
+from tests.laws.family import (
+    CAUSAL,
+    ENCODERS,
+    T5_TOY,
+    TEXT,
+    VISION,
+    every_causal,
+    every_encoder,
+    every_one,
+    every_text,
+    every_vision,
+    make_one,
+    pictures,
+    read,
+    sentences,
+)
+from tests.laws.helpers import close, gradients, noise_like, numbers, padded, precise, real, same_gradients, shake
+
+
+def alone(model: nn.Module, texts: list[Tensor]) -> list[Tensor]:
+    return [read(model, text[None])[0] for text in texts]
+
+
+def loss_of(logits: list[Tensor], texts: list[Tensor]) -> Tensor:
+    return F.cross_entropy(torch.cat(logits), torch.cat(texts), reduction="sum")
+
+
+def packed(texts: list[Tensor], rows: list[list[int]], width: int) -> tuple[Tensor, Packing]:
+    """Texts by number laid into rows, noise behind them."""
+    laid = [torch.cat([texts[i] for i in row]) for row in rows]
+    lengths = [[len(texts[i]) for i in row] for row in rows]
+    ids = torch.stack([torch.cat([row, noise_like(row, width - len(row))]) for row in laid])
+    return ids, Packing.of(lengths, width, device=ids.device)
+
+
+@every_text
+def test_padding_changes_nothing(config: ModelConfig, device: torch.device) -> None:
+    model, texts = make_one(config, device), sentences(device)
+    expected = alone(model, texts)
+    ids, lengths = padded(texts, extra=3)
+    logits = read(model, ids, lengths)
+    close(real(logits, lengths), torch.cat(expected))
+    actual = [row[: len(text)] for row, text in zip(logits, texts, strict=True)]
+    same_gradients(gradients(loss_of(actual, texts), model), gradients(loss_of(expected, texts), model))
+
+
+@pytest.mark.parametrize("rows", [[[0, 1], [2], [3]], [[3, 1, 2, 0]]], ids=["rows", "flat"])
+@every_text
+def test_packed_equals_separate(config: ModelConfig, rows: list[list[int]], device: torch.device) -> None:
+    model, texts = make_one(config, device), sentences(device)
+    ids, packing = packed(texts, rows, 15)
+    order = [i for row in rows for i in row]
+    logits = read(model, ids, packing=packing)
+    counts = [[len(texts[i]) for i in row] for row in rows]
+    actual = [piece for out, each in zip(logits, counts, strict=True) for piece in out[: sum(each)].split(each)]
+    ordered = [texts[i] for i in order]
+    expected = alone(model, ordered)
+    close(torch.cat(actual), torch.cat(expected))
+    same_gradients(gradients(loss_of(actual, ordered), model), gradients(loss_of(expected, ordered), model))
+
+
+@every_encoder
+def test_packed_texts_are_classified_as_each_alone(config: EncoderConfig, device: torch.device) -> None:
+    model, texts = make_one(config, device), sentences(device)
+    assert isinstance(model, Encoder)
+    rows = [[0, 1], [2], [3]]
+    ids, packing = packed(texts, rows, 9)
+    logits = model.classify(model(ids, packing=packing), packing)
+    there = packing.ends > F.pad(packing.ends, (1, 0))[:, :-1]
+    assert there.sum() == 4
+    close(logits[there], torch.cat([model.classify(model(text[None])) for text in texts]))
+
+
+@every_text
+def test_the_order_of_the_batch_does_not_matter(config: ModelConfig, device: torch.device) -> None:
+    model, (ids, lengths) = make_one(config, device), padded(sentences(device))
+    order = numbers(2, 0, 3, 1, device=device)
+    close(
+        real(read(model, ids[order], lengths[order]), lengths[order]),
+        real(read(model, ids, lengths)[order], lengths[order]),
+    )
+
+
+@every_text
+def test_the_future_is_seen_by_encoders_alone(config: ModelConfig, device: torch.device) -> None:
+    model, (text,) = make_one(config, device), sentences(device, (6,))
+    out = read(model, text[None])
+    for t in range(6):
+        other = text.clone()
+        other[t:] = (other[t:] + 1) % 17
+        changed = read(model, other[None])
+        if isinstance(model, CausalLM):
+            close(changed[:, :t], out[:, :t])
+        elif t:
+            assert not torch.allclose(changed[:, 0], out[:, 0], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(changed[:, t], out[:, t], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 1, 2)], ids=["one", "several"])
+@every_causal
+def test_step_by_step_equals_all_at_once(config: CausalConfig, chunks: tuple[int, ...], device: torch.device) -> None:
+    model = make_one(config, device)
+    assert isinstance(model, CausalLM)
+    ids = torch.stack(sentences(device, (6, 6)))
+    cache = model.begin(rows=2, capacity=6)
+    steps = [model.step(part, cache) for part in ids.split(list(chunks), 1)]
+    close(torch.cat(steps, 1), model(ids))
+
+
+@every_causal
+def test_ragged_prompts_equal_each_alone(config: CausalConfig, device: torch.device) -> None:
+    model, texts = make_one(config, device), sentences(device)
+    assert isinstance(model, CausalLM)
+    more = torch.stack(sentences(device, (2, 2, 2, 2)))
+    ids, lengths = padded(texts)
+    cache = model.begin(rows=4, capacity=10)
+    model.step(ids, cache, lengths)
+    actual = torch.cat([model.step(token, cache) for token in more.split(1, 1)], 1)
+    for row, text in enumerate(texts):
+        close(actual[row], model(torch.cat([text, more[row]])[None])[0, -2:])
+
+
+@every_causal
+def test_beams_follow_their_rows(config: CausalConfig, device: torch.device) -> None:
+    model, rows = make_one(config, device), numbers(2, 0, 0, 1, device=device)
+    assert isinstance(model, CausalLM)
+    ids = torch.stack(sentences(device, (5, 5, 5)))
+    cache = model.begin(rows=3, capacity=5)
+    model.step(ids[:, :3], cache)
+    cache.reorder(rows)
+    close(model.step(ids[rows, 3:], cache), model(ids[rows])[:, 3:])
+
+
+def pass_through(model: nn.Module, device: torch.device) -> Tensor:
+    """Some input of its kind, through the whole model."""
+    torch.manual_seed(3)
+    if isinstance(model, Vision):
+        return model(pictures(model.config, 2, device))
+    ids, lengths = padded(sentences(device))
+    return read(model, ids, lengths) if isinstance(model, CausalLM | Encoder) else model(ids, ids, lengths, lengths)
+
+
+@every_one
+def test_the_tap_changes_no_output_and_its_rows_sum_to_one(config: ModelConfig, device: torch.device) -> None:
+    model = make_one(config, device)
+    plain = pass_through(model, device)
+    with attent.record(model) as trace:
+        assert torch.equal(pass_through(model, device), plain)
+    assert trace
+    for weights in trace.values():
+        close(weights[0].sum(-1), torch.ones_like(weights[0][..., 0]))
+
+
+@every_one
+def test_a_whole_model_is_the_same_by_equation_1(config: ModelConfig, device: torch.device) -> None:
+    model = make_one(config, device)
+    set_backend(model, "explicit")
+    expected = pass_through(model, device)
+    set_backend(model, "auto")
+    actual = pass_through(model, device)
+    close(actual, expected)
+    same_gradients(gradients(actual.square().mean(), model), gradients(expected.square().mean(), model))
+
+
+@every_one
+def test_the_model_compiles_in_one_graph(config: ModelConfig, device: torch.device) -> None:
+    model = make_one(config, device)
+    expected = pass_through(model, device)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        close(pass_through_compiled(model, device), expected.detach())
+
+
+def pass_through_compiled(model: nn.Module, device: torch.device) -> Tensor:
+    def whole() -> Tensor:
+        return pass_through_given(model, given)
+
+    torch.manual_seed(3)
+    if isinstance(model, Vision):
+        given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
+    else:
+        given = padded(sentences(device))
+    return torch.compile(whole, backend="eager", fullgraph=True)()
+
+
+def pass_through_given(model: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+    if isinstance(model, CausalLM | Encoder):
+        return read(model, *given)
+    return model(*given) if isinstance(model, Vision) else model(given[0], given[0], given[1], given[1])
+
+
+@every_one
+def test_dropout_is_off_in_use_and_on_in_training(config: ModelConfig, device: torch.device) -> None:
+    with_dropout = {"dropout": 0.5, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    if isinstance(config, Seq2SeqConfig):
+        config = attent.presets.with_stacks(config, **with_dropout)
+    else:
+        config = replace(config, stack=replace(config.stack, **with_dropout))
+    model = make_one(config, device)
+    assert torch.equal(pass_through(model, device), pass_through(model, device))
+    model.train()
+    first = pass_through(model, device)
+    torch.manual_seed(4)
+    assert not torch.allclose(first, pass_through_other(model, device))
+
+
+def pass_through_other(model: nn.Module, device: torch.device) -> Tensor:
+    """The same input, other draws: the dropout is drawn behind it."""
+    torch.manual_seed(3)
+    if isinstance(model, Vision):
+        given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
+    else:
+        given = padded(sentences(device))
+    torch.manual_seed(99)
+    return pass_through_given(model, given)
+
+
+@pytest.mark.parametrize("rate", ["embedding_dropout", "output_dropout"])
+def test_the_first_and_the_last_dropout_have_rates_of_their_own(rate: str, device: torch.device) -> None:
+    """With nothing else dropped, a rate near one leaves next to nothing of the embeddings, or of the output."""
+    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "output_dropout": 0.0}
+    stack = replace(CAUSAL["llama2"].stack, **quiet)
+    ids = torch.stack(sentences(device, (6, 6)))
+    for other, differs in (({rate: 0.99}, True), ({rate: 0.0}, False)):
+        model = make_one(replace(CAUSAL["llama2"], stack=replace(stack, **other)), device)
+        assert isinstance(model, CausalLM)
+        plain = model.states(ids)
+        dropped = model.train().states(ids)
+        assert torch.allclose(dropped, plain) != differs
+        if rate == "output_dropout" and differs:
+            assert (dropped == 0).double().mean() > 0.9
+
+
+@every_one
+def test_saved_and_loaded_gives_the_same_bits(config: ModelConfig, device: torch.device, tmp_path: Path) -> None:
+    model = make_one(config, device).to(torch.float32)
+    model.save(tmp_path / "model")
+    again = attent.load(tmp_path / "model").to(device)
+    assert again.config == config
+    assert not again.training
+    assert again.state_dict().keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert len(list(again.parameters())) == len(list(model.parameters()))  # what was tied is tied again
+
+
+@every_text
+def test_the_first_loss_is_near_ln_v(config: ModelConfig, device: torch.device) -> None:
+    wide = replace(config, vocab=1000, stack=replace(config.stack, width=64))  # type: ignore[union-attr,arg-type]
+    model = build(wide).to(device).eval()
+    ids = torch.randint(0, 1000, (8, 20)).to(device)
+    loss = F.cross_entropy(read(model, ids).flatten(0, 1), torch.randint(0, 1000, (160,)).to(device))
+    assert abs(loss.item() - math.log(1000)) < 0.8
+
+
+@every_vision
+def test_no_label_is_likelier_at_first(config: VisionConfig, device: torch.device) -> None:
+    model = build(config).to(device, precise(device)).eval()
+    close(model(pictures(config, 2, device)).softmax(-1), torch.full((2, 3), 1 / 3, device=device, dtype=precise(device)))
+
+
+@every_vision
+def test_each_pixel_matters_and_only_to_its_own_image(config: VisionConfig, device: torch.device) -> None:
+    model = make_one(config, device)
+    pixels = pictures(config, 2, device).requires_grad_()
+    model(pixels)[0].sum().backward()
+    assert pixels.grad is not None
+    assert (pixels.grad[0] != 0).all()
+    assert (pixels.grad[1] == 0).all()
+
+
+def test_patches_are_taken_row_by_row(device: torch.device) -> None:
+    """Of an image of 12 x 12 in patches of 4: token 1 + 3 r + c sees rows 4 r to 4 r + 3 and columns 4 c to 4 c + 3."""
+    model = shake(build(VISION["vit"]).to(device, precise(device)))
+    pixels = pictures(VISION["vit"], 1, device)
+    plain = model.patches(pixels)
+    pixels[0, 2, 5, 11] += 1
+    changed = (model.patches(pixels) - plain).abs().sum(-1)[0]
+    assert changed.nonzero().flatten().tolist() == [5]
+
+
+def test_bytes_become_what_the_model_reads(device: torch.device) -> None:
+    model = build(VISION["vit"]).to(device)
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(1, 3, 12, 12)
+    read_as = model.normalised(pixels)[0, :, 0, 0].tolist()
+    assert read_as == pytest.approx([(0 - 0.5) / 0.2, (0.2 - 0.4) / 0.3, (1 - 0.3) / 0.4])
+
+
+def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> None:
+    bare = build(replace(ENCODERS["bert-one-segment"], masked=False, labels=())).to(device)
+    states = bare(torch.zeros(1, 3, dtype=torch.int64, device=device))
+    with pytest.raises(ValueError, match="no head for masked words"):
+        bare.masked_logits(states)
+    with pytest.raises(ValueError, match="no head that classifies"):
+        bare.classify(states)
+    with pytest.raises(ValueError, match="`segments` must be None"):
+        bare(torch.zeros(1, 3, dtype=torch.int64), None, torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="no head that classifies"):
+        build(replace(VISION["vit"], labels=()))(pictures(VISION["vit"], 1, device))
+    with pytest.raises(ValueError, match=r"pixels must be floating numbers of \(B, 3, 12, 12\), but are"):
+        build(VISION["vit"])(torch.zeros(1, 3, 8, 8))
+
+
+def test_every_family_is_among_the_toys() -> None:
+    """The corners that published models have: shared heads, one key head, both scalings, gates, biases, segments."""
+    stacks = [config.stack for config in (*TEXT.values(), *VISION.values())]
+    stacks += [config.encoder for config in T5_TOY.values()]
+    assert {stack.kv_heads for stack in stacks} >= {None, 1, 2}
+    assert {stack.gated for stack in stacks} == {stack.bias for stack in stacks} == {True, False}
+    assert {stack.norm_order for stack in stacks} == {"pre", "post"}
+    assert {type(stack.positions).__name__ for stack in stacks} >= {"LearnedConfig", "RotaryConfig", "RelativeConfig"}
