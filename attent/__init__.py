@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent.decode import Translator
+    from attent.decode.generator import Generator
+    from attent.decode.reader import Reader
     from attent.interop import load
     from attent.look import record
     from attent.models import build, presets
 
 __version__ = "0.1.0"
 
-__all__ = ["Translator", "__version__", "build", "load", "presets", "record"]
+__all__ = ["Generator", "Reader", "Translator", "__version__", "build", "load", "presets", "record"]
 
 # Public name -> the module that defines it. A module that is itself public stands under its own last name.
 _HOMES = {
+    "Generator": "attent.decode.generator",
+    "Reader": "attent.decode.reader",
     "Translator": "attent.decode",
     "build": "attent.models",
     "load": "attent.interop",

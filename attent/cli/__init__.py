@@ -19,10 +19,14 @@ from attent import __version__
 # name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "average": ("attent.cli.average:average", "The mean of the weights of several models, or of a run's checkpoints."),
+    "classify": ("attent.cli.classify:classify", "Which label a text or an image gets, and how sure the model is."),
     "convert": ("attent.cli.convert:convert", "A model folder as one of Hugging Face's, CTranslate2's or ours."),
     "data": ("attent.cli.data:data", "What is in a corpus, what is wrong with it, and how long training would take."),
     "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
+    "embed": ("attent.cli.embed:embed", "Texts as vectors, to compare and to search with."),
+    "fill": ("attent.cli.fill:fill", "Which word stands behind a mask: fill MODEL \"The [MASK] sat\"."),
+    "generate": ("attent.cli.generate:generate", "Go on with a text, word by word, as it is written."),
     "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
     "look": ("attent.cli.look:look", "See every head at work on a sentence, in a page; which heads matter."),
     "score": ("attent.cli.score:score", "How good translations are: BLEU, chrF, TER, with confidence intervals."),
@@ -32,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Translate text, one line in, one line out, or fill files of translators.",
     ),
 }
+TAKE_LINES = ("translate", "generate", "fill", "classify", "embed")  # - as an argument: standard input
 TAKE_A_FILE = ("--output", "-o")  # or - instead of its name
 ROOT_OPTIONS = ("--help", "--version")
 
@@ -87,7 +92,7 @@ def _with_stdin(tokens: Iterable[str]) -> list[str]:
             found[option] = "--data=-"
         elif token == "-" and found[-1:] and found[-1] in TAKE_A_FILE:
             found[-1] = "--output=-"
-        elif token == "-" and found[:1] == ["translate"] and "--" not in found:
+        elif token == "-" and found[:1] and found[0] in TAKE_LINES and "--" not in found:
             found.append("./-")
         else:
             found.append(token)

@@ -10,7 +10,7 @@ from attent.train.events import Event, Progress, Validated
 
 SHOWN = {
     Progress: ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second"),
-    Validated: ("loss", "bleu", "chrf", "exact"),
+    Validated: ("loss", "bleu", "chrf", "exact", "accuracy"),
 }
 GROUPS = {Progress: "train", Validated: "valid"}
 

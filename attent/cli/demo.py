@@ -56,7 +56,8 @@ def demo(
     """Teach a small Transformer to read dates, test it on unseen ones, and show what it looks at."""
     from attent import settings
     from attent.cli.training import FINISHED, STATE, Request, start
-    from attent.interop import load
+    from attent.interop import load_as
+    from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
 
     if steps < 1:
@@ -65,7 +66,7 @@ def demo(
     code = start(Request(out=out, flags=recipe(steps, seed)))
     if code:
         return code
-    model, tokenizer = load(out), Tokenizer.load(out)
+    model, tokenizer = load_as(out, Seq2Seq), Tokenizer.load(out)
     test = settings.read_json(out / STATE / FINISHED)["scores"][-1]
     print(f"\n{test['exact']:.1f}% of {test['pairs']:,} dates that it never saw are right to the last digit. Some:\n")
     report(model, tokenizer)

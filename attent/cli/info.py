@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from attent.models import Seq2Seq
+    from attent.models import Model
     from attent.nn import StackConfig
     from attent.text import Tokenizer
     from attent.train.events import Event, Validated
@@ -28,27 +28,44 @@ WIDTH = 80
 STATE, RUN, FINISHED = "state", "run.toml", "finished.json"
 # What a person asks about a run first; run.toml has the rest.
 MAIN = (
-    "size", "start", "data.train", "data.src", "data.tgt", "data.valid", "train.steps", "train.batch_tokens",
-    "train.lr", "train.warmup", "train.schedule", "train.label_smoothing", "model.encoder.dropout", "train.ema",
-    "train.seed",
+    "task", "size", "start", "data.train", "data.src", "data.tgt", "data.valid", "train.steps", "train.batch_tokens",
+    "train.lr", "train.warmup", "train.schedule", "train.label_smoothing", "model.encoder.dropout",
+    "model.stack.dropout", "train.ema", "train.seed",
 )  # fmt: skip
 PARTS = {
     "source_embedding": "source embedding",
     "target_embedding": "target embedding",
+    "embedding": "embedding",
+    "segment_embedding": "kinds of text",
+    "patches": "patches",
+    "class_token": "class token",
     "encoder": "encoder",
     "decoder": "decoder",
+    "masked": "masked words",
+    "pooler": "pooler",
+    "classifier": "classifier",
     "output": "output",
 }
+KINDS = {
+    "seq2seq": "encoder-decoder Transformer",
+    "causal": "decoder-only Transformer, a language model",
+    "encoder": "encoder-only Transformer, a reader of text",
+    "vision": "encoder-only Transformer, a reader of images",
+}
+LABELS = 8  # that are named
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     kind: str
     saved_by: str  # "attent", "Hugging Face"
-    encoder: dict[str, Any]
-    decoder: dict[str, Any]
-    vocabulary: int
-    target_vocabulary: int
+    encoder: dict[str, Any] | None
+    decoder: dict[str, Any] | None
+    vocabulary: int | None
+    target_vocabulary: int | None
+    images: str  # what it reads, where that is no text
+    labels: tuple[str, ...]  # that it chooses among
+    commands: tuple[str, ...]  # that it is made for
     parameters: int
     parts: dict[str, int]  # what is shared counts once, where it comes first
     precision: str
@@ -146,18 +163,51 @@ def look_at_model(root: Path, given: str) -> ModelFacts:
 
     model = interop.load(given)  # verifies every checksum of ours
     ours = files.is_ours(root)
+    encoder, decoder = _stacks(model)
     return ModelFacts(
-        kind="encoder-decoder Transformer",
+        kind=KINDS[model.config.kind],
         saved_by="attent" if ours else "Hugging Face",
-        encoder=_stack(model.config.encoder),
-        decoder=_stack(model.config.decoder),
-        vocabulary=model.config.vocab,
-        target_vocabulary=model.config.targets,
+        encoder=encoder,
+        decoder=decoder,
+        vocabulary=getattr(model.config, "vocab", None),
+        target_vocabulary=getattr(model.config, "targets", None),
+        images=_images(model),
+        labels=getattr(model.config, "labels", ()),
+        commands=_commands(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         parts=_parts(model),
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
         checked=ours,
     )
+
+
+def _stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    from attent.models import CausalLM, Seq2Seq
+
+    if isinstance(model, Seq2Seq):
+        return _stack(model.config.encoder), _stack(model.config.decoder)
+    return (None, _stack(model.config.stack)) if isinstance(model, CausalLM) else (_stack(model.config.stack), None)
+
+
+def _images(model: Model) -> str:
+    from attent.models import Vision
+
+    if not isinstance(model, Vision):
+        return ""
+    config = model.config
+    colour = {1: "grey", 3: "in colour"}.get(config.channels, f"of {config.channels} channels")
+    return f"{config.image} x {config.image}, {colour}, in {config.patches} patches of {config.patch} x {config.patch}"
+
+
+def _commands(model: Model) -> tuple[str, ...]:
+    from attent.models import CausalLM, Encoder, Seq2Seq
+
+    if isinstance(model, Seq2Seq):
+        return ("translate", "score", "look")
+    if isinstance(model, CausalLM):
+        return ("generate", "embed", "look")
+    fill = ("fill",) if isinstance(model, Encoder) and model.masked is not None else ()
+    return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 
 
 def _stack(config: StackConfig) -> dict[str, Any]:
@@ -173,11 +223,11 @@ def _stack(config: StackConfig) -> dict[str, Any]:
     }
 
 
-def _parts(model: Seq2Seq) -> dict[str, int]:
+def _parts(model: Model) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         counts[name.partition(".")[0]] += parameter.numel()
-    shared = model.config.share_embeddings
+    shared = getattr(model.config, "share_embeddings", False)
     names = PARTS | ({"source_embedding": "embedding"} if shared else {})
     return {told: counts[name] for name, told in names.items() if counts[name]}
 
@@ -296,6 +346,8 @@ def _progress(events: Sequence[Event]) -> dict[str, Any]:
 
 def _validation(event: Validated) -> dict[str, Any]:
     facts = {"step": event.step, "loss": event.loss, "bleu": event.bleu, "chrf": event.chrf, "exact": event.exact}
+    if event.accuracy is not None:
+        facts["accuracy"] = event.accuracy
     return {name: None if value != value else value for name, value in facts.items()}  # JSON knows no NaN
 
 
@@ -322,8 +374,8 @@ def page(facts: Facts) -> Iterator[str]:
     yield from row("on disk", size(facts.bytes) + kept)
     yield from _model_rows(facts.model)
     if facts.tokenizer:
-        yield from _tokenizer_rows(facts.tokenizer)
-    elif facts.model:
+        yield from _tokenizer_rows(facts.tokenizer, facts.model)
+    elif facts.model and facts.model.vocabulary is not None:
         yield from row("tokenizer", "none in this folder")
     if facts.training:
         yield from _training_rows(facts.training)
@@ -335,15 +387,27 @@ def _model_rows(model: ModelFacts | None) -> Iterator[str]:
         return
     yield from row("model", f"{model.kind}, saved by {model.saved_by}")
     yield from row("", "every checksum holds" if model.checked else "has no checksums (Hugging Face writes none)")
-    if model.encoder == model.decoder:
+    yield from row("made for", ", ".join(f"attent {command}" for command in model.commands))
+    if model.encoder and model.encoder == model.decoder:
         yield from row("both stacks", stack(model.encoder))
     else:
-        yield from row("encoder", stack(model.encoder))
-        yield from row("decoder", stack(model.decoder))
-    same = model.vocabulary == model.target_vocabulary
-    yield from row("vocabulary", f"{model.vocabulary:,}" + ("" if same else f" and {model.target_vocabulary:,}"))
+        yield from row("encoder", stack(model.encoder)) if model.encoder else ()
+        yield from row("decoder", stack(model.decoder)) if model.decoder else ()
+    yield from _input_rows(model)
     yield from row("parameters", f"{model.parameters:,} in {model.precision}")
     yield from row("", ", ".join(f"{name} {count:,}" for name, count in model.parts.items()))
+
+
+def _input_rows(model: ModelFacts) -> Iterator[str]:
+    """What goes in, and what it chooses among."""
+    if model.images:
+        yield from row("images", model.images)
+    if model.vocabulary is not None:
+        same = model.target_vocabulary in (None, model.vocabulary)
+        yield from row("vocabulary", f"{model.vocabulary:,}" + ("" if same else f" and {model.target_vocabulary:,}"))
+    if model.labels:
+        some = ", ".join(model.labels[:LABELS]) + (" ..." if len(model.labels) > LABELS else "")
+        yield from row("labels", f"{len(model.labels):,}: {some}")
 
 
 def stack(facts: Mapping[str, Any]) -> str:
@@ -354,8 +418,9 @@ def stack(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _tokenizer_rows(tokenizer: TokenizerFacts) -> Iterator[str]:
-    pieces = f"{tokenizer.source_size:,} pieces for both sides"
+def _tokenizer_rows(tokenizer: TokenizerFacts, model: ModelFacts | None) -> Iterator[str]:
+    one_sided = model is not None and model.target_vocabulary is None
+    pieces = f"{tokenizer.source_size:,} pieces" + ("" if one_sided else " for both sides")
     if not tokenizer.joint:
         pieces = f"{tokenizer.source_size:,} and {tokenizer.target_size:,} pieces"
     yield from row("tokenizer", f"{tokenizer.kind}, {pieces}")
@@ -395,12 +460,20 @@ def validation(facts: Mapping[str, Any]) -> str:
 
 def score(facts: Mapping[str, Any]) -> str:
     pairs = facts.get("pairs")
-    of = f" of {pairs:,} pair{'s' * (pairs != 1)}" if isinstance(pairs, int) else ""
+    unit = "item" if "accuracy" in facts else "pair"
+    of = f" of {pairs:,} {unit}{'s' * (pairs != 1)}" if isinstance(pairs, int) else ""
     return f"{facts.get('kind', 'set')} {facts.get('name', '')}{of}: {figures(facts)}"
 
 
 def figures(facts: Mapping[str, Any]) -> str:
-    named = (("loss", "loss", 3, ""), ("bleu", "BLEU", 1, ""), ("chrf", "chrF", 1, ""), ("exact", "exact", 1, "%"))
+    named = (
+        ("loss", "loss", 3, ""),
+        ("perplexity", "perplexity", 2, ""),
+        ("bleu", "BLEU", 1, ""),
+        ("chrf", "chrF", 1, ""),
+        ("exact", "exact", 1, "%"),
+        ("accuracy", "accuracy", 2, "%"),
+    )
     numbers = [(name, facts.get(key), digits, unit) for key, name, digits, unit in named]
     return ", ".join(f"{name} {n:.{digits}f}{unit}" for name, n, digits, unit in numbers if isinstance(n, int | float))
 

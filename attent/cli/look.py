@@ -31,6 +31,9 @@ class Flags:
     target: Annotated[
         str | None, Parameter(group=LOOK, help="look at the model reading this translation, not at one it searches for")
     ] = None
+    pair: Annotated[
+        str | None, Parameter(group=LOOK, help="a second text that an encoder (BERT) reads behind the first")
+    ] = None
     to: Annotated[str | None, Parameter(group=LOOK, help="the language to translate into, for a model of several")] = (
         None
     )
@@ -125,9 +128,13 @@ class Flags:
 
 
 def look(
-    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian one")],
+    model: Annotated[Path, Parameter(help="a model folder, ours or one that transformers has saved")],
     sentence: Annotated[
-        str | None, Parameter(help="to look at; without one the live page opens, with a box to type in")
+        str | None,
+        Parameter(
+            help="to look at, or an image file for a model of images; without one the live page opens, with a box to "
+            "type in"
+        ),
     ] = None,
     /,
     *,
@@ -136,6 +143,9 @@ def look(
     """See every head at work on a sentence, in one page that works offline.
 
     attent look runs/en-de "A man rides a bike."
+    attent look runs/gpt "The cat sat on the"
+    attent look runs/bert "The [MASK] sat on the mat."
+    attent look runs/vit picture.png
     """
     check_usage(sentence, flags)
     if flags.ablate or flags.prune:
@@ -150,7 +160,7 @@ def look(
 def check_usage(sentence: str | None, flags: Flags) -> None:
     """What does not go together, before anything is read."""
     shown: dict[str, object] = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
-    shown |= {"--terminal": flags.terminal, "--target": flags.target, "--silence": flags.silence}
+    shown |= {"--terminal": flags.terminal, "--target": flags.target, "--silence": flags.silence, "--pair": flags.pair}
     asked = next((name for name, value in shown.items() if value), None)
     files = {"--png": (flags.png, PICTURES[:1]), "--svg": (flags.svg, PICTURES[1:])}
     problem = None

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attent import settings
 from attent.cli.look import Flags
-from attent.cli.searching import MachineFlags, asked_language, translator_of
+from attent.cli.look_models import check_flags, check_translates, read_model, reading_of
+from attent.cli.searching import MachineFlags, asked_language, tokenizer_of
 from attent.decode import Search, Translator
 from attent.look import ablate as ablations
 from attent.look import properties as habits
 from attent.look.html import live_policy, page
+from attent.look.reading import Filter, LookError, Question, Reading
 from attent.look.silence import Part, found
-from attent.look.view import Filter, Looker, LookError, Question
+from attent.look.view import Looker
 from attent.models import Seq2Seq
 from attent.train.events import Validated
 from attent.train.log import NAME as LOG
@@ -40,9 +42,7 @@ WIDTH = 100  # of a picture where there is no terminal
 
 
 def start(folder: Path, sentence: str | None, flags: Flags) -> int:
-    machine = MachineFlags(engine="torch", device=flags.device, dtype=flags.dtype, threads=flags.threads)
-    translator = translator_of((folder,), machine, tell)
-    looking = Looking.of(folder, translator, sentence, flags)
+    looking = Looking.of(folder, sentence, flags)
     if flags.positions:
         return looking.at_positions()
     if sentence is None:
@@ -53,6 +53,8 @@ def start(folder: Path, sentence: str | None, flags: Flags) -> int:
 def ablate(folder: Path, flags: Flags) -> int:
     """Which heads matter; `--png` and `--svg` draw it."""
     from attent.cli.ablating import run_ablation
+
+    check_translates(folder)
 
     if flags.png or flags.svg:
         import matplotlib  # noqa: F401 - a missing package is told now, not after minutes of work
@@ -83,14 +85,20 @@ class Looking:
     """A model that is looked at."""
 
     folder: Path
-    looker: Looker
+    looker: Reading[Any]
     flags: Flags
     to: str | None
 
     @classmethod
-    def of(cls, folder: Path, translator: Translator, sentence: str | None, flags: Flags) -> Looking:
-        model, root = translator.model, folder.expanduser()
-        assert isinstance(model, Seq2Seq)  # of one folder
+    def of(cls, folder: Path, sentence: str | None, flags: Flags) -> Looking:
+        model = read_model(folder, flags)
+        check_flags(model, folder, sentence, flags)
+        if not isinstance(model, Seq2Seq):
+            return cls(folder=folder, looker=reading_of(model, folder), flags=flags, to=None)
+        translator = Translator(
+            model, tokenizer_of(folder.expanduser()), folder=folder.expanduser(), threads=flags.threads, say=tell
+        )
+        root = folder.expanduser()
         tags = translator.tokenizer.source.tags
         free = flags.positions or (sentence is None and not (flags.to or flags.data))  # the live page lets one choose
         to = None if free else asked_language(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
@@ -143,7 +151,9 @@ class Looking:
         from attent.serve.run import serve
 
         examples = examples_of(self.folder.expanduser())
-        languages = [] if self.to else list(self.looker.translator.tokenizer.source.tags)
+        languages: list[str] = []
+        if isinstance(self.looker, Looker) and not self.to:
+            languages = list(self.looker.translator.tokenizer.source.tags)
         document = self.looker.empty("") | {"live": True, "examples": examples, "languages": languages}
         about = {"name": self.looker.name, "summary": document["model"]["summary"]}
 
@@ -177,6 +187,7 @@ class Looking:
         flags = self.flags
         return Question(
             text=sentence,
+            pair=flags.pair,
             to=self.to,
             target=flags.target,
             search=Search(beam_size=flags.beam_size),
@@ -205,10 +216,9 @@ class Looking:
         title = f"{path}, head {head}: {said}".rstrip(": ")
         if self.flags.silence:
             title = f"silenced: {', '.join(self.flags.silence)}\n\n{title}"
-        sides = document["sides"]
         return "\n".join(
             [
-                f"{harmless(sides['source']['text'])}\n{harmless(sides['target']['text'])}\n",
+                "\n".join(map(harmless, said_of(document))) + "\n",
                 f"{title}\n",
                 picture(document, path=path, head=head, width=width),
                 "",
@@ -227,6 +237,8 @@ class Looking:
             values = one["values"]
             sure = values.get("confidence") or 0.0
             aligned = values.get("alignment")
+            if len(document["sides"]) == 1:  # what looks at one token, each at another, is what there is to see
+                return sure * (1 - (values.get("shared") or 0.0)) * (1 - (values.get("itself") or 0.0)), sure
             return (values.get("same") or 0.0) if aligned is None else aligned * sure, sure
 
         if not heads:
@@ -242,6 +254,20 @@ class Looking:
         print(path, file=sys.stderr if self.flags.json == "-" else sys.stdout)
         if not (self.flags.open and open_in_browser(path.resolve().as_uri())):
             tell(f"open {path} in a browser")
+
+
+def said_of(document: dict[str, Any]) -> list[str]:
+    """What was read, and what came of it, a line each."""
+    sides, outcome = document["sides"], document.get("outcome")
+    if "target" in sides:
+        return [sides["source"]["text"], sides["target"]["text"]]
+    lines = [next(iter(sides.values()))["text"]]
+    labels = document.get("labels", {}).get("best", ())
+    if labels:
+        lines.append(", ".join(f"{one['label']} {100 * one['p']:.1f}%" for one in labels[:3]))
+    if outcome and outcome["label"] != "label":
+        lines.append(f"{outcome['label']}: {outcome['text'].strip()}")
+    return lines
 
 
 def when_read(document: dict[str, Any], path: str, head: int) -> dict[str, Any]:

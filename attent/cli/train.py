@@ -1,4 +1,4 @@
-"""`attent train`: from parallel text to a translator in one command, and on from where it was when run again.
+"""`attent train`: from data to a model in one command, and on from where it was when run again.
 
 The parts are `attent.train`'s; here they are put together with what translates and scores, and with those who listen.
 """
@@ -12,13 +12,15 @@ from cyclopts import Group, Parameter
 
 from attent.cli.flags import given, with_flags
 from attent.data.estimate import Size
-from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig
+from attent.data.images import ImagesConfig
+from attent.train.recipe import DataConfig, DecodeConfig, Task, TrainConfig
 
-COMMON, TEXT, RECIPE, SCORES = (
-    Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Recipe", "Scores"))
+COMMON, TEXT, IMAGES, RECIPE, SCORES = (
+    Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
 )
 TABLES: dict[str, tuple[type, Group]] = {
     "data": (DataConfig, TEXT),
+    "data.images": (ImagesConfig, IMAGES),
     "train": (TrainConfig, RECIPE),
     "decode": (DecodeConfig, SCORES),
 }
@@ -38,6 +40,14 @@ def train(
         ),
     ] = None,
     out: Annotated[Path, Parameter(group=COMMON, help="folder for the model; run again with it to go on")],
+    task: Annotated[
+        Task | None,
+        Parameter(
+            group=COMMON,
+            help="translate (the default), lm: the next word, mlm: masked words, spans: masked spans, "
+            "classify: labels of texts, images: labels of images",
+        ),
+    ] = None,
     size: Annotated[Size | None, Parameter(group=COMMON, help="by default what suits the amount of data")] = None,
     config: Annotated[Path | None, Parameter(group=COMMON, help="a run file, such as the run.toml of a model")] = None,
     set_: Annotated[
@@ -50,21 +60,23 @@ def train(
         ),
     ] = None,
     from_: Annotated[
-        str | None, Parameter(name="--from", group=COMMON, help="a model to train further, ours or a Marian one")
+        str | None, Parameter(name="--from", group=COMMON, help="a model to train further, ours or Hugging Face's")
     ] = None,
     vocab: Annotated[int | None, Parameter(group=TEXT, help="subwords; by default chosen from the data")] = None,
     dropout: Annotated[float | None, Parameter(group=RECIPE, help="by default chosen from the amount of data")] = None,
     quiet: Annotated[bool, Parameter(group=COMMON, negative="", help="print only warnings and the end")] = False,
     **flags: Any,
 ) -> int:
-    """Train a translator, or anything with text on both sides.
+    """Train a translator, or another model of the family: see --task.
 
     attent train --data corpus.tsv --src en --tgt de --out runs/en-de
+    attent train --task lm --data text.txt --out runs/lm
     """
     from attent.cli.training import Request, start
 
     more = {
         "data.train": tuple(data) if data else None,
+        "task": task,
         "size": size,
         "start": from_,
         "data.tokenizer.vocab": vocab,

@@ -10,8 +10,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,36 +21,33 @@ import torch
 from attent import interop, settings
 from attent.cli.watch import Watch
 from attent.data.cache import try_locked
-from attent.decode.align import AlignmentError, agreed, remember
-from attent.decode.translate import Stopped, translate
-from attent.look import properties
-from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
+from attent.decode.translate import Stopped
+from attent.models import CausalLM, Encoder, Model, ModelConfig, Seq2Seq, Vision, build
 from attent.models.folder import explained
-from attent.models.store import fill
-from attent.score.metrics import Scores, scores
 from attent.text.tokenizer import LAYOUTS, Tokenizer
-from attent.train import chance, checkpoint, choose, prepare
+from attent.train import chance, checkpoint
 from attent.train.config import (
     HARMLESS,
     Asked,
     Run,
+    Task,
     TrainError,
     changes,
     check,
     completed,
     flat,
-    model_of,
     read_asked,
+    read_run,
 )
 from attent.train.curves import Curves
-from attent.train.events import Ended, Event, Note, Sample
+from attent.train.events import Ended, Event, Note
 from attent.train.hardware import pick_device
 from attent.train.log import Log
 from attent.train.log import read as read_log
-from attent.train.loop import Judge, Judged, Stopping, Training
+from attent.train.loop import Stopping, Training
 from attent.train.lora import add_lora, freeze
 from attent.train.means import mean_weights
-from attent.train.prepare import Prepared, Texts, texts_of
+from attent.train.task import Material, Outcome, Place
 from attent.train.team import Team, joined, missed
 
 RUN, STATE, ASKED, FINISHED, LOG, CURVES, CARD = (
@@ -61,9 +58,18 @@ MODEL = {"config.json", "model.safetensors", "manifest.json"}
 BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)} | {  # before anything was learned
     RUN, LOG, CURVES, "curves.png", "tensorboard",
 }  # fmt: skip
-SAMPLES = 3
 LISTED = 8  # settings that are named when too many differ
 INTERRUPTED, TERMINATED = 130, 143
+# The kind of model that a task trains, and what one calls it.
+MODELS: dict[Task, type[Model]] = {
+    "translate": Seq2Seq, "lm": CausalLM, "mlm": Encoder, "spans": Seq2Seq, "classify": Encoder, "images": Vision,
+}  # fmt: skip
+CALLED: dict[type[Model], str] = {
+    Seq2Seq: "a model of encoder and decoder",
+    CausalLM: "a language model",
+    Encoder: "an encoder of text",
+    Vision: "an encoder of images",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +128,7 @@ def check_folder(out: Path, asked: Asked) -> None:
 
 def check_changes(out: Path, before: Asked, asked: Asked) -> None:
     """A run goes on with the settings that it began with; what changes nothing that was learned may differ."""
-    resolved = dict(flat(settings.to_dict(settings.read_toml(Run, out / RUN)))) if (out / RUN).exists() else {}
+    resolved = dict(flat(settings.to_dict(read_run(out / RUN)))) if (out / RUN).exists() else {}
     differ = changes(before, completed(asked, before))
     refused = {
         path: (old, new)
@@ -207,19 +213,19 @@ class Session:
             self.notes.append(event)
 
     def run(self) -> int:
-        run, prepared, model = self.began()
+        run, material, model = self.began()
         if self.watch is not None:
-            self.watch.title = title(prepared, self.out)
-        training = self.training(run, prepared, model)
+            self.watch.title = f"{self.out} ({material.title})" if material.title else str(self.out)
+        training = self.training(run, material, model)
         self.resume(training)
         if self.finished(training):
-            return self.scored_anew(run, prepared, training)
+            return self.scored_anew(run, material, training)
         self.signals.saves = True
         ended = training.run()
         if ended.reason == "stopped":
             return self.leave()
         try:
-            final = Final(self, run, prepared, training, ended)
+            final = Final(self, run, material, training, ended)
             final.choose()
             final.write()
         except (Stopping, Stopped):
@@ -227,15 +233,15 @@ class Session:
             return self.leave()
         return 0
 
-    def began(self) -> tuple[Run, Prepared, Seq2Seq]:
-        """The run as it was resolved when it began or, for a new one, as it is resolved now; its text and its model."""
+    def began(self) -> tuple[Run, Material, Model]:
+        """The run as it was resolved when it began or, for a new one, as it is resolved now; its data and its model."""
         known = self.out / RUN
         fresh = not checkpoint.steps(self.out / STATE)  # killed before its first checkpoint, it begins anew
         path = self.out / STATE / ASKED
         before = settings.read_json(path) if path.exists() else self.asked
         self.asked = completed(self.asked, before)
         if not fresh:
-            run = gone_on(settings.read_toml(Run, known), before, self.asked)
+            run = gone_on(read_run(known), before, self.asked)
         else:
             run = check(self.asked, "--set")
             if self.team.leads:
@@ -244,10 +250,10 @@ class Session:
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
         chance.begin(run.train.seed)
-        loaded = interop.load(run.start) if run.start and fresh else None
-        prepared = self.prepared(run, fresh)
+        loaded = opened(run.start, run.task) if run.start and fresh else None
+        material = self.prepared(run, fresh)
         if fresh:
-            run, model = self.resolved(run, prepared, loaded)
+            run, model = self.resolved(run, material, loaded)
         else:
             assert run.model is not None
             model = build(run.model)
@@ -255,50 +261,51 @@ class Session:
             with explained(self.out, "run"):
                 settings.write_toml(run, known)
                 settings.write_json(self.asked, self.out / STATE / ASKED)
-        return run, prepared, model
+        return run, material, model
 
-    def prepared(self, run: Run, fresh: bool) -> Prepared:
+    def prepared(self, run: Run, fresh: bool) -> Material:
         """The first process makes what is made once; the others find it done."""
         if not self.team.leads:
             self.team.wait()
-        folder = self.out / STATE / "data"
-        found = prepare.find(run.data, folder, run.train.seed, self.tell)
-        prepared = prepare.tokens(found, self.tokenizer(run, fresh), run.data, folder, run.train.seed, self.tell)
+        place = Place(
+            folder=self.out / STATE / "data", device=self.team.device, tell=self.tell, stop=self.signals.asked
+        )
+        material = material_of(run, self.tokenizer(run, fresh), place)
         if self.team.leads:
-            with explained(self.out, "tokenizer"):
-                prepared.tokenizer.save(self.out)
+            if material.tokenizer is not None:
+                with explained(self.out, "tokenizer"):
+                    material.tokenizer.save(self.out)
             self.team.wait()
-        return prepared
+        return material
 
     def tokenizer(self, run: Run, fresh: bool) -> Tokenizer | None:
-        """That of this run, or of the model to begin from; None: it is still to be learned."""
+        """That of this run, or of the model to begin from; None: it is still to be learned, or none is needed."""
+        if run.task == "images":
+            return None
         if not fresh or not self.team.leads:
             return Tokenizer.load(self.out)
         return Tokenizer.load(Path(run.start).expanduser()) if run.start else None
 
-    def resolved(self, run: Run, prepared: Prepared, loaded: Seq2Seq | None) -> tuple[Run, Seq2Seq]:
+    def resolved(self, run: Run, material: Material, loaded: Model | None) -> tuple[Run, Model]:
         """With everything chosen that nobody said, and the reasons told."""
-        device = self.team.device
-        layout = run.data.layout or ("bucketed" if device.type == "cpu" else "packed")
+        layout = run.data.layout or ("bucketed" if self.team.device.type == "cpu" else "packed")
         run = replace(run, data=replace(run.data, layout=layout))
+        config: ModelConfig
         if loaded is not None:
-            config = further(loaded.config, self.asked, prepared.tokenizer, run.start or "")
+            config = material.kept(loaded, self.asked, run.start or "")
             size, why = run.size, f"that of {run.start}"
         else:
-            size, config, why = choose.sized(run, self.asked, prepared.amount, prepared.tokenizer, device.type)
-        train = choose.recipe(run.train, size, config, prepared.amount, device, further=loaded is not None)
+            size, config, why = material.sized(run, self.asked)
+        train = material.recipe(run, size, config, further=loaded is not None)
         halved = self.team.told([float(train.precision == "bfloat16")])[0]  # measured: others may find it otherwise
         train = replace(train, precision="bfloat16" if halved else "float32")
         run = replace(run, size=size, model=config, train=train)
-        for sentence in choose.told(run, why, prepared.amount, device):
+        for sentence in material.told(run, why):
             self.tell(Note(text=sentence))
         chance.fix(run.train.seed, 0)
-        model = (
-            build(config) if loaded is None else fill(build_empty(config), loaded.state_dict(), run.start or "").train()
-        )
-        return run, model
+        return run, material.begin(config, loaded)
 
-    def training(self, run: Run, prepared: Prepared, model: Seq2Seq) -> Training:
+    def training(self, run: Run, material: Material, model: Model) -> Training:
         if run.train.lora and not run.start:
             raise TrainError(
                 "`train.lora` needs a model to begin from (--from): beside random weights nothing is learned"
@@ -308,58 +315,23 @@ class Session:
             add_lora(model, run.train.lora)
         if run.train.freeze:
             freeze(model, run.train.freeze)
-        batches = prepare.batches_of(prepared, run.data, run.train)
+        batches = material.batches(run)
         if long := batches.too_long(0):
             self.tell(Note(text=long, weight="warning"))
-        valid = prepare.valid_batches(prepared.valid, run.data) if prepared.valid is not None else None
         return Training(
             model,
-            prepared.tokenizer,
+            material.tokenizer,
             run.train,
             batches,
-            valid,
-            self.judge(run, prepared),
+            material.valid(run),
+            material.judge(run),
             self.out,
             self.team,
             self.tell,
             self.signals.asked,
-            {"data": prepared.store.folder.name, "tokenizer": prepared.tokenizer.fingerprint},
+            material.identity,
+            material.objective,
         )
-
-    def judge(self, run: Run, prepared: Prepared) -> Judge | None:
-        """How the model is judged on the way: a part of the validation set, translated word by likeliest word."""
-        if prepared.valid is None or not run.train.valid_sentences:
-            return None
-        texts = texts_of(prepared.found.valid, prepared.found.tags, run.train.valid_sentences)
-
-        def judge(model: Seq2Seq) -> Judged:
-            outputs = self.translated(model, prepared.tokenizer, texts, beam_size=1, length_penalty=0.0)
-            found = scores(outputs, texts.references, texts.language)
-            return Judged(bleu=found.bleu, chrf=found.chrf, exact=found.exact, samples=samples_of(texts, outputs))
-
-        return judge
-
-    def translated(
-        self, model: Seq2Seq, tokenizer: Tokenizer, texts: Texts, *, beam_size: int, length_penalty: float
-    ) -> list[str]:
-        outputs = [""] * len(texts.sources)
-        for to in dict.fromkeys(texts.to):
-            places = [i for i, other in enumerate(texts.to) if other == to]
-            try:
-                written = translate(
-                    model,
-                    tokenizer,
-                    [texts.sources[i] for i in places],
-                    to=to,
-                    beam_size=beam_size,
-                    length_penalty=length_penalty,
-                    stop=self.signals.asked,
-                )
-            except Stopped as stopped:
-                raise Stopping from stopped
-            for i, text in zip(places, written, strict=True):
-                outputs[i] = text
-        return outputs
 
     def resume(self, training: Training) -> None:
         """From the newest checkpoint that is whole, if there is one; then the log goes on from there."""
@@ -401,12 +373,12 @@ class Session:
         told = settings.read_json(path) if path.exists() else {}
         return told if told.get("step") == training.marks.step else {}
 
-    def scored_anew(self, run: Run, prepared: Prepared, training: Training) -> int:
+    def scored_anew(self, run: Run, material: Material, training: Training) -> int:
         """A run that is complete, asked for other test sets or another search: only the scores are made again."""
         before = self.done(training)
         if before.get("asked") != scoring(run):
             final = Final(
-                self, run, prepared, training, Ended(step=training.marks.step, reason=before["reason"], seconds=0)
+                self, run, material, training, Ended(step=training.marks.step, reason=before["reason"], seconds=0)
             )
             final.weights = before["weights"]
             final.write()
@@ -420,10 +392,31 @@ class Session:
         return self.signals.code
 
 
-def title(prepared: Prepared, out: Path) -> str:
-    languages = prepared.found.languages
-    sides = "-".join(filter(None, (languages.source, languages.target)))
-    return f"{out} ({sides})" if sides else str(out)
+def material_of(run: Run, tokenizer: Tokenizer | None, place: Place) -> Material:
+    """The data of a run, made ready by those who know its task."""
+    if run.task == "images":
+        from attent.train import images
+
+        return images.prepare(run, tokenizer, place)
+    if run.task == "translate":
+        from attent.cli import translation
+
+        return translation.prepare(run, tokenizer, place)
+    from attent.train import texts
+
+    return texts.prepare(run, tokenizer, place)
+
+
+def opened(where: str, task: Task) -> Model:
+    """The model to begin from, which must be of the kind that the task trains."""
+    model = interop.load(where)
+    if not isinstance(model, MODELS[task]):
+        others = " or ".join(f"--task {name}" for name, kind in MODELS.items() if isinstance(model, kind))
+        raise TrainError(
+            f"{where}: must be {CALLED[MODELS[task]]} for --task {task}, but is {CALLED[type(model)]}; train it "
+            f"further with {others}, or give another --from"
+        )
+    return model
 
 
 def gone_on(run: Run, before: Asked, asked: Asked) -> Run:
@@ -433,24 +426,7 @@ def gone_on(run: Run, before: Asked, asked: Asked) -> Run:
         if now is not None:
             table, _, name = path.partition(".")
             tables[table][name] = now
-    return settings.from_dict(Run, tables, where=RUN)
-
-
-def further(config: Seq2SeqConfig, asked: Asked, tokenizer: Tokenizer, where: str) -> Seq2SeqConfig:
-    """The config of a model that is trained further: its dropout may be another, and nothing else."""
-    said = [path for path, _ in flat(asked) if path in ("size", "data.tokenizer.vocab") or path.startswith("model.")]
-    if wrong := [path for path in said if not path.endswith("dropout")]:
-        raise TrainError(
-            f"`{wrong[0]}` cannot be chosen with --from {where}: a model that is trained further keeps its shape and "
-            "its subwords; leave it out"
-        )
-    sizes = (tokenizer.source.size, tokenizer.target.size)
-    if sizes[0] > config.vocab or sizes[1] > config.targets:
-        raise TrainError(
-            f"{where}: its tokenizer does not match its model: {sizes[0]:,} and {sizes[1]:,} subwords for embeddings "
-            f"of {config.vocab:,} and {config.targets:,}; copy the model again"
-        )
-    return model_of(asked, config)
+    return settings.from_dict(type(run), tables, where=RUN)
 
 
 def scoring(run: Run) -> dict[str, Any]:
@@ -458,23 +434,14 @@ def scoring(run: Run) -> dict[str, Any]:
     return {"decode": settings.to_dict(run.decode), "test": list(run.data.test)}
 
 
-def samples_of(texts: Texts, outputs: Sequence[str], most: int = SAMPLES) -> tuple[Sample, ...]:
-    count = min(most, len(outputs))
-    places = [len(outputs) * i // count for i in range(count)]
-    return tuple(Sample(source=texts.sources[i], reference=texts.references[i], output=outputs[i]) for i in places)
-
-
 # ---- the end ---------------------------------------------------------------------------------------------------------
-
-
-Scored = tuple[Texts, str, Scores, list[str]]  # the sentences, which set they are of, their scores, the translations
 
 
 class Final:
     """Which weights are the best, what they score, and the card."""
 
-    def __init__(self, session: Session, run: Run, prepared: Prepared, training: Training, ended: Ended) -> None:
-        self.session, self.run, self.prepared, self.training, self.ended = session, run, prepared, training, ended
+    def __init__(self, session: Session, run: Run, material: Material, training: Training, ended: Ended) -> None:
+        self.session, self.run, self.material, self.training, self.ended = session, run, material, training, ended
         best = training.marks.best_step
         self.weights = f"best, update {best:,}" if best else f"last, update {ended.step:,}"
 
@@ -506,59 +473,25 @@ class Final:
             from attent.cli.carding import card_of
             from attent.train import card
 
-            scored = self.scored()
-            self.choose_heads()
-            card.write(card_of(self, scored), self.session.out / CARD)
-            settings.write_json(self.finished(scored), self.session.out / STATE / FINISHED)
+            outcomes = self.outcomes()
+            self.material.after(interop.load(self.session.out).to(self.session.team.device), self.session.out)
+            card.write(card_of(self, outcomes), self.session.out / CARD)
+            settings.write_json(self.finished(outcomes), self.session.out / STATE / FINISHED)
             self.say_where()
         self.session.team.wait()
 
-    def scored(self) -> list[Scored]:
-        """Every set of sentences, translated and scored by the weights in the folder."""
+    def outcomes(self) -> list[Outcome]:
+        """What the weights in the folder score on every set."""
         model = interop.load(self.session.out).to(self.session.team.device)
-        found, decode = self.prepared.found, self.run.decode
-        sets = [(texts_of(found.valid, found.tags), "validation")] if found.valid else []
-        sets += [(texts_of([corpus], found.tags), "test") for corpus in found.tests]
-        scored: list[Scored] = []
-        for texts, kind in sets:
-            outputs = self.session.translated(
-                model,
-                self.prepared.tokenizer,
-                texts,
-                beam_size=decode.beam_size,
-                length_penalty=decode.length_penalty,
-            )
-            result = scores(outputs, texts.references, texts.language)
-            scored.append((texts, kind, result, outputs))
-            figures = f"BLEU {result.bleu:.2f}, chrF {result.chrf:.2f}, exact {result.exact:.1f}%"
-            how = f"{len(outputs):,} sentences, beam {decode.beam_size}"
-            self.session.tell(Note(text=f"{kind} {texts.name}: {figures} ({how})", step=self.ended.step))
-        return scored
+        found = []
+        for outcome in self.material.outcomes(model, self.run):
+            found.append(outcome)
+            self.session.tell(Note(text=f"{outcome.part} {outcome.name}: {outcome.told}", step=self.ended.step))
+        return found
 
-    def choose_heads(self) -> None:
-        """Which heads tell best which word comes from which, by the validation pairs: for `translate --alignment`; and
-        what each head does: for `look`."""
-        found = self.prepared.found
-        if not found.valid:
-            return
-        texts = texts_of(found.valid, found.tags)
-        places = [place for place, to in enumerate(texts.to) if to == texts.to[0]]
-        sources, references = ([side[place] for place in places] for side in (texts.sources, texts.references))
-        model = interop.load(self.session.out).to(self.session.team.device)
-        with suppress(AlignmentError):  # pairs without words have nothing to tell
-            measured = agreed(model, self.prepared.tokenizer, sources, references, to=texts.to[0])
-            remember(self.session.out, measured)
-        habits = properties.measure(
-            model, self.prepared.tokenizer, sources, references, to=texts.to[0], of="the validation pairs"
-        )
-        properties.remember(self.session.out, habits)
-
-    def finished(self, scored: Sequence[Scored]) -> dict[str, Any]:
+    def finished(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What a later call needs to know of this end."""
-        told = [
-            {"name": texts.name, "kind": kind, "pairs": len(outputs), **asdict(result)}
-            for texts, kind, result, outputs in scored
-        ]
+        told = [{"name": one.name, "kind": one.part, "pairs": one.count, **one.figures} for one in outcomes]
         return {
             "step": self.training.marks.step,
             "reason": self.ended.reason,
@@ -570,8 +503,7 @@ class Final:
         }
 
     def say_where(self) -> None:
-        out, found = self.session.out, self.prepared.found
-        to = f" --to {found.train[0].languages.target}" if found.tags else ""
-        told = f"the model is in {out}, and {out / CARD} says what it is; try it: attent translate {out}{to}"
+        out = self.session.out
+        told = f"the model is in {out}, and {out / CARD} says what it is; {self.material.words(out).try_it}"
         told += f", look inside: attent look {out}"
         self.session.tell(Note(text=told, step=self.ended.step))

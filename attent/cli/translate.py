@@ -119,7 +119,7 @@ class Flags(SearchFlags, MachineFlags):
 
 
 def translate(
-    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian one")],
+    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian or T5 one")],
     file: Annotated[
         Path | None,
         Parameter(

@@ -274,7 +274,7 @@ def halved(values: Sequence[float]) -> list[float]:
 
 
 def _validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
-    named = {"BLEU": "bleu", "chrF": "chrf", "exact %": "exact"}
+    named = {"BLEU": "bleu", "chrF": "chrf", "exact %": "exact", "accuracy %": "accuracy"}
     scores = {name: key for name, key in named.items() if any(getattr(row, key) is not None for row in rows)}
     table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
     for name in ("validated at", "epoch", "loss", *scores):
@@ -317,8 +317,9 @@ def progress_line(event: Progress, steps: int) -> str:
 
 def validated_line(event: Validated) -> str:
     parts = [f"validated at step {event.step:,}", f"loss {loss(event.loss)}"]
-    named = (("BLEU", event.bleu), ("chrF", event.chrf), ("exact", event.exact))
-    parts += [f"{name} {score(value)}{'%' if name == 'exact' else ''}" for name, value in named if value is not None]
+    shares = (("exact", event.exact, "%"), ("accuracy", event.accuracy, "%"))
+    named = (("BLEU", event.bleu, ""), ("chrF", event.chrf, ""), *shares)
+    parts += [f"{name} {score(value)}{unit}" for name, value, unit in named if value is not None]
     parts.append("best so far" if event.best else f"best was {many(event.waited, 'validation')} ago")
     return "  ".join(parts)
 
@@ -335,8 +336,8 @@ def end_line(event: Ended, best: Validated | None) -> str:
 
 def _figures(event: Validated) -> str:
     scores = [f"{score(v)} {name}" for v, name in ((event.bleu, "BLEU"), (event.chrf, "chrF")) if v is not None]
-    exact = [f"{score(event.exact)}% exact"] if event.exact is not None else []
-    return ", ".join([f"loss {loss(event.loss)}", *scores, *exact])
+    shares = ((event.exact, "exact"), (event.accuracy, "right"))
+    return ", ".join([f"loss {loss(event.loss)}", *scores, *(f"{score(v)}% {n}" for v, n in shares if v is not None)])
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

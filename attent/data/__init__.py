@@ -2,7 +2,8 @@
 
 The way of a pair: `corpus` finds the files that a person named and `readers` read them; `filters` drops what would
 teach nothing; `store` keeps the token ids in arrays on disk; `batches` lays them into batches. `report` tells what a
-corpus is like before hours are spent on it. Words become numbers in `attent.text`.
+corpus is like before hours are spent on it. Words become numbers in `attent.text`. Text that is read by itself goes by
+`texts` or `labels`, `encoded` and `rows`; spans are taken out of it by `spans`; images are `images`' own.
 
 The public names arrive when first used, so that reading a corpus does not wait for torch.
 """

@@ -81,6 +81,29 @@ class Batch:
     pairs: Array  # their numbers in the store, in the order in which they stand in the rows
     whole: Tensor | None = None  # all numbers of the batch in one tensor, of which the others are views
 
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.target.ids)
+
+    @property
+    def units(self) -> int:
+        """Terms of the loss: what is to be written."""
+        return self.target.tokens
+
+    @property
+    def tokens(self) -> int:
+        """Of both sides, without filler."""
+        return self.source.tokens + self.target.tokens
+
+    @property
+    def slots(self) -> int:
+        """Of the larger side, filler included."""
+        return max(self.source.ids.numel(), self.target.ids.numel())
+
+    @property
+    def width(self) -> int:
+        return max(self.source.ids.shape[1], self.target.ids.shape[1])
+
     @property
     def packing(self) -> tuple[Packing, Packing] | None:
         """As `Seq2Seq` takes it."""

@@ -260,7 +260,7 @@ def _folder(corpus: Corpus, folder: Path) -> Corpus:
     _check_sides(items, folder, corpus.languages)
     splits: dict[str | None, list[Part]] = {}
     for stem, part in found:
-        splits.setdefault(_split(stem), []).append(part)
+        splits.setdefault(split_of(stem), []).append(part)
     main = next((split for split in ("train", None) if split in splits), next(iter(splits)))
     if main in ("valid", "test") and len(splits) > 1:
         raise CorpusError(f"{corpus.name} has no file for training: name one of {_listing(found)}")
@@ -301,7 +301,7 @@ def _unreadable(corpus: Corpus, items: Sequence[_Item]) -> CorpusError:
     return CorpusError(f"{corpus.name}: no file in this folder is parallel text: attent reads {formats.KNOWN}")
 
 
-def _split(stem: str) -> str | None:
+def split_of(stem: str) -> str | None:
     """`train`, `valid` or `test` when a name begins so: `train500k`, `test_2016_flickr`, but not `testimony`."""
     return next((name for name, begin in _SPLITS.items() if re.match(rf"({begin})(?![a-z])", stem.lower())), None)
 
@@ -386,7 +386,7 @@ def _no_pair(path: Path, typed: str | None, members: dict[str, Path], asked: Lan
 
 def _beside(path: Path, part: Part, stem: str, languages: Languages) -> tuple[tuple[str, Part], ...]:
     """The validation and test files in the folder of a train file, of the same format."""
-    if _split(stem) != "train":
+    if split_of(stem) != "train":
         return ()
-    found = [(_split(s), other) for s, other in _parts(_items(path.parent), languages) if other.format == part.format]
+    found = [(split_of(s), other) for s, other in _parts(_items(path.parent), languages) if other.format == part.format]
     return tuple((split, other) for split, other in found if split in ("valid", "test"))

@@ -1,8 +1,9 @@
 """From a model to its output: searching for the best target, and text in, text out."""
 
 from attent.decode.control import Control
+from attent.decode.generator import Generation, Generator
 from attent.decode.glossary import Glossary
-from attent.decode.options import Sampling, Search
+from attent.decode.options import Sampling, Search, Writing
 from attent.decode.search import Hypotheses, beam, greedy
 from attent.decode.translate import Stopped, translate
 from attent.decode.translator import Candidate, Translation, Translator
@@ -10,6 +11,8 @@ from attent.decode.translator import Candidate, Translation, Translator
 __all__ = [
     "Candidate",
     "Control",
+    "Generation",
+    "Generator",
     "Glossary",
     "Hypotheses",
     "Sampling",
@@ -17,6 +20,7 @@ __all__ = [
     "Stopped",
     "Translation",
     "Translator",
+    "Writing",
     "beam",
     "greedy",
     "translate",

@@ -105,7 +105,7 @@ class Session(Generic[State]):
 
     def _recorder(self) -> Recorder | None:
         state: object = self.state
-        if not isinstance(state, Cache) or not can_record(state, self.plan):
+        if type(state) is not Cache or not can_record(state, self.plan):  # a prompt is no place in a recording
             return None
         return Recorder(self.engine.model, state, self.beams, self.plan)
 

@@ -101,6 +101,64 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How a text goes on behind a prompt. By default each token is drawn by chance, among the likely ones."""
+
+    max_new_tokens: int = 200  # the end counted
+    temperature: float = 0.8  # 0: the likeliest token at each step
+    top_k: int = 0  # draw among this many likeliest tokens; 0: among all
+    top_p: float = 0.95  # draw among the fewest tokens that have this much probability together
+    seed: int = 1  # the same seed, prompt and place among the prompts give the same text
+    n: int = 1  # texts for each prompt
+    stop: tuple[str, ...] = ()  # a text ends before the first of these
+    beam_size: int = 1  # more than 1: search for the likeliest text instead
+    length_penalty: float = 1.0  # of that search: score = log_prob / length^alpha
+    min_new_tokens: int = 0
+    no_repeat_ngram_size: int = 0  # no sequence of so many tokens comes twice in what is written; 0: any may
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "n", "beam_size"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
+            at_least(name, getattr(self, name), 0)
+        if not all(self.stop):
+            raise ValueError("`stop` must be words to stop at, but one is empty; leave it out")
+        if self.n > 1 and self.beam_size == 1 and not self.temperature:
+            raise ValueError(
+                f"`n` must be 1 where each token is the likeliest, since all texts would be the same, but is {self.n}; "
+                f"give a `temperature` above 0, or a `beam_size`"
+            )
+        if self.min_new_tokens >= self.max_new_tokens:
+            raise ValueError(
+                f"`min_new_tokens` must be less than `max_new_tokens`={self.max_new_tokens}, but is "
+                f"{self.min_new_tokens}"
+            )
+        if self.beam_size > 1:
+            _ = self.search
+        elif self.temperature:
+            _ = self.sampling
+
+    @property
+    def sampling(self) -> Sampling | None:
+        if self.beam_size > 1 or not self.temperature:
+            return None
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
+
+    @property
+    def search(self) -> Search:
+        """The search for the likeliest text."""
+        if self.n > self.beam_size:
+            raise ValueError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
+        return Search(
+            beam_size=self.beam_size,
+            n_best=self.n,
+            length_penalty=self.length_penalty,
+            min_length=self.min_new_tokens,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One source to search a target for, in ids."""
 

@@ -504,7 +504,8 @@ def check(end: int, max_length: int) -> None:
 
 def banned(start: int, end: int, never: Sequence[int], device: torch.device) -> Tensor:
     """No target holds the start, yet published Marian models would often write it."""
-    return torch.tensor(sorted({start, *never} - {end}), dtype=torch.int64, device=device)
+    tokens = {token for token in (start, *never) if token >= 0} - {end}  # below 0: a prompt is begun from
+    return torch.tensor(sorted(tokens), dtype=torch.int64, device=device)
 
 
 def may_ask(t: int, device: torch.device) -> bool:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 
 from attent.data.scripts import UNSPACED, letters
 from attent.decode import mbr
@@ -32,7 +31,7 @@ from attent.decode.options import Engine, Hypothesis, Job, Search
 from attent.decode.rules import looping
 from attent.decode.search import NEVER, Plan, Writer, banned
 from attent.decode.spelling import BYTE
-from attent.interop import load as load_model
+from attent.interop import load_as
 from attent.interop.ctranslate2 import never_written
 from attent.models import Seq2Seq
 from attent.models.folder import MANIFEST, read_files
@@ -128,13 +127,13 @@ class Translator:
         batch_tokens: int | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Translator:
-        """The translator of a folder, ours or a Hugging Face Marian one; of several folders, an ensemble."""
+        """The translator of a folder, ours or a Hugging Face Marian or T5 one; of several folders, an ensemble."""
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
         if engine not in (None, *get_args(EngineName)):
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
         paths = [Path(folder).expanduser() for folder in folders]
-        models = [checked(load_model(path), path) for path in paths]
+        models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [tokenizer_of(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
         if dtype not in DTYPES:
@@ -646,12 +645,6 @@ def agreed(rows: Sequence[Sequence[int]]) -> list[int]:
             break
         same.append(column[0])
     return same
-
-
-def checked(model: nn.Module, folder: Path) -> Seq2Seq:
-    if not isinstance(model, Seq2Seq):
-        raise TranslationError(f"{folder}: must be a model that translates, but is a {type(model).__name__}")
-    return model
 
 
 def check_tokenizer(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:

@@ -7,6 +7,7 @@ with text as text, PDF with fonts inside. What tokens hold is text, whatever it 
 
 from __future__ import annotations
 
+import base64
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from attent import settings
 from attent.look.arrays import unpack
+from attent.look.patches import image_of, on_patches, who_looks
 from attent.look.positions import positions
 from attent.look.terminal import harmless, shown
 from attent.look.trace import weights_of
@@ -184,6 +186,8 @@ def heads_figure(
     panels = chosen(document, path, kind, heads)
     tokens = {name: [shown(token) for token in side["tokens"]] for name, side in document["sides"].items()}
     with drawing(["".join(words) for words in tokens.values()] + [title or ""]):
+        if style == "map" and all(image_of(document, panel.layer) for panel in panels):
+            return patches_figure(document, panels, title)
         if style == "lines":
             return lines_figure(document, panels, title)
         if len(panels) == 1:
@@ -340,6 +344,51 @@ def outer_words(axes: Axes, document: Mapping[str, Any], panel: Panel, size: flo
         for text in axes.get_xticklabels():
             text.set_rotation(90)
     axes.tick_params(length=0, pad=1.5)
+
+
+# ---- patches of a picture --------------------------------------------------------------------------------------------
+
+TINT = (1.0, 0.48, 0.0)  # to be seen on black and on white
+STRONGEST = 0.82
+
+
+def patches_figure(document: Mapping[str, Any], panels: Sequence[Panel], title: str | None) -> Figure:
+    """The picture once for each head, a row for each layer, tinted where the head looks."""
+    rows: dict[str, list[Panel]] = {}
+    for panel in panels:
+        rows.setdefault(panel.layer["path"], []).append(panel)
+    columns = max(map(len, rows.values()))
+    size = min(4.0 if len(panels) == 1 else PANEL, (WIDEST - 0.5) / columns, (TALLEST - 1) / len(rows))
+    figure = new_figure(columns * (size + 0.1) + 0.4, len(rows) * (size + 0.25) + 0.6)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for line, some in enumerate(rows.values()):
+        for place, panel in enumerate(some):
+            draw_patches(grid[line, place], document, panel)
+    image = image_of(document, panels[0].layer) or {}
+    name = title if title is not None else f"{document.get('title', '')}: {who_looks(image)}"
+    figure.suptitle(titled(name), fontsize=11)
+    return figure
+
+
+def draw_patches(axes: Axes, document: Mapping[str, Any], panel: Panel) -> None:
+    import numpy as np
+    from matplotlib.image import imread
+
+    image = image_of(document, panel.layer)
+    assert image is not None
+    weights = on_patches(panel.weights, image)
+    pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
+    extent = (0, image["columns"], image["rows"], 0)
+    grey = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
+    tint = np.empty((*weights.shape, 4))
+    tint[..., :3] = TINT
+    tint[..., 3] = STRONGEST * (weights / weights.max().clamp(min=1e-9)).numpy() ** 0.7
+    axes.imshow(tint, extent=extent, interpolation="nearest")
+    name = f"layer {panel.layer['layer']}, head {panel.head}, up to {100 * float(weights.max()):.0f}%"
+    axes.set_title(name, fontsize=6.5, pad=2.5, color="#555555")
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------

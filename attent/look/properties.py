@@ -470,11 +470,13 @@ def correlation(sums: Sequence[float]) -> float | None:
     return (xy / n - x * y / n**2) / math.sqrt(spread) if spread > 1e-12 else 0.0
 
 
-def described(sums: Mapping[str, Sums]) -> Iterator[Head]:
+def described(sums: Mapping[str, Sums], own: Mapping[str, str] | None = None) -> Iterator[Head]:
+    """`own`: what tokens are called for those who look at their own text; None: as in a text."""
     for path, each in sums.items():
+        names = own or (WRITING if each.causal else OWN)
         for place, head in enumerate(each.numbers or range(each.heads)):
             values = each.values(place)
-            words = cross_habit(values) if not each.own else own_habit(values, written=each.causal)
+            words = cross_habit(values) if not each.own else own_habit(values, names)
             yield Head(path=path, head=head, says=words, values=values)
 
 
@@ -496,18 +498,26 @@ OWN = {
     "end": "the end",
     "punctuation": "punctuation",
     "same": "the same token elsewhere",
+    "token": "token",
+    "text": "sentence",
 }
 WRITING = OWN | {
     "itself": "the token just read",
     "previous": "the token before the one just read",
     "first": "the start",
 }
+PATCHES = OWN | {
+    "previous": "the patch on its left",
+    "next": "the patch on its right",
+    "first": "the class token",
+    "token": "patch",
+    "text": "picture",
+}
 RESTING = ("first", "end", "punctuation")
 
 
-def own_habit(values: Values, *, written: bool) -> str:
-    """One habit of self-attention, in words. `written`: tokens see earlier ones alone, as a decoder's."""
-    names = WRITING if written else OWN
+def own_habit(values: Values, names: Mapping[str, str] = OWN) -> str:
+    """One habit of self-attention, in words; `names` of what it looks at."""
     shares = shares_of(values, ("itself", "previous", "next", *RESTING))
     if values.same is not None and values.same >= MAIN > max(shares.values(), default=0.0):
         return f"looks at {names['same']} ({percent(values.same)} where there is one)"
@@ -516,7 +526,7 @@ def own_habit(values: Values, *, written: bool) -> str:
         or pair(shares, names)
         or near(shares, names)
         or spread(values)
-        or sharp(values)
+        or sharp(values, names)
         or leaning(values, shares, names)
         or mixed(values, shares, names)
     )
@@ -562,12 +572,13 @@ def near(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
     return "stays near: " + ", ".join(f"{names[key]} {percent(share)}" for key, share in some.items())
 
 
-def sharp(values: Values) -> str:
+def sharp(values: Values, names: Mapping[str, str] = OWN) -> str:
     if values.shared is not None and values.shared >= MAIN:
-        return f"picks one token for the whole sentence ({percent(values.shared)}), wherever it stands"
+        one = f"one {names['token']} for the whole {names['text']}"
+        return f"picks {one} ({percent(values.shared)}), wherever it stands"
     if values.evenness is None or values.evenness > SHARP:
         return ""
-    return f"picks one token by what it is, not by where it stands ({bits(values)})"
+    return f"picks one {names['token']} by what it is, not by where it stands ({bits(values)})"
 
 
 def shares_of(values: Values, keys: Sequence[str]) -> dict[str, float]:
@@ -630,7 +641,22 @@ def percent(share: float) -> str:
 
 def measure_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """The section `properties` of a document, from what the document itself holds."""
-    return measure_trace(document["layers"], document["sides"]).document()
+    found = measure_trace(document["layers"], document["sides"]).document()
+    if any(side.get("image") for side in document["sides"].values()):
+        found["columns"] = [column | ON_PICTURES.get(column["key"], {}) for column in found["columns"]]
+    return found
+
+
+ON_PICTURES = {  # what the columns are there
+    "itself": {"help": "Weight on itself."},
+    "previous": {"label": "left", "help": "Weight on the patch on its left, where there is one."},
+    "next": {"label": "right", "help": "Weight on the patch on its right, where there is one."},
+    "first": {"label": "class", "help": "Weight on the class token, of the patches."},
+    "shared": {"help": "Weight on the patch that is looked at most: near 100% where all look at the same one."},
+    "distance": {"help": "How many patches away it looks, on average, as the crow flies."},
+    "entropy": {"help": "0: it looks at one patch alone. 3 bits: as spread as evenly over 8 patches."},
+    "confidence": {"help": "Each patch's greatest weight, on average."},
+}
 
 
 def measure_trace(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mapping[str, Any]]) -> Properties:
@@ -651,16 +677,35 @@ def measure_trace(layers: Iterable[Mapping[str, Any]], sides: Mapping[str, Mappi
         sums[layer["path"]] = Sums(weights.shape[0], numbers=tuple(heads))
         if weights.numel():
             sums[layer["path"]].observe(weights[None], scenes[kind].thinned(rows))
-    return Properties(sentences=1, of="this sentence alone", heads=tuple(described(sums)))
+    picture = any(side.get("image") for side in sides.values())
+    own = PATCHES if picture else OWN if len(sides) == 1 else None  # a text that is read names each token by itself
+    of = f"this {'picture' if picture else 'sentence'} alone"
+    return Properties(sentences=1, of=of, heads=tuple(described(sums, own)))
 
 
 def scene_of_layer(layer: Mapping[str, Any], tokens: Mapping[str, Side], sides: Mapping[str, Any]) -> Scene:
     queries, keys = tokens[layer["queries"]], tokens[layer["keys"]]
     allowed = torch.ones(1, queries.real.shape[1], keys.real.shape[1], dtype=torch.bool)
     if layer["kind"] == "self":
-        return Scene.of(keys, keys, allowed.tril() if layer["causal"] else allowed, own=True)
+        scene = Scene.of(keys, keys, allowed.tril() if layer["causal"] else allowed, own=True)
+        image = sides[layer["keys"]].get("image")
+        return on_grid(scene, image["columns"], image.get("before", 0)) if image else scene
     words = word_pair(sides[layer["queries"]]["tokens"], sides[layer["keys"]]["tokens"])
     return Scene.of(queries, keys, allowed, own=False, words=[words])
+
+
+def on_grid(scene: Scene, columns: int, before: int) -> Scene:
+    """Of patches: the one on the left is in the same row, distance is as the crow flies, and what stands before them
+    (the class token) is nowhere."""
+    place = torch.arange(scene.choosing.shape[1]) - before
+    row, column, patch = place.div(columns, rounding_mode="floor"), place.remainder(columns), place >= 0
+    both = patch[:, None] & patch[None]
+    away = torch.stack([row, column], -1).float()
+    beside = (row[:, None] == row[None]) & both
+    kinds = {key: where & beside if key in ("previous", "next") else where for key, where in scene.kinds.items()}
+    if not before:
+        kinds.pop("first")  # a corner of the picture
+    return replace(scene, kinds=kinds, away=torch.cdist(away, away) * both)
 
 
 def side_of_tokens(tokens: Sequence[Mapping[str, Any]], numbers: dict[str, int]) -> Side:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rich.cells import cell_len
 from torch import Tensor
 
+from attent.look.patches import image_of, on_patches, who_looks
 from attent.look.properties import measure_document
 from attent.look.trace import weights_of
 
@@ -114,6 +115,9 @@ def picture(
     layer = layer_at(document, path)
     keys = len(document["sides"][layer["keys"]]["tokens"])
     weights = one_head(layer, weights_of(layer, keys), head)
+    image = image_of(document, layer)
+    if image is not None and 2 * image["columns"] + INDENT <= width:
+        return "\n".join(patches(weights, image))
     rows, columns = (
         [shown(token) for token in document["sides"][layer[name]]["tokens"]] for name in ("queries", "keys")
     )
@@ -174,6 +178,14 @@ def drawn(
         yield " " * INDENT + padded(row, side, right=True) + cells.rstrip()
 
 
+def patches(weights: Tensor, image: Mapping[str, Any]) -> Iterator[str]:
+    """The picture's patches, two cells wide since these are twice as high; dark is what is looked at most."""
+    yield f"{' ' * INDENT}{who_looks(image)}, dark is {100 * float(on_patches(weights, image).max()):.0f}%"
+    lines = on_patches(weights, image)
+    for line in (lines / lines.max().clamp(min=1e-9)).tolist():
+        yield f"{' ' * INDENT}|{''.join(2 * shade(weight) for weight in line)}|"
+
+
 def shade(weight: float) -> str:
     """Five shades, each for a fifth."""
     return SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)]
@@ -208,13 +220,21 @@ REMARKS = {
 }
 
 
+ON_PICTURES = REMARKS | {
+    "previous": "looks most at the patch on the left",
+    "next": "looks most at the patch on the right",
+    "first": "looks most at the class token",
+}
+
+
 def summary(document: Mapping[str, Any]) -> str:
     """Which heads stand out, and by what."""
     found = document.get("properties") or measure_document(document)
+    picture = any(side.get("image") for side in document["sides"].values())
     of = harmless(str(found["of"]))
     told = [
         (words, f"{harmless(best['path'])}:{best['head']}", f"{100 * best['values'][key]:.0f}%")
-        for key, words in REMARKS.items()
+        for key, words in (ON_PICTURES if picture else REMARKS).items()
         if (best := outstanding(found["heads"], key)) is not None
     ]
     if not told:

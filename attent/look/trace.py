@@ -23,7 +23,7 @@ FORMAT, VERSION = "attent-trace", 1
 LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")
 
 Kind = Literal["self", "cross"]
-Special = Literal["start", "end", "pad", "unknown", "tag", "byte"]
+Special = Literal["start", "end", "pad", "unknown", "tag", "byte", "mask", "class"]
 
 
 class TraceError(ValueError):

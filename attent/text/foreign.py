@@ -1,4 +1,5 @@
-"""Tokenizers that imported models bring: Marian's, plain SentencePiece files (T5, LLaMA) and `tokenizer.json`.
+"""Tokenizers that imported models bring: Marian's, plain SentencePiece files (T5, LLaMA), `tokenizer.json`, and what
+GPT-2 and BERT had before it.
 
 They are read as they are and give the ids that the model was trained with; they normalise text as their makers chose,
 so unlike ours they need not give it back as it was. Letters of a text are letters here too: a `</s>` or `>>deu<<` that
@@ -12,9 +13,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attent import settings
-from attent.text.vocabulary import Pieces, Sampling, TokenizerError, Vocabulary, check_ids, find_tag, load, valid
+from attent.text.vocabulary import (
+    SENTINEL,
+    Pieces,
+    Sampling,
+    TokenizerError,
+    Vocabulary,
+    check_ids,
+    find_tag,
+    load,
+    valid,
+)
 
 CONFIG = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
 SENTINELS = 100  # that T5 has when its files do not say
 MARIAN_TAG = re.compile(r">>(.+)<<")
 NO_SAMPLING = "only a tokenizer that attent has trained can sample; leave sampling out"
@@ -85,6 +97,10 @@ class Marian:
         self.end, self.unknown, self.pad = ids["</s>"], ids["<unk>"], ids["<pad>"]
         self.start = self.pad
         self._silent = {self.end, self.unknown, self.pad, *self._tags.values()}
+        self.before: tuple[int, ...] = ()
+        self.after: tuple[int, ...] = (self.end,)
+        self.mask: int | None = None
+        self.sentinels: tuple[int, ...] = ()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -111,7 +127,7 @@ class Marian:
         return find_tag(self._tags, language)
 
 
-# --- tokenizer.json --------------------------------------------------------------------------------------------------
+# --- Hugging Face's `tokenizers` --------------------------------------------------------------------------------------
 
 # Where a folder does not say which pieces are special: their names in published models.
 USUAL = {
@@ -119,27 +135,113 @@ USUAL = {
     "end": ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
     "pad": ("<pad>", "[PAD]"),
     "unknown": ("<unk>", "[UNK]"),
+    "mask": ("[MASK]", "<mask>"),
 }
 SAID = {
     "start": ("bos_token", "cls_token"),
     "end": ("eos_token", "sep_token"),
     "pad": ("pad_token",),
     "unknown": ("unk_token",),
+    "mask": ("mask_token",),
 }
+PROBE = "a"  # a text to see what is put around
 
 
 def fast(files: Files, where: str) -> Sides:
     """`tokenizer.json`, read by Hugging Face's `tokenizers`."""
-    both = Fast(read_fast(files["tokenizer.json"], where + "tokenizer.json"), config(files, where), where)
+    read = read_fast(files["tokenizer.json"], where + "tokenizer.json")
+    return both_sides(read, specials(files, where), where + "tokenizer.json")
+
+
+def gpt2(files: Files, where: str) -> Sides:
+    """`vocab.json` and `merges.txt`: BPE over bytes."""
+    said = specials(files, where)
+    made = byte_level(files, said, where)
+    known = [name for name in (name_of(said.get(key)) for keys in SAID.values() for key in keys) if name]
+    made.add_special_tokens([name for name in known or [*USUAL["end"]] if made.token_to_id(name) is not None])
+    return both_sides(made, said, where + "vocab.json")
+
+
+def byte_level(files: Files, said: dict[str, Any], where: str) -> Any:
+    tokenizers = package(where + "merges.txt")
+    merges = text_lines(files["merges.txt"], where + "merges.txt")
+    pairs = [tuple(line.split(" ")) for line in merges if line and not line.startswith("#version")]
+    vocab = settings.parse_json(files["vocab.json"], where + "vocab.json")
+    try:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs))
+    except Exception as error:
+        raise TokenizerError(f"{where}merges.txt: does not fit vocab.json: {error}; get both files again") from error
+    prefix = said.get("add_prefix_space") is True
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return as_letters(made)
+
+
+def bert(files: Files, where: str) -> Sides:
+    """`vocab.txt`, a piece a line: WordPiece, of small letters unless the folder says otherwise."""
+    tokenizers = package(where + "vocab.txt")
+    said = specials(files, where)
+    lines = text_lines(files["vocab.txt"], where + "vocab.txt")
+    vocab = {line: i for i, line in enumerate(lines) if line or i < len(lines) - 1}
+    first, last, unknown = (name_of(said.get(key)) or usual for key, usual in BERT_PIECES.items())
+    missing = [name for name in (first, last, unknown) if name not in vocab]
+    if missing:
+        raise TokenizerError(f"{where}vocab.txt: must have {missing[0]}, but does not; get the file again")
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
+    made.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=said.get("do_lower_case", True) is not False,
+        strip_accents=said.get("strip_accents"),
+        handle_chinese_chars=said.get("tokenize_chinese_chars", True) is not False,
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    around = [(name, vocab[name]) for name in (first, last)]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single=f"{first} $A {last}", special_tokens=around)
+    made.add_special_tokens([name for name in (first, last, unknown, "[PAD]", "[MASK]") if name in vocab])
+    return both_sides(as_letters(made), said, where + "vocab.txt")
+
+
+BERT_PIECES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+
+
+def both_sides(tokenizer: Any, said: dict[str, Any], where: str) -> Sides:
+    both = Fast(tokenizer, said, where)
     return both, both
 
 
-def read_fast(content: bytes, where: str) -> Any:
+def specials(files: Files, where: str) -> dict[str, Any]:
+    """What the folder says of its special pieces; older ones have a file for that alone."""
+    older = settings.parse_json(files[MAP], where + MAP) if MAP in files else {}
+    said = {key: value for key, value in config(files, where).items() if value is not None}
+    return older | said
+
+
+def name_of(said: Any) -> str | None:
+    """A piece by its name, or by an object that has it."""
+    name = said.get("content") if isinstance(said, dict) else said
+    return name if isinstance(name, str) else None
+
+
+def text_lines(content: bytes, where: str) -> list[str]:
+    try:
+        return [line.rstrip("\r") for line in content.decode().split("\n")]
+    except UnicodeDecodeError as error:
+        raise TokenizerError(
+            f"{where}: must be UTF-8, but byte {error.start + 1} is not; get the file again"
+        ) from error
+
+
+def package(where: str) -> Any:
     try:
         import tokenizers
     except ImportError as error:
         advice = "run pip install 'attent[hf]'"
         raise TokenizerError(f"{where}: needs the package `tokenizers` to be read; {advice}") from error
+    return tokenizers
+
+
+def read_fast(content: bytes, where: str) -> Any:
+    tokenizers = package(where)
     settings.parse_json(content, where)  # names the line of damage, which the package does not
     try:
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -147,6 +249,10 @@ def read_fast(content: bytes, where: str) -> Any:
         raise TokenizerError(f"{where}: `tokenizers` cannot read it: {error}; get the file again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return as_letters(tokenizer)
+
+
+def as_letters(tokenizer: Any) -> Any:
     tokenizer.encode_special_tokens = True  # `</s>` in a text is four letters
     return tokenizer
 
@@ -156,24 +262,33 @@ class Fast:
 
     tags: tuple[str, ...] = ()
 
-    def __init__(self, tokenizer: Any, config: dict[str, Any], where: str) -> None:
+    def __init__(self, tokenizer: Any, said: dict[str, Any], where: str) -> None:
         self._tokenizer = tokenizer
         names = tokenizer.get_vocab(with_added_tokens=True)
         self.size: int = 1 + max(names.values(), default=0)
-        found = {role: self._special(role, config) for role in USUAL}
+        found = {role: self._special(role, said) for role in USUAL}
         if found["end"] is None:
-            raise TokenizerError(f"{where}tokenizer.json: no piece ends a sentence; name it in {CONFIG}, as eos_token")
+            raise TokenizerError(f"{where}: no piece ends a sentence; name it in {CONFIG}, as eos_token")
         self.end: int = found["end"]
         self.pad: int = self.end if found["pad"] is None else found["pad"]
         self.start: int = self.pad if found["start"] is None else found["start"]
         self.unknown: int = self.end if found["unknown"] is None else found["unknown"]
+        self.mask: int | None = found["mask"]
+        self.before, self.after = self._around()
+        sentinels = {int(match[1]): i for name, i in names.items() if (match := SENTINEL.fullmatch(name))}
+        self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
 
-    def _special(self, role: str, config: dict[str, Any]) -> int | None:
-        said = [config.get(key) for key in SAID[role]]
-        names = [one.get("content") if isinstance(one, dict) else one for one in said]
-        names = [name for name in names if isinstance(name, str)] or list(USUAL[role])
-        ids = (self._tokenizer.token_to_id(name) for name in names)
+    def _special(self, role: str, said: dict[str, Any]) -> int | None:
+        names = [*(name_of(said.get(key)) for key in SAID[role]), *USUAL[role]]
+        ids = (self._tokenizer.token_to_id(name) for name in names if name is not None)
         return next((i for i in ids if i is not None), None)
+
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What it puts before and behind a text."""
+        row = self._tokenizer.encode(PROBE, add_special_tokens=True)
+        text = [place for place, special in enumerate(row.special_tokens_mask) if not special]
+        first, last = (text[0], text[-1] + 1) if text else (len(row.ids), len(row.ids))
+        return tuple(row.ids[:first]), tuple(row.ids[last:])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         rows = self._tokenizer.encode_batch_fast([valid(text) for text in texts], add_special_tokens=False)

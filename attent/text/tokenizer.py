@@ -34,7 +34,9 @@ LAYOUTS = (  # the first that fits is taken: SentencePiece's own files rather th
     Layout(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), foreign.marian),
     Layout(JOINT, (), foreign.plain),
     Layout(("spiece.model",), (foreign.CONFIG,), foreign.t5),
-    Layout(("tokenizer.json",), (foreign.CONFIG,), foreign.fast),
+    Layout(("tokenizer.json",), (foreign.CONFIG, foreign.MAP), foreign.fast),
+    Layout(("merges.txt", "vocab.json"), (foreign.CONFIG, foreign.MAP), foreign.gpt2),
+    Layout(("vocab.txt",), (foreign.CONFIG, foreign.MAP), foreign.bert),
 )
 
 

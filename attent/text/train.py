@@ -9,7 +9,7 @@ import io
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -17,7 +17,7 @@ from sentencepiece import SentencePieceTrainer, set_min_log_level
 
 from attent.text.sample import SPACE
 from attent.text.tokenizer import JOINT, SEPARATE, Tokenizer
-from attent.text.vocabulary import END, ESCAPE, PAD, QUIET, START, TAG, UNKNOWN, TokenizerError
+from attent.text.vocabulary import END, ESCAPE, MASK, PAD, QUIET, SENTINEL, START, TAG, UNKNOWN, TokenizerError
 
 Kind = Literal["bpe", "unigram", "char"]
 
@@ -57,7 +57,7 @@ class TokenizerConfig:
 def check_symbol(symbol: str) -> None:
     if not symbol or NO_TEXT.search(symbol) or any(character.isspace() for character in symbol):
         raise ValueError(f"`symbols` must be without spaces, control characters and `{SPACE}`, but one is {symbol!r}")
-    if symbol in SPECIALS or BYTE.fullmatch(symbol) or TAG.fullmatch(symbol):
+    if symbol in (*SPECIALS, MASK) or any(taken.fullmatch(symbol) for taken in (BYTE, TAG, SENTINEL)):
         raise ValueError(f"`symbols` must not hold {symbol!r}: the tokenizer uses it itself; write it in another way")
 
 
@@ -86,12 +86,31 @@ def train(
     The seed decides which lines of a long text are learnt from.
     """
     check_tags(tags)
+    controls = [f"<2{tag}>" for tag in tags]
     source, target = (take(lines, seed, ROOM[config.kind]) for lines in (sources, targets))
     if config.joint:
-        return Tokenizer.from_files({JOINT[0]: fit(source + target, config, tags)})
+        return Tokenizer.from_files({JOINT[0]: fit(source + target, config, controls)})
     # Only the source is told which language is wanted.
-    models = fit(source, config, tags), fit(target, config, ())
+    models = fit(source, config, controls), fit(target, config, ())
     return Tokenizer.from_files(dict(zip(SEPARATE, models, strict=True)))
+
+
+def train_one(
+    texts: Iterable[str], config: TokenizerConfig, *, mask: bool = False, sentinels: int = 0, seed: int = 0
+) -> Tokenizer:
+    """A tokenizer for text of one kind, with a mask for words that are to be told, or sentinels for spans of them.
+
+    A text is learnt from line by line, for lines are what SentencePiece learns from.
+    """
+    sample = take(_short_lines(texts), seed, ROOM[config.kind])
+    controls = [MASK] * mask + [f"<extra_id_{number}>" for number in range(sentinels)]
+    return Tokenizer.from_files({JOINT[0]: fit(sample, config, controls)})
+
+
+def _short_lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.split("\n"):
+            yield from (line[at : at + LONGEST] for at in range(0, len(line), LONGEST))
 
 
 # --- what is learnt from ---------------------------------------------------------------------------------------------
@@ -172,22 +191,22 @@ def without_rare(sample: Sample, counts: Counter[str], most: int) -> Sample:
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
-def fit(sample: Sample, config: TokenizerConfig, tags: Sequence[str]) -> bytes:
-    """A SentencePiece model with a size that the text can fill."""
+def fit(sample: Sample, config: TokenizerConfig, controls: Sequence[str]) -> bytes:
+    """A SentencePiece model with a size that the text can fill, and ids for what no text ever gives (`controls`)."""
     if not sample.lines:
         raise TokenizerError("there is no text to learn a tokenizer from: every line is empty; look at the corpus")
     counts = letters(sample)
-    fixed = len(SPECIALS) + len(tags) + 1 + len(config.symbols) + 256 + 1  # with the escape and the space
+    fixed = len(SPECIALS) + len(controls) + 1 + len(config.symbols) + 256 + 1  # with the escape and the space
     size = config.vocab or (choose_size(sample, counts) if config.kind != "char" else MOST)
     if size <= fixed:
         raise TokenizerError(f"`vocab` must be more than {fixed}, of which 256 are for bytes, but is {size}; raise it")
     most = (size - fixed) if config.kind == "char" else (size - fixed) // 2
     sample = without_rare(sample, counts, most)
     try:
-        return sentencepiece(sample.lines, size, config, tags)
+        return sentencepiece(sample.lines, size, config, controls)
     except RuntimeError as error:
         size = smaller(size, config, error)
-    return sentencepiece(sample.lines, size, config, tags)
+    return sentencepiece(sample.lines, size, config, controls)
 
 
 def smaller(size: int, config: TokenizerConfig, error: RuntimeError) -> int:
@@ -202,7 +221,7 @@ def smaller(size: int, config: TokenizerConfig, error: RuntimeError) -> int:
     return possible
 
 
-def sentencepiece(lines: list[str], size: int, config: TokenizerConfig, tags: Sequence[str]) -> bytes:
+def sentencepiece(lines: list[str], size: int, config: TokenizerConfig, controls: Sequence[str]) -> bytes:
     set_min_log_level(QUIET)
     model = io.BytesIO()
     SentencePieceTrainer.train(
@@ -215,7 +234,7 @@ def sentencepiece(lines: list[str], size: int, config: TokenizerConfig, tags: Se
         eos_id=END,
         unk_id=UNKNOWN,
         pad_piece=SPECIALS[PAD],
-        control_symbols=[f"<2{tag}>" for tag in tags],  # no text ever gives them: `<2de>` in a text is six letters
+        control_symbols=list(controls),  # no text ever gives them: `<2de>` in a text is six letters
         user_defined_symbols=[ESCAPE, *config.symbols],
         # Nothing is lost on the way to numbers and back.
         normalization_rule_name="identity",

@@ -23,6 +23,8 @@ PAD, START, END, UNKNOWN = 0, 1, 2, 3  # in the vocabularies that we train; impo
 
 ESCAPE = "\x1a"  # "substitute" by its Unicode name. A piece of every model that we train, and their mark
 TAG = re.compile(r"<2([^<>]+)>")
+MASK = "<mask>"
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
 SURROGATE = re.compile("[\ud800-\udfff]")
 NEVER = 1e-9  # a rate at which nothing would be drawn in a lifetime
 QUIET = 4  # SentencePiece's log level: nothing, errors come as exceptions
@@ -56,6 +58,22 @@ class Vocabulary(Protocol):
     def end(self) -> int: ...
     @property
     def unknown(self) -> int: ...
+    @property
+    def before(self) -> tuple[int, ...]:
+        """What stands before a text that a model reads by itself: BERT's [CLS], the start."""
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """What stands behind such a text: BERT's [SEP], the end, or nothing where texts are to be gone on with."""
+
+    @property
+    def mask(self) -> int | None:
+        """The id that stands in the place of a word to be told, if there is one."""
+
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """Ids that stand in the places of spans of words, the first of a text first (T5)."""
+
     @property
     def tags(self) -> tuple[str, ...]:
         """Languages that have a tag, such as ("de", "fr")."""
@@ -97,6 +115,13 @@ class Pieces:
         self._tags = {match[1]: i for i in everything if control[i] and (match := TAG.fullmatch(names[i]))}
         self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size))
         self._escapes = processor.piece_to_id(ESCAPE) != self.unknown
+        has_start = processor.bos_id() >= 0
+        self.before: tuple[int, ...] = (self.start,) if has_start else ()
+        self.after: tuple[int, ...] = (self.end,) if self._escapes or not has_start else ()  # LLaMA's goes on
+        self.mask: int | None = next((i for i in everything if control[i] and names[i] == MASK), None)
+        sentinels = {int(match[1]): i for i in everything if control[i] and (match := SENTINEL.fullmatch(names[i]))}
+        self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
+        self.sentinels = self.sentinels or tuple(range(self.size - 1, own - 1, -1))  # T5's count downwards
 
     def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int]]:
         return Pieces, self._arguments

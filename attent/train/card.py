@@ -6,6 +6,7 @@ same page. Nothing is measured, scored or looked up here.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,22 @@ print(translator.translate(["..."]{to})[0].text)"""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Words:
+    """How one speaks of a model: what it is, what it learned from, and which command is made for it."""
+
+    title: str  # "en-de translator"
+    unit: str = "pair"  # of what it learned from
+    shell: str
+    python: str
+    try_it: str  # "try it: attent translate runs/en-de"
+    loss: str = "target token"  # what the loss is a mean over
+    note: str = ""  # beneath the scores
+    samples: str = "Sample translations"
+    parts: tuple[str, str, str] = ("Source", "Reference", "Output")  # of a sample
+    both_sides: bool = True  # what is read has two of them
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """One corpus: what was read, and what became of it. `read` is `used` + all of `dropped`."""
 
@@ -41,7 +58,7 @@ class Origin:
 class Data:
     origins: tuple[Origin, ...]
     source_tokens: int
-    target_tokens: int
+    target_tokens: int  # 0 where there is one side only; both 0: they are not counted in tokens
     key: str  # of the token store: the head of a SHA-256 of the text, the filters and the tokenizer
     held_out: int  # pairs that were only validated on
     held_out_how: str  # "chosen from the corpus by a hash of ...", "valid.tsv", or "" where there are none
@@ -86,6 +103,7 @@ class Score:
     chrf: float | None = None
     exact: float | None = None
     signatures: tuple[str, ...] = ()  # sacreBLEU's, in full
+    more: tuple[tuple[str, str], ...] = ()  # other figures, as columns: ("Accuracy", "92.1%")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +134,23 @@ class Card:
     samples: tuple[Sample, ...] = ()
     curves: str = ""  # the name of the picture beside the card
     to: str | None = None  # what `--to` must say to be given one of its languages; None: it has only one
+    task: Words | None = None  # None: it translates
+
+    @property
+    def words(self) -> Words:
+        return self.task or translator(self.folder, self.source, self.target, self.to)
+
+
+def translator(folder: str, source: str, target: str, to: str | None) -> Words:
+    """How one speaks of a model that translates; `to` is what `--to` must say, None where it has one language only."""
+    flag = "" if to is None else f" --to {quoted(to)}"
+    return Words(
+        title=f"{source}-{target} translator" if source and target else "A text-to-text model",
+        shell=f"attent translate {quoted(folder)}{flag} < input.txt > output.txt",
+        python=PYTHON.format(folder=folder, to=f", to={to!r}" if to else ""),
+        try_it="",
+        note="Exact is the share of outputs that are the reference.",
+    )
 
 
 def write(card: Card, path: Path) -> None:
@@ -143,13 +178,24 @@ def with_section(card: str, title: str, paragraphs: Iterable[str], before: Seque
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
+def with_checksums(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    """The files as a card lists them."""
+    return tuple((name, sha256(path)) for name, path in zip(names, paths, strict=True))
+
+
+def sha256(path: Path) -> str:
+    """Of the whole file, so that anybody can compare it with their own by `sha256sum`."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 # ---- sections, in the order in which a person wants them -------------------------------------------------------------
 
 
 def _head(card: Card) -> Iterator[str]:
-    yield f"# {plain(_title(card))}"
+    yield f"# {plain(card.words.title)}"
     told = next((f"; {figure} on {plain(score.name)}" for score in card.scores if (figure := headline(score))), "")
-    pairs = many(sum(origin.used for origin in card.data.origins), "pair")
+    pairs = many(sum(origin.used for origin in card.data.origins), card.words.unit)
     yield f"A Transformer of {short(card.model.parameters)} parameters, trained by attent on {pairs}{told}."
 
 
@@ -159,6 +205,8 @@ def headline(score: Score) -> str:
     BLEU counts runs of four words. Where hardly a reference has as many (labels, dates) it is 0 or near it however
     good the outputs are, and then the share of exact ones is the larger of the two.
     """
+    if score.more:
+        return f"{score.more[0][1]} {score.more[0][0].lower()}"
     if score.exact and score.exact >= (score.bleu or 0.0):
         return f"{score.exact:.1f}% exact"
     if score.chrf and not score.bleu:
@@ -166,23 +214,26 @@ def headline(score: Score) -> str:
     return "" if score.bleu is None else f"{score.bleu:.1f} BLEU"
 
 
-def _title(card: Card) -> str:
-    return f"{card.source}-{card.target} translator" if card.source and card.target else "A text-to-text model"
-
-
 def _scores(card: Card) -> Iterator[str]:
     if not card.scores:
         return
     yield "## Scores"
-    head = ("Set", "Pairs", "Weights", "Decoding", "Loss", "BLEU", "chrF", "Exact")
-    rows = [(score.name, f"{score.pairs:,}", score.weights, score.decoding, *_figures(score)) for score in card.scores]
-    yield table(head, rows, right=(1, 4, 5, 6, 7))
-    loss = (
-        "Loss is cross-entropy in nats per target token. "
-        if any(score.loss is not None for score in card.scores)
-        else ""
-    )
-    yield f"{loss}Exact is the share of outputs that are the reference."
+    words = card.words
+    more = list(dict.fromkeys(name for score in card.scores for name, _ in score.more))
+    head = ("Set", f"{words.unit.capitalize()}s", "Weights", "Decoding", "Loss", "BLEU", "chrF", "Exact", *more)
+    rows = [
+        (
+            *(score.name, f"{score.pairs:,}", score.weights, score.decoding, *_figures(score)),
+            *(dict(score.more).get(name, "") for name in more),
+        )
+        for score in card.scores
+    ]
+    yield table(head, rows, right=(1, 4, 5, 6, 7, *range(8, 8 + len(more))))
+    has_loss = any(score.loss is not None for score in card.scores)
+    told = [f"Loss is cross-entropy in nats per {words.loss}."] if has_loss else []
+    told += [words.note] if words.note else []
+    if told:
+        yield " ".join(told)
     signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
     if signatures:
         yield "sacreBLEU signatures:"
@@ -199,12 +250,13 @@ def _value(value: float | None, digits: int, unit: str = "") -> str:
 
 def _use(card: Card) -> Iterator[str]:
     yield "## How to use it"
-    flag = "" if card.to is None else f" --to {_quoted(card.to)}"
-    yield fenced("sh", f"attent translate {_quoted(card.folder)}{flag} < input.txt > output.txt")
-    yield fenced("python", PYTHON.format(folder=card.folder, to=f", to={card.to!r}" if card.to else ""))
+    yield fenced("sh", card.words.shell)
+    if card.words.python:
+        yield fenced("python", card.words.python)
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
+    """As a shell takes it."""
     return path if re.fullmatch(r"[\w./+=:@%-]+", path) else "'" + path.replace("'", "'\\''") + "'"
 
 
@@ -215,14 +267,15 @@ def _data(card: Card) -> Iterator[str]:
         (origin.name, f"{origin.read:,}", f"{origin.used:,}", f"{origin.read - origin.used:,}", f"{origin.weight:g}")
         for origin in data.origins
     ]
-    yield table(("Corpus", "Pairs read", "Used", "Left out", "Weight"), rows, right=(1, 2, 3, 4))
+    read = f"{card.words.unit.capitalize()}s read"
+    yield table(("Corpus", read, "Used", "Left out", "Weight"), rows, right=(1, 2, 3, 4))
     reasons = _sum(reason for origin in data.origins for reason in origin.dropped)
     if reasons:
         yield "Left out: " + ", ".join(f"{plain(reason)} ({count:,})" for reason, count in reasons) + "."
     yield "\n".join(
         [
-            f"- Tokens: {data.source_tokens:,} of the source, {data.target_tokens:,} of the target.",
-            f"- Held out for validation: {_held_out(data)}.",
+            *_tokens(data),
+            f"- Held out for validation: {_held_out(data, card.words.unit)}.",
             f"- Key of the encoded data: {code(data.key)}",
         ]
     )
@@ -231,9 +284,16 @@ def _data(card: Card) -> Iterator[str]:
         yield table(("File", "SHA-256"), files, literal=(0, 1))
 
 
-def _held_out(data: Data) -> str:
+def _tokens(data: Data) -> Iterator[str]:
+    if data.target_tokens:
+        yield f"- Tokens: {data.source_tokens:,} of the source, {data.target_tokens:,} of the target."
+    elif data.source_tokens:
+        yield f"- Tokens: {data.source_tokens:,}."
+
+
+def _held_out(data: Data, unit: str) -> str:
     how = f"; {plain(data.held_out_how)}" if data.held_out_how else ""
-    return many(data.held_out, "pair") + how if data.held_out else "nothing"
+    return many(data.held_out, unit) + how if data.held_out else "nothing"
 
 
 def _sum(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -248,12 +308,13 @@ def _model(card: Card) -> Iterator[str]:
     model = card.model
     yield "## Model"
     learned = "" if model.trained == model.parameters else f", of which {model.trained:,} were trained"
+    layers = ((model.encoder_layers, "encoder"), (model.decoder_layers, "decoder"))
     rows = [
         ("Size", model.size),
-        ("Layers", f"{model.encoder_layers} encoder, {model.decoder_layers} decoder"),
+        ("Layers", ", ".join(f"{n} {name}" for n, name in layers if n)),
         ("Width", f"{model.width:,}, feed-forward {model.inner:,}, {many(model.heads, 'head')}"),
         ("Parameters", f"{model.parameters:,}{learned}"),
-        ("Vocabulary", f"{model.vocabulary:,}"),
+        ("Vocabulary", f"{model.vocabulary:,}" if model.vocabulary else ""),
         ("Tokenizer", model.tokenizer),
         ("Tokenizer SHA-256", model.tokenizer_sha256),
         ("Trained further from", model.started_from),
@@ -277,7 +338,7 @@ def _training(card: Card) -> Iterator[str]:
         ("Updates", f"{ran.updates:,} ({ran.epochs:.1f} epochs)"),
         ("Ended because", ran.ended),
         ("Time", duration(ran.seconds)),
-        ("Speed", f"{ran.tokens_per_second:,.0f} tokens a second, both sides"),
+        ("Speed", f"{ran.tokens_per_second:,.0f} tokens a second{', both sides' * card.words.both_sides}"),
         ("Hardware", ran.hardware),
         ("Versions", f"attent {ran.attent}, torch {ran.torch}, Python {ran.python}"),
         ("Seed", "" if ran.seed is None else str(ran.seed)),
@@ -290,14 +351,14 @@ def _training(card: Card) -> Iterator[str]:
 
 def _samples(card: Card) -> Iterator[str]:
     if card.samples:
-        yield "## Sample translations"
+        yield f"## {card.words.samples}"
         yield "Of held-out text, taken as they came and not chosen."
-        yield from (_sample(sample) for sample in card.samples)
+        yield from (_sample(sample, card.words.parts) for sample in card.samples)
 
 
-def _sample(sample: Sample) -> str:
-    rows = (("Source", sample.source), ("Reference", sample.reference), ("Output", sample.output))
-    return "\n".join(f"- **{name}:** {plain(_cut(words))}" for name, words in rows)
+def _sample(sample: Sample, names: Sequence[str]) -> str:
+    rows = zip(names, (sample.source, sample.reference, sample.output), strict=True)
+    return "\n".join(f"- **{name}:** {plain(_cut(words))}" for name, words in rows if name)
 
 
 def _cut(words: str) -> str:

@@ -14,9 +14,9 @@ import torch
 
 from attent.data.estimate import suited
 from attent.models import presets
-from attent.models.config import Seq2SeqConfig
+from attent.models.config import ModelConfig, Seq2SeqConfig
 from attent.text.tokenizer import Tokenizer
-from attent.train.config import Asked, Run, Size, TrainConfig, model_of
+from attent.train.config import Asked, M, Run, Size, TrainConfig, TrainError, flat, model_of
 from attent.train.hardware import pick_precision
 from attent.train.schedule import paper_rate
 
@@ -47,7 +47,7 @@ def sized(run: Run, asked: Asked, amount: Amount, tokenizer: Tokenizer, kind: st
     preset = replace(
         preset, encoder=replace(preset.encoder, dropout=rate), decoder=replace(preset.decoder, dropout=rate)
     )
-    model = model_of(asked, preset)
+    model: Seq2SeqConfig = model_of(asked, preset)
     if model.encoder.dropout == rate:
         why += f"; dropout {rate:g}, since few pairs are soon learned by heart" if rate > 0.1 else f"; dropout {rate:g}"
     return size, model, why
@@ -64,6 +64,35 @@ def for_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConfig:
         start=target.start,
         end=target.end,
     )
+
+
+def kept(config: M, asked: Asked, subwords: tuple[int, ...], where: str) -> M:
+    """The config of a model that is trained further: its dropout may be another, and nothing else. `subwords` are those
+    of its tokenizer, of each side."""
+    said = [path for path, _ in flat(asked) if path in ("size", "data.tokenizer.vocab") or path.startswith("model.")]
+    if wrong := [path for path in said if not path.endswith("dropout")]:
+        raise TrainError(
+            f"`{wrong[0]}` cannot be chosen with --from {where}: a model that is trained further keeps its shape and "
+            "its subwords; leave it out"
+        )
+    sizes = (config.vocab, config.targets) if isinstance(config, Seq2SeqConfig) else (getattr(config, "vocab", 0),)
+    if any(has > room for has, room in zip(subwords, sizes, strict=False)):
+        has, room = (" and ".join(f"{size:,}" for size in all_of) for all_of in (subwords, sizes))
+        raise TrainError(
+            f"{where}: its tokenizer does not match its model: {has} subwords for embeddings of {room}; copy the model "
+            "again"
+        )
+    return model_of(asked, config)
+
+
+def model_of_any(asked: Asked, preset: ModelConfig) -> ModelConfig:
+    """`config.model_of`, whichever kind of model it is."""
+    return model_of(asked, preset)  # type: ignore[type-var]  # one of them
+
+
+def kept_any(config: ModelConfig, asked: Asked, subwords: tuple[int, ...], where: str) -> ModelConfig:
+    """`kept`, whichever kind of model it is."""
+    return kept(config, asked, subwords, where)  # type: ignore[type-var]  # one of them
 
 
 def _why_size(size: Size, pairs: int, kind: str) -> str:
@@ -90,9 +119,14 @@ def recipe(
     epochs = suited(amount.pairs, device.type)[1] / (FURTHER if further else 1)
     fewest = FEWEST_STEPS // FURTHER if further else FEWEST_STEPS
     steps = train.steps or min(MOST_STEPS, max(fewest, math.ceil(epochs * an_epoch)))
-    every = train.valid_every or max(10, min(5_000, round(steps / VALIDATIONS)))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
-    precision = train.precision or pick_precision(device)[0]
+    lr = train.lr or (FURTHER_RATE if further else _rate(model, warmup, steps))
+    return filled(train, device, batch=batch, steps=steps, warmup=warmup, lr=lr)
+
+
+def filled(train: TrainConfig, device: torch.device, *, batch: int, steps: int, warmup: int, lr: float) -> TrainConfig:
+    """Every None of a recipe, of which these four are chosen: the rest follows from them and from the machine."""
+    every = train.valid_every or max(10, min(5_000, round(steps / VALIDATIONS)))
     return replace(
         train,
         batch_tokens=batch,
@@ -100,9 +134,9 @@ def recipe(
         valid_every=every,
         save_every=train.save_every or every,
         warmup=warmup,
-        lr=train.lr or (FURTHER_RATE if further else _rate(model, warmup, steps)),
+        lr=lr,
         rdrop=0.0 if train.rdrop is None else train.rdrop,
-        precision=precision,
+        precision=train.precision or pick_precision(device)[0],
         piece_tokens=train.piece_tokens or (CPU_PIECE if device.type == "cpu" else None),
         compile=device.type == "cuda" if train.compile is None else train.compile,
     )
@@ -122,16 +156,22 @@ def _by_amount(table: tuple[tuple[int, Any], ...], pairs: int) -> Any:
 def told(run: Run, why_size: str, amount: Amount, device: torch.device) -> Iterator[str]:
     """What was chosen, as sentences."""
     train, model = run.train, run.model
-    assert model is not None
+    assert isinstance(model, Seq2SeqConfig)
     assert train.batch_tokens
     assert train.steps
     stack = model.encoder
-    epochs = train.steps * train.accumulate / max(1, math.ceil(amount.tokens / train.batch_tokens))
-    size = f"{run.size}, " if run.size else ""
     yield (
-        f"model: {size}{stack.layers}+{model.decoder.layers} layers, width {stack.width}, "
-        f"vocabulary {model.vocab:,}; {why_size}"
+        f"model: {f'{run.size}, ' if run.size else ''}{stack.layers}+{model.decoder.layers} layers, "
+        f"width {stack.width}, vocabulary {model.vocab:,}; {why_size}"
     )
+    yield from told_recipe(train, amount, "by the likeliest word each time")
+
+
+def told_recipe(train: TrainConfig, amount: Amount, how: str = "") -> Iterator[str]:
+    """The updates and the validations; `how` is what these do beside working out the loss."""
+    assert train.batch_tokens
+    assert train.steps
+    epochs = train.steps * train.accumulate / max(1, math.ceil(amount.tokens / train.batch_tokens))
     yield (
         f"recipe: {train.optimiser}, learning rate up to {train.lr:g} after {train.warmup:,} updates, batches of "
         f"{train.batch_tokens:,} tokens{f' x {train.accumulate}' if train.accumulate > 1 else ''}, at most "
@@ -139,6 +179,6 @@ def told(run: Run, why_size: str, amount: Amount, device: torch.device) -> Itera
     )
     patience = f"; ends after {train.patience} without a better one" if train.patience else ""
     yield (
-        f"validation every {train.valid_every:,} updates (by the likeliest word each time), checkpoint every "
+        f"validation every {train.valid_every:,} updates{f' ({how})' if how else ''}, checkpoint every "
         f"{train.save_every:,}{patience}"
     )

@@ -10,28 +10,85 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attent import settings
 from attent.data.estimate import Size
-from attent.models import presets
-from attent.models.config import Seq2SeqConfig
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.nn import StackConfig
-from attent.train.recipe import DataConfig, DecodeConfig, Precision, TrainConfig, TrainError
+from attent.train import shapes
+from attent.train.recipe import DataConfig, DecodeConfig, Precision, Task, TrainConfig, TrainError
 
-__all__ = ["Asked", "DataConfig", "DecodeConfig", "Precision", "Run", "Size", "TrainConfig", "TrainError"]
+__all__ = ["Asked", "DataConfig", "DecodeConfig", "Precision", "Run", "Size", "Task", "TrainConfig", "TrainError"]
+
+M = TypeVar("M", Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training, from files to a model folder."""
+    """One training, from files to a model folder. Files are read as the class for their kind of model."""
 
+    task: Task = "translate"
     size: Size | None = None
     start: str | None = None  # a model to begin from (--from)
     data: DataConfig = field(default_factory=DataConfig)
-    model: Seq2SeqConfig | None = None  # None until the vocabulary is known
+    model: ModelConfig | None = None  # None until the vocabulary is known
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqRun(Run):
+    model: Seq2SeqConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalRun(Run):
+    model: CausalConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRun(Run):
+    model: EncoderConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionRun(Run):
+    model: VisionConfig | None = None
+
+
+RUNS: dict[str, type[Run]] = {
+    "translate": Seq2SeqRun,
+    "lm": CausalRun,
+    "mlm": EncoderRun,
+    "spans": Seq2SeqRun,
+    "classify": EncoderRun,
+    "images": VisionRun,
+}
+OF_MODEL: dict[type[ModelConfig], type[Run]] = {
+    Seq2SeqConfig: Seq2SeqRun,
+    CausalConfig: CausalRun,
+    EncoderConfig: EncoderRun,
+    VisionConfig: VisionRun,
+}
+
+# What is otherwise than the paper's recipe where nothing was said. All of them came after it: decay of weights, a rate
+# that falls to zero, gradients that are shortened; labels are smoothed only where they are few.
+LATER: dict[str, Any] = {
+    "optimiser": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
+    "clip_norm": 1.0, "label_smoothing": 0.0, "metric": "loss",
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "translate": {},
+    "lm": {"train": LATER | {"betas": [0.9, 0.95]}},
+    "mlm": {"train": LATER | {"weight_decay": 0.01}},
+    "spans": {"train": LATER | {"weight_decay": 0.01}},
+    "classify": {"train": LATER | {"weight_decay": 0.01, "metric": "accuracy"}},
+    "images": {
+        "train": LATER | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "metric": "accuracy"},
+        "data": {"images": {}},
+    },
+}
 
 
 # What may differ when a run goes on: none of it changes what was learned so far.
@@ -45,6 +102,7 @@ HARMLESS = frozenset(
 
 BOTH_STACKS = {field.name for field in fields(StackConfig)} - {"causal", "cross"}
 PLACEHOLDER = 1000  # a vocabulary, to check a model's table before the real one is known
+GIVEN = ("vocab", "target_vocab", "labels")  # of a model: as the data are, whatever is said
 
 
 # ---- what a person asked for -----------------------------------------------------------------------------------------
@@ -58,28 +116,52 @@ def read_asked(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[
     where = str(file) if file else "--set"
     for path, value in flags.items():
         _put(asked, path.split("."), value)
-    _spread(asked, where)
     for override in overrides:
-        for each in _for_both_stacks(override):
-            settings.override(Run, asked, each)
+        if override.partition("=")[0].strip() == "task":
+            settings.override(Run, asked, override)
+    kind = kind_of(asked)
+    _spread(asked, where, kind)
+    for override in overrides:
+        for each in _for_all_stacks(override, kind):
+            settings.override(kind, asked, each)
     check(asked, where)
     return asked
 
 
+def kind_of(asked: Asked) -> type[Run]:
+    """The class of a run: by its task, of which nonsense is told when the whole is checked."""
+    task = asked.get("task", "translate")
+    return RUNS[task] if isinstance(task, str) and task in RUNS else Seq2SeqRun
+
+
+def read_run(path: Path) -> Run:
+    """The resolved run of a file, whichever its task is."""
+    tables = settings.read_tables(path)
+    return settings.from_dict(kind_of(tables), tables, where=str(path))
+
+
 def check(asked: Asked, where: str) -> Run:
     """The run as asked for; its model is tried with a vocabulary that stands in for the real one."""
+    kind = kind_of(asked)
     tables = {name: table for name, table in asked.items() if name != "model"}
-    run = settings.from_dict(Run, tables, where=where)
-    model_of(asked, presets.tiny(PLACEHOLDER), where)
+    settings.from_dict(kind, tables, where=where)  # what was said alone: a mistake in it is told of it
+    run = settings.from_dict(kind, _merged(DEFAULTS[asked.get("task", "translate")], tables), where=where)
+    try_model(asked, shapes.placeholder(run.task, PLACEHOLDER), where)
     return run
 
 
-def model_of(asked: Asked, preset: Seq2SeqConfig, where: str = "run.toml") -> Seq2SeqConfig:
+def try_model(asked: Asked, preset: ModelConfig, where: str) -> None:
+    model_of(asked, preset, where)  # type: ignore[type-var]  # one of them
+
+
+def model_of(asked: Asked, preset: M, where: str = "run.toml") -> M:
     """The preset with what was asked for on top. Its vocabulary is the tokenizer's, whatever was said."""
-    table = {name: value for name, value in asked.get("model", {}).items() if name not in ("vocab", "target_vocab")}
+    table = {name: value for name, value in asked.get("model", {}).items() if name not in GIVEN}
     merged = _merged(settings.to_dict(preset), table)
     try:
-        return settings.from_dict(Run, {"model": merged}, where=where).model or preset
+        found = settings.from_dict(OF_MODEL[type(preset)], {"model": merged}, where=where).model
+        assert isinstance(found, type(preset))
+        return found
     except settings.SettingsError:
         raise
     except ValueError as error:
@@ -92,30 +174,40 @@ def _put(tables: Asked, path: list[str], value: Any) -> None:
     tables[path[-1]] = list(value) if isinstance(value, tuple) else value
 
 
-def _spread(asked: Asked, where: str) -> None:
-    """`model.dropout` means both stacks; what is said of one of them counts more."""
+def _spread(asked: Asked, where: str, kind: type[Run]) -> None:
+    """`model.dropout` means both stacks, or the one there is; what is said of one of them counts more."""
     model = asked.get("model")
     if isinstance(model, dict):
-        for name in [name for name in model if _of_both_stacks(name, where)]:
+        for name in [name for name in model if _of_all_stacks(name, where)]:
             value = model.pop(name)
-            for stack in ("encoder", "decoder"):
+            for stack in stacks(kind):
                 if isinstance(table := model.setdefault(stack, {}), dict):
                     table.setdefault(name, value)
 
 
-def _of_both_stacks(name: str, where: str) -> bool:
+def stacks(kind: type[Run]) -> tuple[str, ...]:
+    """What a model's stacks are called in its table."""
+    return ("encoder", "decoder") if kind is Seq2SeqRun else ("stack",)
+
+
+OTHERS = {
+    field.name for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig) for field in fields(config)
+}
+
+
+def _of_all_stacks(name: str, where: str) -> bool:
     near = get_close_matches(name, BOTH_STACKS, n=1)
-    if near and near[0] != name and name not in {field.name for field in fields(Seq2SeqConfig)}:
+    if near and near[0] != name and name not in OTHERS:
         raise settings.SettingsError(f"{where}: unknown key `model.{name}`; did you mean `model.{near[0]}`?")
     return name in BOTH_STACKS
 
 
-def _for_both_stacks(override: str) -> list[str]:
+def _for_all_stacks(override: str, kind: type[Run]) -> list[str]:
     path, equals, value = override.partition("=")
     parts = path.strip().split(".")
-    if equals and len(parts) > 1 and parts[0] == "model" and _of_both_stacks(parts[1], "--set"):
+    if equals and len(parts) > 1 and parts[0] == "model" and _of_all_stacks(parts[1], "--set"):
         rest = ".".join(parts[1:])
-        return [f"model.{stack}.{rest}={value}" for stack in ("encoder", "decoder")]
+        return [f"model.{stack}.{rest}={value}" for stack in stacks(kind)]
     return [override]
 
 

@@ -35,6 +35,7 @@ COLOURS = {
     "BLEU": "#0072b2",
     "chrF": "#009e73",
     "exact %": "#8e4585",
+    "accuracy %": "#8e4585",
     "learning rate": "#616e7c",
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif"
@@ -123,6 +124,7 @@ def _scores(validated: Sequence[Validated]) -> Iterator[Line]:
     only = all(e.bleu is None and e.chrf is None for e in validated)
     if only or max((y for _, y in exact.points), default=0.0) >= TELLS:
         yield exact
+    yield _line("accuracy %", ((e.step, e.accuracy) for e in validated), dots=True)
 
 
 def _line(name: str, points: Iterable[tuple[int, float | None]], *, dots: bool = False) -> Line:

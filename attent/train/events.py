@@ -37,11 +37,11 @@ class Progress:
 
     step: int
     epoch: float
-    loss: float  # that is minimised, per target token, in nats
+    loss: float  # that is minimised, per target token (masked word, text, image), in nats
     perplexity: float  # e to the power of the cross-entropy, without label smoothing
     lr: float
     grad_norm: float
-    tokens_per_second: float  # of both sides, without filler
+    tokens_per_second: float  # of all that is read, without filler
     seconds: float
     seconds_left: float | None
 
@@ -57,7 +57,7 @@ class Sample:
 class Validated:
     step: int
     epoch: float
-    loss: float  # cross-entropy per target token, without label smoothing
+    loss: float  # cross-entropy per target token (masked word, text, image), without label smoothing
     bleu: float | None  # None where nothing was decoded
     chrf: float | None
     exact: float | None  # per cent of outputs that are the reference, character for character
@@ -65,6 +65,7 @@ class Validated:
     waited: int  # validations since the best
     seconds: float
     samples: tuple[Sample, ...] = ()
+    accuracy: float | None = None  # per cent that are right, where something is chosen among a few or many
 
 
 @dataclass(frozen=True, kw_only=True)

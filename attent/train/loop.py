@@ -1,7 +1,8 @@
 """The training itself: updates, validations and checkpoints, until it is over or asked to stop.
 
 `Training.run` is the page to read. What a run has done so far is `Marks` and tensors, and a checkpoint is just these: a
-run that was killed goes on from the last one and comes to the same bits. Translating for validation is handed in.
+run that was killed goes on from the last one and comes to the same bits. What is learned, and how it is judged, is
+handed in (`task`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attent import settings
-from attent.data.batches import Batch, Batches, Position
-from attent.models import Seq2Seq, folder, store
-from attent.models.config import ConfigFile
+from attent.data.batches import Position
+from attent.models import Model, build_empty, folder, store
 from attent.text.tokenizer import Tokenizer
 from attent.train import chance, checkpoint
 from attent.train.checkpoint import Checkpoint
 from attent.train.config import TrainConfig, TrainError
-from attent.train.events import Ended, Note, Progress, Sample, Saved, Started, Tell, Validated
+from attent.train.events import Ended, Note, Progress, Saved, Started, Tell, Validated
 from attent.train.hardware import describe
 from attent.train.objective import Objective
 from attent.train.optimiser import Optimiser, gradient_norm, shorten
 from attent.train.pieces import Piece, cut, share
 from attent.train.schedule import learning_rate
+from attent.train.task import FIGURES, Batch, Batches, Judge, Judged, MakeObjective
 from attent.train.team import Team, full, placed
 
 REPORT = 0.5  # seconds between two events of progress; reading numbers makes a GPU wait
@@ -44,19 +44,6 @@ Reason = Literal["steps", "patience", "stopped"]
 
 class Stopping(Exception):
     """Someone asked to stop in the middle of something that is done again when the run goes on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What translating the validation part gave."""
-
-    bleu: float
-    chrf: float
-    exact: float
-    samples: tuple[Sample, ...] = ()
-
-
-Judge = Callable[[Seq2Seq], Judged]
 
 
 @dataclass(kw_only=True)
@@ -120,8 +107,8 @@ class Training:
 
     def __init__(
         self,
-        model: Seq2Seq,
-        tokenizer: Tokenizer,
+        model: Model,
+        tokenizer: Tokenizer | None,
         config: TrainConfig,
         batches: Batches,
         valid: Batches | None,
@@ -131,6 +118,7 @@ class Training:
         tell: Tell,
         stop: Callable[[], bool] = lambda: False,
         identity: Mapping[str, str] | None = None,
+        objective: MakeObjective = Objective,
     ) -> None:
         self.config, self.batches, self.valid, self.judge = config, batches, valid, judge
         self.tokenizer, self.out, self.team, self.tell, self.stop = tokenizer, out, team, tell, stop
@@ -138,7 +126,8 @@ class Training:
         self.marks = Marks(piece_tokens=config.piece_tokens)
         self.model = model.to(team.device).train()
         self.compiled = bool(config.compile)
-        self.objective = Objective(
+        self.make = objective
+        self.objective = objective(
             self.model, smoothing=config.label_smoothing, rdrop=config.rdrop or 0.0, compile=self.compiled
         )
         self.wrapped = team.wrapped(self.objective, config.shard)
@@ -215,8 +204,8 @@ class Training:
 
     def learn(self, batches: list[Batch], after: Position) -> None:
         """One update."""
-        tokens = sum(batch.target.tokens for batch in batches)
-        self.gradients(batches, tokens)
+        units = sum(batch.units for batch in batches)
+        self.gradients(batches, units)
         norm = gradient_norm(self.learning.values())
         found_inf = (~norm.isfinite()).float()
         if self.config.clip_norm:
@@ -227,13 +216,13 @@ class Training:
         self.follow()
         self.marks.epoch, self.marks.at = after
         self.count(batches)
-        self.meter.done(norm, found_inf, sum(batch.source.tokens + batch.target.tokens for batch in batches))
+        self.meter.done(norm, found_inf, sum(batch.tokens for batch in batches))
         self.report()
 
     # ---- one update --------------------------------------------------------------------------------------------------
 
-    def gradients(self, batches: list[Batch], tokens: int) -> None:
-        """Of the mean loss over all target tokens of these batches. Out of memory, it begins anew in smaller pieces."""
+    def gradients(self, batches: list[Batch], units: int) -> None:
+        """Of the mean loss over all units of these batches. Out of memory, it begins anew in smaller pieces."""
         while True:
             mark = self.meter.mark()
             try:
@@ -241,7 +230,7 @@ class Training:
                     pieces = cut(batch, self.marks.piece_tokens, self.team.size)
                     for piece in (mine := list(share(pieces, self.team.rank, self.team.size))):
                         last = number == len(batches) - 1 and piece is mine[-1]
-                        self.add_gradient(batch, piece, number, tokens, last)
+                        self.add_gradient(batch, piece, number, units, last)
                 return
             except torch.OutOfMemoryError:
                 smaller = self.smaller_pieces(batches)
@@ -251,7 +240,7 @@ class Training:
                 torch.cuda.empty_cache()
             self.marks.piece_tokens = smaller
 
-    def add_gradient(self, batch: Batch, piece: Piece, number: int, tokens: int, last: bool) -> None:
+    def add_gradient(self, batch: Batch, piece: Piece, number: int, units: int, last: bool) -> None:
         if self.team.size == 1 and self.stop():
             self.optimiser.zero_grad()
             raise Stopping
@@ -260,13 +249,12 @@ class Training:
         with self.team.quiet(self.wrapped, last), self.precision():
             loss, entropy = self.wrapped(part)
             # Behind the backward pass stands the mean over the processes, where the sum is wanted.
-            (loss * (piece.weight * self.team.size / tokens)).backward()
-        self.meter.add(loss * piece.weight, entropy * piece.weight, part.target.tokens * piece.weight)
+            (loss * (piece.weight * self.team.size / units)).backward()
+        self.meter.add(loss * piece.weight, entropy * piece.weight, part.units * piece.weight)
 
     def smaller_pieces(self, batches: list[Batch]) -> int:
         """Half as many tokens at once as just now."""
-        largest = max(max(batch.source.ids.numel(), batch.target.ids.numel()) for batch in batches)
-        widest = max(max(batch.source.ids.shape[1], batch.target.ids.shape[1]) for batch in batches)
+        largest, widest = max(batch.slots for batch in batches), max(batch.width for batch in batches)
         now = min(self.marks.piece_tokens or largest, largest)
         half = max(widest, now // 2)
         if self.team.size > 1 and now > widest:  # the others know nothing of it, and would wait for gradients
@@ -308,7 +296,7 @@ class Training:
         for batch in batches:
             digest = hashlib.sha256(self.marks.order.encode() + batch.pairs.astype("<i8").tobytes())
             self.marks.order = digest.hexdigest()
-            self.marks.tokens += batch.source.tokens + batch.target.tokens
+            self.marks.tokens += batch.tokens
 
     def asked_to_stop(self) -> bool:
         return self.team.any(self.stop())
@@ -413,7 +401,7 @@ class Training:
         self.tell(event)
         self.meter.since = time.monotonic()
 
-    def judged(self, model: Seq2Seq | None) -> Validated:
+    def judged(self, model: Model | None) -> Validated:
         """The validation of a model that the first process has; the others are told the outcome."""
         loss, scores = math.nan, None
         stopped = 0.0
@@ -422,15 +410,15 @@ class Training:
                 loss, scores = self.loss_of(model), self.judge(model) if self.judge else None
             except Stopping:
                 stopped = 1.0
-        numbers = [loss, *((scores.bleu, scores.chrf, scores.exact) if scores else (math.nan,) * 3), stopped]
-        loss, bleu, chrf, exact, stopped = self.team.told(numbers)
+        found = scores.figures if scores else {}
+        numbers = [loss, *(found.get(name, math.nan) for name in FIGURES), stopped]
+        loss, *figures, stopped = self.team.told(numbers)
         if stopped:
             raise Stopping
-        return self.compared(loss, bleu, chrf, exact, scores.samples if scores else ())
+        return self.compared(loss, dict(zip(FIGURES, figures, strict=True)), scores or Judged())
 
-    def compared(self, loss: float, bleu: float, chrf: float, exact: float, samples: tuple[Sample, ...]) -> Validated:
-        figures = {"loss": -loss, "bleu": bleu, "chrf": chrf, "exact": exact}
-        metric = figures[self.config.metric] if self.judge else figures["loss"]
+    def compared(self, loss: float, figures: Mapping[str, float], scores: Judged) -> Validated:
+        metric = -loss if self.config.metric == "loss" or not self.judge else figures[self.config.metric]
         best = math.isfinite(metric) and math.isfinite(loss) and self.is_better(metric, loss)
         if best:
             self.marks.best, self.marks.best_loss = metric, loss
@@ -446,13 +434,11 @@ class Training:
             step=self.marks.step,
             epoch=self.marks.epoch + self.marks.at / max(1, self.batches.steps(self.marks.epoch)),
             loss=loss,
-            bleu=None if math.isnan(bleu) else bleu,
-            chrf=None if math.isnan(chrf) else chrf,
-            exact=None if math.isnan(exact) else exact,
+            **{name: None if math.isnan(figure) else figure for name, figure in figures.items()},
             best=best,
             waited=self.marks.since,
             seconds=self.clock(),
-            samples=samples,
+            samples=scores.samples,
         )
 
     def is_better(self, metric: float, loss: float) -> bool:
@@ -467,10 +453,10 @@ class Training:
         return self.marks.step <= self.config.warmup or self.marks.lowest is None or loss < self.marks.lowest
 
     @torch.no_grad()
-    def loss_of(self, model: Seq2Seq) -> float:
-        """The cross-entropy per target token of the validation part."""
+    def loss_of(self, model: Model) -> float:
+        """The cross-entropy per unit (target token, masked word, text) of the validation part."""
         assert self.valid is not None
-        objective, was_training = Objective(model, smoothing=0.0), model.training
+        objective, was_training = self.make(model, smoothing=0.0), model.training
         objective.eval()
         sums = torch.zeros(2, dtype=torch.float64)
         try:
@@ -480,7 +466,7 @@ class Training:
                 batch = self.valid.batch(0, step)
                 with self.precision():
                     _, entropy = objective(batch.to(self.team.device))
-                sums += torch.tensor([float(entropy), float(batch.target.tokens)], dtype=torch.float64)
+                sums += torch.tensor([float(entropy), float(batch.units)], dtype=torch.float64)
         finally:
             model.train(was_training)
         return float(sums[0] / sums[1].clamp(min=1))
@@ -504,12 +490,11 @@ class Training:
 
     # ---- what is written ---------------------------------------------------------------------------------------------
 
-    def plain(self) -> Seq2Seq | None:
+    def plain(self) -> Model | None:
         """The model as a plain one, on the first process: whole, and with added matrices added in."""
         if self.team.size == 1 and not self.config.lora:
             return self.model
-        with torch.device("meta"):
-            like = Seq2Seq(self.model.config)
+        like = build_empty(self.model.config)
         found: dict[str, Tensor] = {}
         for name in like.state_dict():
             path, _, leaf = name.rpartition(".")
@@ -598,10 +583,6 @@ def put(place: Tensor, value: Tensor) -> None:
     place.copy_(placed(value, place))
 
 
-def write_model(out: Path, model: nn.Module, tokenizer: Tokenizer) -> None:
-    """Config, weights and tokenizer as one model folder."""
-    assert isinstance(model, Seq2Seq)
-    with torch.device("meta"):
-        like = Seq2Seq(model.config)
-    config = settings.to_dict(ConfigFile(model=model.config))
-    folder.write(out, config=config, tensors=store.tensors_of(model, like), files=tokenizer.files)
+def write_model(out: Path, model: nn.Module, tokenizer: Tokenizer | None) -> None:
+    """Config, weights and tokenizer, if there is one, as one model folder."""
+    store.save(model, out, tokenizer.files if tokenizer else None)

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from attent.nn.checks import check_rate, check_size
 
-CELLS = {"cpu": 2**21, "cuda": 2**26}  # logits at once: on CPU they stay in the cache, on a GPU they fill it
+CELLS = {"cpu": 2**21, "cuda": 2**27}  # logits at once: on CPU they stay in the cache, on a GPU they fill it
+ALIGNED = 64  # of a GPU's matrix units: a vocabulary of 50,257 words takes three times as long as one of 50,304
 
 
 def projected_loss(
@@ -187,9 +188,10 @@ class _Chunk(NamedTuple):
 class _Softmax(NamedTuple):
     """What the gradients need of a chunk."""
 
-    p: Tensor  # (P, n, V) probabilities
+    p: Tensor  # (P, n, V) probabilities; or, where they were made with these in one go, the gradients of the logits
     apart: Tensor | None  # (n, V) with two passes: log p - log q
     divergences: Tensor | None  # (2, n) KL(P || Q), KL(Q || P)
+    ready: bool = False  # p are gradients
 
 
 class _Layer:
@@ -200,7 +202,11 @@ class _Layer:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, facts: _Facts) -> None:
-        self.weight, self.bias, self.facts = weight, bias, facts
+        self.words, self.facts = len(weight), facts
+        self.on_gpu = _on_gpu(weight) and not facts.alpha
+        self.weight, self.bias = (
+            (aligned(weight), None if bias is None else aligned(bias)) if self.on_gpu else (weight, bias)
+        )
         self.mean_row = weight.mean(0, dtype=facts.exact)  # (E,)
         self.mean_bias = 0.0 if bias is None else bias.mean(dtype=facts.exact)
         self.even_row = torch.zeros_like(self.mean_row)  # what the even share adds to each row of the weight's gradient
@@ -209,8 +215,13 @@ class _Layer:
         """The loss, the plain cross-entropy, and what the gradients need."""
         facts = self.facts
         logits = F.linear(chunk.states, self.weight, self.bias)
+        logits[..., self.words :] = float("-inf")  # no words: they fill up the matrix
         apart = logits[0].to(facts.exact) - logits[1] if facts.alpha else None
-        p, right, log_total = softmax(logits, chunk.right, facts.exact)
+        ready = self.on_gpu and facts.learns
+        if ready:
+            p, right, log_total = _compiled_gradients(logits, chunk.right, facts.smoothing, facts.exact)
+        else:
+            p, right, log_total = softmax(logits, chunk.right, facts.exact)
         plain = log_total - right  # (P, n)
         uniform = log_total - (chunk.states.to(facts.exact) @ self.mean_row + self.mean_bias)  # if all words were right
         loss = ((1 - facts.smoothing) * plain + facts.smoothing * uniform).mean(0)
@@ -219,21 +230,22 @@ class _Layer:
             apart.sub_((log_total[0] - log_total[1])[:, None])
             divergences = torch.stack([(p[0] * apart).sum(-1), -(p[1] * apart).sum(-1)])
             loss = loss + facts.alpha / 4 * divergences.sum(0)
-        return loss @ chunk.counts, plain.mean(0) @ chunk.counts, _Softmax(p, apart, divergences)
+        return loss @ chunk.counts, plain.mean(0) @ chunk.counts, _Softmax(p, apart, divergences, ready)
 
     def add_gradients(self, grads: _Gradients, part: slice, chunk: _Chunk, seen: _Softmax) -> None:
         facts, passes = self.facts, len(seen.p)
         even = facts.smoothing / passes
-        of_logits = _logit_gradients(seen, chunk.right, facts)
+        of_logits = seen.p if seen.ready else _logit_gradients(seen, chunk.right, facts)
         if grads.bias is not None:
-            grads.bias.add_((chunk.counts @ of_logits).sum(0) - facts.smoothing / len(grads.bias) * chunk.counts.sum())
+            of_bias = (chunk.counts @ of_logits[..., : self.words].to(facts.exact)).sum(0)
+            grads.bias.add_(of_bias - facts.smoothing / len(grads.bias) * chunk.counts.sum())
         of_logits = of_logits.to(facts.dtype)
         if grads.states is not None:
             of_states = (of_logits @ self.weight).to(facts.exact).sub_(even * self.mean_row)
             grads.states[:, part] = of_states if chunk.filler is None else of_states.masked_fill_(chunk.filler, 0)
         if grads.weight is not None:
             states = chunk.states.flatten(0, 1)
-            _add_product(grads.weight, of_logits.flatten(0, 1).T, states)
+            _add_product(grads.weight, of_logits.flatten(0, 1).T[: self.words], states)
             self.even_row.sub_(even / len(grads.weight) * states.sum(0, dtype=facts.exact))
 
 
@@ -252,6 +264,32 @@ def softmax(logits: Tensor, right: Tensor, exact: torch.dtype) -> tuple[Tensor, 
     log_p = F.log_softmax(logits, -1, dtype=exact)
     log_total = at_right - log_p.gather(-1, right)[..., 0]
     return log_p.exp_(), at_right, log_total
+
+
+def gradients(logits: Tensor, right: Tensor, smoothing: float, exact: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """As `softmax`, but in place of the probabilities what `_logit_gradients` makes of them, in the logits' format.
+
+    Compiled, the logits are read twice and the gradients written once, and nothing of float32 lies in memory: of a step
+    of GPT-2 on an H200 that is 1.5 ms instead of 9.
+    """
+    at_right = logits.gather(-1, right)[..., 0].to(exact)
+    log_total = logits.to(exact).logsumexp(-1)
+    p = (logits.to(exact) - log_total[..., None]).exp()
+    here = torch.arange(logits.shape[-1], device=logits.device) == right
+    return torch.where(here, p - (1 - smoothing), p).to(logits.dtype), at_right, log_total
+
+
+_compiled_gradients: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(gradients)
+
+
+def _on_gpu(weight: Tensor) -> bool:
+    return weight.device.type == "cuda"
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """Zeros behind, so that their number suits a GPU."""
+    missing = -len(rows) % ALIGNED
+    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
 
 
 def _logit_gradients(seen: _Softmax, right: Tensor, facts: _Facts) -> Tensor:

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.data.batches import Batch
+from attent.data.rows import Rows
 from attent.models import Seq2Seq, shift_right
 from attent.nn import Packing
 from attent.nn.checks import check_rate
@@ -37,7 +40,7 @@ class Objective(nn.Module):
         output, target = self.model.output, batch.target
         right, real = target.ids.flatten(), target.real().flatten()
         doubled = self.rdrop > 0 and self.training
-        states = self._pass(batch, doubled).flatten(0, 1)  # (B, T, E) -> (N, E)
+        states = output.scaled(self._pass(batch, doubled)).flatten(0, 1)  # (B, T, E) -> (N, E)
         if not doubled:
             return projected_loss(states, output.weight, output.bias, right, real, self.smoothing)
         first, second = states.chunk(2)
@@ -81,3 +84,75 @@ def twice(given: Given) -> Given:
 def again(packing: Packing) -> Packing:
     segments, positions, ends = (torch.cat([x, x]) for x in (packing.segments, packing.positions, packing.ends))
     return Packing(segments, positions, ends, packing.longest)
+
+
+# ---- models of one stack ---------------------------------------------------------------------------------------------
+
+
+class OneStack(nn.Module):
+    """What is told of `Rows` by a model of one stack; what it is, those say who inherit (`told`)."""
+
+    def __init__(self, model: Any, *, smoothing: float = 0.0, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
+        super().__init__()
+        check_rate("smoothing", smoothing)
+        if rdrop:
+            raise ValueError(f"`rdrop` must be 0 but for translations, and is {rdrop}; leave it out")
+        self.model, self.smoothing = model, smoothing
+        self._states: Callable[..., Tensor] = self.states
+        if compile:
+            self._states = torch.compile(self.states, dynamic=False)
+
+    def forward(self, batch: Rows) -> tuple[Tensor, Tensor]:
+        """Sums over what is to be told: the loss, and the plain cross-entropy in nats, which has no gradient."""
+        text = batch.text
+        return self.told(self._states(text.ids, text.lengths, text.packing), batch)
+
+    def states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
+        """(B, T) -> (B, T, E)"""
+        states: Tensor = self.model(ids, lengths, packing=packing)
+        return states
+
+    def told(self, states: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class NextWords(OneStack):
+    """Of a language model: behind each token, the next. Filler stands behind all text, where no token looks."""
+
+    def states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
+        states: Tensor = self.model.states(ids, packing=packing)
+        return states
+
+    def told(self, states: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+        output, wanted = self.model.output, batch.wanted.flatten()
+        ready = output.scaled(states).flatten(0, 1)  # (B, T, E) -> (N, E)
+        return projected_loss(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
+
+
+class MaskedWords(OneStack):
+    """Of an encoder: at the places that were chosen, which word stood there."""
+
+    def told(self, states: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+        head, wanted = self.model.masked, batch.wanted.flatten()
+        ready = head.output.scaled(head.ready(at_places(states, batch))).flatten(0, 1)  # (B, M, E) -> (N, E)
+        output = head.output
+        return projected_loss(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
+
+
+def at_places(states: Tensor, batch: Rows) -> Tensor:
+    """(B, T, E) -> (B, M, E)"""
+    assert batch.places is not None
+    return states.gather(1, batch.places[..., None].expand(-1, -1, states.shape[2]))
+
+
+class TextLabels(OneStack):
+    """Of an encoder: which label each text has."""
+
+    def told(self, states: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+        logits = self.model.classify(states, batch.text.packing).flatten(0, -2)  # (B, S, C) -> (N, C)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wanted = batch.wanted.flatten()
+        with torch.autocast(logits.device.type, enabled=False):
+            loss = F.cross_entropy(logits, wanted, reduction="sum", ignore_index=-1, label_smoothing=self.smoothing)
+            plain = F.cross_entropy(logits.detach(), wanted, reduction="sum", ignore_index=-1)
+        return loss, plain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attent.data.batches import Batch
+from attent.train.task import Batch
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ class Piece:
 
 def cut(batch: Batch, tokens: int | None, ranks: int) -> list[Piece]:
     """Even pieces of at most `tokens` a side, filler included, unless a row alone has more; None: in one piece."""
-    rows = len(batch.target.ids)
-    slots = max(batch.source.ids.numel(), batch.target.ids.numel())
-    count = 1 if tokens is None else -(-slots // tokens)
+    rows = len(batch)
+    count = 1 if tokens is None else -(-batch.slots // tokens)
     count = max(1, min(rows, max(count, ranks)))
     edges = [rows * i // count for i in range(count + 1)]
     return [Piece(i, edges[i], edges[i + 1]) for i in range(count)]

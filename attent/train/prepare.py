@@ -78,7 +78,7 @@ class Prepared:
 def find(config: DataConfig, folder: Path, seed: int, tell: Tell) -> Found:
     """The corpora that the names mean, and the part to validate on."""
     languages = Languages(config.src, config.tgt)
-    train = corpora(_spooled(config.train, folder), languages, config.reading)
+    train = corpora(spooled(config.train, folder), languages, config.reading)
     targets = {corpus.languages.target for corpus in train}
     tags = len(targets) > 1 if config.tags is None else config.tags
     tests = corpora(config.test, languages, config.reading) if config.test else list(_beside(train, "test"))
@@ -90,7 +90,7 @@ def find(config: DataConfig, folder: Path, seed: int, tell: Tell) -> Found:
     return Found(train=train, valid=valid, tests=tests, held_out=held_out, tags=tags)
 
 
-def _spooled(names: Sequence[str], folder: Path) -> list[str]:
+def spooled(names: Sequence[str], folder: Path) -> list[str]:
     """Standard input can be read once only: it is written to a file first, from which a resumed run goes on."""
     copy = folder / "stdin"
     if "-" in names and not copy.exists():
@@ -232,9 +232,9 @@ def batches_of(prepared: Prepared, data: DataConfig, train: TrainConfig) -> Batc
     return Batches(prepared.store, config, seed=train.seed, weights=weights, resampled=resampled)
 
 
-def valid_batches(store: Store, data: DataConfig) -> Batches:
+def valid_batches(store: Store, least: int) -> Batches:
     """Each pair once, whatever its length."""
-    longest = max(int(store.source.lengths().max()), int(store.target.lengths().max()), data.longest)
+    longest = max(int(store.source.lengths().max()), int(store.target.lengths().max()), least)
     return Batches(store, BatchConfig(tokens=max(4096, longest), longest=longest, layout="bucketed"), seed=0)
 
 

@@ -11,9 +11,11 @@ from typing import Annotated, Literal
 
 from attent.data.corpus import Reading
 from attent.data.filters import Filters
+from attent.data.images import ImagesConfig
 from attent.data.plan import Layout
 from attent.text.train import TokenizerConfig
 
+Task = Literal["translate", "lm", "mlm", "spans", "classify", "images"]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -41,6 +43,7 @@ class DataConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     filters: Filters = field(default_factory=Filters)
     reading: Reading = field(default_factory=Reading)
+    images: ImagesConfig | None = None  # of the task images
 
     def __post_init__(self) -> None:
         if not 0 <= self.sampling < 1:
@@ -81,7 +84,7 @@ class TrainConfig:
     keep_last: Annotated[int, "checkpoints that stay"] = 5
     valid_every: Annotated[int | None, "updates between validations"] = None
     valid_sentences: Annotated[int, "sentences that each validation translates; 0: only the loss is worked out"] = 500
-    metric: Annotated[Literal["chrf", "bleu", "exact", "loss"], "by which the best model is told"] = "chrf"
+    metric: Annotated[Literal["chrf", "bleu", "exact", "accuracy", "loss"], "by which the best model is told"] = "chrf"
     patience: Annotated[int, "validations without a better one, after which training ends; 0: never"] = 10
     precision: Annotated[Precision | None, "bfloat16 where the device is fast with it"] = None
     compile: Annotated[bool | None, "compile the model: on a GPU"] = None

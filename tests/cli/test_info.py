@@ -12,7 +12,7 @@ from rich.cells import cell_len
 import attent
 from attent.cli.info import info, look, row, size
 from attent.interop import marian
-from attent.models import Seq2SeqConfig
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.models.config import decoder_of
 from attent.models.folder import FolderError
 from attent.nn import StackConfig
@@ -214,6 +214,54 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
     assert "no checksums" in page
     assert "encoder 2 layers" in page
     assert "decoder 1 layers" in page
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            CausalConfig(vocab=50, stack=replace(ENCODER, causal=True)),
+            ["a language model", "made for attent generate, attent embed, attent look", "decoder 2 layers"],
+        ),
+        (
+            EncoderConfig(vocab=50, stack=ENCODER, masked=True, pooler=True, segments=2),
+            ["a reader of text", "made for attent fill, attent embed", "kinds of text 32, encoder", "pooler 272"],
+        ),
+        (
+            VisionConfig(image=8, patch=4, channels=1, stack=ENCODER, labels=tuple("abcdefghijk")),
+            [
+                "a reader of images",
+                "made for attent classify",
+                "8 x 8, grey, in 4 patches of 4 x 4",
+                "labels 11: a, b,",
+            ],
+        ),
+    ],
+)
+def test_every_kind_of_model_is_described_with_the_commands_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: ModelConfig, told: list[str]
+) -> None:
+    attent.build(config).save(tmp_path / "model")
+    page = page_of(tmp_path / "model", capsys)
+    for words in told:
+        assert words in page
+    model = look(tmp_path / "model").model
+    assert model is not None
+    assert sum(model.parts.values()) == model.parameters
+
+
+def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(folder, ended=False)
+    better = Validated(
+        step=25, epoch=3, loss=1.5, bleu=None, chrf=None, exact=None, best=True, waited=0, seconds=3, accuracy=91.25
+    )
+    tell(folder, better, END)
+    scores = [{"name": "held-out part", "kind": "test", "pairs": 20, "accuracy": 90.0}]
+    (folder / "state").mkdir()
+    (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "scores": scores}), encoding="utf-8")
+    page = page_of(folder, capsys)
+    assert "best step 25: loss 1.500, accuracy 91.25%" in page
+    assert "scored test held-out part of 20 items: accuracy 90.00%" in page
 
 
 def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

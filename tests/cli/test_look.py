@@ -17,7 +17,9 @@ from attent import cli
 from attent.cli import looking
 from attent.look import Trace
 from attent.look.properties import NAME as HEADS
+from attent.models import CausalLM, Encoder, Vision
 from attent.train.loop import write_model
+from tests.look import family
 from tests.look.toys import TEXT, model
 from tests.text.corpus import lines, tokenizer
 
@@ -190,6 +192,98 @@ def test_what_cannot_be_done_is_told(
 ) -> None:
     to = [] if "--to" in asked else ["--to", "de"]
     assert cli.main(["look", str(folder), *asked, *to]) == code
+    assert words in capsys.readouterr().err
+
+
+# --- the rest of the family ---
+
+
+@pytest.fixture(scope="module")
+def kin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind, and a picture."""
+    root = tmp_path_factory.mktemp("kin")
+    made: dict[str, CausalLM | Encoder | Vision] = {
+        "gpt": family.causal(),
+        "bert": family.encoder(),
+        "labels": family.encoder(("good", "bad", "neither")),
+        "vit": family.vision(),
+    }
+    for name, one in made.items():
+        one.save(root / name)
+        if not isinstance(one, Vision):
+            (root / name / "tokenizer.model").write_bytes(family.tokenizer().files["tokenizer.model"])
+    return {name: root / name for name in made} | {"ring": family.write_ring(root)}
+
+
+def asked_of(kin: dict[str, Path], name: str) -> list[str]:
+    """The model and what it reads."""
+    read = {"gpt": family.TEXT, "bert": family.HIDDEN, "labels": family.TEXT, "vit": str(kin["ring"])}
+    return ["look", str(kin[name]), read[name]]
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "labels", "vit"])
+def test_each_of_the_family_is_looked_at(
+    kin: dict[str, Path], name: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """As a page, as JSON, in the terminal and as pictures, with a part silent."""
+    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
+    stack = "decoder" if name == "gpt" else "encoder"
+    silent = ["--silence", f"{stack}.blocks.1.own:2"]
+    assert cli.main([*asked_of(kin, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *silent]) == 0
+    found = document(Path("a.html").read_text(encoding="utf-8"))
+    assert found == json.loads(Path("a.json").read_text(encoding="utf-8"))
+    layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
+    assert list(layers) == [f"{stack}.blocks.{i}.own" for i in range(2)]
+    assert found["layers"][1]["silent"] == [2]  # type: ignore[index]
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    capfdbinary.readouterr()
+    assert cli.main([*asked_of(kin, name), "--terminal"]) == 0
+    out = capfdbinary.readouterr().out.decode()
+    assert f"{stack}.blocks." in out
+    says = {"gpt": "would go on: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
+    assert says[name] in out
+
+
+def test_one_head_of_a_picture_is_drawn_over_it(kin: dict[str, Path]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
+    assert cli.main([*asked_of(kin, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
+    assert "layer 1, head 3" in Path("a.svg").read_text(encoding="utf-8")
+
+
+def test_positions_of_the_family(kin: dict[str, Path]) -> None:
+    for name, scheme in (("gpt", "rotary"), ("bert", "learned"), ("vit", "learned")):
+        assert cli.main(["look", str(kin[name]), "--positions"]) == 0
+        found = document(Path("positions.html").read_text(encoding="utf-8"))
+        assert [entry["scheme"] for entry in found["positions"]] == [scheme]  # type: ignore[attr-defined]
+
+
+def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
+    assert cli.main(["look", str(kin["bert"]), "a dog", "--pair", "two women", "--json", "t.json"]) == 0
+    tokens = json.loads(Path("t.json").read_text(encoding="utf-8"))["sides"]["text"]["tokens"]
+    assert [token["special"] for token in tokens].count("end") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "code", "words"),
+    [
+        ("gpt", ["a", "--target", "b"], 1, "is a language model (a decoder alone), and --target is for translators"),
+        ("bert", ["a", "--to", "de"], 1, "is an encoder of text, and --to is for translators"),
+        ("gpt", ["a", "--data", "x.tsv"], 1, "and --data is for translators"),
+        ("gpt", ["a", "--pair", "b"], 1, "a second text is for encoders"),
+        ("gpt", ["--pair", "b"], 2, "--pair needs a sentence"),
+        ("gpt", ["--ablate", "--data", "x.tsv"], 1, "--ablate and --prune measure translations"),
+        ("vit", [], 1, "the live page has a box for text only; name a picture: attent look"),
+        ("vit", ["nowhere.png"], 1, "nowhere.png: must be an image, but cannot be opened"),
+        ("gpt", ["a", "--kind", "cross"], 1, "must leave an attention layer"),
+        ("bert", ["a", "--silence", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
+    ],
+)
+def test_what_is_not_for_a_kind_of_model_is_told(
+    kin: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, asked: list[str], code: int, words: str
+) -> None:
+    assert cli.main(["look", str(kin[name]), *asked]) == code
     assert words in capsys.readouterr().err
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from attent import cli, settings
-from attent.cli import training
+from attent import cli
+from attent.cli import training, translation
 from attent.models import folder
 from attent.text.tokenizer import Tokenizer
 from attent.train import checkpoint
-from attent.train.config import Run, TrainConfig, read_asked
+from attent.train.config import TrainConfig, read_asked, read_run
 from tests.train.runs import ROOT, checkpoints, contents, events, fingerprint, reverse, sentences, write_corpus
 
 SMALL = (
@@ -100,7 +100,7 @@ def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
     card = (finished / "card.md").read_text()
     assert "corpus.tsv" in card
     assert "|version:" in card  # sacreBLEU's signature
-    run = settings.read_toml(Run, finished / "run.toml")
+    run = read_run(finished / "run.toml")
     assert run.train.steps == 4
     assert run.model is not None
     assert run.model.encoder.width == 16
@@ -252,7 +252,7 @@ def test_more_steps_go_on(run: Path, corpus: Path, capsys: Capture) -> None:
     assert max(checkpoints(run)) == 6
     assert cli.main(["train", "--out", str(run), "--steps", "8"]) == 0
     assert max(checkpoints(run)) == 8
-    assert settings.read_toml(Run, run / "run.toml").train.steps == 8
+    assert read_run(run / "run.toml").train.steps == 8
     assert cli.main(["train", "--out", str(run)]) == 0
     assert "complete, after 8 updates" in capsys.readouterr().err
 
@@ -444,7 +444,7 @@ def test_a_model_is_trained_further(finished: Path, corpus: Path, tmp_path: Path
         *more,
     ]
     assert cli.main(call) == 0
-    assert settings.read_toml(Run, out / "run.toml").model == settings.read_toml(Run, finished / "run.toml").model
+    assert read_run(out / "run.toml").model == read_run(finished / "run.toml").model
     assert (out / "tokenizer.model").read_bytes() == (finished / "tokenizer.model").read_bytes()
     first, start = events(out, "validated")[0], [event for event in events(finished, "validated") if event["best"]][-1]
     assert abs(first["loss"] - start["loss"]) < 0.2
@@ -478,7 +478,7 @@ def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, c
 def test_stopped_while_it_translates_it_goes_on_exactly(
     at: int, finished: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, real = 0, training.translate
+    calls, real = 0, translation.translate
 
     def translate(*arguments: Any, **options: Any) -> list[str]:
         nonlocal calls
@@ -487,7 +487,7 @@ def test_stopped_while_it_translates_it_goes_on_exactly(
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(training, "translate", translate)
+    monkeypatch.setattr(translation, "translate", translate)
     out = tmp_path / "run"
     assert train(corpus, out) == 143
     assert f"go on with: attent train --out {out}" in capsys.readouterr().err

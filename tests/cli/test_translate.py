@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 import attent
 from attent import cli, models
 from attent.cli import reading
-from attent.cli.carding import sha256
 from attent.cli.interactive import COMMANDS, talk
 from attent.cli.reading import Line, Source
 from attent.cli.searching import SearchFlags, in_flags, search_of
@@ -33,6 +32,7 @@ from attent.models import Seq2Seq, shift_right
 from attent.models.config import decoder_of
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
+from attent.train.card import sha256
 from attent.train.loop import write_model
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer

@@ -169,10 +169,13 @@ def test_the_first_step_of_a_decoder_counts_nowhere() -> None:
     assert head.values.next is None
     assert head.values.end is None
     assert head.values.first == 0
-    assert head.says == "looks at the token before the one just read (100%)"
+    assert head.says == "looks at the previous token (100%)"
+    two = {"a": side(pieces), "b": side(pieces)}  # a decoder beside a source names steps by what it has read
+    (beside,) = measure_trace([layer(weights[None], causal=True)], two).heads
+    assert beside.says == "looks at the token before the one just read (100%)"
     weights[0] = 0.0
     assert own(weights, pieces, causal=True).values == head.values
-    assert own(looking_at([0] * 4, 4), pieces, causal=True).says == "rests on the start (100%)"
+    assert own(looking_at([0] * 4, 4), pieces, causal=True).says == "rests on the first token (100%)"
 
 
 def test_what_can_be_seen_decides_how_much_there_could_be() -> None:
@@ -501,7 +504,7 @@ def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None
 
 def test_one_token_for_a_whole_sentence_is_a_habit_however_sharp() -> None:
     values = module.Values(itself=0.08, next=0.08, shared=0.71, entropy=0.6, evenness=0.16)
-    assert module.own_habit(values, written=False) == "picks one token for the whole sentence (71%), wherever it stands"
+    assert module.own_habit(values) == "picks one token for the whole sentence (71%), wherever it stands"
 
 
 def test_one_word_alone_is_aligned_with_nothing() -> None:

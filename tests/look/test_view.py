@@ -14,10 +14,11 @@ from attent.decode.engine import Stopped
 from attent.decode.force import forced as force
 from attent.decode.options import Search
 from attent.interop.ctranslate2 import never_written
-from attent.look import Trace, view
+from attent.look import Trace, reading
 from attent.look.html import page
+from attent.look.reading import Budget
 from attent.look.silence import Part, silenced
-from attent.look.view import Budget, Filter, Looker, LookError, Question
+from attent.look.view import Filter, Looker, LookError, Question
 from attent.models import shift_right
 from attent.models.config import decoder_of
 from attent.nn import LearnedConfig
@@ -132,13 +133,13 @@ def test_filters_leave_the_rest_out(looker: Looker) -> None:
 
 
 def test_a_long_text_costs_no_more_than_a_page_holds(looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "WHOLE", 2_000)
-    monkeypatch.setattr(view, "ENTRIES", 2_000)
-    monkeypatch.setattr(view, "NUMBERS", 2_000)
+    monkeypatch.setattr(reading, "WHOLE", 2_000)
+    monkeypatch.setattr(reading, "ENTRIES", 2_000)
+    monkeypatch.setattr(reading, "NUMBERS", 2_000)
     found = looker.look(Question(text=" ".join([TEXT] * 4), target=" ".join([TEXT] * 4)))
     assert all("sparse" in layer and "q" not in layer for layer in found["layers"])
     most = found["layers"][0]["sparse"]["places"]["shape"][-1]
-    assert most == view.FEWEST
+    assert most == reading.FEWEST
     json.dumps(found, allow_nan=False)
 
 

@@ -262,3 +262,105 @@ def test_without_the_package_the_advice_is_to_install_it(tmp_path: Path, monkeyp
     fast_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert refusal(tmp_path).endswith("run pip install 'attent[hf]'")
+
+
+def test_what_stands_around_a_text_is_what_transformers_puts_there(tmp_path: Path) -> None:
+    ours = Tokenizer.load(fast_folder(tmp_path)).source
+    assert (ours.before, ours.after, ours.mask, ours.sentinels) == ((3,), (1,), None, ())
+
+
+def test_masks_and_sentinels_are_found_and_older_folders_say_them_in_a_file_of_their_own(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["<pad>", "</s>", "<unk>", "gap", "word", "<extra_id_1>", "<extra_id_0>", "<extra_id_10>"]
+    model = tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    made = tokenizers.Tokenizer(model)
+    made.add_special_tokens(names[5:])
+    made.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "special_tokens_map.json", {"mask_token": {"content": "gap"}})
+    ours = Tokenizer.load(tmp_path).source
+    assert (ours.mask, ours.sentinels, ours.before, ours.after) == (3, (6, 5, 7), (), ())
+    assert Tokenizer.from_files(Tokenizer.load(tmp_path).files).source.mask == 3
+
+
+# --- what GPT-2 and BERT had before tokenizer.json --------------------------------------------------------------------
+
+MIXED = [
+    *SENTENCES,
+    "Don't  STOP, Ångström naïve 汉字!",
+    "a\nb\tc <|endoftext|> d",
+    "[CLS] x [MASK]",
+    "e\u0301 İ",
+    "12,345.6%",
+]
+
+
+def gpt2_folder(folder: Path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(lines()[0], vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save_model(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_gpt2_from_its_two_files_encodes_and_decodes_as_transformers_does(tmp_path: Path, prefix: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    gpt2_folder(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"add_prefix_space": prefix})
+    ours = Tokenizer.load(tmp_path)
+    vocab, merges = (str(tmp_path / name) for name in ("vocab.json", "merges.txt"))
+    theirs = transformers.GPT2Tokenizer(vocab=vocab, merges=merges, add_prefix_space=prefix)
+    plain = [text for text in MIXED if "<|" not in text]
+    rows = ours.source.encode(plain)
+    assert rows == theirs(plain)["input_ids"]
+    assert [ours.source.decode(ids) for ids in rows] == theirs.batch_decode(rows, clean_up_tokenization_spaces=False)
+    assert ours.joint
+    assert (ours.source.start, ours.source.end, ours.source.before, ours.source.after) == (0, 0, (), ())
+    assert 0 not in ours.source.encode(["a <|endoftext|>"])[0]
+    assert ours.source.decode([0, *rows[0], 0]) == ours.source.decode(rows[0])
+    assert ours.source.size == len(theirs)
+
+
+def bert_folder(folder: Path, lower: bool = True) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.BertWordPieceTokenizer(lowercase=lower)
+    made.train_from_iterator([*lines()[0], *MIXED], vocab_size=300, show_progress=False)
+    made.save_model(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("said", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}])
+def test_bert_from_its_one_file_encodes_and_decodes_as_transformers_does(tmp_path: Path, said: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    bert_folder(tmp_path, said.get("do_lower_case", True))
+    write_json(tmp_path / "tokenizer_config.json", said)
+    ours = Tokenizer.load(tmp_path).source
+    theirs = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), **said)
+    plain = [text for text in MIXED if "[" not in text]
+    rows = [[*ours.before, *row, *ours.after] for row in ours.encode(plain)]
+    assert rows == theirs(plain)["input_ids"]
+    assert [ours.decode(ids) for ids in rows] == theirs.batch_decode(
+        rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    specials = (ours.pad, ours.unknown, ours.start, ours.end, ours.mask)
+    assert specials == (
+        theirs.pad_token_id,
+        theirs.unk_token_id,
+        theirs.cls_token_id,
+        theirs.sep_token_id,
+        theirs.mask_token_id,
+    )
+    assert ours.mask not in ours.encode(["x [MASK]"])[0]
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    folder = gpt2_folder(tmp_path)
+    (folder / "merges.txt").write_bytes(b"#version: 0.2\nq zz\n")
+    assert refusal(folder).startswith(f"{folder}/merges.txt: does not fit vocab.json: ")
+    (folder / "merges.txt").write_bytes(b"\xff")
+    assert "must be UTF-8, but byte 1 is not" in refusal(folder)
+    (folder / "vocab.json").unlink()
+    assert refusal(folder) == f"{folder}/vocab.json: is missing beside merges.txt; copy it there too"
+    (folder / "merges.txt").unlink()
+    (folder / "vocab.txt").write_text("[CLS]\na\n", encoding="utf-8")
+    assert refusal(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; get the file again"

@@ -253,7 +253,7 @@ def refusal(folder: Path) -> str:
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
         f"{tmp_path}: holds no tokenizer; looked for source.model, source.spm, tokenizer.model, spiece.model, "
-        f"tokenizer.json"
+        f"tokenizer.json, merges.txt, vocab.txt"
     )
     assert "does not exist" in refusal(tmp_path / "none")
     (tmp_path / "file").write_text("")

@@ -14,7 +14,7 @@ from attent import settings
 from attent.models import presets
 from attent.models.config import Seq2SeqConfig
 from attent.train.choose import Amount, recipe
-from attent.train.config import Asked, Run, changes, check, model_of, read_asked
+from attent.train.config import Asked, Seq2SeqRun, changes, check, model_of, read_asked, read_run
 from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig
 
 
@@ -129,13 +129,15 @@ def test_a_resolved_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> No
     train = recipe(run.train, "tiny", model, Amount(pairs=100, tokens=1000), torch.device("cpu"))
     run = replace(run, size="tiny", model=model, train=train, data=replace(run.data, layout="bucketed"))
     settings.write_toml(run, tmp_path / "run.toml")
-    assert settings.read_toml(Run, tmp_path / "run.toml") == run
+    assert read_run(tmp_path / "run.toml") == run
 
 
 def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> None:
     model = presets.small(300)
     train = recipe(TrainConfig(), "small", model, Amount(pairs=100, tokens=1000), torch.device("cpu"))
-    run = Run(size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2))
+    run = Seq2SeqRun(
+        size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2)
+    )
     settings.write_toml(run, tmp_path / "run.toml")
     again = asked(file=tmp_path / "run.toml")
     assert check(again, "run.toml").train == train

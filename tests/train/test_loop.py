@@ -61,7 +61,7 @@ def falling(scores: Sequence[float]) -> Callable[[Seq2Seq], Judged]:
     given = iter(scores)
 
     def judge(_: Seq2Seq) -> Judged:
-        return Judged(bleu=0.0, chrf=next(given), exact=0.0)
+        return Judged(figures={"bleu": 0.0, "chrf": next(given), "exact": 0.0})
 
     return judge
 
@@ -249,7 +249,7 @@ def test_the_folder_holds_the_weights_of_the_best_validation(tmp_path: Path, ema
 
     def judge(of: Seq2Seq) -> Judged:
         met.append({name: tensor.detach().clone() for name, tensor in of.named_parameters()})
-        return Judged(bleu=0.0, chrf=next(scores), exact=0.0)
+        return Judged(figures={"bleu": 0.0, "chrf": next(scores), "exact": 0.0})
 
     recipe = replace(RECIPE, steps=9, ema=ema)
     made = toy(tmp_path, recipe, judge=judge)
@@ -441,7 +441,7 @@ def test_a_stop_inside_a_validation_repeats_that_validation_when_the_run_goes_on
     def judge(_: Seq2Seq) -> Judged:
         if stopped[0]:
             raise Stopping
-        return Judged(bleu=1.0, chrf=2.0, exact=3.0)
+        return Judged(figures={"bleu": 1.0, "chrf": 2.0, "exact": 3.0})
 
     made = run_on(tmp_path, RECIPE, judge=judge)
     assert made.training.marks.step == 3

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attent.train import loss as made
 from attent.train.loss import projected_loss, rdrop_loss
 
 N, E, V = 23, 8, 31
@@ -310,3 +311,22 @@ def test_a_compiler_goes_around_it() -> None:
         return 2 * projected_loss(states.tanh(), *case[1:], 0.1)[0]
 
     close(whole(case.states), 2 * reference(case._replace(states=case.states.tanh()), 0.1)[0], torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_way_of_gpus_is_the_same(
+    smoothing: float, bias: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """A vocabulary filled up to a round number, and gradients made beside the softmax."""
+    monkeypatch.setattr(made, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(made, "_compiled_gradients", made.gradients)
+    case = given(device, bias=bias)
+    assert V % made.ALIGNED
+    ours, theirs = projected_loss(*case, smoothing, chunk=5), reference(case, smoothing)
+    for one, other in zip(ours, theirs, strict=True):
+        close(one, other, torch.float64)
+    for one, other in zip(
+        torch.autograd.grad(ours[0], case.leaves), torch.autograd.grad(theirs[0], case.leaves), strict=True
+    ):
+        close(one, other, torch.float64)

@@ -60,7 +60,7 @@ def test_at_the_end_of_a_run_the_mean_is_taken_only_if_it_is_better(tmp_path: Pa
     scores = iter([4.0, 3.0, 5.0 if better else 3.9])
 
     def judge(_: Seq2Seq) -> Judged:
-        return Judged(bleu=0.0, chrf=next(scores), exact=0.0)
+        return Judged(figures={"bleu": 0.0, "chrf": next(scores), "exact": 0.0})
 
     made = toy(tmp_path, judge=judge)
     ended = made.training.run()

@@ -104,7 +104,7 @@ def test_every_validation_pair_is_in_its_batches_once_however_long(tmp_path: Pat
     config = replace(DATA, train=(write(tmp_path / "c.tsv"),), valid=(str(long),), longest=30)
     made = prepared(tmp_path, config, of=tokenizer())
     assert made.valid is not None
-    of = valid_batches(made.valid, config)
+    of = valid_batches(made.valid, config.longest)
     pairs = [int(pair) for step in range(of.steps(0)) for pair in of.batch(0, step).pairs]
     assert sorted(pairs) == [0, 1]
     assert sum(of.batch(0, step).target.tokens for step in range(of.steps(0))) == len(made.valid.target.ids)

@@ -1,11 +1,14 @@
 // What is looked at, and the address of the page: a view can be linked, Back goes to the one before. An address that
 // asks for what the document does not have gives way to what there is.
 
-/** To begin with: the head of cross-attention that aligns the words best, else the first head of all. */
+/** To begin with: the head of cross-attention that aligns the words best, else the one that is surest of its own. */
 export function firstLook(doc) {
   const cross = doc.layers.filter((layer) => layer.kind === "cross");
   const headsOf = (layer) => Array.from({ length: layer.heads }, (_, head) => ({ layer, head }));
-  const found = cross.flatMap(headsOf).map((one) => ({ ...one, good: alignmentOf(doc, one.layer, one.head) }));
+  const alone = Object.keys(doc.json.sides ?? {}).length === 1 && doc.json.properties; // a model that reads one text
+  const good = ({ layer, head }) => (cross.length ? alignmentOf(doc, layer, head) : choosiness(doc, layer, head));
+  const among = cross.length ? cross : alone ? doc.layers : [];
+  const found = among.flatMap(headsOf).map((one) => ({ ...one, good: good(one) }));
   const best = found.reduce((a, b) => (a && a.good >= b.good ? a : b), null) ?? { layer: doc.layers[0], head: 0 };
   return { path: best.layer?.path ?? null, heads: [best.head], query: null, pinnedKey: null };
 }
@@ -19,6 +22,12 @@ function alignmentOf(doc, layer, head) {
   const most = new Float32Array(layer.weightsNow.Tq);
   layer.weightsNow.each(head, (q, k, weight) => { if (words[k] && weight > most[q]) most[q] = weight; });
   return most.reduce((sum, weight) => sum + weight, 0) / Math.max(1, most.length);
+}
+
+/** Heads that look at one token, each word at another one and not at itself, are those to look at first. */
+function choosiness(doc, layer, head) {
+  const { confidence = 0, shared = 0, itself = 0 } = doc.property(layer.path, head)?.values ?? {};
+  return confidence * (1 - shared) * (1 - itself);
 }
 
 /** `wish` as far as the document has it: an unknown layer, head or word gives way to the first. */

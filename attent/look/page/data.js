@@ -185,13 +185,23 @@ class Doc {
     return this.json.properties?.heads?.find((entry) => entry.path === path && entry.head === head) ?? null;
   }
 
-  /** The text of the sentence and of its translation, "" where there is none. */
+  /** What the model read: of a translation the source, else the one side that there is; null where nothing was read. */
+  get readSide() {
+    return this.side("source") ?? Object.values(this.json.sides ?? {})[0] ?? null;
+  }
+
+  /** The text of the sentence and of its translation (of another model: what it says), "" where there is none. */
   get sourceText() {
-    return this.side("source")?.text ?? this.json.title ?? "";
+    return this.readSide?.text ?? this.json.title ?? "";
   }
 
   get targetText() {
-    return this.side("target")?.text ?? "";
+    return this.side("target")?.text ?? this.json.outcome?.text ?? "";
+  }
+
+  /** Is it one of those that translate? A document that does not tell is. */
+  get translates() {
+    return (this.json.model?.kind ?? "seq2seq") === "seq2seq" && !this.json.outcome;
   }
 }
 

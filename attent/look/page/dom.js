@@ -10,6 +10,8 @@ const SPECIAL_WORDS = {
   unknown: "a token the model does not know",
   tag: "a tag that tells the model what to do",
   byte: "one byte of a character",
+  mask: "a hidden word",
+  class: "a vector in which the whole picture gathers",
 };
 
 /** An HTML element: h("button", {class: "quiet", on: {click: f}}, "Go"). Null, undefined and false are left out. */

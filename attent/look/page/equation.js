@@ -186,15 +186,17 @@ function eqSentence({ doc, layer, head, query, queries }) {
   const read = layer.queries === "target" ? doc.tokens("read")[query] : null;
   if (layer.queries === "read") {
     const next = h("b", {}, shown(doc.tokens("target")[query]));
-    return [where, "having read ", word, ", to write ", next, ", the decoder looks at ", eqWhom(layer)];
+    return [where, "having read ", word, ", to write ", next, ", the decoder looks at ", eqWhom(doc, layer)];
   }
-  if (!read) return [where, "how ", word, " looks at ", eqWhom(layer)];
+  if (!read) return [where, "how ", word, " looks at ", eqWhom(doc, layer)];
   const before = h("b", {}, shown(read));
-  return [where, "while the decoder writes ", word, ", having just read ", before, ", it looks at ", eqWhom(layer)];
+  return [where, "while the decoder writes ", word, ", having just read ", before, ", it looks at ", eqWhom(doc, layer)];
 }
 
-function eqWhom(layer) {
+function eqWhom(doc, layer) {
   if (layer.kind === "cross") return "the words of the source.";
+  if (doc.side(layer.keys)?.image) return "all patches of the picture.";
+  if (layer.causal && layer.queries === layer.keys) return "itself and the words before it.";
   return layer.causal ? "what is written so far." : "all words of the text.";
 }
 
@@ -310,7 +312,7 @@ function eqStrip(numbers, most, label) {
 
 function eqHead({ queries, query, layer, doc }, sum, biased) {
   const columns = [
-    ["word-cell", "word"], ["key", "its key k"], ["dot", "q · k"], ["scaled", eqScaleName(layer, sum.D)],
+    ["word-cell", doc.side(layer.keys)?.image ? "patch" : "word"], ["key", "its key k"], ["dot", "q · k"], ["scaled", eqScaleName(layer, sum.D)],
     biased && ["bias", "+ b"], ["weight", "softmax: the weight"], ["value", "weight × its value v"],
   ];
   const names = columns.filter(Boolean).map(([kind, name]) => h("th", { scope: "col", class: `eq-${kind}` }, name));

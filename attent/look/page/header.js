@@ -3,7 +3,9 @@
 
 import { h, clear, shownDifference } from "./dom.js";
 import { forgetColours } from "./colours.js";
+import { barOf, share } from "./paint.js";
 
+const LABELS_SHOWN = 3;
 const KEYS = [
   ["← →", "the head before, the head after"],
   ["↑ ↓", "the layer above, the layer below"],
@@ -84,7 +86,7 @@ export function sentences(store, actions) {
     const state = store.get();
     if (!state.doc.json.live) clear(source).append(...plainSource(state.doc));
     clear(translation).append(...translationParts(state, actions));
-    element.classList.toggle("alone", !state.doc.side("target") && !state.doc.json.live);
+    element.classList.toggle("alone", !saysSomething(state.doc) && !state.doc.json.live);
     notice.hidden = !state.error;
     notice.textContent = state.error ?? "";
     document.title = `${state.doc.json.title ? `${state.doc.json.title} · ` : ""}attent look`;
@@ -107,19 +109,38 @@ function bigText(text, content) {
 
 function plainSource(doc) {
   const text = doc.sourceText;
-  const label = Object.keys(doc.json.sides ?? {}).length ? [sideLabel(doc.side("source"), "text")] : [];
-  return [...label, bigText(text, text || "(nothing)")];
+  const label = doc.readSide ? [sideLabel(doc.readSide, "text")] : [];
+  const src = doc.readSide?.image?.src ?? "";
+  const seen = src.startsWith("data:image/") ? [h("img", { class: "thumb", alt: "", src })] : [];
+  return [...label, h("div", { class: "with-thumb" }, seen, bigText(text, text || "(nothing)"))];
 }
 
+const saysSomething = (doc) => Boolean(doc.side("target") || doc.json.outcome || doc.json.labels);
+
+/** What came of it: the translation, or what another model says. */
 function translationParts(state, actions) {
-  const side = state.doc.side("target");
-  if (!side) return [];
+  const { outcome, labels } = state.doc.json;
+  const side = state.doc.side("target") ?? outcome;
+  const told = labels ? [labelBars(labels)] : [];
+  if (labels && side?.label === "label") return [...told, ...(isTouched(state) ? [touchedLine(state, actions)] : [])];
+  return [...(side ? outcomeParts(state, side, actions) : []), ...told];
+}
+
+function labelBars({ best, count }) {
+  const shown = best.slice(0, LABELS_SHOWN);
+  const more = count > shown.length ? h("li", { class: "more" }, `and ${(count - shown.length).toLocaleString("en")} more`) : null;
+  const line = ({ label, p }, i) => h("li", { class: i ? null : "first" }, h("span", { class: "label-name", dir: "auto" }, label),
+    h("span", { class: "label-bar", "aria-hidden": "true" }, h("span", { style: barOf(p, 1) })), h("span", { class: "label-p" }, share(p)));
+  return h("div", {}, h("p", { class: "label" }, "label"), h("ol", { class: "labels" }, shown.map(line), more));
+}
+
+function outcomeParts(state, side, actions) {
   const touched = isTouched(state);
   const changed = touched && state.base.targetText !== side.text;
   const content = changed ? shownDifference(state.base.targetText, side.text) : side.text || "(nothing)";
   const parts = [sideLabel(side, "translation"), bigText(side.text, content)];
   if (changed) parts.push(h("p", { class: "was" }, "was: ", h("bdi", { dir: "auto" }, state.base.targetText)));
-  if (touched) parts.push(touchedLine(state, changed, actions));
+  if (touched) parts.push(touchedLine(state, actions));
   return parts;
 }
 
@@ -127,11 +148,12 @@ function isTouched(state) {
   return state.prefix.length > 0 || state.silence.length > 0;
 }
 
-function touchedLine({ prefix, silence }, changed, actions) {
+function touchedLine({ prefix, silence, base, doc }, actions) {
   const what = [];
+  const changed = base.targetText !== doc.targetText;
   if (prefix.length) what.push(`Forced: the first ${prefix.length === 1 ? "token" : `${prefix.length} tokens`}.`);
   if (silence.length) what.push(`Silenced: ${silence.length > 2 ? `${silence.length} parts` : silence.join(", ")}.`);
-  if (!changed) what.push("The translation stays the same.");
+  if (!changed) what.push(doc.translates ? "The translation stays the same." : "What it says stays the same.");
   const back = h("button", { class: "button", type: "button", on: { click: actions.reset } }, "Back to the original");
   return h("div", { class: "actions" }, h("span", {}, what.join(" ")), back);
 }
@@ -139,7 +161,7 @@ function touchedLine({ prefix, silence }, changed, actions) {
 function askForm(store, actions) {
   const box = h("textarea", {
     class: "entry", id: "sentence", rows: 2, dir: "auto", spellcheck: "false",
-    placeholder: "Type a sentence …", value: store.get().text,
+    placeholder: placeholderOf(store.get().doc.json.model), value: store.get().text,
   });
   const button = h("button", { class: "button primary", type: "submit" }, "Look");
   const send = (event) => {
@@ -150,13 +172,19 @@ function askForm(store, actions) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   });
   store.on(["busy"], ({ busy }) => { button.textContent = busy ? "Looking …" : "Look"; });
+  store.on(["text"], ({ text }) => { if (document.activeElement !== box) box.value = text; }); // a guess was taken
   const label = h("label", { class: "label", for: "sentence" });
-  const name = ({ doc }) => { label.textContent = sideName(doc.side("source"), "source"); };
+  const name = ({ doc }) => { label.textContent = sideName(doc.readSide, doc.translates ? "source" : "text"); };
   store.on(["doc"], name);
   name(store.get());
   const { languages = [], examples = [] } = store.get().doc.json;
   const asking = h("div", { class: "asking" }, box, languages.length ? languageChoice(store, actions, languages) : null, button);
   return h("form", { on: { submit: send } }, label, asking, exampleChoice(store, actions, box, examples));
+}
+
+function placeholderOf(model) {
+  if (model?.mask) return `Type a sentence; ${model.mask} hides a word …`;
+  return model?.kind === "causal" ? "Type the beginning of a text …" : "Type a sentence …";
 }
 
 /** For a model of several languages: into which. */

@@ -4,6 +4,8 @@
 import { h, clear } from "./dom.js";
 import { groupsOf } from "./data.js";
 import { heatScale, heatLevel, OVERLAYS } from "./colours.js";
+import { patchWeights, queryOf } from "./picture.js";
+import { focusOf } from "./sentence.js";
 
 const GAP = 3;
 const LARGEST = 52;
@@ -12,6 +14,7 @@ const EASY = 30; // pixels at which a pattern is still told at a glance
 const COLUMN = 368;
 const LABELS = 20;
 const HINT = "Layers down, heads across. Point at a head for its name; Shift and click lays one over another.";
+const PICTURED = "Each head as the patches that it looks at.";
 
 /** {element, draw()}: draw after a change of document, size or theme. */
 export function headGrid(store) {
@@ -22,7 +25,7 @@ export function headGrid(store) {
   function build() {
     groups = groupsOf(store.get().doc).map((group) => makeGroup(group));
     clear(element).append(...groups.map((group) => group.figure), says);
-    says.textContent = HINT;
+    says.textContent = isPicture(store.get().doc) ? `${PICTURED} ${HINT}` : HINT;
     element.setAttribute("role", "group");
     element.setAttribute("aria-label", "All heads");
     draw();
@@ -32,7 +35,9 @@ export function headGrid(store) {
     const width = element.clientWidth;
     if (!width) return;
     const cell = cellSize(element, groups);
-    for (const group of groups) drawGroup(group, cell);
+    const state = store.get();
+    for (const group of groups) drawGroup(group, cell, state);
+    for (const { body } of groups) body.querySelector(".grid-cells").classList.toggle("of-picture", isPicture(state.doc));
     mark();
   }
 
@@ -54,6 +59,7 @@ export function headGrid(store) {
     mark();
     followFocus(element);
   });
+  store.on(["hover", "query"], ({ doc }) => { if (isPicture(doc)) draw(); }); // another patch looks elsewhere, in every head
   build();
   return { element, draw };
 }
@@ -139,7 +145,9 @@ function tellHead(says, doc, button) {
 
 // --- drawing ---
 
-function drawGroup(group, cell) {
+const isPicture = (doc) => doc.layers.some((layer) => doc.side(layer.keys)?.image);
+
+function drawGroup(group, cell, state) {
   const dpr = Math.min(2, window.devicePixelRatio || 1);
   const side = Math.round(cell * dpr);
   const step = Math.round((cell + GAP) * dpr);
@@ -154,7 +162,9 @@ function drawGroup(group, cell) {
   const pixels = new Uint32Array(image.data.buffer);
   group.layers.forEach((layer, row) => {
     for (let head = 0; head < layer.heads; head++) {
-      paintSmall(pixels, side, layer.weightsNow, head, heatScale(0));
+      const picture = state.doc.side(layer.keys)?.image;
+      if (picture) paintPatches(pixels, side, layer, head, picture, state);
+      else paintSmall(pixels, side, layer.weightsNow, head, heatScale(0));
       context.putImageData(image, head * step, row * step);
     }
   });
@@ -174,5 +184,18 @@ function paintSmall(pixels, side, weights, head, scale) {
   for (let y = 0; y < side; y++) {
     const start = Math.floor((y * rows) / side) * columns;
     for (let x = 0; x < side; x++) pixels[y * side + x] = scale[heatLevel(pool[start + across[x]])];
+  }
+}
+
+/** What is looked at, laid out as the picture is: the patch that is looked at most at full strength. */
+function paintPatches(pixels, side, layer, head, image, state) {
+  const weights = patchWeights(layer, head, queryOf(state.doc, layer, focusOf(state)), image);
+  const most = Math.max(1e-6, ...weights);
+  const scale = heatScale(0);
+  for (let y = 0; y < side; y++) {
+    const start = Math.floor((y * image.rows) / side) * image.columns;
+    for (let x = 0; x < side; x++) {
+      pixels[y * side + x] = scale[heatLevel(weights[start + Math.floor((x * image.columns) / side)] / most)];
+    }
   }
 }

@@ -79,6 +79,7 @@ function panelsFor(panels, doc, layer) {
   const image = Boolean(doc.side(layer.keys)?.image);
   panels.lines.element.hidden = image;
   panels.picture.element.hidden = !image;
+  panels.map.element.parentElement.classList.toggle("of-picture", image);
   return [image ? panels.picture : panels.lines, panels.map];
 }
 

@@ -10,6 +10,7 @@ import { applyTheme, effectiveTheme, keptTheme, masthead, sentences, setTheme } 
 import { headsView } from "./heads.js";
 import { equationView } from "./equation.js";
 import { decodingView } from "./decoding.js";
+import { guessesView } from "./guesses.js";
 import { propertiesView } from "./properties.js";
 import { positionsView } from "./positions.js";
 import { silenceView } from "./silence.js";
@@ -18,6 +19,7 @@ const TABS = [
   { id: "heads", label: "Heads", view: headsView, has: () => true },
   { id: "equation", label: "Equation", view: equationView, has: (json) => (json.layers ?? []).length > 0 },
   { id: "decoding", label: "Decoding", view: decodingView, has: (json) => json.decoding },
+  { id: "guesses", label: "Guesses", view: guessesView, has: (json) => json.guesses },
   { id: "properties", label: "What heads do", view: propertiesView, has: (json) => json.properties || json.ablation },
   { id: "positions", label: "Positions", view: positionsView, has: (json) => (json.positions ?? []).length > 0 },
   { id: "silence", label: "Silence", view: silenceView, has: (json) => json.live && json.layers?.length },
@@ -130,7 +132,7 @@ async function boot() {
 }
 
 function furnishPage(page, doc) {
-  const text = doc.side("source")?.text ?? "";
+  const text = doc.readSide?.text ?? "";
   const silence = [];
   const store = createStore({
     doc, base: doc, ...firstLook(doc), hover: null, tab: "heads", rows: "auto", comparing: false, text, silence, prefix: [], beamSize: null, to: doc.json.languages?.[0] ?? null,

@@ -125,12 +125,13 @@ function posDrawing({ doc, one: { entry, stacks } }) {
   const block = h("span", { class: "pos-block" }, h("span", { class: "pos-times" }, count ? `${count} ×` : "each layer"),
     box("self-attention", inside ?? ""), arrow(), cross ? [box("cross-attention"), arrow()] : "", box("feed-forward"));
   const added = entry.enters === "embed" ? [h("span", { class: "pos-plus" }, "+"), here("position")] : "";
-  return h("p", { class: "pos-drawing" }, box("words"), arrow(), box("embedding"), added, arrow(), block);
+  return h("p", { class: "pos-drawing" }, box(doc.json.model?.kind === "vision" ? "patches" : "words"), arrow(), box("embedding"), added, arrow(), block);
 }
 
 function posWords(view) {
   const { state, parts } = view;
-  const fit = state.tokens.slice(0, Math.min(POS_WORDS, posLength(state)));
+  const image = posImage(state); // patches are chosen where they lie
+  const fit = state.tokens.slice(0, image ? image.before ?? 0 : Math.min(POS_WORDS, posLength(state)));
   const choose = (i) => {
     state.at = i;
     posShow(view);
@@ -146,7 +147,7 @@ function posWords(view) {
 function posShow(view) {
   const { state, parts } = view;
   posWords(view);
-  clear(parts.pictures).append(...[posValues(state), posDots(view)].filter(Boolean));
+  clear(parts.pictures).append(...[posPatches(view), posValues(state), posDots(view)].filter(Boolean));
 }
 
 function posName(state, i) {
@@ -182,6 +183,41 @@ function posDots(view) {
     tell: (i, j) => `${posName(state, i)} and ${posName(state, j)}: ${posNumber(numbers[i * columns + j])}`,
     curve: (i) => numbers.subarray(i * columns, (i + 1) * columns), above: dots.many ? parts.head.frame : null,
   });
+}
+
+const posImage = ({ doc }) => Object.values(doc.json.sides ?? {}).map((side) => side.image).find(Boolean);
+
+/** Of a picture: one place with all others, laid out as the patches are. A click chooses another. */
+function posPatches(view) {
+  const { state } = view;
+  const image = posImage(state);
+  const { rows, columns, before = 0 } = image ?? {};
+  if (!image || !state.dots || state.dots.columns !== before + rows * columns) return null;
+  const from = (state.head * state.dots.rows + state.at) * state.dots.columns + before;
+  const numbers = state.dots.data.subarray(from, from + rows * columns);
+  const title = "This place and every other";
+  const label = `${rows} rows of ${columns} patches, as they lie in the picture; press Enter on one to choose it`;
+  const canvas = h("canvas", { class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}`, "data-own-keys": true });
+  paintMatrix(canvas, numbers, rows, columns, furthest(numbers));
+  const say = h("p", { class: "pos-say", "aria-live": "polite" }, `${posName(state, state.at)}. Choose a patch.`);
+  let at = null;
+  posRead(canvas, (i, j) => {
+    at = i === null ? null : before + i * columns + j;
+    if (at !== null) say.textContent = `${posName(state, state.at)} and ${posName(state, at)}: ${posNumber(numbers[at - before])}`;
+  });
+  const choose = () => {
+    if (at === null) return;
+    state.at = at;
+    posShow(view);
+  };
+  canvas.addEventListener("click", choose);
+  canvas.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(); });
+  const mark = state.at < before ? null : h("span", { class: "pos-patch", style: {
+    left: `${(100 * ((state.at - before) % columns)) / columns}%`, top: `${(100 * Math.floor((state.at - before) / columns)) / rows}%`,
+    width: `${100 / columns}%`, height: `${100 / rows}%`,
+  } });
+  const field = h("div", { class: "pos-field pos-square" }, canvas, mark);
+  return h("figure", { class: "pos-figure pos-dots" }, h("figcaption", {}, h("b", {}, title)), field, say);
 }
 
 function posNumber(number) {

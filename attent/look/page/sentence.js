@@ -34,11 +34,19 @@ export function sayWhatIsSeen(state) {
   const layer = doc.layer(path);
   if (!layer) return ["There is nothing to look at yet."];
   const where = h("span", { class: "where" }, `${whereIsIt(layer, heads)} `);
-  const focus = focusOf(state) ?? (doc.side(layer.keys)?.image ? { side: "queries", index: 0, other: null } : null);
+  const first = doc.side(layer.queries)?.image?.before ? { side: "queries", index: 0, other: null } : null; // the class token
+  const focus = focusOf(state) ?? first;
   const silent = layer.silent.includes(heads[0]) ? " This head is silenced: what it looks at goes nowhere." : "";
-  const body = focus ? aboutWord(doc, layer, heads[0], focus) : aboutHead(doc, layer, heads[0]);
-  if (typeof body[0] === "string") body[0] = body[0].charAt(0).toUpperCase() + body[0].slice(1);
+  const body = focus ? aboutWord(doc, layer, heads[0], focus) : capital(aboutHead(doc, layer, heads[0]));
   return [where, h("br", {}), ...body, silent];
+}
+
+/** A sentence begins with a capital; a word of the text stays as it is. */
+function capital(parts) {
+  const upper = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+  if (typeof parts[0] === "string") parts[0] = upper(parts[0]);
+  else if (parts[0]?.dataset.place) parts[0].textContent = upper(parts[0].textContent);
+  return parts;
 }
 
 function whereIsIt(layer, heads) {
@@ -77,8 +85,8 @@ function aboutWord(doc, layer, head, focus) {
   const q = focus.side === "queries" ? focus.index : twin;
   const k = focus.side === "keys" ? focus.index : twin;
   const { Tq, Tk } = layer.weightsNow;
-  const looks = q !== null && q < Tq ? whatItLooksAt(doc, layer, head, q, focus.other) : [];
-  const looked = k !== null && k < Tk ? whoLooksAtIt(doc, layer, head, k) : [];
+  const looks = q !== null && q < Tq ? capital(whatItLooksAt(doc, layer, head, q, focus.other)) : [];
+  const looked = k !== null && k < Tk ? capital(whoLooksAtIt(doc, layer, head, k)) : [];
   return focus.side === "queries" ? [...looks, " ", ...looked] : [...looked, " ", ...looks];
 }
 
@@ -94,7 +102,7 @@ function whatItLooksAt(doc, layer, head, q, other) {
 
 function whoLooksAtIt(doc, layer, head, k) {
   const named = topEntries(layer.weightsNow.column(head, k), NAMED).filter(({ weight }) => weight >= 0.02);
-  if (!named.length) return [word(doc, layer.keys, k), " is hardly looked at by any word."];
+  if (!named.length) return [word(doc, layer.keys, k), doc.side(layer.queries)?.image ? " is hardly looked at by any patch." : " is hardly looked at by any word."];
   const parts = named.map(({ index, weight }) => [word(doc, layer.queries, index), ` (${percent(weight)})`]);
   const steps = { target: " is looked at most while writing ", read: " is looked at most having read " };
   const how = steps[layer.queries] ?? " is looked at most by ";
@@ -113,7 +121,8 @@ function actor(doc, layer, q) {
 }
 
 function word(doc, side, index) {
-  return h("b", {}, placeName(doc, side, index) ?? shown(doc.tokens(side)[index]));
+  const place = placeName(doc, side, index);
+  return place ? h("b", { dataset: { place: index } }, place) : h("b", {}, shown(doc.tokens(side)[index]));
 }
 
 /** Patches have no text: they are told by where they are. */

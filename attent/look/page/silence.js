@@ -7,12 +7,13 @@ import { groupsOf } from "./data.js";
 const PAUSE = 250; // milliseconds: a person who presses three switches asks one question
 
 const REDDER = "The redder a part, the more BLEU it cost to silence it.";
-const INTRO = "Press a head to switch it off: it adds nothing to the words then, and the sentence is translated again.";
+const INTRO = "Press a head to switch it off: it adds nothing to the words then, and the sentence is";
 
 export function silenceView(store, actions) {
   const parts = h("div", { class: "silence-parts" });
   const now = h("aside", { class: "silence-now", "aria-live": "polite" });
-  const intro = h("p", { class: "quiet-text" }, INTRO);
+  const again = store.get().doc.translates ? "translated" : "read";
+  const intro = h("p", { class: "quiet-text" }, `${INTRO} ${again} again.`);
   const element = h("div", {}, intro, h("br", {}), h("div", { class: "silence" }, parts, now));
   let [timer, wanted, isShown] = [null, null, false];
 
@@ -133,7 +134,7 @@ function drawOutcome(now, state, toggle, actions) {
   const [before, after] = [base.targetText, doc.targetText];
   clear(now).append(h("h2", {}, silence.length ? "Without these parts" : "Nothing is silenced"));
   if (!silence.length) {
-    now.append(h("p", { class: "text" }, h("bdi", { dir: "auto" }, before)));
+    now.append(outcomeLabel(doc), h("p", { class: "text" }, h("bdi", { dir: "auto" }, before)));
     if (doc.json.ablation) now.append(h("p", { class: "quiet-text small" }, REDDER));
     return;
   }
@@ -141,13 +142,20 @@ function drawOutcome(now, state, toggle, actions) {
     type: "button", class: "chip off", title: "switch it on again", on: { click: () => toggle(part) },
   }, part);
   const forced = state.prefix.length ? "Words are forced, too: part of the difference comes from that. " : "";
-  const same = forced + (before === after ? "The translation stays the same, word for word." : "");
+  const what = doc.translates ? "The translation stays the same, word for word." : "What it says stays the same.";
+  const same = forced + (before === after ? what : "");
   const all = h("button", { type: "button", class: "button" }, "Switch everything on again");
   all.addEventListener("click", () => actions.ask({ silence: [] }));
   now.append(
     h("div", { class: "silence-list" }, silence.map(chip)),
+    outcomeLabel(doc),
     h("p", { class: "text" }, busy ? "…" : shownDifference(before, after, { old: true })),
-    h("p", { class: "quiet-text small" }, busy ? "Translating again …" : same),
+    h("p", { class: "quiet-text small" }, busy ? `${doc.translates ? "Translating" : "Reading"} again …` : same),
     h("div", {}, all),
   );
+}
+
+/** What the text below is, where it is no translation. */
+function outcomeLabel(doc) {
+  return doc.json.outcome ? h("p", { class: "quiet-text small" }, doc.json.outcome.label) : "";
 }

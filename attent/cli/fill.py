@@ -1,0 +1,62 @@
+"""`attent fill`: the likeliest words behind the masks of a text. What is done with it is `attent.decode.reader`'s."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from attent.cli.reading_text import OUTPUT, TEXTS, ReadFlags, blocks_of, check_flags, reader_of, write
+
+if TYPE_CHECKING:
+    from attent.decode.reader import Filled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(ReadFlags):
+    """What may be asked for; each field is a flag of the command."""
+
+    top: Annotated[
+        int, Parameter(name=["--top", "-n"], group=OUTPUT, help="words for each mask; 1: print the filled texts alone")
+    ] = 5
+
+
+def fill(
+    model: Annotated[Path, Parameter(help="a folder of `attent train --task mlm`, or a BERT of Hugging Face's")],
+    texts: Annotated[list[str] | None, Parameter(help=TEXTS, negative_iterable="")] = None,
+    /,
+    *,
+    flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
+) -> None:
+    """Say which word may stand behind each mask of a text.
+
+    attent fill runs/mlm "The [MASK] sat on the mat."
+    """
+    check_flags(flags, "fill", flags.top)
+    reader = reader_of(model, flags)
+    for block in blocks_of(texts or []):
+        for found in reader.fill(block, flags.top):
+            write(as_json(found) if flags.json else as_text(found, flags.top))
+
+
+def as_json(found: Filled) -> str:
+    masks = [[asdict(guess) for guess in guesses] for guesses in found.masks]
+    return json.dumps({"source": found.source, "text": found.text, "masks": masks}, ensure_ascii=False)
+
+
+def as_text(found: Filled, top: int) -> str:
+    """The filled text; or a line for each guess, with how likely it is, mask after mask."""
+    from attent.cli.output import one_line
+
+    if top == 1:
+        return one_line(found.text)
+    lines = []
+    for number, guesses in enumerate(found.masks, 1):
+        before = f"{number}\t" if len(found.masks) > 1 else ""
+        lines += [
+            f"{before}{guess.probability:.4f}\t{one_line(guess.word)}\t{one_line(guess.text)}" for guess in guesses
+        ]
+    return "\n".join(lines)

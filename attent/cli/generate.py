@@ -1,0 +1,120 @@
+"""`attent generate`: a text goes on, word by word, as a decoder-only model writes it; or many, a prompt a line.
+
+What may be asked for is here, what is done with it is `generating`'s, and the writing itself `attent.decode`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import CycloptsError, Parameter
+
+from attent.cli.searching import FIRST, MACHINE, OUTPUT, SAMPLING, SEARCH, Dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What may be asked for; each field is a flag of the command. What is None is left to `Writing`."""
+
+    file: Annotated[
+        Path | None,
+        Parameter(name=["--file", "-f"], group=FIRST, help="prompts, one a line; without any, standard input"),
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=["--max-new-tokens", "--max-length", "-l"],
+            group=FIRST,
+            help="tokens to write at most, the end counted; by default 200",
+        ),
+    ] = None
+    n: Annotated[
+        int | None,
+        Parameter(name=["-n", "--n", "--num-return-sequences"], group=FIRST, help="texts for each prompt"),
+    ] = None
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(group=FIRST, negative_iterable="", help="end before these words; may be repeated"),
+    ] = ()
+
+    temperature: Annotated[
+        float | None,
+        Parameter(
+            name=["--temperature", "-t"],
+            group=SAMPLING,
+            help="by default 0.8; below 1: nearer to the likeliest; above: bolder; 0: always the likeliest (greedy)",
+        ),
+    ] = None
+    top_k: Annotated[int | None, Parameter(group=SAMPLING, help="draw among this many likeliest tokens")] = None
+    top_p: Annotated[
+        float | None,
+        Parameter(
+            group=SAMPLING,
+            help="draw among the fewest tokens that have this much probability together, by default 0.95",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, Parameter(group=SAMPLING, help="the same seed writes the same text; by default another each time")
+    ] = None
+
+    beam_size: Annotated[
+        int | None,
+        Parameter(
+            name=["--beam-size", "-b", "--beam", "--num-beams"],
+            group=SEARCH,
+            help="search for the likeliest text, so many followed side by side, instead of drawing",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None, Parameter(group=SEARCH, help="of beams: score = log_prob / length^alpha, by default 1")
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, Parameter(name=["--min-new-tokens", "--min-length"], group=SEARCH, help="tokens at least")
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, Parameter(group=SEARCH, help="no sequence of so many tokens comes twice in what is written")
+    ] = None
+
+    json: Annotated[
+        bool,
+        Parameter(group=OUTPUT, negative="", help="a JSON object a line: prompt, text, ids, log_prob, reason, seed"),
+    ] = False
+    echo: Annotated[
+        bool, Parameter(group=OUTPUT, negative="--no-echo", help="the prompt before the text that goes on from it")
+    ] = True
+
+    device: Annotated[
+        str | None, Parameter(group=MACHINE, help="cuda, cuda:1, mps or cpu; by default the best there is")
+    ] = None
+    dtype: Annotated[Dtype | None, Parameter(group=MACHINE, help="by default as the model is stored")] = None
+    threads: Annotated[
+        int | None, Parameter(name=["--threads", "--cpu-threads"], group=MACHINE, help="by default all cores")
+    ] = None
+    batch_rows: Annotated[int | None, Parameter(group=MACHINE, help="texts written at once")] = None
+
+
+def generate(
+    model: Annotated[Path, Parameter(help="a folder of a language model, ours or a Hugging Face GPT-2 or LLaMA one")],
+    prompt: Annotated[str | None, Parameter(help="what to go on from; put it in quotes")] = None,
+    /,
+    *,
+    flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
+) -> None:
+    """Go on with a text.
+
+    attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
+    """
+    problem = None
+    if prompt is not None and flags.file is not None:
+        problem = "give a prompt or a --file of them, but not both"
+    for name in ("threads", "batch_rows"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            problem = f"--{name.replace('_', '-')} must be 1 or more, but is {value}"
+    if problem:
+        raise CycloptsError(msg=problem, command_chain=("generate",))
+    from attent.cli.generating import start
+
+    start(model, prompt, flags)

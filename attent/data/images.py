@@ -1,0 +1,612 @@
+"""Images and what each shows, as bytes of one size: idx files (MNIST and its kin), or a folder of pictures per class.
+
+    a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test set)
+    cat/*.jpg dog/*.jpg ...      or with the parts told apart: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
+
+They are read once into memory-mapped arrays, found again by what the files are. Only pictures need Pillow. Batches, and
+what chance does to images in training, are `attent.train.images`'s.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from attent import settings
+from attent.data.arrays import Array
+from attent.data.cache import made
+from attent.data.digests import file_digest
+from attent.data.pairs import CorpusError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1  # part of the key of a store: raised when the same files give other bytes
+META, PIXELS, LABELS = "images.json", "pixels", "labels"
+SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
+PARTS = {  # what a part is called, in folders and before the names of idx files
+    "train": ("train", "training"),
+    "valid": ("valid", "val", "validation", "dev"),
+    "test": ("test", "t10k", "testing", "eval"),
+}
+NAMES = "labels.txt"  # beside idx files, whose labels are numbers: a name a line, if anybody has written it
+LARGE = 224  # pixels of a side, for photographs; small pictures keep their size
+MOST_PIXELS = 2**27  # of a picture: what unpacks to more is no picture to learn from
+LOOKED_AT = 64  # pictures whose size is asked for
+BLOCK = 2**20  # bytes of an idx file
+AT_ONCE = 256  # pictures in memory while a store is made
+TOLD = 3  # bad pictures that are named
+MEASURED = 20_000  # images that the mean is taken of
+
+
+class ImageError(CorpusError):
+    """Images that cannot be read: which file, what was wrong and what to do next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """What becomes of images before a model reads them, and what chance does to them while it learns."""
+
+    image: Annotated[int | None, "pixels of a side that images are brought to; by default what suits theirs"] = None
+    channels: Annotated[Literal[1, 3] | None, "1: grey, 3: colour; by default as they are"] = None
+    flip: Annotated[float, "chance that an image is mirrored; 0 where left and right matter, as in writing"] = 0.5
+    shift: Annotated[float, "share of its side by which an image is moved at most, each way"] = 0.1
+    erase: Annotated[float, "chance that a rectangle of it is covered with noise"] = 0.25
+    mixup: Annotated[float, "alpha of Beta(alpha, alpha), by which two images are laid over each other; 0: none"] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.image is not None and not 4 <= self.image <= 4096:
+            raise ValueError(f"`image` must be from 4 to 4096 pixels, but is {self.image}")
+        for name in ("flip", "shift", "erase"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
+        if not 0 <= self.mixup < float("inf"):
+            raise ValueError(f"`mixup` must be 0 or more, but is {self.mixup}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all images are brought to."""
+
+    image: int  # pixels of a side
+    channels: int
+
+
+@dataclass(frozen=True)
+class IdxPart:
+    """A part of a set in idx files."""
+
+    images: Path
+    labels: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.images)
+
+
+@dataclass(frozen=True)
+class FolderPart:
+    """A part of a set that is a folder with a folder for each class."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: tuple[tuple[Path, int], ...] = field(repr=False)  # each with the number of its class
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+
+Part = IdxPart | FolderPart
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images as numbers, and what each shows. Only what is used comes into memory."""
+
+    name: str
+    pixels: Array = field(repr=False)  # (N, C, S, S) of bytes
+    labels: Array = field(repr=False)  # (N,), places in `names`
+    names: tuple[str, ...]
+    left_out: tuple[str, ...] = ()  # a sentence for each file that is no image
+    rows: Array | None = field(default=None, repr=False)  # those that belong to it; None: all
+    key: str = ""  # of the store
+
+    def __len__(self) -> int:
+        return len(self.pixels) if self.rows is None else len(self.rows)
+
+    def take(self, numbers: Array) -> tuple[Array, Array]:
+        """Some of them: pixels and labels."""
+        rows = numbers if self.rows is None else self.rows[numbers]
+        return self.pixels[rows], self.labels[rows].astype(np.int64)
+
+    def only(self, numbers: Array) -> Images:
+        """A part of these, as a set of its own."""
+        return replace(self, rows=numbers if self.rows is None else self.rows[numbers])
+
+    @property
+    def shown(self) -> Array:
+        """The label of each."""
+        return np.asarray(self.labels if self.rows is None else self.labels[self.rows], np.int64)
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def find(named: str | Path) -> dict[str, Part]:
+    """The parts of what a person named, by train, valid and test; a set without parts is `train` alone."""
+    root = Path(named).expanduser()
+    if root.is_file():
+        return {"train": idx_part(root)}
+    if not root.is_dir():
+        raise ImageError(f"{named}: must be a folder of images, but does not exist; check its name")
+    found: dict[str, Part] = {
+        part_named(path): idx_part(path) for path in sorted(root.iterdir()) if is_idx(path, "images")
+    }
+    if found:
+        return found if len(found) > 1 else {"train": next(iter(found.values()))}
+    check_labels(root)
+    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    parts = {part: folders[name] for part, names in PARTS.items() for name in names if name in folders}
+    if "train" in parts:
+        return {part: idx_or_folder(path) for part, path in parts.items()}
+    return {"train": folder_part(root)}
+
+
+def check_labels(root: Path) -> None:
+    labels = next((path for path in sorted(root.iterdir()) if is_idx(path, "labels")), None)
+    if labels is not None:
+        images = labels.name.replace("labels", "images").replace("idx1", "idx3")
+        raise ImageError(f"{labels}: must have its images beside it, as {images}, but has none; put them there")
+
+
+def idx_or_folder(path: Path) -> Part:
+    idx = next((one for one in sorted(path.iterdir()) if is_idx(one, "images")), None)
+    return folder_part(path) if idx is None else idx_part(idx)
+
+
+def is_idx(path: Path, what: str) -> bool:
+    name = path.name.lower().removesuffix(".gz")
+    return path.is_file() and what in name and name.endswith(("ubyte", ".idx", ".idx1", ".idx3"))
+
+
+def part_named(path: Path) -> str:
+    word = path.name.lower().replace(".", "-").replace("_", "-").split("-")[0]
+    return next((part for part, names in PARTS.items() if word in names), "train")
+
+
+def idx_part(images: Path) -> IdxPart:
+    """The labels of images lie beside them, under the same name."""
+    if not is_idx(images, "images"):
+        raise ImageError(f"{images}: must be a folder of images, or an idx file of them, but is another file")
+    bare = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
+    for name in (f"{bare}.gz", bare):
+        if (images.parent / name).is_file():
+            return IdxPart(images, images.parent / name)
+    raise ImageError(f"{images}: must have its labels beside it, as {bare} or {bare}.gz, but has none; put them there")
+
+
+def folder_part(folder: Path) -> FolderPart:
+    """A folder with a folder for each class."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not classes:
+        raise ImageError(
+            f"{folder}: must have a folder of images for each class, such as {folder.name}/cat and {folder.name}/dog, "
+            "or idx files, but has neither"
+        )
+    files: list[tuple[Path, int]] = []
+    for number, one in enumerate(classes):
+        own = [path for path in sorted(one.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file()]
+        if not own:
+            raise ImageError(
+                f"{one}: must hold images of its class, but holds none ({', '.join(sorted(SUFFIXES)[:6])} ...); "
+                "add some, or take the folder away"
+            )
+        files += [(path, number) for path in own]
+    return FolderPart(folder, tuple(path.name for path in classes), tuple(files))
+
+
+# --- the size --------------------------------------------------------------------------------------------------------
+
+
+def shape_of(part: Part, config: ImagesConfig) -> Shape:
+    """As asked for, else what suits the images: small ones keep their size, to a multiple of 4 that patches fit in."""
+    if isinstance(part, IdxPart):
+        with opened(part.images) as file:
+            _, rows, columns = idx_sizes(file, part.images, 3)
+        return Shape(config.image or up_to_four(max(rows, columns)), config.channels or 1)
+    sides, grey = looked_at(part)
+    if not sides:
+        raise ImageError(f"{part.folder}: must hold images, but none of its first {LOOKED_AT} can be read as one")
+    side = int(np.median(sides))
+    usual = LARGE if side >= LARGE * 3 // 4 else up_to_four(side) if min(sides) == max(sides) else max(8, side // 4 * 4)
+    return Shape(config.image or usual, config.channels or (1 if grey else 3))
+
+
+def up_to_four(side: int) -> int:
+    return -(-side // 4) * 4
+
+
+def looked_at(part: FolderPart) -> tuple[list[int], bool]:
+    """The shorter sides of some of the pictures, and whether all of them are grey."""
+    some = part.files[:: max(1, len(part.files) // LOOKED_AT)][:LOOKED_AT]
+    sides, grey = [], True
+    for path, _ in some:
+        with quiet(), suppress(ImageError), opened_picture(path) as picture:
+            sides.append(min(picture.size))
+            grey = grey and picture.mode in ("1", "L", "I", "I;16", "F")
+    return sides, grey
+
+
+# --- a picture -------------------------------------------------------------------------------------------------------
+
+
+def read_image(path: str | Path, image: int, channels: int) -> Tensor:
+    """A picture as a model reads it, (C, image, image) of bytes: as it is meant to be held, brought to size by its
+    shorter side, the middle of the longer one."""
+    import torch
+
+    with quiet():
+        return torch.from_numpy(read_pixels(Path(path).expanduser(), Shape(image, channels)))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Pillow's warnings, of too many pixels and the like: of what matters we speak ourselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def read_pixels(path: Path, shape: Shape) -> Array:
+    """(C, S, S) of bytes."""
+    with opened_picture(path) as picture:
+        try:
+            return pixels_of(picture, shape)
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # decoders of damaged files raise what they like
+            why = f"must be a whole image, but is damaged ({_reason(error)}); get it again"
+            raise ImageError(f"{path}: {why}") from error
+
+
+@contextmanager
+def opened_picture(path: Path) -> Iterator[Any]:
+    """A picture of which nothing but its head has been read."""
+    Image = pillow()
+    try:
+        picture = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{path}: {TOO_LARGE}; make it smaller first ({_reason(error)})") from error
+    except OSError as error:
+        if error.filename is not None and not isinstance(error, Image.UnidentifiedImageError):
+            raise ImageError(f"{path}: must be an image, but cannot be opened ({error.strerror})") from error
+        why = "must be an image, but is none that Pillow knows; is it another kind of file?"
+        raise ImageError(f"{path}: {why}") from error
+    except (ValueError, SyntaxError, TypeError, struct.error) as error:
+        raise ImageError(f"{path}: must be an image, but cannot be read as one ({_reason(error)})") from error
+    with picture:
+        if picture.width * picture.height > MOST_PIXELS:
+            size = f"{picture.width:,} x {picture.height:,}"
+            raise ImageError(f"{path}: {TOO_LARGE}, but has {size}; make it smaller first")
+        yield picture
+
+
+TOO_LARGE = f"must have at most {MOST_PIXELS:,} pixels"
+
+
+def pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImageError(
+            "reading pictures needs the package `pillow`, which is not installed: pip install 'attent[images]' "
+            "(idx files need nothing)"
+        ) from error
+    return Image
+
+
+def pixels_of(picture: Any, shape: Shape) -> Array:
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(picture)
+    fitted = fit(coloured(upright, shape.channels), shape.image)
+    pixels = np.asarray(fitted, np.uint8)
+    return np.ascontiguousarray(pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def coloured(picture: Any, channels: int) -> Any:
+    """Grey or in colour; what is transparent lets white through, and 16 bits become 8."""
+    Image = pillow()
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65_535) // 256).astype(np.uint8))
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    return picture.convert("L" if channels == 1 else "RGB")
+
+
+def fit(picture: Any, side: int) -> Any:
+    """Its shorter side becomes `side`, and of the longer one the middle stays."""
+    width, height = picture.size
+    shorter = min(width, height)
+    left, top = (width - shorter) / 2, (height - shorter) / 2
+    if (width, height) == (side, side):
+        return picture
+    box = (left, top, left + shorter, top + shorter)
+    return picture.resize((side, side), pillow().Resampling.BILINEAR, box=box)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+# --- idx -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """An idx file, unpacked where it is packed; what is wrong with the packing is told with its name."""
+    try:
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if not packed:
+                yield raw
+                return
+            with gzip.open(raw) as file:
+                yield file  # type: ignore[misc]
+    except (EOFError, gzip.BadGzipFile, zlib.error, struct.error) as error:
+        why = f"must be a whole gzip file, but is damaged ({_reason(error)}); get it again"
+        raise ImageError(f"{path}: {why}") from error
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be read ({error.strerror or _reason(error)})") from error
+
+
+def idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
+    """The head of an idx file of bytes: how many along each dimension."""
+    head = file.read(4)
+    if len(head) < 4 or head[:3] != b"\0\0\x08" or head[3] != dimensions:
+        what = "images, with a head of 00 00 08 03" if dimensions == 3 else "labels, with a head of 00 00 08 01"
+        raise ImageError(f"{path}: must be an idx file of {what}, but begins with {head.hex(' ') or 'nothing'}")
+    sizes = file.read(4 * dimensions)
+    if len(sizes) < 4 * dimensions:
+        raise ImageError(f"{path}: must tell its {dimensions} sizes, but ends before them; get the file again")
+    found = struct.unpack(f">{dimensions}I", sizes)
+    if not all(found) or (dimensions == 3 and max(found[1:]) > 4096):
+        told = " x ".join(map(str, found))
+        raise ImageError(f"{path}: must hold images of 1 to 4096 pixels a side, but its head tells {told}")
+    return found
+
+
+def idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
+    """The numbers of an idx file, some rows at a time; there must be just as many as its head tells."""
+    with opened(path) as file:
+        count, *rest = idx_sizes(file, path, dimensions)
+        each = int(np.prod(rest, dtype=np.int64))
+        some = max(1, BLOCK // each)
+        for start in range(0, count, some):
+            wanted = min(some, count - start) * each
+            block = file.read(wanted)
+            if len(block) < wanted:
+                whole = start + len(block) // each
+                raise ImageError(f"{path}: must have {count:,} entries, as its head tells, but ends after {whole:,}")
+            yield np.frombuffer(block, np.uint8).reshape(-1, *rest)
+        if file.read(1):
+            raise ImageError(f"{path}: must have {count:,} entries, as its head tells, but has more behind them")
+
+
+def idx_labels(part: IdxPart) -> Array:
+    labels = np.concatenate(list(idx_rows(part.labels, 1)))
+    with opened(part.images) as file:
+        count = idx_sizes(file, part.images, 3)[0]
+    if len(labels) != count:
+        raise ImageError(
+            f"{part.labels}: must have a label for each of the {count:,} images of {part.images.name}, but has "
+            f"{len(labels):,}; are they of one set?"
+        )
+    return labels.astype("<i4")
+
+
+def idx_names(part: IdxPart, labels: Array) -> tuple[str, ...]:
+    """The numbers themselves, unless somebody has written down what they stand for."""
+    count = int(labels.max()) + 1
+    path = part.images.parent / NAMES
+    if not path.is_file():
+        return tuple(map(str, range(count)))
+    names = tuple(line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    names = names[: -1 if names and not names[-1] else None]
+    if len(names) < count or len(set(names)) != len(names) or not all(names):
+        raise ImageError(f"{path}: must name each of the {count} labels in a line of its own, but names {len(names)}")
+    return names
+
+
+def framed(images: Array, shape: Shape) -> Array:
+    """(n, rows, columns) -> (n, C, S, S): black around what is a little smaller, else brought to size."""
+    count, rows, columns = images.shape
+    if 0 <= shape.image - max(rows, columns) < 4:
+        square = np.zeros((count, 1, shape.image, shape.image), np.uint8)
+        top, left = (shape.image - rows) // 2, (shape.image - columns) // 2
+        square[:, 0, top : top + rows, left : left + columns] = images
+    else:
+        Image = pillow()
+        square = np.stack([np.asarray(fit(Image.fromarray(one), shape.image))[None] for one in images])
+    return np.repeat(square, shape.channels, 1)
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """What `images.json` tells; it is written last, so that a folder with it is whole."""
+
+    format: int
+    count: int
+    image: int
+    channels: int
+    names: list[str]
+    left_out: list[str]
+
+
+def prepare(part: Part, shape: Shape, root: str | Path) -> Images:
+    """A part as bytes of one size, in `root`: opened where it stands, else made."""
+    root = Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    folder = root / f"images-{key(part, shape, root)}"
+
+    def make(aside: Path) -> None:
+        try:
+            fill(aside)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def fill(aside: Path) -> None:
+        writer = write_idx if isinstance(part, IdxPart) else write_folder
+        names, labels, left_out = writer(part, shape, aside / PIXELS)  # type: ignore[arg-type]
+        if not len(labels):
+            such = f"of its {len(left_out):,} files none can be read, such as {left_out[0]}"
+            raise ImageError(f"{part.name}: must hold images, but {such}")
+        (aside / LABELS).write_bytes(labels.astype("<i4").tobytes())
+        meta = Meta(format=FORMAT, count=len(labels), **asdict(shape), names=list(names), left_out=left_out)
+        (aside / META).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
+
+    return read_store(made(folder, make, is_whole), part.name)
+
+
+def key(part: Part, shape: Shape, root: Path) -> str:
+    """By content for the few idx files; by name, size and times for pictures, of which there may be a million."""
+    facts: list[object] = [FORMAT, asdict(shape)]
+    if isinstance(part, IdxPart):
+        names = part.images.parent / NAMES
+        files = [part.images, part.labels, *([names] if names.is_file() else [])]
+        facts += [file_digest(path, root / "digests.json") for path in files]
+    else:
+        digest = hashlib.sha256()
+        for path, number in part.files:
+            status = path.stat()
+            digest.update(f"{path} {number} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
+        facts += [part.classes, digest.hexdigest()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def write_idx(part: IdxPart, shape: Shape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
+    labels = idx_labels(part)
+    with open(path, "wb") as file:
+        for images in idx_rows(part.images, 3):
+            file.write(framed(images, shape).tobytes())
+    return idx_names(part, labels), labels, []
+
+
+def write_folder(part: FolderPart, shape: Shape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
+    """One bad picture among many is left out, and told; a class of which nothing is left is not."""
+    labels, left_out = [], []
+    pillow()
+    with open(path, "wb") as file, quiet(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for start in range(0, len(part.files), AT_ONCE):
+            some = part.files[start : start + AT_ONCE]
+            for (_, number), found in zip(some, pool.map(lambda one: attempt(one[0], shape), some), strict=True):
+                if isinstance(found, str):
+                    left_out.append(found)
+                else:
+                    file.write(found.tobytes())
+                    labels.append(number)
+    missing = sorted(set(range(len(part.classes))) - set(labels))
+    if labels and missing:
+        raise ImageError(f"{part.folder / part.classes[missing[0]]}: must hold images, but none can be read as one")
+    return part.classes, np.array(labels, "<i4"), left_out
+
+
+def attempt(path: Path, shape: Shape) -> Array | str:
+    """A picture, or the sentence that says why it is none."""
+    try:
+        return read_pixels(path, shape)
+    except ImageError as error:
+        return str(error)
+
+
+def read_store(folder: Path, name: str) -> Images:
+    meta = Meta(**settings.read_json(folder / META))
+    shape = (meta.count, meta.channels, meta.image, meta.image)
+    for path, wanted in ((folder / PIXELS, int(np.prod(shape))), (folder / LABELS, 4 * meta.count)):
+        if path.stat().st_size != wanted:
+            raise ImageError(f"{path} must have {wanted} bytes: delete its folder, and it is made again")
+    pixels = np.memmap(folder / PIXELS, np.uint8, "r", shape=shape)
+    labels = np.fromfile(folder / LABELS, "<i4")
+    return Images(name, pixels, labels, tuple(meta.names), tuple(meta.left_out), key=folder.name)
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        return len(read_store(folder, "")) > 0
+    except (OSError, ValueError, TypeError):  # not there, or damaged
+        return False
+
+
+def told_left_out(images: Images) -> str | None:
+    """A sentence about the files that are no images, or None if there are none."""
+    if not images.left_out:
+        return None
+    such = "; ".join(images.left_out[:TOLD])
+    total = len(images) + len(images.left_out)
+    return f"{len(images.left_out):,} of {total:,} files of {images.name} are left out: {such}"
+
+
+# --- parts and numbers -----------------------------------------------------------------------------------------------
+
+
+def with_names(images: Images, names: Sequence[str]) -> Images:
+    """The same images, with labels numbered as those that a model has learned."""
+    unknown = sorted({images.names[label] for label in set(images.shown.tolist())} - set(names))
+    if unknown:
+        raise ImageError(
+            f"{images.name}: its classes must be among those learned ({', '.join(names[:8])}"
+            f"{' ...' if len(names) > 8 else ''}), but `{unknown[0]}` is not; is it another set?"
+        )
+    places = np.array([names.index(name) if name in names else -1 for name in images.names], np.int64)
+    return replace(images, labels=places[images.labels], names=tuple(names))
+
+
+def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+    """The rest, and about `count` of them, as many of each label as its share: the same for the same seed."""
+    chance = np.random.default_rng((seed, 0x1D))
+    shown = images.shown
+    held: list[Array] = []
+    for label in range(len(images.names)):
+        own = chance.permutation(np.flatnonzero(shown == label))
+        share = min(round(count * len(own) / len(shown)), len(own) - 1)
+        held.append(own[: max(0, share)])
+    chosen = np.sort(np.concatenate(held))
+    rest = np.setdiff1d(np.arange(len(shown)), chosen, assume_unique=True)
+    return images.only(rest), images.only(chosen)
+
+
+def measured(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of pixels from 0 to 1; of very many images an even choice."""
+    numbers = np.arange(0, len(images), max(1, len(images) // MEASURED))
+    counts = np.zeros((images.pixels.shape[1], 256))
+    for start in range(0, len(numbers), 256):
+        pixels, _ = images.take(numbers[start : start + 256])
+        for channel, total in enumerate(counts):
+            total += np.bincount(pixels[:, channel].ravel(), minlength=256)
+    values = np.arange(256) / 255
+    shares = counts / counts.sum(1, keepdims=True)
+    means = shares @ values
+    deviations = np.sqrt(np.maximum(shares @ values**2 - means**2, 1e-6))
+    return tuple(round(float(x), 4) for x in means), tuple(round(float(x), 4) for x in deviations)

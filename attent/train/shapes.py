@@ -1,0 +1,60 @@
+"""The models that are trained from nothing, for each task and size: blocks of the family (`presets`) in sizes that suit
+what people have. What is chosen by itself, and why, is `choose`'s and the tasks' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from attent.data.estimate import Size
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, presets
+from attent.models.config import decoder_of
+from attent.nn import LearnedConfig, RotaryConfig
+from attent.train.recipe import Task
+
+# One stack: `base` is GPT-2's and BERT's smallest, `small` that of nanoGPT for a few megabytes of text.
+ONE: dict[Size, dict[str, Any]] = {
+    "tiny": {"layers": 4, "width": 128, "heads": 4, "inner": 512},
+    "small": {"layers": 6, "width": 384, "heads": 6, "inner": 1536},
+    "base": {"layers": 12, "width": 768, "heads": 12, "inner": 3072},
+    "big": {"layers": 24, "width": 1024, "heads": 16, "inner": 4096},
+}
+# Two stacks with gated feed-forwards, whose inner width counts twice: `base` and `big` are T5 1.1's small and base.
+TWO: dict[Size, dict[str, Any]] = {
+    "tiny": {"layers": 3, "width": 128, "heads": 4, "head_width": 32, "inner": 256},
+    "small": {"layers": 4, "width": 256, "heads": 4, "head_width": 64, "inner": 640},
+    "base": {"layers": 8, "width": 512, "heads": 8, "head_width": 64, "inner": 1024},
+    "big": {"layers": 12, "width": 768, "heads": 12, "head_width": 64, "inner": 2048},
+}
+
+
+def causal(size: Size, vocab: int) -> CausalConfig:
+    """GPT-2 with rotary positions: no text is too long for them, and they learn sooner."""
+    stack = replace(presets.GPT2, positions=RotaryConfig(), **ONE[size])
+    return CausalConfig(vocab=vocab, stack=stack)
+
+
+def encoder(size: Size, vocab: int, longest: int = 512) -> EncoderConfig:
+    """BERT, without the vectors by which it tells a first text of a pair from the second."""
+    positions = LearnedConfig(max_length=max(512, longest))
+    stack = replace(presets.BERT, positions=positions, **ONE[size])
+    return EncoderConfig(vocab=vocab, stack=stack)
+
+
+def spans(size: Size, vocab: int) -> Seq2SeqConfig:
+    """T5 1.1, with the output tied to the embedding: of a small model half would be that matrix otherwise."""
+    tied = replace(presets.t5_v1_1_small(), vocab=vocab, tie_output=True, scale_output=True)
+    stack = replace(tied.encoder, **TWO[size])
+    return replace(tied, encoder=stack, decoder=decoder_of(stack))
+
+
+def placeholder(task: Task, vocab: int) -> ModelConfig:
+    """Some model of the kind that a task trains, to check a table before the data are known."""
+    if task == "translate":
+        return presets.tiny(vocab)
+    if task == "spans":
+        return spans("tiny", vocab)
+    if task == "images":
+        return VisionConfig(image=32, patch=4, stack=replace(presets.VIT, **ONE["tiny"]))
+    return causal("tiny", vocab) if task == "lm" else encoder("tiny", vocab)

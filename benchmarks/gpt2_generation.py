@@ -1,0 +1,110 @@
+"""Generating with GPT-2 (124M) beside `transformers`' generate: tokens a second, one text and 64 at once, bfloat16.
+
+    python -m benchmarks.gpt2_generation                  prompts of 32 tokens, 512 new ones, the likeliest each time
+    python -m benchmarks.gpt2_generation --device cpu     prompts of 8 tokens, 16 new ones, float32, one text and 4
+
+Random weights, the same in both, and no end, so that every text is as long as asked for. `transformers` runs as it
+comes; `--static` adds its static cache, which it compiles. Ours is what `attent generate` runs: on a GPU each step,
+the choice of the token included, is one recorded graph. They take turns. Prompts to ids, no text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import attent
+from attent.decode.flow import Desk, Manner, Memory, Plan, Prompt, Sheet, write
+from attent.models import CausalLM
+from benchmarks.measure import interleave, machine
+
+VOCAB = 50_257
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--static", action="store_true")
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    length, new, sizes = (8, 16, (1, 4)) if device.type == "cpu" else (32, 512, (1, 64))
+    print(f"{length} tokens, {new} new ones; {machine()}", flush=True)
+    theirs, ours = models(device)
+    for rows in sizes:
+        ids = torch.randint(0, VOCAB - 1, (rows, length), generator=torch.Generator().manual_seed(rows))
+        ways = {"transformers": lambda ids=ids: generate(theirs, ids.to(device), new)}
+        if asked.static:
+            ways["transformers, static"] = lambda ids=ids: generate(theirs, ids.to(device), new, static=True)
+        ways["attent"] = writer(ours, ids.tolist(), new, device)
+        agree(ways)
+        tell(interleave(ways, asked.rounds), rows, new)
+
+
+def models(device: torch.device) -> tuple[Any, CausalLM]:
+    """Both with the same numbers."""
+    from transformers import GPT2LMHeadModel
+
+    config = attent.presets.gpt2()
+    model = attent.build(replace(config, start=None, ends=())).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        from attent.interop import gpt2
+
+        gpt2.save(model, f"{folder}/gpt2")
+        theirs: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/gpt2")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    theirs.generation_config.eos_token_id, theirs.generation_config.pad_token_id = None, 0
+    return theirs.eval().to(device, dtype), model.to(device, dtype)
+
+
+def writer(model: CausalLM, ids: list[list[int]], new: int, device: torch.device) -> Callable[[], list[list[int]]]:
+    prompts = [Prompt(ids=row, limit=new, number=number) for number, row in enumerate(ids)]
+    plan = Plan.of(Manner(ends=()), device)
+    desk = Desk(model, len(ids), len(ids[0]) + new, plan) if device.type == "cuda" else None
+
+    def run() -> list[list[int]]:
+        memory: Memory = Sheet(model, prompts, plan) if desk is None else desk
+        if desk is not None:
+            desk.begin(prompts)
+        return [list(one.ids) for one in write(prompts, memory, ())]
+
+    return run
+
+
+def generate(model: Any, ids: torch.Tensor, new: int, *, static: bool = False) -> list[list[int]]:
+    kind = {"cache_implementation": "static"} if static else {}
+    mask = torch.ones_like(ids)
+    found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new, **kind)
+    rows: list[list[int]] = found[:, ids.shape[1] :].tolist()
+    return rows
+
+
+def agree(ways: dict[str, Callable[[], list[list[int]]]]) -> None:
+    """How far texts are the same before the first difference: in bfloat16 near ties fall either way."""
+    first, *_, last = (run() for run in ways.values())
+    same = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
+        for x, y in zip(first, last, strict=True)
+    ]
+    print(f"{sum(length == len(first[0]) for length in same)} of {len(same)} texts are the same to their end")
+
+
+def tell(seconds: dict[str, list[float]], rows: int, new: int) -> None:
+    for name, each in seconds.items():
+        speeds = [rows * new / one for one in each]
+        ratios = [theirs / one for theirs, one in zip(seconds["transformers"], each, strict=True)]
+        print(
+            f"batch {rows:<3} {name:22} {statistics.median(speeds):9,.0f} tokens/s ({min(speeds):,.0f} to "
+            f"{max(speeds):,.0f}), {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`attent classify` from the shell: labels of texts and of images, and how often a model is right."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from attent.cli import main
+from attent.models import store
+from tests.data.pictures import write_pictures
+from tests.decode.readers import encoder, sentencepiece, viewer
+
+TEXTS = ["The cat sat.", "A dog ran in the park.", "The bird"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, tokenizer = tmp_path_factory.mktemp("classify") / "m", sentencepiece()
+    store.save(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
+    return str(folder)
+
+
+@pytest.fixture
+def vision(tmp_path: Path) -> str:
+    viewer().save(tmp_path / "vision")
+    return str(tmp_path / "vision")
+
+
+def test_a_line_in_is_a_line_out(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["classify", model, *TEXTS, "--device", "cpu"]) == 0
+    given = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
+    assert main(["classify", model, "--top", "2"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == TEXTS
+    assert ["\t".join(row[:3]) for row in rows] == given.splitlines()
+    assert all(float(row[2]) + float(row[4]) == pytest.approx(1, abs=1e-3) for row in rows)
+
+
+def test_json_has_every_label(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, TEXTS[0], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["labels"]) == {"good", "bad"}
+    assert found["labels"][found["label"]] == found["probability"]
+
+
+def test_pairs_are_told_apart_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, "The cat\tsat.", "--pairs"]) == 0
+    assert main(["classify", model, "The cat sat.", "--pairs"]) == 1
+    assert "two texts with a tab between them" in capsys.readouterr().err
+
+
+def test_images_are_classified_and_a_file_that_is_none_is_told(
+    vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL")
+    folder = write_pictures(tmp_path / "set")
+    assert main(["classify", vision, str(folder / "cat" / "0.png"), str(folder / "dog" / "1.png")]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [
+        str(folder / "cat" / "0.png"),
+        str(folder / "dog" / "1.png"),
+    ]
+    (tmp_path / "x.png").write_bytes(b"no picture")
+    assert main(["classify", vision, str(tmp_path / "x.png")]) == 1
+    assert "x.png: must be an image, but is none that Pillow knows" in capsys.readouterr().err
+
+
+def test_a_labelled_set_of_images_is_tested_on(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL")
+    folder = write_pictures(tmp_path / "set", count=4)
+    assert main(["classify", vision, "--data", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    files = [str(path) for path in sorted(folder.rglob("*.png"))]
+    assert main(["classify", vision, *files, "--json"]) == 0
+    found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    right = sum(label == Path(file).parent.name for label, file in zip(found, files, strict=True))
+    assert (facts["count"], facts["right"]) == (8, right)
+    assert sum(one["times"] for one in facts["confused"]) == 8 - right
+    assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
+    (folder / "dog").rename(folder / "wolf")
+    assert main(["classify", vision, "--data", str(folder)]) == 1
+    assert "its labels must be the model's (cat, dog, bird), but `wolf` is not among them" in capsys.readouterr().err
+
+
+def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, *TEXTS, "--json"]) == 0
+    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    labels[0] = "good" if labels[0] == "bad" else "bad"
+    rows = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True))
+    (tmp_path / "test.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
+    assert main(["classify", model, "--data", str(tmp_path / "test.tsv"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["count"], facts["right"]) == (3, 2)
+    (tmp_path / "test.tsv").write_text("sentence\tlabel\nThe cat\todd\nA dog\teven\n", encoding="utf-8")
+    assert main(["classify", model, "--data", str(tmp_path / "test.tsv")]) == 1
+    assert "its labels must be the model's (good, bad), but `even` is not" in capsys.readouterr().err
+
+
+def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, "A text", "--data", "x.tsv"]) == 2
+    assert "--data is a set of its own: leave the texts out" in capsys.readouterr().err
+    tokenizer = sentencepiece()
+    store.save(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
+    assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
+    assert "must have learned to choose among labels, but has not; teach it: attent train" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""`attent embed` from the shell: vectors into files that other programs read, or as JSON; never onto a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from attent.cli import main
+from attent.decode.reader import Reader
+from attent.models import store
+from tests.decode.readers import encoder, sentencepiece, viewer
+
+TEXTS = ["The cat sat.", "A dog ran in the park.", ""]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, tokenizer = tmp_path_factory.mktemp("embed") / "mlm", sentencepiece()
+    store.save(encoder(tokenizer), folder, tokenizer.files)
+    return str(folder)
+
+
+@pytest.mark.parametrize("ending", [".npy", ".safetensors"])
+def test_vectors_are_written_as_others_read_them(model: str, tmp_path: Path, ending: str) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    out = tmp_path / f"vectors{ending}"
+    assert main(["embed", model, str(tmp_path / "lines.txt"), "-o", str(out), "--normalise", "--pooling", "class"]) == 0
+    found = np.load(out, allow_pickle=False) if ending == ".npy" else load_file(out)["vectors"]
+    wanted = Reader.load(model, device="cpu").embed(TEXTS, "class", normalise=True)
+    assert found.dtype == np.float32
+    assert np.allclose(found, wanted.numpy(), atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+
+
+def test_json_has_a_line_for_each_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["embed", model, *TEXTS[:2], "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == TEXTS[:2]
+    wanted = Reader.load(model, device="cpu").embed(TEXTS[:2])
+    assert np.allclose([row["vector"] for row in rows], wanted.numpy(), atol=1e-5)
+
+
+def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    viewer().save(tmp_path / "vision")
+    image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
+    assert main(["embed", str(tmp_path / "vision"), str(tmp_path / "red.png"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["vector"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([], "vectors are for a file: name one with --output vectors.npy, or ask for --json"),
+        (["-o", "vectors.txt"], "--output must end in .npy or .safetensors, but is vectors.txt"),
+        (["-o", "nowhere/vectors.npy"], "must be in a folder that is there"),
+        (["--json", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),
+    ],
+)
+def test_a_wrong_command_is_told(model: str, capsys: pytest.CaptureFixture[str], more: list[str], told: str) -> None:
+    assert main(["embed", model, "A text", *more]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""`attent fill` from the shell: texts of the command, of files and of pipes; text out, or JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from attent.cli import main
+from attent.models import store
+from tests.decode.readers import encoder, sentencepiece
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, tokenizer = tmp_path_factory.mktemp("fill") / "mlm", sentencepiece()
+    store.save(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
+    return str(folder)
+
+
+def test_the_likeliest_words_are_told_with_how_likely_they_are(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", model, "The [MASK] sat.", "--top", "3", "--device", "cpu"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 3
+    chances = [float(row[0]) for row in rows]
+    assert chances == sorted(chances, reverse=True)
+    assert all(row[2].endswith(" sat.") for row in rows)
+
+
+def test_with_one_word_each_a_line_in_is_a_line_out(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "The [MASK] sat.\nA <mask> ran in the [MASK].\n"
+    (tmp_path / "lines.txt").write_text(lines, encoding="utf-8")
+    assert main(["fill", model, str(tmp_path / "lines.txt"), "-n", "1"]) == 0
+    from_file = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert main(["fill", model, "--top", "1"]) == 0
+    assert capsys.readouterr().out == from_file
+    assert len(from_file.splitlines()) == 2
+    assert "MASK" not in from_file
+
+
+def test_json_has_every_mask(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", model, "A [MASK] [MASK].", "The [MASK]", "--json", "--top", "2"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [len(mask) for mask in first["masks"]] == [2, 2]
+    assert second["source"] == "The [MASK]"
+    assert second["masks"][0][0]["text"] == second["text"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "told"),
+    [
+        (["The cat."], 1, "text 1 must have a mask in the place of a word, such as `The [MASK] sat`"),
+        (["The [MASK]", "--top", "0"], 2, "--top must be 1 or more, but is 0"),
+        (["The [MASK]", "--device", "abacus"], 1, "--device must be one of"),
+    ],
+)
+def test_what_cannot_be_filled_is_told(
+    model: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, told: str
+) -> None:
+    assert main(["fill", model, *more]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", str(tmp_path / "nowhere"), "The [MASK]"]) == 1
+    assert "nowhere" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""`attent generate` as a person meets it: text as it is written, a line for a line, a sentence for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attent
+from attent import cli
+from attent.decode import Generator, Writing
+from attent.models.store import save
+from tests.decode.authors import PROMPTS, folder, ours
+from tests.train.toys import model as translator
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("author") / "model")
+
+
+def given(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def run(capsys: Capture, *arguments: Any) -> tuple[int, str, str]:
+    code = cli.main(["generate", *map(str, arguments)])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_a_prompt_is_gone_on_with(author: Path, capsys: Capture) -> None:
+    code, out, err = run(capsys, author, "A man", "--max-new-tokens", 8, "--seed", 3, "--device", "cpu")
+    whole = Generator.load(author, device="cpu").generate(["A man"], max_new_tokens=8, seed=3)[0][0]
+    assert (code, out, err) == (0, f"A man{whole.text}\n", "")
+    code, out, _ = run(capsys, author, "A man", "-l", 8, "--seed", 3, "--no-echo")
+    assert out == f"{whole.text}\n"
+
+
+def test_a_seed_that_was_drawn_is_told(author: Path, capsys: Capture) -> None:
+    code, out, err = run(capsys, author, "A man", "-l", 8)
+    seed = err.removeprefix("attent: drawn with --seed ").partition(",")[0]
+    assert code == 0
+    assert run(capsys, author, "A man", "-l", 8, "--seed", seed) == (0, out, "")
+    assert run(capsys, author, "A man", "-l", 4, "--temperature", 0)[2] == ""
+
+
+def test_lines_come_out_as_they_went_in(author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "\n".join(PROMPTS) + "\n")
+    code, out, _ = run(capsys, author, "--temperature", 0, "-l", 6)
+    lines = out.split("\n")
+    assert code == 0
+    assert len(lines) == len(PROMPTS) + 1
+    assert all(line.startswith(prompt) for line, prompt in zip(lines, PROMPTS, strict=False))
+
+
+def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
+    code, out, _ = run(capsys, author, "--file", tmp_path / "prompts.txt", "--json", "-n", 2, "-l", 6, "--seed", 5)
+    facts = [json.loads(line) for line in out.splitlines()]
+    whole = Generator.load(author, device="cpu").generate(PROMPTS, Writing(n=2, max_new_tokens=6, seed=5))
+    assert code == 0
+    assert [(one["prompt"], one["text"], tuple(one["ids"]), one["reason"]) for one in facts] == [
+        (one.prompt, one.text, one.ids, one.reason) for some in whole for one in some
+    ]
+    assert {one["seed"] for one in facts} == {5}
+
+
+def test_several_texts_of_a_prompt_are_set_apart(author: Path, capsys: Capture) -> None:
+    code, out, _ = run(capsys, author, "A man", "--beam-size", 2, "-n", 2, "-l", 4, "--stop", "q", "--stop", "zz")
+    assert code == 0
+    assert out.count("A man") == 2
+    assert "\n---\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["A", "-l", "0"], 2, "`--max-new-tokens` must be 1 or more, but is 0"),
+        (["A", "-n", "2", "--temperature", "0"], 2, "all texts would be the same"),
+        (["A", "--top-p", "2"], 2, "`--top-p` must be greater than 0 and at most 1"),
+        (["A", "--beam-size", "2", "-n", "3"], 2, "`--n` must be at most `--beam-size`=2"),
+        (["A", "--file", "b"], 2, "give a prompt or a --file of them, but not both"),
+        (["A", "--threads", "0"], 2, "--threads must be 1 or more"),
+        (["A", "--device", "tpu"], 1, "--device must be one of"),
+        (["--file", "nowhere.txt"], 1, "nowhere.txt: must be a text file, but cannot be opened"),
+        (["x" * 70, "-l", "4"], 1, "prompt 1 must have at most 59 tokens"),
+    ],
+)
+def test_what_is_wrong_is_told(author: Path, capsys: Capture, arguments: list[str], code: int, words: str) -> None:
+    found, out, err = run(capsys, author, *arguments)
+    assert (found, out) == (code, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_without_a_prompt_at_a_terminal_the_way_is_shown(
+    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    code, _, err = run(capsys, author)
+    assert code == 1
+    assert "there must be a prompt" in err
+
+
+def test_a_model_of_another_kind_is_told_which_command_is_for_it(capsys: Capture, tmp_path: Path) -> None:
+    save(translator(), tmp_path / "model", ours().files)
+    code, _, err = run(capsys, tmp_path / "model", "A man")
+    assert code == 1
+    assert "must be a language model (a decoder alone), but is a translator" in err
+    assert "attent translate" in err
+
+
+def test_translating_with_a_language_model_is_told_likewise(author: Path, capsys: Capture) -> None:
+    assert cli.main(["translate", str(author)]) == 1
+    assert "must be a translator (encoder and decoder), but is a language model" in capsys.readouterr().err
+
+
+def test_what_was_written_stays_when_it_is_interrupted(
+    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Generator, prompt: str, writing: Writing) -> Any:
+        yield " one"
+        yield " two"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generator, "stream", interrupted)
+    assert run(capsys, author, "A man", "--seed", 1) == (130, "A man one two\n", "attent: interrupted\n")
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from attent import cli; code = cli.main(['generate', '--help']); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0
+    assert "--max-new-tokens" in found.stdout
+
+
+def test_it_can_be_had_in_python() -> None:
+    assert attent.Generator is Generator

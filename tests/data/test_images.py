@@ -1,0 +1,209 @@
+"""Sets of images: found, read once, brought to one size; and what is wrong with files is said in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attent.data import images
+from attent.data.images import ImageError, ImagesConfig, Shape, find, prepare, read_image, shape_of
+from tests.data.pictures import idx, shapes, write_idx, write_pictures
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def test_idx_files_are_read_as_they_are(tmp_path: Path) -> None:
+    parts = find(write_idx(tmp_path / "set"))
+    assert set(parts) == {"train", "test"}
+    shape = shape_of(parts["train"], ImagesConfig())
+    assert shape == Shape(8, 1)
+    found = prepare(parts["train"], shape, tmp_path / "store")
+    pixels, labels = shapes(60, 8, 0)
+    assert np.array_equal(found.pixels[:, 0], pixels)
+    assert np.array_equal(found.shown, labels)
+    assert found.names == ("0", "1", "2")
+
+
+def test_a_set_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "set")
+    part = find(folder)["train"]
+    first = prepare(part, Shape(8, 1), tmp_path / "store")
+    assert prepare(part, Shape(8, 1), tmp_path / "store").key == first.key
+    labels = (shapes(60, 8, 0)[1] + 1) % 3
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
+    again = prepare(part, Shape(8, 1), tmp_path / "store")
+    assert again.key != first.key
+    assert np.array_equal(again.shown, labels)
+
+
+def test_sizes_that_no_patch_fits_get_a_black_frame(tmp_path: Path) -> None:
+    part = find(write_idx(tmp_path / "set", side=9))["train"]
+    shape = shape_of(part, ImagesConfig())
+    assert shape.image == 12
+    found = prepare(part, shape, tmp_path / "store")
+    assert np.array_equal(found.pixels[:, 0, 1:10, 1:10], shapes(60, 9, 0)[0])
+    assert not found.pixels[:, 0, 0].any()
+
+
+def test_labels_may_have_names_beside_them(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "set")
+    (folder / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
+    assert prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store").names == ("lying", "standing", "none")
+    (folder / "labels.txt").write_text("lying\nstanding\n", encoding="utf-8")
+    with pytest.raises(ImageError, match=r"labels\.txt: must name each of the 3 labels"):
+        prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store")
+
+
+def test_a_folder_per_class_is_read_with_its_parts(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        write_pictures(tmp_path / "set" / part)
+    parts = find(tmp_path / "set")
+    assert set(parts) == {"train", "valid", "test"}
+    shape = shape_of(parts["train"], ImagesConfig())
+    assert shape == Shape(12, 3)
+    found = prepare(parts["train"], shape, tmp_path / "store")
+    assert found.names == ("cat", "dog")
+    assert found.shown.tolist() == [0, 0, 0, 1, 1, 1]
+    assert (found.pixels[:3, 0] == 240).all()
+    assert (found.pixels[3:, 1] == 240).all()
+
+
+def test_one_bad_picture_among_many_is_left_out_and_told(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "set")
+    (folder / "cat" / "1.png").write_bytes((folder / "cat" / "0.png").read_bytes()[:100])
+    (folder / "dog" / "9.jpg").write_bytes(b"this is no picture")
+    found = prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+    assert found.shown.tolist() == [0, 0, 1, 1, 1]
+    told = images.told_left_out(found)
+    assert told is not None
+    assert told.startswith("2 of 7 files of")
+    assert "cat/1.png: must be a whole image" in told
+    assert "dog/9.jpg: must be an image, but is none that Pillow knows" in told
+
+
+def test_where_no_picture_is_left_that_is_an_error(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "set", count=1)
+    (folder / "dog" / "0.png").write_bytes(b"no")
+    with pytest.raises(ImageError, match="dog: must hold images, but none can be read"):
+        prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+    (folder / "cat" / "0.png").write_bytes(b"no")
+    with pytest.raises(ImageError, match="of its 2 files none can be read"):
+        prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+    assert not list((tmp_path / "store").glob("*.part"))
+
+
+def test_a_picture_is_held_upright_fitted_and_coloured(tmp_path: Path) -> None:
+    pixels = np.zeros((10, 20, 3), np.uint8)
+    pixels[:, 10:] = 255  # the right half is white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter to the right
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    found = read_image(path, 10, 1)
+    assert found.shape == (1, 10, 10)
+    assert int(found[0, :4].max()) == 0  # the left half is above now
+    assert int(found[0, 6:].min()) == 255
+    assert read_image(path, 4, 3).shape == (3, 4, 4)
+
+
+def test_what_is_transparent_lets_white_through_and_sixteen_bits_become_eight(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")
+    assert read_image(tmp_path / "clear.png", 4, 3).min() == 255
+    Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "deep.png")
+    assert read_image(tmp_path / "deep.png", 4, 1).unique().tolist() == [0x80]
+
+
+def test_a_picture_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("L", (100, 100)).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(images, "MOST_PIXELS", 5_000)
+    with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels, but has 100 x 100"):
+        read_image(tmp_path / "bomb.png", 8, 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
+    with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels"):
+        read_image(tmp_path / "bomb.png", 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda raw: b"\0\0\x09" + raw[3:], "must be an idx file of images, .* but begins with 00 00 09 03"),
+        (lambda raw: raw[:-10], "must have 60 entries, as its head tells, but ends after 59"),
+        (lambda raw: raw + b"!", "must have 60 entries, as its head tells, but has more"),
+        (lambda raw: raw[:3], "must be an idx file of images, .* but begins with 00 00 08"),
+        (lambda raw: gzip.compress(raw)[:-20], "must be a whole gzip file, but is damaged"),
+        (lambda raw: raw[:4] + b"\xff\xff\xff\xff" + raw[8:], "must have 4,294,967,295 entries"),
+        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "must hold images of 1 to 4096 pixels"),
+    ],
+)
+def test_a_damaged_idx_file_is_told_by_its_name(tmp_path: Path, spoil: Callable[[bytes], bytes], told: str) -> None:
+    path = write_idx(tmp_path / "set", test=False) / "train-images-idx3-ubyte.gz"
+    path.write_bytes(spoil(gzip.decompress(path.read_bytes())))
+    with pytest.raises(ImageError, match=rf"train-images-idx3-ubyte\.gz: {told}"):
+        list(images.idx_rows(path, 3))
+
+
+def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "set", test=False)
+    labels = folder / "train-labels-idx1-ubyte"
+    labels.write_bytes(idx(np.zeros(7, np.uint8)))
+    with pytest.raises(ImageError, match=r"must have a label for each of the 60 images .* but has 7"):
+        prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store")
+    labels.unlink()
+    with pytest.raises(ImageError, match="must have its labels beside it"):
+        find(folder)
+    labels.write_bytes(idx(np.zeros(7, np.uint8)))
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(ImageError, match="must have its images beside it"):
+        find(folder)
+
+
+def test_what_is_no_set_of_images_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="nowhere: must be a folder of images, but does not exist"):
+        find(tmp_path / "nowhere")
+    with pytest.raises(ImageError, match="must have a folder of images for each class"):
+        find(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(ImageError, match="cat: must hold images of its class, but holds none"):
+        find(tmp_path)
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    with pytest.raises(ImageError, match=r"notes\.txt: must be a folder of images"):
+        find(tmp_path / "notes.txt")
+    with pytest.raises(ImageError, match=r"none\.png: must be an image, but cannot be opened"):
+        read_image(tmp_path / "none.png", 8, 1)
+
+
+def test_every_label_has_its_share_of_what_is_held_out(tmp_path: Path) -> None:
+    found = prepare(find(write_idx(tmp_path / "set"))["train"], Shape(8, 1), tmp_path / "store")
+    rest, held = images.hold_out(found, 12, seed=1)
+    assert np.bincount(held.shown).tolist() == [4, 4, 4]
+    assert rest.rows is not None
+    assert held.rows is not None
+    assert sorted([*rest.rows, *held.rows]) == list(range(60))
+    again = images.hold_out(found, 12, seed=1)[1]
+    assert again.rows is not None
+    assert np.array_equal(held.rows, again.rows)
+
+
+def test_labels_are_numbered_as_those_that_were_learned(tmp_path: Path) -> None:
+    found = prepare(find(write_pictures(tmp_path / "set"))["train"], Shape(12, 3), tmp_path / "store")
+    assert images.with_names(found, ("dog", "bird", "cat")).shown.tolist() == [2, 2, 2, 0, 0, 0]
+    with pytest.raises(ImageError, match="`dog` is not; is it another set"):
+        images.with_names(found, ("cat", "bird"))
+
+
+def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
+    found = prepare(find(write_pictures(tmp_path / "set"))["train"], Shape(12, 3), tmp_path / "store")
+    mean, std = images.measured(found)
+    whole = found.pixels / 255
+    assert np.allclose(mean, whole.mean((0, 2, 3)), atol=1e-4)
+    assert np.allclose(std, whole.std((0, 2, 3)), atol=1e-4)
+
+
+@pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image": 2}])
+def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        ImagesConfig(**setting)  # type: ignore[arg-type]

@@ -1,0 +1,184 @@
+"""Text that is read by itself: which files are meant, what stands in them, what is held out, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attent.data import labels
+from attent.data.encoded import STRETCH, cut_short, encode, framed, in_parts, running_ids
+from attent.data.pairs import CorpusError
+from attent.data.texts import Texts, find, hold_out, listed, read
+from attent.text.bulk import Sentences
+from attent.text.train import Kind, TokenizerConfig, train_one
+
+TEXT = "To be, or not to be,\nthat is the question:\n\nWhether 'tis nobler in the mind to suffer\n" * 40
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def test_a_text_file_is_one_document_or_a_text_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\n\ntwo \n")
+    assert read([path], "documents").texts == ["one\n\ntwo \n"]
+    assert read([path], "lines").texts == ["one", "two"]
+
+
+def test_json_lines_give_their_text_and_say_what_was_left_out(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "one"}), "{", json.dumps({"text": " "}), json.dumps({"title": 1}), '{"text": "a\\nb"}']
+    found = read([write(tmp_path / "a.jsonl", "\n".join(lines))], "lines")
+    assert found.texts == ["one", "a\nb"]
+    assert found.left_out == {"not a JSON object": 1, "empty": 1, "without a text": 1}
+
+
+def test_compressed_files_and_files_beside_are_found(tmp_path: Path) -> None:
+    (tmp_path / "train.txt.xz").write_bytes(lzma.compress(b"train"))
+    dev, test = write(tmp_path / "dev.txt", "dev"), write(tmp_path / "test.txt", "test")
+    write(tmp_path / "notes.md", "x")
+    for name in (tmp_path, tmp_path / "train.txt.xz"):
+        found = find([str(name)])
+        assert found.train == (tmp_path / "train.txt.xz",)
+        assert (found.valid, found.test) == ((dev,), (test,))
+    assert read(find([str(tmp_path)]).train, "documents").texts == ["train"]
+    assert listed([str(dev)]) == (dev,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.txt", b"", "there is no text to learn from"),
+        ("a.txt", b"  \n \n", "there is no text to learn from"),
+        ("a.tmx", b"<tmx/>", "is a file of pairs (tmx), and text alone is wanted"),
+        ("a.txt", b"good\nb\xff\xfed", "a.txt:2: is not UTF-8 text; save the file as UTF-8"),
+        ("a.jsonl", b'{"src": "a"}\n', 'must be an object with the key "text", but its keys are src'),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError) as caught:
+        read([tmp_path / name], "lines")
+    assert told in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(CorpusError, match=r"nowhere\.txt: there is no such file or folder"):
+        find(["nowhere.txt"])
+
+
+# ---- held out --------------------------------------------------------------------------------------------------------
+
+
+def test_of_one_text_exactly_the_last_tenth_is_held_out() -> None:
+    text = "".join(chr(97 + i % 26) for i in range(115_394))
+    train, valid = hold_out(Texts("a", [text]), None, seed=1)
+    assert train.texts == [text[: int(115_394 * 0.9)]]
+    assert train.texts[0] + valid.texts[0] == text
+    _, valid = hold_out(Texts("a", [text]), 100, seed=1)
+    assert len(valid.texts[0]) == 100
+
+
+def test_of_many_texts_some_are_held_out_and_none_of_them_is_trained_on() -> None:
+    texts = [f"text {i % 90}" for i in range(100)]
+    train, valid = hold_out(Texts("a", texts, [str(i) for i in range(100)]), None, seed=1)
+    assert len(valid.texts) == 10
+    assert not set(valid.texts) & set(train.texts)
+    assert all(texts[int(label)] == text for text, label in zip(train.texts, train.labels, strict=True))
+    assert hold_out(Texts("a", texts), None, seed=1)[1].texts == valid.texts
+    with pytest.raises(CorpusError, match="must be less than the 100 texts"):
+        hold_out(Texts("a", texts), 100, seed=1)
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+FEW = "a fine film\t1\nbad\t0\ngood\t1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", FEW),
+        ("a.tsv", "sentence\tlabel\n" + FEW),
+        ("a.tsv", "label\tid\tsentence\n1\t7\ta fine film\n0\t8\tbad\n1\t9\tgood\n"),
+        ("a.tsv", "1\ta fine film\n0\tbad\n1\tgood\n"),
+        ("a.jsonl", '{"text": "a fine film", "label": 1}\n{"text": "bad", "label": 0}\n{"text": "good", "label": 1}\n'),
+    ],
+    ids=["plain", "named", "named otherwise", "label first", "json"],
+)
+def test_labels_are_read_however_they_are_written(tmp_path: Path, name: str, content: str) -> None:
+    found = labels.read([write(tmp_path / name, content)])
+    assert found.texts == ["a fine film", "bad", "good"]
+    assert found.labels == ["1", "0", "1"]
+
+
+def test_labels_stand_in_their_order_numbers_by_size() -> None:
+    assert labels.in_order(["10", "9", "10", "2"]) == ("2", "9", "10")
+    assert labels.in_order(["b", "10", "a"]) == ("10", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "is empty; a line needs a text and a label"),
+        ("a text\nanother\n", "must have two columns, a text and its label"),
+        ("sentence\tlabel\na\tx\nb\t\nc\t\n", "2 of its 3 lines have no text or no label"),
+        ("".join(f"a man {i}\tein Mann {i}\n" for i in range(30)), "30 different labels for 30 texts"),
+    ],
+    ids=["empty", "one column", "missing", "translations"],
+)
+def test_what_has_no_labels_is_told(tmp_path: Path, content: str, told: str) -> None:
+    with pytest.raises(CorpusError) as caught:
+        labels.read([write(tmp_path / "a.tsv", content)])
+    assert told in str(caught.value)
+
+
+# ---- ids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_a_long_text_in_stretches_gives_the_ids_of_the_whole(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = train_one([TEXT], TokenizerConfig(kind=kind)).source
+    whole = vocabulary.encode([TEXT])[0]
+    for stretch in (1, 50, STRETCH):
+        monkeypatch.setattr("attent.data.encoded.STRETCH", stretch)
+        assert list(running_ids(TEXT, vocabulary)) == whole
+    assert vocabulary.decode(whole) == TEXT
+    if kind == "char":
+        assert len(whole) == len(TEXT) + 1  # SentencePiece's own space before all
+
+
+def test_tokenizers_have_a_mask_or_sentinels_where_they_are_asked_for() -> None:
+    plain, masked = train_one([TEXT], TokenizerConfig()).source, train_one([TEXT], TokenizerConfig(), mask=True).source
+    spans = train_one([TEXT], TokenizerConfig(), sentinels=7).source
+    assert plain.mask is None
+    assert masked.mask is not None
+    assert masked.pieces([masked.mask]) == ["<mask>"]
+    assert spans.pieces(spans.sentinels) == [f"<extra_id_{i}>" for i in range(7)]
+    assert masked.mask not in masked.encode(["<mask>"])[0]
+
+
+def test_texts_are_encoded_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = train_one([TEXT], TokenizerConfig()).source
+    texts = ["to be", "or not", "to be or not"]
+    first, key = encode(texts, vocabulary, "f", tmp_path, running=False)
+    assert [row.tolist() for row in np.split(first.ids, first.lengths.cumsum())[:-1]] == vocabulary.encode(texts)
+    monkeypatch.setattr("attent.data.encoded._lines", None)
+    again, same = encode(texts, vocabulary, "f", tmp_path, running=False)
+    assert same == key
+    assert (again.ids == first.ids).all()
+
+
+def test_frames_cuts_and_parts() -> None:
+    few = Sentences(np.arange(10, 17).astype("<u4"), np.array([3, 0, 4]))
+    around = framed(few, (1, 2), (9,))
+    assert around.ids.tolist() == [1, 2, 10, 11, 12, 9, 1, 2, 9, 1, 2, 13, 14, 15, 16, 9]
+    assert around.lengths.tolist() == [6, 3, 7]
+    assert cut_short(few, 2).ids.tolist() == [10, 11, 13, 14]
+    parts = in_parts(few, 3)
+    assert parts.lengths.tolist() == [3, 0, 2, 2]
+    assert (parts.ids == few.ids).all()

@@ -1,0 +1,386 @@
+"""Generation: as `transformers` does it, the same alone as in company, from memory that stays as from new; text that is
+certain, words to stop at, and a sentence for what cannot be gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attent.decode import Generator, Stopped, Writing, flow
+from attent.decode.flow import Desk, Flow, Manner, Plan, Prompt, Sheet, write
+from attent.decode.options import Sampling, Search
+from attent.decode.prompts import FIRST, Prompted
+from attent.decode.search import beam
+from attent.decode.spool import behind
+from attent.models import CausalLM
+from attent.text.tokenizer import Tokenizer
+from tests.decode.authors import LONGEST, PROMPTS, byte_level, generator, gpt2, llama, ours
+
+CPU = torch.device("cpu")
+MODELS = {"gpt2": gpt2, "llama": llama}
+MANNERS = {
+    "greedy": Manner(ends=(5, *range(100, 140)), never=(7, 9)),
+    "drawn": Manner(ends=(5, *range(100, 120)), sampling=Sampling(temperature=1.3, top_k=30, top_p=0.9)),
+    "endless": Manner(ends=()),
+    "ruled": Manner(ends=(5, 6), min_length=4, no_repeat_ngram_size=2, no_loops=True),
+}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
+
+
+def some_prompts(lengths: tuple[int, ...] = (3, 12, 1, 7), limits: tuple[int, ...] = (12, 6, 16, 1)) -> list[Prompt]:
+    chance = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(0, 300, (length,), generator=chance).tolist() for length in lengths]
+    both = zip(drawn, limits, strict=True)
+    return [Prompt(ids=ids, limit=limit, number=11 * place) for place, (ids, limit) in enumerate(both)]
+
+
+def by_hand(
+    model: CausalLM, prompt: Prompt, ends: tuple[int, ...], never: tuple[int, ...] = ()
+) -> tuple[list[int], float]:
+    """The likeliest next token again and again, the whole text read anew each time."""
+    ids, total = list(prompt.ids), 0.0
+    for _ in range(prompt.limit):
+        logits = model(torch.tensor([ids]))[0, -1].detach()
+        logits[list(never)] = float("-inf")
+        token = int(logits.argmax())
+        total += float(logits.log_softmax(-1)[token])
+        ids.append(token)
+        if token in ends:
+            break
+    return ids[len(prompt.ids) :], total
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_the_likeliest_token_is_written_again_and_again(make: Any) -> None:
+    model, manner, prompts = make(ours()).double(), MANNERS["greedy"], some_prompts()
+    found = write(prompts, Sheet(model, prompts, Plan.of(manner, CPU)), manner.ends)
+    for prompt, one in zip(prompts, found, strict=True):
+        ids, total = by_hand(model, prompt, manner.ends, manner.never)
+        assert list(one.ids) == [token for token in ids if token not in manner.ends]
+        assert one.reason == ("end" if ids[-1] in manner.ends else "length")
+        assert sum(one.log_probs) == pytest.approx(total, abs=1e-4)
+
+
+@every_model
+@every_manner
+@pytest.mark.parametrize("often", [1, 7], ids=["asked", "unasked"])
+def test_memory_that_stays_in_its_place_gives_the_same_and_can_be_used_again(
+    make: Any, manner: Manner, often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plan = make(ours()), Plan.of(manner, CPU)
+    desk = Desk(model, 4, 36, plan)  # so much that one which is done would run out of room if it went on
+    monkeypatch.setattr(flow, "STRETCH", 5)
+    for lengths in ((3, 30, 1, 7), (9, 2, 20, 1), (4, 4, 4, 4)):
+        prompts = some_prompts(lengths)
+        monkeypatch.setattr(flow, "unasked", lambda device: 1)
+        plain = write(prompts, Sheet(model, prompts, plan), manner.ends)
+        monkeypatch.setattr(flow, "unasked", lambda device: often)
+        desk.begin(prompts)
+        assert write(prompts, desk, manner.ends) == same(plain)
+
+
+@every_model
+@every_manner
+def test_a_prompt_in_company_is_gone_on_with_as_alone(make: Any, manner: Manner) -> None:
+    model, prompts, plan = make(ours()), some_prompts(), Plan.of(manner, CPU)
+    together = write(prompts, Sheet(model, prompts, plan), manner.ends)
+    alone = [write([one], Sheet(model, [one], plan), manner.ends)[0] for one in prompts]
+    assert together == same(alone)
+
+
+class same(list[Any]):
+    """Equal but for the last digits of probabilities: sums of many numbers in another order."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, list)
+        close = all(x.log_probs == pytest.approx(y.log_probs, abs=1e-4) for x, y in zip(self, other, strict=True))
+        return close and [(x.ids, x.reason) for x in self] == [(x.ids, x.reason) for x in other]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_is_done_is_cleared_away() -> None:
+    model, prompts = gpt2(ours()), some_prompts((3, 3, 5, 6), (2, 2, 2, 12))
+    work = Flow(prompts, Sheet(model, prompts, Plan.of(MANNERS["endless"], CPU)), ())
+    for _ in range(2):
+        work.run()
+        work.finished()
+    assert work.rows == [3]
+    assert work.memory.texts.read.shape == (1,)
+
+
+@every_model
+@pytest.mark.parametrize("ends", [(5,), (5, 6), ()], ids=["one end", "two ends", "no end"])
+def test_beams_go_on_from_prompts_as_reading_says(make: Any, ends: tuple[int, ...]) -> None:
+    model, prompts = make(ours()).double(), some_prompts((3, 9, 1), (8, 8, 8))
+    writer = Prompted(model, ends)
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.ids) for one in prompts], batch_first=True)
+    lengths = torch.tensor([len(one.ids) for one in prompts])
+    wide, narrow = (
+        beam(
+            writer,
+            rows,
+            lengths,
+            start=FIRST,
+            end=writer.end,
+            max_length=8,
+            search=Search(beam_size=k, length_penalty=0),
+        )
+        for k in (4, 1)
+    )
+    for place, prompt in enumerate(prompts):
+        ids = [
+            token for token in narrow.tokens[place, 0].tolist()[: int(narrow.lengths[place, 0])] if token != writer.end
+        ]
+        if len(ends) < 2:
+            assert ids == [token for token in by_hand(model, prompt, ends)[0] if token not in ends]
+        best = wide.tokens[place, 0].tolist()[: int(wide.lengths[place, 0])]
+        assert float(wide.sums[place, 0]) == pytest.approx(read_aloud(model, prompt, best, ends, writer.end), abs=1e-5)
+
+
+def test_a_prompt_in_the_place_of_another_is_gone_on_with_as_from_the_beginning() -> None:
+    model = gpt2(ours()).double()
+    writer, long = Prompted(model, (5,)), torch.tensor([[9, 8, 7, 6, 5, 4]])
+    room = writer.begin(torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2)
+    for token in (FIRST, 11, 12, 13, 14):
+        writer.step(torch.full((2, 2), token), room)
+        room.follow(torch.tensor([[1, 0], [1, 1]]))
+    room.put(torch.tensor([1]), writer.begin(long, capacity=1, beams=2))
+    room.rewind([5, 0])
+    fresh = writer.begin(long, capacity=3, beams=2)
+    for tokens in ((FIRST, FIRST), (21, 22)):
+        both = (writer.step(torch.tensor([tokens] * len(state.prompts)), state)[-1] for state in (room, fresh))
+        torch.testing.assert_close(*both)
+
+
+def read_aloud(model: CausalLM, prompt: Prompt, tokens: list[int], ends: tuple[int, ...], end: int) -> float:
+    body = [token for token in tokens if token != end]
+    logits = model(torch.tensor([[*prompt.ids, *body]]))[0, len(prompt.ids) - 1 :].detach().log_softmax(-1)
+    total = sum(float(row[token]) for row, token in zip(logits, body, strict=False))
+    return total + (float(logits[len(body), list(ends)].logsumexp(-1)) if len(tokens) > len(body) else 0.0)
+
+
+# --- beside transformers ----------------------------------------------------------------------------------------------
+
+
+def their_folder(family: str, folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    sizes = {"vocab_size": byte_level().target.size, "bos_token_id": 0, "eos_token_id": [0, 40]}
+    if family == "gpt2":
+        config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.4, **sizes)
+        theirs = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.4,
+            max_position_embeddings=64,
+            **sizes,
+        )
+        theirs = transformers.LlamaForCausalLM(config)
+    theirs.eval().save_pretrained(folder)
+    byte_level().save(folder)
+    return theirs
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_greedy_texts_are_those_of_transformers_token_for_token(family: str, tmp_path: Path) -> None:
+    theirs = their_folder(family, tmp_path)
+    mine = Generator.load(tmp_path, device="cpu")
+    assert mine.ends == (0, 40)
+    found = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
+    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([mine.encoded(prompt)])
+        written = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0
+        )[0, ids.shape[1] :].tolist()
+        assert list(one.ids) == [token for token in written if token not in (0, 40)]
+
+
+def test_beams_find_what_those_of_transformers_find(tmp_path: Path) -> None:
+    theirs = their_folder("gpt2", tmp_path)
+    theirs.generation_config.eos_token_id = theirs.config.eos_token_id = 0
+    mine = Generator.load(tmp_path, device="cpu")
+    mine.ends = (0,)  # type: ignore[misc]  # with several, beams of theirs end in each by itself
+    found = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8)
+    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([mine.encoded(prompt)])
+        written = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=3,
+            early_stopping="never",
+            max_new_tokens=8,
+            pad_token_id=0,
+        )[0, ids.shape[1] :].tolist()
+        assert list(one.ids) == [token for token in written if token]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_in_company_are_gone_on_with_as_each_alone() -> None:
+    mine = generator()
+    together = mine.generate(PROMPTS, n=2, temperature=1.5, max_new_tokens=10, seed=4)
+    alone = [
+        mine.generate([one], n=2, temperature=1.5, max_new_tokens=10, seed=4, first=i)[0]
+        for i, one in enumerate(PROMPTS)
+    ]
+    assert [[one.ids for one in some] for some in together] == [[one.ids for one in some] for some in alone]
+    small = Generator(mine.model, mine.tokenizer, batch_rows=3)
+    assert [some[0].text for some in small.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)] == [
+        some[0].text for some in together
+    ]
+
+
+@pytest.mark.parametrize("stop", [(), ("e", "k")], ids=["", "stop"])
+def test_a_machine_that_repeats_steps_by_itself_writes_the_same(
+    stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, quick = generator(), Generator(generator().model, byte_level())
+    writings = [
+        Writing(temperature=t, max_new_tokens=20, seed=seed, stop=stop) for t, seed in ((0, 1), (1.5, 2), (1.5, 3))
+    ]
+    known = [plain.generate(PROMPTS, writing) for writing in writings]
+    monkeypatch.setattr(flow, "can_record", lambda device: True)
+    monkeypatch.setattr(flow, "unasked", lambda device: 16)
+    desks = []
+    for writing, before in zip(writings, known, strict=True):
+        found = quick.generate(PROMPTS, writing)
+        assert [(one.text, one.ids, one.reason) for some in found for one in some] == [
+            (one.text, one.ids, one.reason) for some in before for one in some
+        ]
+        totals = [[one.log_prob for some in both for one in some] for both in (found, before)]
+        assert totals[0] == pytest.approx(totals[1], abs=1e-3)
+        assert quick.generate(PROMPTS, writing) == found
+        assert quick._desk is not None
+        desks.append(quick._desk[1])
+    assert desks[1] is desks[2]  # another seed is no reason to record anew
+    assert "".join(quick.stream(PROMPTS[0], writings[-1])) == known[-1][0][0].text
+
+
+def test_beams_of_many_prompts_in_small_batches_are_those_of_each_alone() -> None:
+    few = Generator(generator().model, byte_level(), batch_rows=4)
+    prompts = [*PROMPTS, "Two women", "A dog again"]
+    found = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
+    alone = [few.generate([prompt], beam_size=2, max_new_tokens=6, min_new_tokens=2)[0][0].ids for prompt in prompts]
+    assert [some[0].ids for some in found] == alone
+
+
+def test_samples_differ_and_come_again_with_their_seed() -> None:
+    mine, writing = generator(), Writing(n=4, temperature=1.2, max_new_tokens=12, seed=7)
+    first = mine.generate(["A man"], writing)[0]
+    assert len({one.ids for one in first}) == 4
+    assert mine.generate(["A man"], writing)[0] == first
+    assert [one.ids for one in mine.generate(["A man"], writing, n=2)[0]] == [one.ids for one in first[:2]]
+    assert mine.generate(["A man"], writing, seed=8)[0][0].ids != first[0].ids
+
+
+def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> None:
+    mine = generator()
+    greedy = [some[0] for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
+    wide = [some[0] for some in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
+    assert all(b.log_prob >= a.log_prob - 1e-4 for a, b in zip(greedy, wide, strict=True))
+    two = mine.generate(["A man"], beam_size=3, n=2, max_new_tokens=6)[0]
+    assert two[0].ids != two[1].ids
+
+
+@pytest.mark.parametrize("words", [byte_level, ours], ids=["bytes", "sentencepiece"])
+@pytest.mark.parametrize("stop", [(), ("e",), ("an", "er ", "t")], ids=["none", "a letter", "words"])
+def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) -> None:
+    mine = Generator(gpt2(words()), words())
+    for seed in range(3):
+        writing = Writing(temperature=2.0, top_p=1.0, max_new_tokens=25, seed=seed, stop=stop)
+        (whole,) = mine.generate(["Ein Mann läuft"], writing)[0]
+        pieces = list(mine.stream("Ein Mann läuft", writing))
+        assert "".join(pieces) == whole.text
+        assert "" not in pieces
+        assert not any(word in whole.text for word in stop)
+
+
+def test_a_text_stops_where_it_would_have_had_the_word() -> None:
+    mine = generator()
+    free = mine.generate(["A man"], seed=2, temperature=1.0, max_new_tokens=40)[0][0]
+    word = free.text[9:13]
+    at = free.text.index(word)
+    held = mine.generate(["A man"], seed=2, temperature=1.0, max_new_tokens=40, stop=[word])[0][0]
+    assert (held.text, held.reason) == (free.text[:at], "stop")
+    assert held.ids == free.ids[: len(held.ids)]
+    assert held.log_prob > free.log_prob
+    assert mine.vocabulary.decode(held.ids).startswith(free.text[: at + len(word)])
+
+
+def test_a_continuation_keeps_its_space() -> None:
+    for words in (ours(), byte_level()):
+        mine, vocabulary = Generator(gpt2(words), words), words.target
+        prompt, whole = (vocabulary.encode([text])[0] for text in ("A man", "A man slowly walking"))
+        assert whole[: len(prompt)] == prompt
+        assert behind(vocabulary, mine.encoded("A man"), whole[len(prompt) :]) == " slowly walking"
+
+
+def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
+    said: list[str] = []
+    mine = Generator(gpt2(byte_level(), ends=()), byte_level(), say=said.append)
+    mine.ends = ()  # type: ignore[misc]
+    found = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
+    assert [len(some[0].ids) for some in found] == [LONGEST - 50, 40]
+    assert said == ["prompt 1: 10 tokens are written at most, since the model reads 60 in all, prompt and text"]
+    both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
+    assert [len(some[0].ids) for some in both] == [LONGEST - 50, 40]
+    with pytest.raises(ValueError, match=r"prompt 2 must have at most 59 tokens.*but has 61; shorten it"):
+        mine.generate(["x", "x" * 61])
+
+
+def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
+    assert generator().encoded("") == [byte_level().target.start]
+    assert Generator(gpt2(ours()), ours()).encoded("") == [ours().target.start]
+    assert generator().generate([], max_new_tokens=3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be 1 or more"),
+        ({"temperature": -1}, "`temperature` must be 0 or more"),
+        ({"top_p": 0}, "`top_p` must be greater than 0"),
+        ({"temperature": 0, "n": 2}, "all texts would be the same"),
+        ({"beam_size": 2, "n": 3}, "`n` must be at most `beam_size`=2"),
+        ({"stop": [""]}, "but one is empty"),
+        ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generator().generate(["A"], **asked)
+
+
+def test_what_is_no_list_of_texts_is_told() -> None:
+    with pytest.raises(ValueError, match="must be a list of texts, but is one: 'A man'"):
+        generator().generate("A man")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be the model's, of"):
+        Generator(gpt2(byte_level()), replace_size(byte_level()))
+
+
+def replace_size(words: Tokenizer) -> Tokenizer:
+    class Larger:
+        size = 10**6
+
+    return replace(words, target=Larger())  # type: ignore[arg-type]
+
+
+def test_what_is_no_longer_wanted_stops() -> None:
+    with pytest.raises(Stopped):
+        generator().generate(["A man"], cancel=lambda: True)

@@ -1,0 +1,74 @@
+"""Text as tokens come: nothing that is given is ever taken back, and words to stop at are found wherever tokens end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attent.decode.spool import Spool, behind
+from attent.text.vocabulary import ESCAPE, Vocabulary
+from tests.decode.authors import byte_level, ours
+
+WORDS = {"bytes": byte_level, "sentencepiece": ours}
+ODD = "Ein Hund läuft: 😀 ▁ 汉字\u200d, \ufffd" + ESCAPE + "1 und  mehr"
+
+
+def pieces(
+    vocabulary: Vocabulary, ids: list[int], prompt: list[int], stop: tuple[str, ...] = ()
+) -> tuple[Spool, list[str]]:
+    spool = Spool(vocabulary, prompt, stop)
+    given = [spool.add(token) for token in ids]
+    return spool, [*given, spool.rest()]
+
+
+@pytest.mark.parametrize("make", WORDS.values(), ids=WORDS)
+def test_every_character_comes_whole(make: type) -> None:
+    vocabulary: Vocabulary = make().target
+    whole = vocabulary.encode([f"A man {ODD}"])[0]
+    prompt = vocabulary.encode(["A man"])[0]
+    assert whole[: len(prompt)] == prompt
+    spool, found = pieces(vocabulary, whole[len(prompt) :], prompt)
+    assert "".join(found) == spool.text == f" {ODD}"
+    assert sum("\ufffd" in piece for piece in found) == 1  # the one that is in the text
+    assert len([piece for piece in found if piece]) > 10
+
+
+@pytest.mark.parametrize("make", WORDS.values(), ids=WORDS)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 318), min_size=1, max_size=30), st.integers(0, 8))
+def test_pieces_join_to_what_is_read_at_once(make: type, ids: list[int], cut: int) -> None:
+    vocabulary: Vocabulary = make().target
+    _, found = pieces(vocabulary, ids[cut:], ids[:cut])
+    assert "".join(found) == behind(vocabulary, ids[:cut], ids[cut:])
+
+
+def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
+    vocabulary = byte_level().target
+    ids = [token for letter in "say stones, stop here" for token in vocabulary.encode([letter])[0]]
+    spool, found = pieces(vocabulary, ids, [], ("stop", "zebra"))
+    assert spool.text == "say stones, "
+    assert spool.stopped
+    assert spool.count == len("say stones, stop")
+    assert "".join(found[: len("say sto")]) == "say "
+    assert "".join(found[: len("say ston")]) == "say ston"
+
+
+@pytest.mark.parametrize("stop", [("abcd", "bc"), ("bc", "abcd"), ("d", "cd"), ("zz", "de")])
+def test_it_does_not_matter_how_a_text_is_cut_into_tokens(stop: tuple[str, ...]) -> None:
+    class Letters:
+        """Tokens that are texts."""
+
+        def __init__(self, cuts: tuple[int, ...]) -> None:
+            self.parts = ["abcdefgh"[a:b] for a, b in pairwise(cuts)]
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(self.parts[i] for i in ids)
+
+    texts = set()
+    for cuts in ((0, 8), (0, 1, 2, 3, 4, 5, 6, 7, 8), (0, 2, 8), (0, 3, 4, 8), (0, 1, 5, 8)):
+        words = Letters(cuts)
+        texts.add(pieces(words, list(range(len(words.parts))), [], stop)[0].text)  # type: ignore[arg-type]
+    assert len(texts) == 1

@@ -1,0 +1,205 @@
+"""The tasks beside translation: packed text has the loss that it has apart, what is told is what the model says, a run
+that was stopped goes on to the same bits, and each of them learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attent.data.encoded import Encoded
+from attent.data.plan import BatchConfig
+from attent.data.rows import Labels, Masks, Packed, Rows, Windows
+from attent.models import CausalConfig, CausalLM, Encoder, EncoderConfig
+from attent.nn import LearnedConfig, StackConfig
+from attent.train import checkpoint
+from attent.train.loop import Training
+from attent.train.objective import MaskedWords, NextWords, OneStack, TextLabels
+from attent.train.task import Batches, MakeObjective
+from attent.train.team import Team
+from tests.train.toys import RECIPE, same
+
+VOCABULARY, LABELS = 40, ("0", "1", "2")
+STACK = StackConfig(layers=2, width=16, heads=2, inner=24, dropout=0.1, positions=LearnedConfig(max_length=64))
+
+
+def texts(count: int = 60, seed: int = 0) -> Encoded:
+    """Texts of 3 to 20 tokens between a start (1) and an end (2)."""
+    chance = np.random.default_rng(seed)
+    rows = [np.array([1, *chance.integers(5, VOCABULARY, n), 2]) for n in chance.integers(1, 19, count)]
+    return Encoded(np.concatenate(rows).astype("<u4"), np.cumsum([0, *map(len, rows)]), "key")
+
+
+def language(dropout: float = 0.0) -> CausalLM:
+    torch.manual_seed(1)
+    return CausalLM(CausalConfig(vocab=VOCABULARY, stack=replace(STACK, causal=True, dropout=dropout)))
+
+
+def encoder(dropout: float = 0.0) -> Encoder:
+    torch.manual_seed(1)
+    stack = replace(STACK, dropout=dropout)
+    made = Encoder(EncoderConfig(vocab=VOCABULARY, stack=stack, masked=True, pooler=True, labels=LABELS))
+    assert made.classifier is not None
+    torch.nn.init.normal_(made.classifier.weight)
+    return made
+
+
+def windows(of: Encoded | None = None, tokens: int = 128) -> Windows:
+    return Windows(of or texts(), tokens=tokens, longest=32, pad=0, seed=1)
+
+
+def packed(ask: Any, layout: Any = "packed", of: Encoded | None = None) -> Packed:
+    return Packed(of or texts(), BatchConfig(tokens=128, longest=32, layout=layout), ask, pad=0, seed=1)
+
+
+def masks() -> Masks:
+    return Masks(4, np.arange(5, VOCABULARY), 1, 1)
+
+
+def labels(count: int = 60) -> Labels:
+    return Labels(np.arange(count) % len(LABELS))
+
+
+def everything(batches: Any) -> list[Rows]:
+    return [batches.batch(0, step) for step in range(batches.steps(0))]
+
+
+def loss(objective: OneStack, batches: list[Rows]) -> tuple[float, int]:
+    with torch.no_grad():
+        return sum(float(objective(batch)[1]) for batch in batches), sum(batch.units for batch in batches)
+
+
+# ---- packed is apart -------------------------------------------------------------------------------------------------
+
+
+def test_documents_in_one_window_have_the_loss_that_each_has_alone() -> None:
+    model = language().double().eval()
+    of = texts()
+    fixed = Windows(of, tokens=len(of.ids) + 1, longest=len(of.ids), pad=0, fixed=True)
+    stack = replace(model.config.stack, positions=LearnedConfig(max_length=len(of.ids)))
+    wide = CausalLM(replace(model.config, stack=stack)).double().eval()
+    state = wide.state_dict()
+    wide.load_state_dict({**model.state_dict(), **{n: t for n, t in state.items() if "positions" in n}})
+    assert fixed.packed
+    total, units = loss(NextWords(wide), everything(fixed))
+    alone = 0.0
+    with torch.no_grad():
+        for start, stop in zip(of.offsets[:-1], of.offsets[1:], strict=True):
+            ids = torch.from_numpy(of.ids[start:stop].astype(np.int64))[None]
+            alone += float(F.cross_entropy(wide(ids)[0, :-1], ids[0, 1:], reduction="sum"))
+    assert units == len(of.ids) - len(of)
+    assert total == pytest.approx(alone, rel=1e-9)
+
+
+def test_what_is_hidden_in_packed_rows_has_the_loss_that_it_has_alone() -> None:
+    model = encoder().double().eval()
+    for batch in everything(packed(masks()))[:3]:
+        total, _ = loss(MaskedWords(model), [batch])
+        packing, places = batch.text.packing, batch.places
+        assert packing is not None
+        assert places is not None
+        alone = 0.0
+        with torch.no_grad():
+            for row, ends in enumerate(packing.ends.tolist()):
+                edges = [0, *ends]
+                for place, wanted in zip(places[row].tolist(), batch.wanted[row].tolist(), strict=True):
+                    if wanted >= 0:
+                        first = max(edge for edge in edges if edge <= place)
+                        last = min(edge for edge in edges if edge > place)
+                        states = model(batch.text.ids[row : row + 1, first:last])
+                        logits = model.masked_logits(states[0, place - first])
+                        alone += float(F.cross_entropy(logits[None], torch.tensor([wanted])))
+        assert total == pytest.approx(alone, rel=1e-9)
+
+
+def test_texts_in_packed_rows_are_labelled_as_they_are_alone() -> None:
+    model = encoder().double().eval()
+    whole = [loss(TextLabels(model), everything(packed(labels(), layout))) for layout in ("packed", "bucketed")]
+    assert whole[0][1] == whole[1][1] == 60
+    assert whole[0][0] == pytest.approx(whole[1][0], rel=1e-9)
+
+
+def test_filler_and_pieces_change_no_loss() -> None:
+    model = language().double().eval()
+    long = Encoded(texts(200).ids, np.array([0, len(texts(200).ids)]), "key")
+    for of in (long, texts()):
+        batch = windows(of, 256).batch(0, 0)
+        total, _ = loss(NextWords(model), [batch])
+        pieces, _ = loss(NextWords(model), [batch.rows(0, 3), batch.rows(3, len(batch))])
+        assert total == pytest.approx(pieces, rel=1e-9)
+        filled = batch.text.ids.masked_fill(~batch.text.real(), 7)
+        text = batch.text.with_tensors([filled, *batch.text.tensors()[1:]])
+        other = Rows.of(text, batch.wanted, batch.pairs, beside=True)
+        assert loss(NextWords(model), [other])[0] == pytest.approx(total, rel=1e-9)
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+Parts = tuple[Callable[[float], Any], Callable[[], Batches], MakeObjective]
+TASKS: dict[str, Parts] = {
+    "lm": (language, windows, NextWords),
+    "mlm": (lambda dropout: without_labels(dropout), lambda: packed(masks(), "bucketed"), MaskedWords),
+    "classify": (lambda dropout: encoder(dropout), lambda: packed(labels(), "bucketed"), TextLabels),
+}
+
+
+def without_labels(dropout: float) -> Encoder:
+    torch.manual_seed(1)
+    return Encoder(EncoderConfig(vocab=VOCABULARY, stack=replace(STACK, dropout=dropout), masked=True))
+
+
+def training(task: str, out: Path, stop: Callable[[], bool] = lambda: False, **changes: Any) -> Training:
+    make, batches, objective = TASKS[task]
+    recipe = replace(RECIPE, label_smoothing=0.0, metric="loss", **changes)
+    team = Team(torch.device("cpu"))
+    model = make(0.1)
+    return Training(
+        model, None, recipe, batches(), None, None, out, team, lambda _: None, stop, {"data": "key"}, objective
+    )
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> None:
+    through = training(task, tmp_path / "through", workers=2, steps=12)
+    through.run()
+    first = training(task, tmp_path / "stopped", steps=12)
+    first.stop = lambda: first.marks.step == 7
+    assert first.run().reason == "stopped"
+    found = checkpoint.newest(tmp_path / "stopped" / "state", print)
+    assert found is not None
+    assert found.step == 7
+    again = training(task, tmp_path / "stopped", steps=12)
+    again.fill(found)
+    again.run()
+    assert again.marks.order == through.marks.order
+    assert same(dict(again.named), dict(through.named))
+    assert through.batches.steps(0) < 12  # more than one epoch
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_it_learns_by_heart(task: str, tmp_path: Path) -> None:
+    made = training(task, tmp_path, steps=120 if task == "lm" else 60, lr=2e-2, save_every=1000, clip_norm=1.0)
+    few = texts(4)
+    ask: Any = masks() if task == "mlm" else labels(4)
+    made.batches = (
+        windows(few)
+        if task == "lm"
+        else Packed(few, BatchConfig(tokens=128, longest=32, layout="bucketed"), ask, pad=0, seed=1, fixed=True)
+    )
+    before = loss(made.objective.eval(), everything(made.batches))  # type: ignore[arg-type]
+    made.objective.train()
+    made.run()
+    after = loss(made.objective.eval(), everything(made.batches))  # type: ignore[arg-type]
+    assert after[0] / after[1] < 0.5 * before[0] / before[1]
+
+
+def test_rdrop_is_refused_where_it_is_not_known() -> None:
+    with pytest.raises(ValueError, match="`rdrop` must be 0 but for translations"):
+        NextWords(language(), rdrop=1.0)
