@@ -223,8 +223,8 @@ FAULTS = """
 
 # no last norm
 @ nn/block.py: nn/test_oracles.py
--         return self.norm(x)
-+         return x
+- self.output_dropout(self.norm(x))
++ self.output_dropout(x)
 
 # dropout on in use
 @ nn/block.py: laws/test_dropout.py
@@ -238,8 +238,8 @@ FAULTS = """
 
 # no dropout on embeddings
 @ nn/block.py: laws/test_dropout.py
-- self.dropout(self.positions.embed(x, at))
-+ self.positions.embed(x, at)
+- self.dropout(self.embedding_norm(self.positions.embed(x, at)))
++ self.embedding_norm(self.positions.embed(x, at))
 
 # dropout after the sum
 @ nn/block.py: laws/test_dropout.py
@@ -617,6 +617,458 @@ FAULTS = """
 @ decode/translator.py: decode/test_translator.py -k gaps
 - Piece(one.text, piece.gap) for
 + Piece(one.text, " ") for
+
+# family: ragged prompts are read as if all were long
+@ models/causal.py: laws/test_family.py -k ragged
+- self.decoder(self.embedding(ids), lengths, cache=cache)
++ self.decoder(self.embedding(ids), cache=cache)
+
+# family: packing ignored by a decoder alone
+@ models/causal.py: laws/test_family.py -k packed
+- self.decoder(self.embedding(ids), lengths, packing=packing)
++ self.decoder(self.embedding(ids), lengths)
+
+# family: beams without room of their own
+@ models/causal.py: decode/test_generator.py -k beams_go_on
+- rows=rows, beams=beams)
++ rows=rows)
+
+# family: the output tied whatever the config says
+@ models/causal.py: models/test_sizes.py
+- tied_to = self.embedding if config.tie_output else None
++ tied_to = self.embedding
+
+# family: segments forgotten
+@ models/encoder.py: interop/test_bert.py -k theirs
+- torch.zeros_like(ids) if segments is None else segments
++ torch.zeros_like(ids)
+
+# family: padding looked at by an encoder alone
+@ models/encoder.py: laws/test_family.py -k padding
+- return self.encoder(x, lengths, packing=packing)
++ return self.encoder(x, packing=packing)
+
+# family: packed texts judged by the first token of the next
+@ models/encoder.py: laws/test_family.py -k classified
+- F.pad(packing.ends, (1, 0))[:, :-1].clamp
++ packing.ends.clamp
+
+# family: the last token stands for a text
+@ models/encoder.py: interop/test_bert.py -k theirs
+- first = states[:, 0] if
++ first = states[:, -1] if
+
+# family: the head for masked words has no activation
+@ models/encoder.py: interop/test_bert.py -k theirs
+- ACTIVATIONS[self.activation](self.dense(states))
++ self.dense(states)
+
+# family: the class token stands last
+@ models/vision.py: interop/test_vit.py -k theirs
+- [self.class_token.expand(len(x), 1, -1).to(x.dtype), x]
++ [x, self.class_token.expand(len(x), 1, -1).to(x.dtype)]
+
+# family: the class token among the patches of a mean
+@ models/vision.py: laws/test_family.py -k mean
+- states[:, int(self.config.class_token) :].mean(1)
++ states.mean(1)
+
+# family: patches column by column
+@ models/vision.py: laws/test_family.py -k patches
+- permute(0, 2, 3, 1, 4, 5)
++ permute(0, 3, 2, 1, 4, 5)
+
+# family: numbers from 0 to 1 divided like bytes
+@ models/vision.py: laws/test_family.py -k bytes
+- / (255 if pixels.dtype == torch.uint8 else 1)
++ / 255
+
+# positions: scaling not passed on
+@ nn/positions.py: interop/test_llama.py -k theirs
+- self.scaling = config.scaling
++ self.scaling = None
+
+# positions: the way over runs backwards
+@ nn/positions.py: interop/test_llama.py -k theirs
+- (1 - share) * speed / scaling.factor + share * speed
++ share * speed / scaling.factor + (1 - share) * speed
+
+# block: layers counted from 0 where scores are divided by them
+@ nn/block.py: interop/test_gpt2.py -k theirs
+- / (layer + 1)
++ / max(1, layer)
+
+# block: embeddings normed before they have positions
+@ nn/block.py: interop/test_bert.py -k theirs
+- self.embedding_norm(self.positions.embed(x, at))
++ self.positions.embed(self.embedding_norm(x), at)
+
+# block: no dropout on what a stack gives
+@ nn/block.py: laws/test_family.py -k last_dropout
+- return self.output_dropout(self.norm(x))
++ return self.norm(x)
+
+# block: embeddings dropped at the rate of all else
+@ nn/block.py: laws/test_family.py -k last_dropout
+- Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
++ Dropout(config.dropout)
+
+# interop: tied tensors not compared
+@ interop/table.py: interop/test_refusals.py -k tied
+- if first.shape != stored[name].shape or not torch.equal(first.read(), stored[name].read()):
++ if first.shape != stored[name].shape:
+
+# interop: true is 1
+@ interop/table.py: interop/test_refusals.py
+-  and isinstance(value, bool) == isinstance(wanted, bool)
++
+
+# interop: config.json knows the ends better
+@ interop/table.py: interop/test_gpt2.py -k generation
+- if key in keys.overruled or data.get(key) is None
++ if data.get(key) is None
+
+# interop: two precisions in one model
+@ interop/table.py: interop/test_refusals.py -k precisions
+- (wanted is None and tensor.dtype != first.dtype)
++ False
+
+# interop: a shard may lie anywhere
+@ interop/files.py: interop/test_refusals.py -k elsewhere
+- safetensors", name):
++ safetensors", Path(name).name):
+
+# interop: only the last shard counts
+@ interop/files.py: interop/test_gpt2.py -k shards
+- tensors |= check_shard(
++ tensors = check_shard(
+
+# gpt2: keys and values change places
+@ interop/gpt2.py: interop/test_gpt2.py -k theirs
+- "decoder.blocks.{i}.own.key", "decoder.blocks.{i}.own.value")
++ "decoder.blocks.{i}.own.value", "decoder.blocks.{i}.own.key")
+
+# gpt2: a square matrix not turned
+@ interop/gpt2.py: interop/test_gpt2.py -k theirs
+- "transformer.h.{i}.attn.c_proj", TRANSPOSED)
++ "transformer.h.{i}.attn.c_proj")
+
+# gpt2: a width that is left out is that of the model
+@ interop/gpt2.py: interop/test_gpt2.py
+- inner=4 * facts.n_embd if
++ inner=facts.n_embd if
+
+# llama: the gate and what it opens change places
+@ interop/llama.py: interop/test_llama.py -k theirs
+- feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # the one with the activation
+-     Row("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
++ feedforward.gate", "model.layers.{i}.mlp.gate_proj"),
++     Row("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.up_proj"),
+
+# llama: the base beside the table goes before the one inside
+@ interop/llama.py: interop/test_llama.py -k spelling
+- (rope.rope_theta, facts.rope_theta)
++ (facts.rope_theta, rope.rope_theta)
+
+# bert: beta read as gamma
+@ interop/bert.py: interop/test_bert.py -k 2019
+- {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
++ {".LayerNorm.beta": ".LayerNorm.weight", ".LayerNorm.gamma": ".LayerNorm.bias"}
+
+# bert: labels in the order of the file
+@ interop/encoders.py: interop/test_bert.py -k labels
+- [str(names[str(i)]) for i in range(count)]
++ [str(name) for name in names.values()]
+
+# bert: the usual epsilon where none is told
+@ interop/bert.py: interop/test_defaults.py
+- layer_norm_eps: float = 1e-12
++ layer_norm_eps: float = 1e-5
+
+# vit: bytes that are not scaled count as scaled
+@ interop/vit.py: interop/test_vit.py -k pixels
+- std=(1 / ours,))
++ std=(1.0,))
+
+# t5: the gate and what it opens change places in the decoder
+@ interop/t5.py: interop/test_t5.py -k theirs
+- Row("decoder.blocks.{i}.feedforward.expand", "decoder.block.{i}.layer.2.DenseReluDense.wi_0"),
+-     Row("decoder.blocks.{i}.feedforward.gate", "decoder.block.{i}.layer.2.DenseReluDense.wi_1"),
++ Row("decoder.blocks.{i}.feedforward.gate", "decoder.block.{i}.layer.2.DenseReluDense.wi_0"),
++     Row("decoder.blocks.{i}.feedforward.expand", "decoder.block.{i}.layer.2.DenseReluDense.wi_1"),
+
+# t5: mt5 scaled as t5 is
+@ interop/t5.py: interop/test_t5.py -k mt5
+- return told and self.model_type == "t5"
++ return told
+
+# t5: no dropout on what its stacks give
+@ interop/t5.py: interop/test_t5.py -k presets
+-         output_dropout=facts.dropout_rate,
+-         attention_dropout
++         attention_dropout
+
+# rows: the last token of a text is read too
+@ data/rows.py: data/test_rows.py -k windows
+- np.repeat(edges[1:] - 1, counts)
++ np.repeat(edges[1:], counts)
+
+# rows: the first word of the next document is to be told
+@ data/rows.py: data/test_rows.py -k windows
+- wanted[document != of_next] = NOTHING
++ pass
+
+# rows: places are counted from the beginning of the window
+@ data/rows.py: data/test_rows.py -k documents
+- begins = np.maximum(self.documents.offsets[document], starts[:, None])
++ begins = starts[:, None]
+
+# rows: every epoch is cut at the same places
+@ data/rows.py: data/test_rows.py -k elsewhere
+- (self.seed, epoch, IN_OFFSET)
++ (self.seed, 0, IN_OFFSET)
+
+# rows: the frame of a text is hidden
+@ data/rows.py: data/test_rows.py -k bert
+- laid.column + self.before, inner
++ laid.column, inner
+
+# rows: what is not masked is always another word
+@ data/rows.py: data/test_rows.py -k bert
+- (share >= MASKED) & (share < MASKED + OTHER)
++ share >= MASKED
+
+# rows: each epoch hides the same words
+@ data/rows.py: data/test_rows.py -k hides
+- (self.seed, 0 if self.fixed else epoch, step, IN_MASKS)
++ (self.seed, step, IN_MASKS)
+
+# rows: labels in the order of the batch
+@ data/rows.py: data/test_rows.py -k label
+- self.of_text[pairs]
++ self.of_text[: len(pairs)]
+
+# rows: filler counts as told
+@ data/rows.py: data/test_rows.py
+- int((wanted >= 0).sum())
++ wanted.numel()
+
+# rows: places are those of the first row
+@ train/objective.py: train/test_tasks.py -k hidden
+- batch.places[..., None].expand(-1, -1, states.shape[2])
++ batch.places[:1, :, None].expand(len(states), -1, states.shape[2])
+
+# spans: as many are taken out in every epoch
+@ data/spans.py: data/test_rows.py -k spans
+- (self.seed, epoch, IN_SPANS)
++ (self.seed, 0, IN_SPANS)
+
+# spans: more of them than sentinels
+@ data/spans.py: data/test_rows.py -k span
+- np.clip(np.rint(noise / MEAN).astype(np.int64), 1, most)
++ np.maximum(np.rint(noise / MEAN).astype(np.int64), 1)
+
+# texts: the column of names is a text
+@ data/labels.py: data/test_texts.py
+- head, rows = rows[0], rows[1:]
++ head = rows[0]
+
+# texts: copies of what is held out are learned
+@ data/texts.py: data/test_texts.py
+- groups.setdefault(text, [])
++ groups.setdefault(str(i), [])
+
+# texts: labels of others are held out
+@ data/texts.py: data/test_texts.py
+- [texts.labels[i] for i in places]
++ texts.labels[: len(places)]
+
+# texts: more than a tenth of a short text is held out
+@ data/texts.py: data/test_texts.py
+- size = min(whole - int(whole * 0.9), HELD_CHARACTERS)
++ size = max(whole - int(whole * 0.9), HELD_CHARACTERS)
+
+# pictures: rows and columns change places
+@ data/images.py: data/test_images.py
+- pixels.transpose(2, 0, 1)
++ pixels.transpose(2, 1, 0)
+
+# pictures: a class may be held out whole
+@ data/images.py: data/test_images.py
+- len(own) - 1)
++ len(own))
+
+# pictures: mirrored upside down
+@ train/images.py: train/test_images.py -k mirrored
+- pixels[turn][..., ::-1]
++ pixels[turn][..., ::-1, :]
+
+# pictures: the plain loss is smoothed
+@ train/images.py: train/test_images.py -k shares
+- mixed(logits.detach(), batch, 0.0)
++ mixed(logits.detach(), batch, self.smoothing)
+
+# pictures: every epoch in one order
+@ train/images.py: train/test_images.py -k epoch
+- default_rng((self.seed, epoch)).permutation
++ default_rng(self.seed).permutation
+
+# pictures: judged with dropout
+@ train/images.py: train/test_images.py -k judge
+-     model.eval()
++     pass
+
+# tasks: documents do not end
+@ train/language.py: cli/test_train_tasks.py -k bits
+- self.vocabulary.before, (self.vocabulary.end,))
++ self.vocabulary.before, ())
+
+# tasks: bits by token told as bits by character
+@ train/language.py: cli/test_train_tasks.py -k bits
+- bits / max(1, texts.characters)
++ bits / max(1, units)
+
+# tasks: the share of hidden words counts filler
+@ train/masked.py: train/test_tasks.py -k share
+- units += batch.units
++ units += batch.wanted.numel()
+
+# tasks: a mask may stand for another word
+@ train/masked.py: train/test_tasks.py -k words
+- other_words(vocabulary.size, specials)
++ other_words(vocabulary.size, ())
+
+# tasks: labels said are those of other texts
+@ train/labelled.py: train/test_tasks.py -k label
+- zip(batch.pairs, model.classify
++ zip(range(len(batch.pairs)), model.classify
+
+# tasks: too sure of a share
+@ train/labelled.py: train/test_tasks.py -k interval
+- z * z / (2 * count)
++ z / (2 * count)
+
+# loss: rows that fill up the matrix are words
+@ train/loss.py: train/test_loss.py -k gpus
+- logits[..., self.words :] = float("-inf")
++ pass
+
+# loss: gpus do not smooth
+@ train/loss.py: train/test_loss.py -k gpus
+- p - (1 - smoothing), p
++ p - 1, p
+
+# flow: who is done goes on counting
+@ decode/flow.py: decode/test_generator.py
+- counts = texts.counts + ~texts.done
++ counts = texts.counts + 1
+
+# flow: the end is part of a text
+@ decode/flow.py: decode/test_generator.py -k again
+- tuple(tokens[: count - ended])
++ tuple(tokens[:count])
+
+# flow: only the first of several ends counts
+@ decode/flow.py: decode/test_generator.py -k again
+- ended = (token[:, None] == plan.ends).any(-1)
++ ended = token == plan.ends[0]
+
+# flow: chance depends on the place in the batch
+@ decode/flow.py: decode/test_generator.py -k alone
+- texts.numbers[:, None], texts.counts)[:, 0]
++ torch.arange(len(logits))[:, None], texts.counts)[:, 0]
+
+# flow: the place of a prompt on a desk is one too far
+@ decode/flow.py: decode/test_generator.py -k stays
+- torch.tensor([len(prompt.ids) - 1 for
++ torch.tensor([len(prompt.ids) for
+
+# flow: rows cleared away leave their texts behind
+@ decode/flow.py: decode/test_generator.py
+-         self.texts = self.texts.of(kept)
+-         self.cache.reorder(kept)
++         self.texts = self.texts.of(kept)
+
+# generator: prompts in parts draw the same
+@ decode/generator.py: decode/test_generator.py -k samples
+- number=chance(asked.seed, first + place, sample)
++ number=chance(asked.seed, place, sample)
+
+# generator: rows without a piece are written
+@ decode/generator.py: decode/test_generator.py
+- never=self._never,
+-             sampling
++ sampling
+
+# spool: half a character is given
+@ decode/spool.py: decode/test_spool.py
+- if not text or text.endswith(UNSURE):
++ if not text:
+
+# spool: the word that is complete last
+@ decode/spool.py: decode/test_spool.py
+- min(found)[1]
++ max(found)[1]
+
+# spool: spaces lost between tokens
+@ decode/spool.py: decode/test_spool.py
+- self.context, self.waiting = self.waiting or self.context, []
++ self.context, self.waiting = [], []
+
+# prompts: short ones are read with their filler
+@ decode/prompts.py: decode/test_generator.py -k company
+- None if min(places) == width else torch.tensor(places, device=device)
++ None
+
+# prompts: of several ends the likeliest counts alone
+@ decode/prompts.py: decode/test_generator.py -k beams_go_on
+- index_select(-1, self.ends).logsumexp(-1, keepdim=True)
++ index_select(-1, self.ends).amax(-1, keepdim=True)
+
+# prompts: another prompt is as long as the one before
+@ decode/prompts.py: decode/test_generator.py -k place_of_another
+-             self.prompts[row] = count
++             pass
+
+# reader: filler in the mean of a text
+@ decode/reader.py: decode/test_reader.py -k vectors
+- (states * real[..., None]).sum(1) / lengths
++ states.mean(1)
+
+# reader: the second text of the first kind
+@ decode/reader.py: decode/test_reader.py -k classified_as
+- kinds = tuple(kind for kind, part
++ kinds = tuple(0 for kind, part
+
+# reader: a mask is filled with a mask
+@ decode/reader.py: decode/test_reader.py -k frame
+- *mask, *of.sentinels,
++ *of.sentinels,
+
+# reader: the shorter of two texts is cut
+@ decode/reader.py: decode/test_reader.py
+- first if len(first) > len(second) else second
++ first if len(first) < len(second) else second
+
+# look: what was expected of the token itself
+@ look/texts.py: look/test_texts.py -k expected
+- [*ids[1:], None]
++ list(ids)
+
+# look: the first words are guessed, not the hidden ones
+@ look/texts.py: look/test_texts.py -k in_turn
+- states[range(len(some)), some]
++ states[range(len(some)), range(len(some))]
+
+# look: both texts of one segment
+@ look/texts.py: look/test_texts.py -k segment
+- segments += [number] *
++ segments += [0] *
+
+# look: pictures of an idx file counted from 1
+@ look/images.py: look/test_images.py -k idx
+- left = int(number)
++ left = int(number) - 1
 """
 
 
@@ -680,7 +1132,7 @@ def main(wanted: list[str]) -> int:
             test = caught_by(fault, Path(scratch))
         if test is not None:
             caught[fault.name] = test
-        print(f"{fault.name:40} | {test or 'NOT CAUGHT'}", flush=True)
+        print(f"{fault.name:62} | {test or 'NOT CAUGHT'}", flush=True)
     sound = pytest(ROOT, *set(caught.values()))
     if sound.returncode != 0:
         sys.exit(f"these tests must pass without a fault, but some do not:\n{sound.stdout[-3000:]}")

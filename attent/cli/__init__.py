@@ -25,12 +25,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
     "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
     "embed": ("attent.cli.embed:embed", "Texts as vectors, to compare and to search with."),
-    "fill": ("attent.cli.fill:fill", "Which word stands behind a mask: fill MODEL \"The [MASK] sat\"."),
+    "fill": ("attent.cli.fill:fill", 'Which word stands behind a mask: fill MODEL "The [MASK] sat".'),
     "generate": ("attent.cli.generate:generate", "Go on with a text, word by word, as it is written."),
     "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
     "look": ("attent.cli.look:look", "See every head at work on a sentence, in a page; which heads matter."),
     "score": ("attent.cli.score:score", "How good translations are: BLEU, chrF, TER, with confidence intervals."),
-    "train": ("attent.cli.train:train", "From parallel text to a translator; run again, it goes on where it was."),
+    "train": ("attent.cli.train:train", "From text to a translator or another model; run again, it goes on."),
     "translate": (
         "attent.cli.translate:translate",
         "Translate text, one line in, one line out, or fill files of translators.",
@@ -47,7 +47,7 @@ def make_app() -> App:
     """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
     app = App(
         name="attent",
-        help="Train a translator from parallel text, look inside it, trust it.",
+        help="Train a translator from parallel text, or another Transformer; look inside it, trust it.",
         version=__version__,
         result_action="return_value",
         exit_on_error=False,
@@ -107,7 +107,7 @@ def usage_message(error: CycloptsError) -> str:
         is_option = given.startswith("-")
         return _unknown("option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS)
     if isinstance(error, UnusedCliTokensError):
-        quotes = "; put a sentence in quotes" if "look" in (error.command_chain or ()) else ""
+        quotes = "; put a sentence in quotes" if {"look", "generate"} & set(error.command_chain or ()) else ""
         return f"unexpected argument `{given}`{quotes}"
     return " ".join(str(error).split()).rstrip(".")
 

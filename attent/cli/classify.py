@@ -75,15 +75,18 @@ def check_usage(items: Sequence[str] | None, flags: Flags) -> None:
     check_flags(flags, "classify", flags.top)
     if flags.data is not None and items:
         raise CycloptsError(msg="--data is a set of its own: leave the texts out", command_chain=("classify",))
+    if flags.data is not None and flags.pairs:
+        problem = "--pairs is for lines that are read as they are: with --data leave it out, a set has one text a label"
+        raise CycloptsError(msg=problem, command_chain=("classify",))
 
 
-def blocks_for(reader: Reader, items: Sequence[str] | None) -> Iterator[Sequence[str]]:
+def blocks_for(reader: Reader, items: Sequence[str] | None) -> Iterator[list[str]]:
     """Texts; or the names of images, which standard input may give, too."""
     from attent.models import Vision
 
     if isinstance(reader.model, Vision) and items:
-        return iter([items])
-    return blocks_of(items or [])
+        return iter([list(items)])
+    return (block.texts for block in blocks_of(items or []))
 
 
 def pair_of(text: str) -> tuple[str, str]:
@@ -136,7 +139,7 @@ def images_of(reader: Reader, data: Path) -> tuple[list[str], list[Classified]]:
     assert isinstance(reader.model, Vision)
     parts = images.find(data)
     part = parts.get("test") or parts.get("valid") or parts["train"]
-    shape = images.Shape(reader.model.config.image, reader.model.config.channels)
+    shape = images.Shape.of(reader.model.config)
     found: list[Classified] = []
     with tempfile.TemporaryDirectory() as folder:
         of = images.prepare(part, shape, folder)

@@ -55,8 +55,8 @@ def embed(
 
     reader = reader_of(model, flags)
     vectors = [torch.empty(0, reader.width)]
-    blocks = iter([texts]) if isinstance(reader.model, Vision) and texts else blocks_of(texts or [])
-    for block in blocks:
+    texts = texts or []
+    for block in [texts] if isinstance(reader.model, Vision) and texts else (one.texts for one in blocks_of(texts)):
         found = reader.embed(block, flags.pooling, flags.normalise)
         if flags.json:
             for text, vector in zip(block, found.tolist(), strict=True):

@@ -5,6 +5,7 @@ What may be asked for is here, what is done with it is `generating`'s, and the w
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,9 @@ from typing import Annotated
 from cyclopts import CycloptsError, Parameter
 
 from attent.cli.searching import FIRST, MACHINE, OUTPUT, SAMPLING, SEARCH, Dtype
+
+STDIN = ("-", "./-")  # the second is what the command line makes of the first
+HALF = re.compile("[\ud800-\udfff]")  # what is left of a byte that was no text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,9 @@ class Flags:
 
 def generate(
     model: Annotated[Path, Parameter(help="a folder of a language model, ours or a Hugging Face GPT-2 or LLaMA one")],
-    prompt: Annotated[str | None, Parameter(help="what to go on from; put it in quotes")] = None,
+    prompt: Annotated[
+        str | None, Parameter(help="what to go on from; put it in quotes. -: prompts from standard input, one a line")
+    ] = None,
     /,
     *,
     flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
@@ -106,15 +112,41 @@ def generate(
 
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
-    problem = None
-    if prompt is not None and flags.file is not None:
-        problem = "give a prompt or a --file of them, but not both"
-    for name in ("threads", "batch_rows"):
-        value = getattr(flags, name)
-        if value is not None and value < 1:
-            problem = f"--{name.replace('_', '-')} must be 1 or more, but is {value}"
+    prompt = None if prompt in STDIN else prompt
+    problem = in_vain(flags) or wrong(prompt, flags)
     if problem:
         raise CycloptsError(msg=problem, command_chain=("generate",))
     from attent.cli.generating import start
 
     start(model, prompt, flags)
+
+
+def wrong(prompt: str | None, flags: Flags) -> str | None:
+    """What cannot be done, as a sentence."""
+    if prompt is not None and flags.file is not None:
+        return "give a prompt or a --file of them, but not both"
+    if prompt is not None and (half := HALF.search(prompt)):
+        byte = f", but byte {len(prompt[: half.start()].encode()) + 1} is not"
+        return f"the prompt must be UTF-8{byte}; convert it first, such as by `iconv -f latin1 -t utf-8`"
+    for name in ("threads", "batch_rows"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            return f"--{name.replace('_', '-')} must be 1 or more, but is {value}"
+    return None
+
+
+def in_vain(flags: Flags) -> str | None:
+    """What was asked for and would change nothing, as a sentence."""
+    beams = flags.beam_size is not None and flags.beam_size > 1
+    drawing = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
+    if beams and flags.temperature == 0:
+        drawing.remove("temperature")  # it says the same
+    if beams and drawing:
+        why, instead = f"--beam-size {flags.beam_size}", "searches for the likeliest text instead"
+    elif flags.temperature == 0 and drawing[1:]:
+        drawing, why, instead = drawing[1:], "--temperature 0", "takes the likeliest token each time"
+    elif flags.length_penalty is not None and not beams:
+        return "--length-penalty is for beams, and would change nothing without; give a --beam-size, or leave it out"
+    else:
+        return None
+    return f"--{drawing[0].replace('_', '-')} is for drawing by chance, but {why} {instead}; leave one of them out"

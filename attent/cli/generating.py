@@ -24,6 +24,7 @@ from attent.cli.reading import opened, plain, source_of
 from attent.cli.searching import TranslateError, check_run, device_of
 from attent.cli.translating import Screen, utf8
 from attent.decode import Generation, Generator, Writing
+from attent.decode.generator import GenerationError, TooLong
 
 BLOCK = 256  # prompts that are gone on with together
 SEEDS = 2**31
@@ -43,12 +44,13 @@ def start(model: Path, prompt: str | None, flags: Flags) -> None:
             )
         check_run(model)
         generator = loaded(model, flags, screen)
-        if prompt is None:
-            from_lines(generator, writing, flags, screen)
-        elif writing.n == 1 and not flags.json:
-            streamed(generator, prompt, writing, flags, sys.stdout)
-        else:
-            whole(generator, prompt, writing, flags, sys.stdout)
+        try:
+            if prompt is None:
+                from_lines(generator, writing, flags, screen)
+            else:
+                from_one(generator, prompt, writing, flags)
+        except GenerationError as error:
+            raise TranslateError(in_flags(str(error))) from error
         if writing.sampling is not None and flags.seed is None:
             screen.tell(f"drawn with --seed {writing.seed}, which writes the same again")
 
@@ -84,6 +86,14 @@ def loaded(model: Path, flags: Flags, screen: Screen) -> Generator:
 
 
 # --- one prompt -------------------------------------------------------------------------------------------------------
+
+
+def from_one(generator: Generator, prompt: str, writing: Writing, flags: Flags) -> None:
+    tell = streamed if writing.n == 1 and not flags.json else whole
+    try:
+        tell(generator, prompt, writing, flags, sys.stdout)
+    except TooLong as error:
+        raise TranslateError(f"the prompt {error.problem}") from error
 
 
 def streamed(generator: Generator, prompt: str, writing: Writing, flags: Flags, out: TextIO) -> None:
@@ -123,13 +133,23 @@ def from_lines(generator: Generator, writing: Writing, flags: Flags, screen: Scr
         number = done = 0
         for block in source.blocks(BLOCK, plain):
             texts = [line.text for line in block.lines]
-            for found in generator.generate(texts, writing, first=block.first):
-                sys.stdout.writelines(f"{line}\n" for line in lines_of(found, writing, flags))
-            sys.stdout.flush()
+            try:
+                found = generator.generate(texts, writing, first=block.first)
+            except TooLong as error:
+                print_all(generator.generate(texts[: error.place], writing, first=block.first), writing, flags)
+                where = f"{source.name}, line {block.first + error.place + 1:,}"
+                raise TranslateError(f"{where}: {error.problem}") from error
+            print_all(found, writing, flags)
             number, done = block.first + len(texts), done + block.bytes
             screen.show(number, done)
         if number == 0:
             screen.tell(f"{source.name}: is empty, there is nothing to go on from")
+
+
+def print_all(found: list[list[Generation]], writing: Writing, flags: Flags) -> None:
+    for some in found:
+        sys.stdout.writelines(f"{line}\n" for line in lines_of(some, writing, flags))
+    sys.stdout.flush()
 
 
 def lines_of(found: list[Generation], writing: Writing, flags: Flags) -> Iterator[str]:

@@ -10,7 +10,7 @@ import json as json_module
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +53,8 @@ KINDS = {
     "vision": "encoder-only Transformer, a reader of images",
 }
 LABELS = 8  # that are named
+UNITS = {"lm": "document", "mlm": "text", "spans": "text", "classify": "text", "images": "image"}  # of a task's scores
+OF_SPANS = ("train --from", "fill", "look")  # what a model is made for that has learned to fill spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,8 @@ def look(folder: Path) -> Facts:
             raise
         if not _not_saved_yet(root):
             problems.append(str(error))
+    if model is not None and training is not None and training.settings.get("task") == "spans":
+        model = replace(model, commands=OF_SPANS)
     tokenizer = look_at_tokenizer(root, problems)
     sizes = _sizes(root)
     return Facts(
@@ -196,7 +200,9 @@ def _images(model: Model) -> str:
         return ""
     config = model.config
     colour = {1: "grey", 3: "in colour"}.get(config.channels, f"of {config.channels} channels")
-    return f"{config.image} x {config.image}, {colour}, in {config.patches} patches of {config.patch} x {config.patch}"
+    patches = f"in {many(config.patches, 'patch')} of {config.patch} x {config.patch}"
+    fit = "the middle of a picture" if config.fit == "crop" else "a picture squashed to a square"
+    return f"{config.image} x {config.image}, {colour}, {patches}; {fit}"
 
 
 def _commands(model: Model) -> tuple[str, ...]:
@@ -413,7 +419,7 @@ def _input_rows(model: ModelFacts) -> Iterator[str]:
 def stack(facts: Mapping[str, Any]) -> str:
     pruned = f" ({facts['pruned']} pruned in all layers)" if facts["pruned"] else ""
     return (
-        f"{facts['layers']} layers, width {facts['width']:,}, {facts['heads']} heads{pruned}, "
+        f"{many(facts['layers'], 'layer')}, width {facts['width']:,}, {many(facts['heads'], 'head')}{pruned}, "
         f"inner {facts['inner']:,}, {facts['activation']}, {facts['positions']} positions, {facts['norm']} norm"
     )
 
@@ -433,7 +439,7 @@ def _training_rows(training: TrainingFacts) -> Iterator[str]:
     words = {"steps": "all updates done", "patience": "stopped early, no longer better", "stopped": "stopped by hand"}
     if training.step is not None:
         how = words.get(training.ended or "", "not ended: it runs, or was interrupted")
-        yield from row("training", f"{training.step:,} updates; {how}")
+        yield from row("training", f"{many(training.step, 'update')}; {how}")
     if training.checkpoints:
         kept = training.checkpoints
         yield from row("checkpoints", f"{len(kept):,} kept, the newest of step {kept[-1]:,}")
@@ -446,7 +452,7 @@ def _training_rows(training: TrainingFacts) -> Iterator[str]:
     if training.weights:
         yield from row("kept", f"{training.weights}")
     for one in training.scores:
-        yield from row("scored", score(one))
+        yield from row("scored", score(one, UNITS.get(str(training.settings.get("task")), "pair")))
     told = [
         f"{name.removeprefix('train.')} {value_text(value)}" for name, value in training.settings.items() if value != []
     ]
@@ -458,10 +464,10 @@ def validation(facts: Mapping[str, Any]) -> str:
     return f"step {facts['step']:,}: {figures(facts)}"
 
 
-def score(facts: Mapping[str, Any]) -> str:
-    pairs = facts.get("pairs")
-    unit = "item" if "accuracy" in facts else "pair"
-    of = f" of {pairs:,} {unit}{'s' * (pairs != 1)}" if isinstance(pairs, int) else ""
+def score(facts: Mapping[str, Any], unit: str) -> str:
+    """`unit`: of what it was measured on, where the run does not say."""
+    pairs, told = facts.get("pairs"), facts.get("unit")
+    of = f" of {many(pairs, told if isinstance(told, str) else unit)}" if isinstance(pairs, int) else ""
     return f"{facts.get('kind', 'set')} {facts.get('name', '')}{of}: {figures(facts)}"
 
 
@@ -476,6 +482,11 @@ def figures(facts: Mapping[str, Any]) -> str:
     )
     numbers = [(name, facts.get(key), digits, unit) for key, name, digits, unit in named]
     return ", ".join(f"{name} {n:.{digits}f}{unit}" for name, n, digits, unit in numbers if isinstance(n, int | float))
+
+
+def many(count: int, what: str) -> str:
+    ending = "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{ending if count != 1 else ''}"
 
 
 def value_text(value: Any) -> str:

@@ -51,14 +51,3 @@ def check_flags(model: Model, folder: Path, sentence: str | None, flags: Flags) 
             f"{folder}: is {WORDS[Vision][0]}, and the live page has a box for text only; "
             f"name a picture: attent look {folder} picture.png"
         )
-
-
-def check_translates(folder: Path) -> None:
-    """Before pairs are read: what parts are worth is measured in BLEU."""
-    check_run(folder)
-    model = load(folder.expanduser())
-    if not isinstance(model, Seq2Seq):
-        raise LookError(
-            f"{folder}: is {WORDS[type(model)][0]}, and --ablate and --prune measure translations; "
-            f"look at one text with --silence instead"
-        )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attent import settings
 from attent.cli.look import Flags
-from attent.cli.look_models import check_flags, check_translates, read_model, reading_of
+from attent.cli.look_models import check_flags, read_model, reading_of
 from attent.cli.searching import MachineFlags, asked_language, tokenizer_of
 from attent.decode import Search, Translator
 from attent.look import ablate as ablations
@@ -53,8 +53,6 @@ def start(folder: Path, sentence: str | None, flags: Flags) -> int:
 def ablate(folder: Path, flags: Flags) -> int:
     """Which heads matter; `--png` and `--svg` draw it."""
     from attent.cli.ablating import run_ablation
-
-    check_translates(folder)
 
     if flags.png or flags.svg:
         import matplotlib  # noqa: F401 - a missing package is told now, not after minutes of work

@@ -40,8 +40,9 @@ PURPOSES: dict[str, str] = {
     "onnxruntime": "run ONNX files",
     "onnxscript": "write ONNX files",
     "matplotlib": "attention as PNG",
+    "pillow": "PNG, JPEG images",
 }
-EXTRAS = ("serve", "hf", "export", "viz")
+EXTRAS = ("serve", "hf", "export", "viz", "images")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ the command itself, from files or from standard input. Torch is imported when th
 # No `from __future__ import annotations`: classes of other modules inherit these flags, and must know their types.
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OUTPUT, MACHINE = (Group(name, sort_key=number) for number, name in enumerate(("Output", "Machine"), 1))
+FILE_NAME = re.compile(r"\S+\.(txt|tsv|jsonl|csv|gz|xz|zst|png|jpe?g|webp)", re.IGNORECASE)
 AT_ONCE = 1_024  # lines that are read together
 TEXTS = "texts, or files with a text a line; by default, or as -, standard input"
 
@@ -64,30 +66,50 @@ def say(text: str) -> None:
     print(f"attent: {text}", file=sys.stderr)
 
 
-def blocks_of(given: Sequence[str]) -> Iterator[list[str]]:
+@dataclass(frozen=True)
+class Block:
+    """Some texts."""
+
+    texts: list[str]
+    first: int = 1  # the number of the first one in its file
+    typed: bool = True  # in the command itself; False: lines of a file or of standard input
+
+
+def blocks_of(given: Sequence[str]) -> Iterator[Block]:
     """The texts that were given, some at a time: what names a file stands for its lines."""
     texts: list[str] = []
     for one in given or ["-"]:
         if one not in ("-", "./-") and not os.path.isfile(os.path.expanduser(one)):
+            check_no_file(one)
             texts.append(one)
             continue
         if texts:
-            yield texts
+            yield Block(texts)
             texts = []
         yield from lines_of(None if one in ("-", "./-") else Path(one))
     if texts:
-        yield texts
+        yield Block(texts)
 
 
-def lines_of(file: Path | None) -> Iterator[list[str]]:
+def check_no_file(text: str) -> None:
+    """A name that was mistyped is no text."""
+    if FILE_NAME.fullmatch(text):
+        raise ValueError(
+            f"{text}: there is no such file; give its right name (or echo a text to -)"
+        )
+
+
+def lines_of(file: Path | None) -> Iterator[Block]:
     """As they come: many where there are many, at once where a pipe or a person gives them one by one."""
     from attent.cli.reading import opened, plain, source_of
 
     if file is None and sys.stdin.isatty():
         say("reading from the terminal, a text a line; Ctrl-D ends it")
+    first = 1
     with opened(file, sys.stdin.buffer) as stream:
         for block in source_of(stream, file).blocks(AT_ONCE, plain):
-            yield [line.text for line in block.lines]
+            yield Block([line.text for line in block.lines], first, typed=False)
+            first += len(block.lines)
 
 
 def write(line: str) -> None:

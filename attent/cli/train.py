@@ -6,7 +6,7 @@ The parts are `attent.train`'s; here they are put together with what translates 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -36,7 +36,9 @@ def train(
             consume_multiple=True,
             allow_repeating=True,
             negative_iterable="",
-            help="corpora: files, folders, built-in names, - for stdin; each with a weight if you like: own.tmx:3",
+            help="pairs: files, folders, built-in names, - for stdin, each with a weight if you like: own.tmx:3. "
+            "lm: .txt or .jsonl of running text; mlm, spans: a text a line; classify: .tsv of text and label; "
+            "images: a folder for each class, or idx files",
         ),
     ] = None,
     out: Annotated[Path, Parameter(group=COMMON, help="folder for the model; run again with it to go on")],
@@ -62,6 +64,10 @@ def train(
     from_: Annotated[
         str | None, Parameter(name="--from", group=COMMON, help="a model to train further, ours or Hugging Face's")
     ] = None,
+    tokenizer: Annotated[
+        Literal["bpe", "unigram", "char"] | None,
+        Parameter(group=TEXT, help="how text is cut: subwords by bpe (the default) or unigram, or single characters"),
+    ] = None,
     vocab: Annotated[int | None, Parameter(group=TEXT, help="subwords; by default chosen from the data")] = None,
     dropout: Annotated[float | None, Parameter(group=RECIPE, help="by default chosen from the amount of data")] = None,
     quiet: Annotated[bool, Parameter(group=COMMON, negative="", help="print only warnings and the end")] = False,
@@ -79,6 +85,7 @@ def train(
         "task": task,
         "size": size,
         "start": from_,
+        "data.tokenizer.kind": tokenizer,
         "data.tokenizer.vocab": vocab,
         "model.dropout": dropout,
     }

@@ -25,9 +25,10 @@ from attent.decode.translate import Stopped
 from attent.models import CausalLM, Encoder, Model, ModelConfig, Seq2Seq, Vision, build
 from attent.models.folder import explained
 from attent.text.tokenizer import LAYOUTS, Tokenizer
-from attent.train import chance, checkpoint
+from attent.train import chance, checkpoint, heads
 from attent.train.config import (
     HARMLESS,
+    READ_BY,
     Asked,
     Run,
     Task,
@@ -49,10 +50,12 @@ from attent.train.lora import add_lora, freeze
 from attent.train.means import mean_weights
 from attent.train.task import Material, Outcome, Place
 from attent.train.team import Team, joined, missed
+from attent.train.texts import within_reach
 
 RUN, STATE, ASKED, FINISHED, LOG, CURVES, CARD = (
     "run.toml", "state", "asked.json", "finished.json", "log.jsonl", "curves.svg", "card.md",
 )  # fmt: skip
+BEGUN_WITH = "begun.json"
 OURS = {"config.json", "model.safetensors", "manifest.json", "run.toml", "card.md", "log.jsonl"}
 MODEL = {"config.json", "model.safetensors", "manifest.json"}
 BEGUN = {name for layout in LAYOUTS for name in (*layout.needs, *layout.may)} | {  # before anything was learned
@@ -204,6 +207,7 @@ class Session:
         self.watch = watch
         self.listeners: list[Callable[[Event], None]] = [watch] if watch else []
         self.notes: list[Event] = []  # told before there was a log to keep them
+        self.new: list[str] = []  # parameters that the model to begin from does not have
 
     def tell(self, event: Event) -> None:
         """Only the first process talks."""
@@ -251,17 +255,33 @@ class Session:
             torch.set_num_threads(run.train.threads)
         chance.begin(run.train.seed)
         loaded = opened(run.start, run.task) if run.start and fresh else None
+        if loaded is not None and run.task not in ("translate", "images"):
+            run = within_reach(run, self.asked, loaded.config, self.tell)
         material = self.prepared(run, fresh)
         if fresh:
             run, model = self.resolved(run, material, loaded)
+            self.remember(model, loaded, run)
         else:
             assert run.model is not None
             model = build(run.model)
+            if (begun := self.out / STATE / BEGUN_WITH).exists():
+                self.new = settings.read_json(begun)["new"]
         if self.team.leads:
             with explained(self.out, "run"):
                 settings.write_toml(run, known)
                 settings.write_json(self.asked, self.out / STATE / ASKED)
         return run, material, model
+
+    def remember(self, model: Model, loaded: Model | None, run: Run) -> None:
+        """Which heads are new: told now, and known again when the run goes on, where --from may be gone."""
+        if loaded is None:
+            return
+        self.new = list(heads.new(model, loaded))
+        if told := heads.told(model, self.new, run.start or ""):
+            self.tell(Note(text=told))
+        if self.new and self.team.leads:
+            with explained(self.out, "run"):
+                settings.write_json({"new": self.new}, self.out / STATE / BEGUN_WITH)
 
     def prepared(self, run: Run, fresh: bool) -> Material:
         """The first process makes what is made once; the others find it done."""
@@ -288,8 +308,9 @@ class Session:
 
     def resolved(self, run: Run, material: Material, loaded: Model | None) -> tuple[Run, Model]:
         """With everything chosen that nobody said, and the reasons told."""
-        layout = run.data.layout or ("bucketed" if self.team.device.type == "cpu" else "packed")
-        run = replace(run, data=replace(run.data, layout=layout))
+        if run.task in READ_BY["data.layout"]:
+            layout = run.data.layout or ("bucketed" if self.team.device.type == "cpu" else "packed")
+            run = replace(run, data=replace(run.data, layout=layout))
         config: ModelConfig
         if loaded is not None:
             config = material.kept(loaded, self.asked, run.start or "")
@@ -312,7 +333,7 @@ class Session:
             )
         if run.train.lora:
             chance.fix(run.train.seed, 1)
-            add_lora(model, run.train.lora)
+            add_lora(model, run.train.lora, self.new)
         if run.train.freeze:
             freeze(model, run.train.freeze)
         batches = material.batches(run)
@@ -491,7 +512,10 @@ class Final:
 
     def finished(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """What a later call needs to know of this end."""
-        told = [{"name": one.name, "kind": one.part, "pairs": one.count, **one.figures} for one in outcomes]
+        unit = self.material.words(self.session.out).unit
+        told = [
+            {"name": one.name, "kind": one.part, "pairs": one.count, "unit": unit, **one.figures} for one in outcomes
+        ]
         return {
             "step": self.training.marks.step,
             "reason": self.ended.reason,
@@ -499,11 +523,12 @@ class Final:
             "best": self.training.marks.best,
             "best_loss": self.training.marks.best_loss,
             "asked": scoring(self.run),
+            "unit": unit,  # of what it learned from: pair, text, document, image
             "scores": told,
         }
 
     def say_where(self) -> None:
         out = self.session.out
         told = f"the model is in {out}, and {out / CARD} says what it is; {self.material.words(out).try_it}"
-        told += f", look inside: attent look {out}"
+        told += f", look inside: attent look {out}{' picture.png' if self.run.task == 'images' else ''}"
         self.session.tell(Note(text=told, step=self.ended.step))

@@ -354,7 +354,10 @@ def _check_guess(path: Path) -> None:
     head, _ = files.beginning(File(path).blocks())
     first = next(files.lines([head], str(path)), "")
     if formats.sniff(head, str(path)) == "tsv" and (isinstance(first, Bad) or "\t" not in first):
-        raise CorpusError(f"{path}: this format is not known: attent reads {formats.KNOWN}")
+        raise CorpusError(
+            f"{path}: this format is not known: attent reads {formats.KNOWN}; text without translations is for "
+            "attent train --task lm or mlm"
+        )
 
 
 def _pair(corpus: Corpus, path: Path, group: Sequence[_Item], languages: Languages) -> Corpus:

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import struct
 import warnings
@@ -35,10 +36,12 @@ from attent.data.pairs import CorpusError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1  # part of the key of a store: raised when the same files give other bytes
+    from attent.models import VisionConfig
+
+FORMAT = 2  # part of the key of a store: raised when the same files give other bytes
 META, PIXELS, LABELS = "images.json", "pixels", "labels"
 SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
-PARTS = {  # what a part is called, in folders and before the names of idx files
+PARTS = {  # what a part is called, as a folder and as a word in the name of an idx file
     "train": ("train", "training"),
     "valid": ("valid", "val", "validation", "dev"),
     "test": ("test", "t10k", "testing", "eval"),
@@ -80,10 +83,18 @@ class ImagesConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """What all images are brought to."""
+    """What all images are brought to, and how; what is not said is said in `VisionConfig`."""
 
     image: int  # pixels of a side
     channels: int
+    fit: Literal["crop", "squash"] = "crop"
+    resized: int | None = None
+    resample: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> Shape:
+        """As a model reads them."""
+        return cls(config.image, config.channels, config.fit, config.resized, config.resample)
 
 
 @dataclass(frozen=True)
@@ -154,17 +165,35 @@ def find(named: str | Path) -> dict[str, Part]:
         return {"train": idx_part(root)}
     if not root.is_dir():
         raise ImageError(f"{named}: must be a folder of images, but does not exist; check its name")
-    found: dict[str, Part] = {
-        part_named(path): idx_part(path) for path in sorted(root.iterdir()) if is_idx(path, "images")
-    }
-    if found:
+    if found := idx_parts(root):
         return found if len(found) > 1 else {"train": next(iter(found.values()))}
     check_labels(root)
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     parts = {part: folders[name] for part, names in PARTS.items() for name in names if name in folders}
-    if "train" in parts:
+    if "train" in parts and is_part(parts["train"]):
         return {part: idx_or_folder(path) for part, path in parts.items()}
     return {"train": folder_part(root)}
+
+
+def is_part(folder: Path) -> bool:
+    """Trains may well be a class, beside cars and buses: a part has classes in it, or idx files."""
+    return any((path.is_dir() and not path.name.startswith(".")) or is_idx(path, "images") for path in folder.iterdir())
+
+
+def idx_parts(root: Path) -> dict[str, Part]:
+    """By what their names say. A file may lie there packed and unpacked; two sets in one folder may not."""
+    found: dict[str, Path] = {}
+    for path in sorted(root.iterdir()):
+        if not is_idx(path, "images"):
+            continue
+        part = part_named(path)
+        other = found.setdefault(part, path)
+        if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
+            raise ImageError(
+                f"{root}: must hold one idx file of images for each part, but {other.name} and {path.name} are both "
+                f"for its part `{part}`; put each set into a folder of its own"
+            )
+    return {part: idx_part(path) for part, path in found.items()}
 
 
 def check_labels(root: Path) -> None:
@@ -175,8 +204,11 @@ def check_labels(root: Path) -> None:
 
 
 def idx_or_folder(path: Path) -> Part:
-    idx = next((one for one in sorted(path.iterdir()) if is_idx(one, "images")), None)
-    return folder_part(path) if idx is None else idx_part(idx)
+    idx = idx_parts(path)
+    if len(idx) > 1:
+        told = " and ".join(part.name for part in idx.values())
+        raise ImageError(f"{path}: must hold one part of a set, but holds {told}; name the folder itself")
+    return next(iter(idx.values()), None) or folder_part(path)
 
 
 def is_idx(path: Path, what: str) -> bool:
@@ -185,8 +217,8 @@ def is_idx(path: Path, what: str) -> bool:
 
 
 def part_named(path: Path) -> str:
-    word = path.name.lower().replace(".", "-").replace("_", "-").split("-")[0]
-    return next((part for part, names in PARTS.items() if word in names), "train")
+    words = re.split(r"[^a-z0-9]+", path.name.lower())
+    return next((part for word in words for part, names in PARTS.items() if word in names), "train")
 
 
 def idx_part(images: Path) -> IdxPart:
@@ -248,20 +280,19 @@ def looked_at(part: FolderPart) -> tuple[list[int], bool]:
     for path, _ in some:
         with quiet(), suppress(ImageError), opened_picture(path) as picture:
             sides.append(min(picture.size))
-            grey = grey and picture.mode in ("1", "L", "I", "I;16", "F")
+            grey = grey and (picture.mode in ("1", "L", "F") or picture.mode.startswith("I"))
     return sides, grey
 
 
 # --- a picture -------------------------------------------------------------------------------------------------------
 
 
-def read_image(path: str | Path, image: int, channels: int) -> Tensor:
-    """A picture as a model reads it, (C, image, image) of bytes: as it is meant to be held, brought to size by its
-    shorter side, the middle of the longer one."""
+def read_image(path: str | Path, shape: Shape) -> Tensor:
+    """A picture as a model reads it, (C, image, image) of bytes: as it is meant to be held, and brought to size."""
     import torch
 
     with quiet():
-        return torch.from_numpy(read_pixels(Path(path).expanduser(), Shape(image, channels)))
+        return torch.from_numpy(read_pixels(Path(path).expanduser(), shape))
 
 
 @contextmanager
@@ -277,6 +308,8 @@ def read_pixels(path: Path, shape: Shape) -> Array:
     with opened_picture(path) as picture:
         try:
             return pixels_of(picture, shape)
+        except ImageError as error:
+            raise ImageError(f"{path}: {error}") from error
         except (MemoryError, KeyboardInterrupt):
             raise
         except Exception as error:  # decoders of damaged files raise what they like
@@ -324,16 +357,18 @@ def pixels_of(picture: Any, shape: Shape) -> Array:
     from PIL import ImageOps
 
     upright = ImageOps.exif_transpose(picture)
-    fitted = fit(coloured(upright, shape.channels), shape.image)
+    fitted = fit(coloured(upright, shape.channels), shape)
     pixels = np.asarray(fitted, np.uint8)
     return np.ascontiguousarray(pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1))
 
 
 def coloured(picture: Any, channels: int) -> Any:
-    """Grey or in colour; what is transparent lets white through, and 16 bits become 8."""
+    """Grey or in colour, of 8 bits; what is transparent lets white through."""
     Image = pillow()
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture).clip(0, 65_535) // 256).astype(np.uint8))
+    if picture.mode.startswith("I;16"):
+        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+    elif picture.mode in ("I", "F"):
+        picture = Image.fromarray(from_numbers(np.asarray(picture)))
     if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         white = Image.new("RGBA", picture.size, "white")
@@ -341,15 +376,28 @@ def coloured(picture: Any, channels: int) -> Any:
     return picture.convert("L" if channels == 1 else "RGB")
 
 
-def fit(picture: Any, side: int) -> Any:
-    """Its shorter side becomes `side`, and of the longer one the middle stays."""
-    width, height = picture.size
-    shorter = min(width, height)
-    left, top = (width - shorter) / 2, (height - shorter) / 2
-    if (width, height) == (side, side):
+def from_numbers(values: Array) -> Array:
+    """Bytes of numbers whose scale no file tells: what they reach says whether white is 1, 255 or 65,535."""
+    least, most = float(values.min()), float(values.max())
+    if not (np.isfinite(values).all() and least >= 0 and most <= 65_535):
+        told = f"from {least:g} to {most:g}" if np.isfinite([least, most]).all() else "not all numbers"
+        raise ImageError(f"its pixels must be from 0 to 1, to 255 or to 65,535, but are {told}; save it as a PNG first")
+    if most <= 1:
+        return np.rint(values * 255).astype(np.uint8)
+    return (np.rint(values) if most <= 255 else values // 256).astype(np.uint8)
+
+
+def fit(picture: Any, shape: Shape) -> Any:
+    """The whole is brought to size, squashed or by its shorter side, and of that the middle stays. It is done in one
+    step: the same pixels, but for rounding, and nothing larger on the way."""
+    (width, height), side, first = picture.size, shape.image, shape.resized or shape.image
+    if (width, height) == (side, side) == (first, first):
         return picture
-    box = (left, top, left + shorter, top + shorter)
-    return picture.resize((side, side), pillow().Resampling.BILINEAR, box=box)
+    by = (width, height) if shape.fit == "squash" else (min(width, height),) * 2
+    wide, high = first * width // by[0], first * height // by[1]
+    left, top = (wide - side) // 2, (high - side) // 2
+    box = (left * width / wide, top * height / high, (left + side) * width / wide, (top + side) * height / high)
+    return picture.resize((side, side), pillow().Resampling[shape.resample.upper()], box=box)
 
 
 def _reason(error: BaseException) -> str:
@@ -445,7 +493,7 @@ def framed(images: Array, shape: Shape) -> Array:
         square[:, 0, top : top + rows, left : left + columns] = images
     else:
         Image = pillow()
-        square = np.stack([np.asarray(fit(Image.fromarray(one), shape.image))[None] for one in images])
+        square = np.stack([np.asarray(fit(Image.fromarray(one), shape))[None] for one in images])
     return np.repeat(square, shape.channels, 1)
 
 
@@ -484,7 +532,14 @@ def prepare(part: Part, shape: Shape, root: str | Path) -> Images:
             such = f"of its {len(left_out):,} files none can be read, such as {left_out[0]}"
             raise ImageError(f"{part.name}: must hold images, but {such}")
         (aside / LABELS).write_bytes(labels.astype("<i4").tobytes())
-        meta = Meta(format=FORMAT, count=len(labels), **asdict(shape), names=list(names), left_out=left_out)
+        meta = Meta(
+            format=FORMAT,
+            count=len(labels),
+            image=shape.image,
+            channels=shape.channels,
+            names=list(names),
+            left_out=left_out,
+        )
         (aside / META).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
 
     return read_store(made(folder, make, is_whole), part.name)

@@ -12,6 +12,7 @@ from torch import Tensor
 from attent.decode.options import Sampling
 
 NEVER = float("-inf")
+COLDEST = 1e-30  # as good as none: so cold, the likeliest is drawn for certain, and float32 still has all quotients
 # Odd constants that spread bits (those of the SplitMix64 generator, as signed numbers).
 GOLDEN, MIX, MIX_AGAIN = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 BITS = 23  # of chance: with one more, half of them added, the greatest would be 1 in float32, and its sum infinite
@@ -19,7 +20,7 @@ BITS = 23  # of chance: with one more, half of them added, the greatest would be
 
 def drawn(logits: Tensor, sampling: Sampling, rows: Tensor, places: Tensor) -> Tensor:
     """(B, K, V) -> (B, K): `rows` (B, K) are numbers that tell the beams apart, `places` (B,) how far they are."""
-    logits = among_likely(logits / sampling.temperature, sampling)
+    logits = among_likely(logits / max(sampling.temperature, COLDEST), sampling)
     key = mixed(mixed(rows + mixed(torch.full_like(rows, sampling.seed))) + places[:, None])
     token = torch.arange(logits.shape[-1], device=logits.device)
     bits = mixed(key[:, :, None] + token * GOLDEN) >> (64 - BITS) & (2**BITS - 1)

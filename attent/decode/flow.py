@@ -130,10 +130,11 @@ def step(model: CausalLM, cache: Cache, texts: Texts, plan: Plan) -> Texts:
     """Every text that is not done one token longer."""
     held = cache.lengths
     logits = model.step(texts.read[:, None], cache)[:, 0]
-    if held is not None:  # who is done stays where it is, and never runs out of room
-        cache.lengths = torch.where(texts.done, held, held + 1)
     token, log_prob = chosen(logits, texts, plan)
-    return written(texts, token, log_prob, plan)
+    after = written(texts, token, log_prob, plan)
+    if held is not None:  # who is done stays where it is, and never runs out of room
+        cache.lengths = torch.where(after.done, held, held + 1)
+    return after
 
 
 def chosen(logits: Tensor, texts: Texts, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -270,8 +271,8 @@ def unasked(device: torch.device) -> int:
 
 
 def room(prompts: Sequence[Prompt]) -> int:
-    """Columns for the longest; one that is done still writes behind its last."""
-    return max(len(prompt.ids) + prompt.limit for prompt in prompts)
+    """Columns for the longest, whose last token is never read; one that is done writes its last column again."""
+    return max(len(prompt.ids) + prompt.limit - 1 for prompt in prompts)
 
 
 # --- a batch at work --------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class Flow:
     def _held(self, place: int) -> int:
         """Columns of the cache that a row may hold."""
         prompt = self.prompts[place]
-        return len(prompt.ids) - 1 + min(self.steps, prompt.limit)
+        return len(prompt.ids) - 1 + min(self.steps, prompt.limit - 1)
 
     def news(self) -> list[tuple[int, list[int]]]:
         """What live texts have written since this was last asked: their places, and tokens, the end among them."""

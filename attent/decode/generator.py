@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from attent.decode.spool import Spool, behind
 from attent.decode.translator import DTYPES, best_device, tokenizer_of
 from attent.interop import load_as
 from attent.models import CausalLM
+from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
 
 # Texts at once: on a CPU more are no faster; on an accelerator, if half of its free memory holds them.
@@ -40,13 +42,21 @@ class GenerationError(ValueError):
     """What cannot be gone on with as it was asked for, in a sentence."""
 
 
+class TooLong(GenerationError):
+    """A prompt that leaves no room to write: the one at `place` among those given."""
+
+    def __init__(self, place: int, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.place, self.problem = place, problem
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One text behind a prompt."""
 
     prompt: str
     text: str  # what was written behind the prompt, up to the end or the word that it stops at
-    ids: tuple[int, ...]  # its tokens without the end; where it stops at a word, those of the word too
+    ids: tuple[int, ...]  # its tokens without the end; where it stops at a word, up to the one that completes the word
     log_prob: float  # the sum of the model's log-probabilities of these tokens and of the end, where it came
     reason: Reason  # end: the model ended it; stop: a word to stop at came; length: it was cut
 
@@ -68,14 +78,11 @@ class Generator:
         record      let an NVIDIA GPU repeat steps by itself, which is quicker; nothing else may use it meanwhile
         say         is told what a person may want to know, such as that less is written than was asked for
         """
-        if tokenizer.target.size > model.config.vocab:
-            raise GenerationError(
-                f"the tokenizer must be the model's, of {model.config.vocab} pieces at most, but has "
-                f"{tokenizer.target.size}; load both from the same folder"
-            )
+        check_tokenizer(tokenizer, model.config.vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, tokenizer.target
         self.batch_rows, self.record, self._say = batch_rows, record, say
         self._desk: tuple[tuple[int, int, Manner], Desk] | None = None
+        self._told_strange = False
 
     @classmethod
     def load(
@@ -138,7 +145,7 @@ class Generator:
         check_prompts(prompts)
         asked = changed(writing or Writing(), given)
         rows = [self.encoded(prompt) for prompt in prompts]
-        limits = [self._limit(row, asked, first + place) for place, row in enumerate(rows)]
+        limits = self._limits(rows, asked, first)
         with evaluating(self.model):
             if asked.beam_size > 1:
                 return self._searched(prompts, rows, limits, asked, cancel)
@@ -172,7 +179,7 @@ class Generator:
             yield self.generate([prompt], asked)[0][0].text
             return
         row = self.encoded(prompt)
-        one = Prompt(ids=row, limit=self._limit(row, asked, first), number=chance(asked.seed, first, 0))
+        one = Prompt(ids=row, limit=self._limits([row], asked, first)[0], number=chance(asked.seed, first, 0))
         spool = Spool(self.vocabulary, row, asked.stop)
         with evaluating(self.model):
             work = self._flow([one], self._manner(asked))
@@ -193,28 +200,68 @@ class Generator:
     @cached_property
     def ends(self) -> tuple[int, ...]:
         """Ids that end a text, as the model says, or its tokenizer."""
-        return self.model.config.ends or (self.vocabulary.end,)
+        vocab = self.model.config.vocab
+        return self.model.config.ends or tuple(end for end in (self.vocabulary.end,) if end < vocab)
 
     def encoded(self, prompt: str) -> list[int]:
         """As the model reads it; of nothing, what a text begins with."""
         ids = [*self.vocabulary.before, *self.vocabulary.encode([prompt])[0]]
         start = self.model.config.start
-        return ids or [self.ends[0] if start is None else start]
+        return ids or [next(iter(self.ends), 0) if start is None else start]
 
-    def _limit(self, row: Sequence[int], asked: Writing, place: int) -> int:
-        """Tokens that may be written behind a prompt: those asked for, or as many as the model has places for."""
+    def _limits(self, rows: Sequence[Sequence[int]], asked: Writing, first: int) -> list[int]:
+        """Tokens that may be written behind each prompt: those asked for, or as many as the model has places for. The
+        last that is written is not read any more, and needs none."""
         most = self.model.decoder.positions.max_length
-        if most is None or len(row) + asked.max_new_tokens <= most:
-            return asked.max_new_tokens
-        if len(row) >= most:
-            raise GenerationError(
-                f"prompt {place + 1:,} must have at most {most - 1:,} tokens, since the model reads {most:,} and one "
-                f"must be left to write, but has {len(row):,}; shorten it"
+        if most is None:
+            limits = [asked.max_new_tokens] * len(rows)
+        else:
+            limits = [min(asked.max_new_tokens, most + 1 - len(row)) for row in rows]
+            self._check_room(rows, limits, asked, most, first)
+        self._check_memory(rows, limits, asked)
+        self._tell_strange(rows, limits)
+        return limits
+
+    def _check_room(
+        self, rows: Sequence[Sequence[int]], limits: Sequence[int], asked: Writing, most: int, first: int
+    ) -> None:
+        for place, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            if limit < 1:
+                raise TooLong(
+                    place,
+                    f"prompt {first + place + 1:,}",
+                    f"must have at most {most:,} tokens, as many as the model reads, but has {len(row):,}; shorten it",
+                )
+        fewer = [limit for limit in limits if limit < asked.max_new_tokens]
+        if fewer and self._say is not None:
+            whom = "of the prompt" if len(rows) == 1 else f"of {len(fewer):,} of {len(rows):,} prompts"
+            self._say(
+                f"fewer than {asked.max_new_tokens:,} tokens are written ({min(fewer):,} at the least) behind the end "
+                f"{whom}, since the model reads {most:,} in all, prompt and text"
             )
-        if self._say is not None:
-            why = f"since the model reads {most:,} in all, prompt and text"
-            self._say(f"prompt {place + 1:,}: {most - len(row):,} tokens are written at most, {why}")
-        return most - len(row)
+
+    def _check_memory(self, rows: Sequence[Sequence[int]], limits: Sequence[int], asked: Writing) -> None:
+        """What can never fit is told before it is tried."""
+        there = memory_of(self.device)
+        columns = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
+        needed = self._bytes(columns) * asked.beam_size
+        if there is not None and needed > there:
+            raise GenerationError(
+                f"`max_new_tokens` must be so few that one text fits into memory, {there / 2**30:,.1f} GiB, but is "
+                f"{asked.max_new_tokens:,}, which take {needed / 2**30:,.1f} GiB; ask for fewer"
+            )
+
+    def _tell_strange(self, rows: Sequence[Sequence[int]], limits: Sequence[int]) -> None:
+        """Rotary positions have no last one; but a model may have been trained on shorter texts alone."""
+        positions = self.model.config.stack.positions
+        length = positions.length if isinstance(positions, RotaryConfig) else None
+        longest = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
+        if length is not None and longest > length and self._say is not None and not self._told_strange:
+            self._told_strange = True
+            self._say(
+                f"prompt and text may have {longest:,} tokens, but the model was trained on at most {length:,}: behind "
+                f"those it may write nonsense"
+            )
 
     # --- one token after the other -------------------------------------------------------------------------------
 
@@ -278,8 +325,10 @@ class Generator:
 
     @property
     def _never(self) -> tuple[int, ...]:
-        """Ids that the tokenizer has no piece for: matrices are often wider than vocabularies."""
-        return tuple(range(self.vocabulary.size, self.model.config.vocab))
+        """Ids that the tokenizer has no piece for: matrices are often wider than vocabularies. What ends a text needs
+        none."""
+        nameless = range(self.vocabulary.size, self.model.config.vocab)
+        return tuple(token for token in nameless if token not in self.ends)
 
     def _flow(self, prompts: Sequence[Prompt], manner: Manner) -> Flow:
         return Flow(prompts, self._memory(prompts, manner), manner.ends)
@@ -315,14 +364,18 @@ class Generator:
         """Texts that fit into memory: their logits, and what their layers keep."""
         if self.batch_rows is not None:
             return max(1, self.batch_rows)
-        config = self.model.config
-        own = self.model.decoder.blocks[0].own
-        width = own.kv_heads * own.head_width * config.stack.layers * next(self.model.parameters()).element_size()
-        each = 16 * config.vocab + 2 * width * columns
+        each = self._bytes(columns)
         if self.device.type == "cpu":
             return max(1, min(CPU_ROWS, CPU_BYTES // each))
         free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else UNKNOWN_BYTES
         return max(1, min(MOST_ROWS, int(SHARE * free / each)))
+
+    def _bytes(self, columns: int) -> int:
+        """Memory of one text: its logits, what its layers keep, its tokens."""
+        config = self.model.config
+        own = self.model.decoder.blocks[0].own
+        width = own.kv_heads * own.head_width * config.stack.layers * next(self.model.parameters()).element_size()
+        return 16 * config.vocab + (2 * width + 12) * columns
 
     # --- beams ---------------------------------------------------------------------------------------------------
 
@@ -368,8 +421,20 @@ class Generator:
         for token in one.ids:
             spool.add(token)
         spool.rest()
-        reason = "stop" if spool.stopped else reason
-        return Generation(prompt=prompt, text=spool.text, ids=one.ids, log_prob=one.log_prob, reason=reason)
+        ids, log_prob = one.ids, one.log_prob
+        if spool.stopped:
+            ids, reason = ids[: spool.count], "stop"
+            log_prob = self._read_aloud(row, ids)
+        return Generation(prompt=prompt, text=spool.text, ids=ids, log_prob=log_prob, reason=reason)
+
+    @torch.no_grad()
+    def _read_aloud(self, row: Sequence[int], ids: Sequence[int]) -> float:
+        """The sum of the log-probabilities of ids behind a prompt."""
+        read = torch.tensor([[*row, *ids[:-1]]], device=self.device)
+        logits = self.model(read)[0, len(row) - 1 :].double()
+        logits[:, list(self._never)] = float("-inf")
+        chosen = torch.tensor(ids, device=self.device)[:, None]
+        return float(logits.log_softmax(-1).gather(1, chosen).sum())
 
 
 # --- small things --------------------------------------------------------------------------------------------------
@@ -383,6 +448,26 @@ def listen(work: Flow, spools: Sequence[Spool]) -> None:
                 spools[place].add(token)
         if spools[place].stopped:
             work.stop(place)
+
+
+def check_tokenizer(tokenizer: Tokenizer, vocab: int) -> None:
+    """Pieces that the model does not have must be such as come in no text: some folders name one more, for padding."""
+    words = tokenizer.target
+    if any(words.decode([token]) for token in range(vocab, words.size)):
+        raise GenerationError(
+            f"the tokenizer must be the model's, of {vocab} pieces at most, but has {words.size}; load both from the "
+            f"same folder"
+        )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes that there are in all, where that can be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def check_prompts(prompts: Sequence[str]) -> None:

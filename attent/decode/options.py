@@ -54,6 +54,7 @@ class Search:
     sampling: Sampling | None = None  # draw `n_best` targets by chance instead of searching for the best
     no_repeat_ngram_size: int = 0  # no sequence of so many tokens comes twice; 0: any may
     no_loops: bool = False  # no sequence of tokens comes again and again, one behind the other
+    cut_equals: bool = False  # what is cut at the limit ranks with what has ended, by its score; False: behind it
 
     def __post_init__(self) -> None:
         for name in ("beam_size", "n_best", "groups"):
@@ -155,6 +156,7 @@ class Writing:
             length_penalty=self.length_penalty,
             min_length=self.min_new_tokens,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
+            cut_equals=True,  # a text may go on for ever, unlike a translation
         )
 
 

@@ -264,6 +264,8 @@ def refused_of_beams(search: Search) -> str | None:
     """What a beam of one does the same, and a wider one does not."""
     if search.groups > 1:
         return "has no groups of beams"
+    if search.cut_equals:
+        return "ranks what was cut behind all that has ended"
     if search.length_penalty_type == "wu":
         return "has no length penalty of Wu et al."
     if search.min_length or search.no_repeat_ngram_size:

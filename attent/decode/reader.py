@@ -9,7 +9,7 @@ Texts go through the model in batches of like length, and what comes out stands 
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,22 +19,22 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from attent.data.images import read_image
+from attent.data.images import Shape, read_image
 from attent.decode.force import evaluating
-from attent.decode.translator import DTYPES, best_device, tokenizer_of
+from attent.decode.marks import WRITTEN, Marks, Word, Words
+from attent.decode.spans import Spans, search_spans
+from attent.decode.translator import DTYPES, Translator, best_device, tokenizer_of
 from attent.interop import load as load_model
 from attent.models import CausalLM, Encoder, Model, Seq2Seq, Vision
 from attent.text.sample import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
-from attent.text.vocabulary import MASK, Pieces
+from attent.text.vocabulary import Pieces
 
 Pooling = Literal["mean", "class"]
 TextItem = str | tuple[str, str]
 Item = TextItem | Path | Tensor
 T = TypeVar("T")
 
-WRITTEN = ("[MASK]", MASK)  # in a text, whatever the model's own vocabulary calls it
-STAND_IN = "\ufffc"  # "object replacement character": it is never a part of a word
 CPU_TOKENS, GPU_TOKENS = 4_096, 65_536  # of a batch, filler included
 PICTURES = 64  # of a batch
 
@@ -77,29 +77,6 @@ class Row:
     ids: tuple[int, ...]
     segments: tuple[int, ...]
     masks: tuple[int, ...] = ()  # places
-
-
-@dataclass(frozen=True)
-class Word:
-    """A piece as it is written."""
-
-    text: str
-    own_space: bool  # it brings the space before it, or goes on with the word before it
-
-
-@dataclass(frozen=True)
-class Words:
-    """What stands before, between and behind the masks of a text."""
-
-    parts: tuple[str, ...]
-
-    def with_words(self, words: Sequence[Word]) -> str:
-        """Each mask replaced by its word."""
-        text = self.parts[0]
-        for word, behind in zip(words, self.parts[1:], strict=True):
-            before = text.removesuffix(" ") if word.own_space else text
-            text = before + (word.text if before else word.text.lstrip(" ")) + behind
-        return text
 
 
 class Reader:
@@ -147,30 +124,63 @@ class Reader:
 
     # --- what people call --------------------------------------------------------------------------------------------
 
-    def fill(self, texts: Sequence[str], top: int = 5) -> list[Filled]:
-        """For each mask of each text the `top` likeliest words. A mask is written [MASK] or <mask>."""
+    def fill(self, texts: Sequence[str], top: int = 5, numbers: Sequence[int] | None = None) -> list[Filled]:
+        """For each mask of each text the `top` likeliest words. A mask is written [MASK] or <mask>; a model of spans
+        (T5) fills each with as many words as it likes, and knows <extra_id_0>, <extra_id_1> and so on, too.
+
+        numbers  what the texts are called in an error; None: 1, 2 and so on
+        """
         if top < 1:
             raise ReaderError(f"`top` must be 1 or more, but is {top}")
-        model = self._masked_model()
-        words = [words_of(text, self._marks) for text in texts]
-        rows = [self._blanked(words, number) for number, words in enumerate(words, 1)]
+        self._check_fills()
+        check_several(texts)
+        words = [self._words(text) for text in texts]
+        numbered = zip(words, numbers or range(1, len(words) + 1), strict=True)
+        rows = [self._blanked(words, number) for words, number in numbered]
+        if isinstance(self.model, Seq2Seq):
+            answers = self._spans(rows, words, top)
+            return [filled_spans(*one) for one in zip(texts, words, answers, strict=True)]
+        found = self._likeliest(rows, top)
+        return [self._filled(text, one, best) for text, one, best in zip(texts, words, found, strict=True)]
+
+    def has_mask(self, text: str) -> bool:
+        """Is there something to fill?"""
+        return bool(self._words(text).marks)
+
+    def masked_ids(self, text: str) -> list[int]:
+        """A text without its frame, as `fill` reads it: what is written as a mask is the mask."""
+        return self.marks.ids(self._words(text))
+
+    def _likeliest(self, rows: Sequence[Row], top: int) -> list[list[tuple[list[int], list[float]]]]:
+        """For each mask of each row the likeliest tokens, and how likely they are."""
+        model = self.model
+        assert isinstance(model, Encoder)
 
         def guess(batch: list[Row], states: Tensor) -> list[list[tuple[list[int], list[float]]]]:
             counts = [len(row.masks) for row in batch]
             line = torch.arange(len(batch)).repeat_interleave(torch.tensor(counts)).to(states.device)
             place = torch.tensor([at for row in batch for at in row.masks], device=states.device)
             likely = model.masked_logits(states[line, place]).float().softmax(-1)  # (masks, V)
-            likely[:, self._never] = 0.0
-            best = likely.topk(min(top, likely.shape[1] - len(self._never)), -1)
+            likely[:, self.never] = 0.0
+            best = likely.topk(min(top, likely.shape[1] - len(self.never)), -1)
             found = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
             return [[next(found) for _ in range(count)] for count in counts]
 
-        found = self._through(rows, guess)
-        return [self._filled(text, one, best) for text, one, best in zip(texts, words, found, strict=True)]
+        return self._through(rows, guess)
+
+    def _spans(self, rows: Sequence[Row], words: Sequence[Words], top: int) -> list[list[Spans]]:
+        """The best answers of a model that fills spans."""
+        assert isinstance(self.model, Seq2Seq)
+        assert self.tokenizer is not None
+        translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
+        marks = [one.marks for one in words]
+        with evaluating(self.model), torch.inference_mode():
+            return search_spans(translator, [row.ids for row in rows], marks, top)
 
     def classify(self, items: Sequence[Item]) -> list[Classified]:
         """The label of each text, of each pair of texts `(a, b)`, or of each image: a path, or bytes of (C, S, S)."""
         labels, model = self.labels(), self.model
+        check_several(items)
         if isinstance(model, Vision):
             logits = self._pictures(items, model)
         else:
@@ -183,6 +193,7 @@ class Reader:
         """A vector for each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first
         token; with `normalise` of length 1, so that the product of two is their cosine."""
         self._check_pooling(pooling)
+        check_several(items)
         if isinstance(self.model, Vision):
             made = self._pictures(items, self.model, pooling)
         else:
@@ -212,14 +223,16 @@ class Reader:
 
     # --- what a model can do -----------------------------------------------------------------------------------------
 
-    def _masked_model(self) -> Encoder:
+    def _check_fills(self) -> None:
         model = self.model
-        if not isinstance(model, Encoder) or model.masked is None or self._vocabulary.mask is None:
+        fills = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
+        if isinstance(model, Encoder):
+            fills = model.masked is not None and self._vocabulary.mask is not None
+        if not fills:
             raise ReaderError(
                 f"{self.name}: must have learned to tell masked words, but has not; give a model of "
-                "`attent train --task mlm`, or a BERT that has its masked-word head"
+                "`attent train --task mlm` or `--task spans`, or a BERT that has its masked-word head"
             )
-        return model
 
     def _check_pooling(self, pooling: str) -> None:
         model = self.model
@@ -235,14 +248,12 @@ class Reader:
         return self.tokenizer.source
 
     @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        """How a mask is written."""
-        assert self._vocabulary.mask is not None
-        own = self._vocabulary.pieces([self._vocabulary.mask])
-        return re.compile("|".join(re.escape(mark) for mark in dict.fromkeys([*own, *WRITTEN])))
+    def marks(self) -> Marks:
+        """How masks are written."""
+        return Marks(self._vocabulary)
 
     @cached_property
-    def _never(self) -> list[int]:
+    def never(self) -> list[int]:
         """What is no word: the frame of a text, padding, the mask itself."""
         of = self._vocabulary
         mask = () if of.mask is None else (of.mask,)
@@ -258,8 +269,15 @@ class Reader:
         stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
         return stack.positions.max_length
 
+    def _words(self, text: str) -> Words:
+        if not isinstance(text, str):
+            raise ReaderError(f"a text to fill must be a string, but is a {type(text).__name__}")
+        return self.marks.words_of(text.strip())
+
     def _rows(self, items: Sequence[Item]) -> list[Row]:
         texts = [text_of(item, number) for number, item in enumerate(items, 1)]
+        if not isinstance(self.model, CausalLM):  # the others have met texts without spaces around them
+            texts = [text.strip() if isinstance(text, str) else (text[0].strip(), text[1].strip()) for text in texts]
         firsts = self._vocabulary.encode([text if isinstance(text, str) else text[0] for text in texts])
         others = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
         rows = [
@@ -317,15 +335,12 @@ class Reader:
 
     def _blanked(self, words: Words, number: int) -> Row:
         """A text with masks, in its frame."""
-        of = self._vocabulary
-        assert of.mask is not None
-        if len(words.parts) == 1:
+        if not words.marks:
             raise ReaderError(
                 f"text {number:,} must have a mask in the place of a word, such as `The {WRITTEN[0]} sat`, but has none"
             )
-        ids = self._spaced(words) if isinstance(of, Pieces) else self._apart(words)
-        whole, kept = self._single(ids)
-        masks = tuple(place for place, token in enumerate(whole.ids) if token == of.mask)
+        whole, kept = self._single(self.marks.ids(words))
+        masks = tuple(place for place, token in enumerate(whole.ids) if token in self.marks.tokens)
         if masks[-1] >= len(kept.ids) - len(self._frame[1]):
             raise ReaderError(
                 f"text {number:,} must have its masks among the first {self._limit} tokens, which the model reads, but "
@@ -334,53 +349,6 @@ class Reader:
         if kept is not whole:
             self._tell(f"texts with more than {self._limit} tokens are cut behind their masks")
         return replace(kept, masks=masks)
-
-    def _apart(self, words: Words) -> list[int]:
-        """WordPiece and its kin: a text is cut at the mask before anything else is done to it."""
-        of = self._vocabulary
-        assert of.mask is not None
-        parts = [part.removesuffix(" ") for part in words.parts[:-1]] + [words.parts[-1]]
-        first, *rest = of.encode(parts)
-        return first + [token for ids in rest for token in (of.mask, *ids)]
-
-    def _spaced(self, words: Words) -> list[int]:
-        """SentencePiece: a word's space is part of it, and a text's beginning is a space. So the text is encoded whole,
-        with a sign in place of each mask that no word has in it."""
-        of = self._vocabulary
-        assert of.mask is not None
-        sign = self._stand_in
-        free = [part.replace(STAND_IN, " ") for part in words.parts]
-        ids = of.encode([STAND_IN.join(free)])[0]
-        found: list[int] = []
-        place = 0
-        while place < len(ids):
-            if tuple(ids[place : place + len(sign)]) == sign:
-                if self._joins_spaces and found and found[-1] == self._space:
-                    found.pop()  # it is the mask's own
-                found.append(of.mask)
-                place += len(sign)
-            else:
-                found.append(ids[place])
-                place += 1
-        return found
-
-    @cached_property
-    def _stand_in(self) -> tuple[int, ...]:
-        ids = self._vocabulary.encode([STAND_IN])[0]
-        return tuple(ids[1:] if ids[:1] == [self._space] else ids)
-
-    @cached_property
-    def _space(self) -> int:
-        assert isinstance(self._vocabulary, Pieces)
-        return self._vocabulary.processor.piece_to_id(SPACE)
-
-    @cached_property
-    def _joins_spaces(self) -> bool:
-        """Is the space before a word part of its piece? Not where every character is a piece."""
-        assert isinstance(self._vocabulary, Pieces)
-        processor = self._vocabulary.processor
-        names = processor.id_to_piece(list(range(processor.get_piece_size())))
-        return any(len(name) > 1 and name.startswith(SPACE) for name in names)
 
     # --- from rows to results ----------------------------------------------------------------------------------------
 
@@ -444,7 +412,7 @@ class Reader:
         if isinstance(of, Pieces):
             text = of.decode([token])
             text = piece if "\ufffd" in text else " " + text if piece.startswith(SPACE) else text
-            return Word(text, self._joins_spaces)
+            return Word(text, self.marks.joins_spaces)
         return Word(piece.removeprefix("##"), piece.startswith("##"))
 
     def _tell(self, text: str) -> None:
@@ -456,10 +424,23 @@ class Reader:
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def words_of(text: str, marks: re.Pattern[str]) -> Words:
-    if not isinstance(text, str):
-        raise ReaderError(f"a text to fill must be a string, but is a {type(text).__name__}")
-    return Words(tuple(marks.split(text)))
+def filled_spans(text: str, words: Words, answers: Sequence[Spans]) -> Filled:
+    """What a model of spans says: each guess belongs to a whole answer, of which it tells how likely it is."""
+    masks = []
+    for place in range(len(words.marks)):
+        guesses: dict[str, Guess] = {}
+        for answer in answers:
+            word = answer.words[place].text.strip()
+            told = Guess(word=word, probability=answer.probability, text=words.with_words(answer.words))
+            guesses.setdefault(word, told)
+        masks.append(tuple(guesses.values()))
+    return Filled(source=text, text=masks[0][0].text, masks=tuple(masks))
+
+
+def check_several(items: object) -> None:
+    """One text is a sequence too, of its letters: nobody means those."""
+    if isinstance(items, str | os.PathLike):
+        raise ReaderError(f"a list of texts or images must be given, but it is one: {str(items)[:60]!r}; put it in [ ]")
 
 
 def text_of(item: Item, number: int) -> TextItem:
@@ -507,7 +488,7 @@ def picture(item: Item, model: Vision) -> Tensor:
     """An image as the model reads it: a path, or bytes of (C, S, S)."""
     config = model.config
     if isinstance(item, str | Path):
-        return read_image(item, config.image, config.channels)
+        return read_image(item, Shape.of(config))
     wanted = (config.channels, config.image, config.image)
     if not isinstance(item, Tensor) or item.dtype != torch.uint8 or item.shape != wanted:
         is_now = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"

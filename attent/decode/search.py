@@ -410,7 +410,8 @@ def first(values: Tensor, n: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Hypotheses:
-    """The best targets of each source, the best first; one that was cut at its limit comes behind all with an end.
+    """The best targets of each source, the best first; one that was cut at its limit comes behind all with an end,
+    unless the search says otherwise.
 
     tokens   (B, N, max_length) filled up with `end`
     scores   (B, N) with the length penalty; -inf where there are no more hypotheses
@@ -425,14 +426,14 @@ class Hypotheses:
 
 
 def results(beams: Beams, plan: Plan) -> Hypotheses:
-    """What was found: the hypotheses that ended, then those that were cut."""
+    """What was found: the hypotheses that ended, then those that were cut, or both by their scores."""
     cut = (beams.lengths >= beams.limits)[:, None]
     lengths = beams.lengths[:, None].expand_as(beams.sums)
     sums = beams.sums.masked_fill(~cut, NEVER)
     live = Pool(beams.tokens, sums, sums / plan.penalty(lengths), lengths)
     live = live.of(first(live.scores, live.scores.shape[1]))
     both = beams.ended.beside(live, plan)
-    there = (both.scores > NEVER).to(torch.uint8)
+    there = both.scores if plan.search.cut_equals else (both.scores > NEVER).to(torch.uint8)
     best = both.of(there.argsort(dim=1, descending=True, stable=True)[:, : plan.search.n_best])
     return Hypotheses(best.tokens, best.scores, best.sums, best.lengths)
 

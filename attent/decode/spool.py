@@ -1,5 +1,5 @@
 """Tokens in, text out as soon as it is certain: never half a character, nor what a later token changes; and texts that
-stop at given words, which are not part of them and may lie across tokens.
+stop at given words, which are not part of them and may lie across tokens. What is there at once is read likewise.
 """
 
 from __future__ import annotations
@@ -14,9 +14,23 @@ UNSURE = ("\ufffd", ESCAPE)  # half a character; in our own vocabularies, half o
 
 def behind(vocabulary: Vocabulary, prompt: Sequence[int], ids: Sequence[int]) -> str:
     """The text of ids as it stands behind a prompt: with the space before its first word, if there is one."""
-    context = list(prompt[-CONTEXT:])
-    before, whole = vocabulary.decode(context), vocabulary.decode([*context, *ids])
-    return whole[len(before) :]
+    context = context_of(vocabulary, prompt)
+    return following(vocabulary, context, vocabulary.decode(context), ids)
+
+
+def context_of(vocabulary: Vocabulary, prompt: Sequence[int]) -> list[int]:
+    """The end of a prompt, from where what comes behind it can be read: never inside of bytes that belong together."""
+    start = max(0, len(prompt) - CONTEXT)
+    while start and prompt[start] in vocabulary.together:
+        start -= 1
+    return list(prompt[start:])
+
+
+def following(vocabulary: Vocabulary, context: Sequence[int], known: str, ids: Sequence[int]) -> str:
+    """The text of ids behind that of the context, which is known."""
+    whole = vocabulary.decode([*context, *ids])
+    # Bytes that are no characters can spoil those before them, whose text is given already.
+    return whole[len(known) :] if whole.startswith(known) else vocabulary.decode(ids)
 
 
 class Spool:
@@ -24,7 +38,7 @@ class Spool:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.vocabulary, self.words = vocabulary, tuple(stop)
-        self.context = list(prompt[-CONTEXT:])  # tokens whose text is known, and needed to read the next
+        self.context = context_of(vocabulary, prompt)  # tokens whose text is known, and needed to read the next
         self.known = vocabulary.decode(self.context)
         self.waiting: list[int] = []  # tokens whose text is not certain yet
         self.held = ""  # text that may be the beginning of a word to stop at
@@ -37,6 +51,8 @@ class Spool:
             return ""
         self.count += 1
         self.waiting.append(token)
+        if self._in_bytes():
+            return ""
         text = self._text()
         if not text or text.endswith(UNSURE):
             return ""
@@ -51,8 +67,16 @@ class Spool:
         self._read()
         return self._given(text, last=True)
 
+    def _in_bytes(self) -> bool:
+        """May the next token belong to bytes that are read together? What has no text does not part them."""
+        together = self.vocabulary.together
+        if not together:
+            return False
+        heard = (token for token in reversed(self.waiting) if token in together or self.vocabulary.decode([token]))
+        return next(heard, None) in together
+
     def _text(self) -> str:
-        return self.vocabulary.decode([*self.context, *self.waiting])[len(self.known) :]
+        return following(self.vocabulary, self.context, self.known, self.waiting)
 
     def _read(self) -> None:
         self.context, self.waiting = self.waiting or self.context, []

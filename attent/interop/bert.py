@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attent.interop import encoders, files, table
 from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row, TheirActivation
+from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
 from attent.models import Encoder, EncoderConfig, build_empty
 from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
@@ -98,17 +97,15 @@ class Heads:
 KEYS = Keys(
     family=FAMILY,
     facts=Facts,
-    fixed={
+    names=encoders.NAMES
+    | {"vocab": "vocab_size", "segments": "type_vocab_size", "max_length": "max_position_embeddings"},
+    fixed=FIXED
+    | {
         "model_type": ("bert",),
         "is_decoder": (False,),
         "is_encoder_decoder": (False,),
         "position_embedding_type": ("absolute", None),
         "tie_word_embeddings": (True,),
-        "tie_encoder_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
     },
     aliases={},
     harmless=COMMON
@@ -138,6 +135,7 @@ def to_config(facts: Facts, heads: Heads, where: Path) -> EncoderConfig:
             labels=heads.labels,
         ),
         where,
+        KEYS.names,
     )
 
 
@@ -168,7 +166,7 @@ def load(
     encoders.check_architecture(root, ARCHITECTURES, FAMILY)
     stored = table.without(renamed(files.open_tensors(root)), UNREAD)
     table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = table.without_prefix(stored, PREFIX)
+    bare = table.missing_prefix(stored, PREFIX)
     heads = heads_of(stored, bare, root)
     if heads.masked:
         stored = with_output(stored, bare, where)
@@ -227,7 +225,7 @@ def save(model: Encoder, folder: str | os.PathLike[str], *, pad: int | None = No
     files.write_folder(
         folder,
         config=to_their_config(config, pad, table.dtype_of(model)),
-        tensors=without_prefix(tensors) if architecture(config) == "BertModel" else tensors,
+        tensors=table.without_prefix(tensors, PREFIX) if architecture(config) == "BertModel" else tensors,
     )
 
 
@@ -240,10 +238,6 @@ def check_expressible(config: EncoderConfig) -> None:
         table.refuse(FAMILY, "scale_embeddings", config.scale_embeddings, "False")
     if config.labels and not config.pooler:
         table.refuse(FAMILY, "pooler", config.pooler, "True where there are labels")
-
-
-def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def architecture(config: EncoderConfig) -> str:
@@ -263,7 +257,7 @@ def to_their_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
         "intermediate_size": stack.inner,
-        "hidden_act": encoders.THEIR_ACTIVATIONS[stack.activation],
+        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
         "hidden_dropout_prob": stack.dropout,
         "attention_probs_dropout_prob": stack.attention_dropout,
         "max_position_embeddings": stack.positions.max_length,

@@ -11,13 +11,15 @@ from typing import Any
 from attent.interop import files, table
 from attent.models.folder import FolderError
 from attent.nn import StackConfig
-from attent.nn.feedforward import Activation
 
-THEIR_ACTIVATIONS: dict[Activation, str] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "silu": "silu",
+NAMES = {  # our field -> their key
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "norm_eps": "layer_norm_eps",
 }
 
 
@@ -46,6 +48,11 @@ def read_labels(root: Path, count: int) -> tuple[str, ...]:
         raise FolderError(
             f"{where}: `problem_type` must be {SINGLE} for a head that attent can compute, which chooses one of its "
             f"labels, but is {files.quoted(problem)}"
+        )
+    if count == 1:
+        raise FolderError(
+            f"{where}: there must be two labels or more for a head that attent can compute, which chooses one of them, "
+            f"but there is one: a model that gives a number, such as a reranker, is not supported"
         )
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(count))

@@ -13,11 +13,20 @@ from typing import Any
 
 import torch
 
-from attent.interop import files, table
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, TRANSPOSED, Keys, Row, TheirActivation, side_by_side
-from attent.models import CausalConfig, CausalLM, build_empty
+from attent.interop import decoders, table
+from attent.interop.table import (
+    ACTIVATIONS,
+    COMMON,
+    FIXED,
+    LABELS,
+    TRANSPOSED,
+    Keys,
+    Row,
+    TheirActivation,
+    side_by_side,
+)
+from attent.models import CausalConfig, CausalLM
 from attent.nn import LearnedConfig, StackConfig
-from attent.nn.feedforward import Activation
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -72,16 +81,24 @@ KEYS = Keys(
     family="GPT-2",
     facts=Facts,
     overruled=("bos_token_id", "eos_token_id"),
-    fixed={
+    names={
+        "vocab": "vocab_size",
+        "layers": "n_layer",
+        "width": "n_embd",
+        "heads": "n_head",
+        "inner": "n_inner",
+        "max_length": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+        "dropout": "resid_pdrop",
+        "embedding_dropout": "embd_pdrop",
+        "attention_dropout": "attn_pdrop",
+    },
+    fixed=FIXED
+    | {
         "model_type": ("gpt2",),
         "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
-        "add_cross_attention": (False, None),
         "is_encoder_decoder": (False,),
         "is_decoder": (False, True),
-        "tie_encoder_decoder": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
     },
     aliases={
         "n_ctx": "n_positions",
@@ -115,6 +132,7 @@ def to_config(facts: Facts, where: Path) -> CausalConfig:
             ends=table.known_ids(facts.eos_token_id, facts.vocab_size),
         ),
         where,
+        KEYS.names,
     )
 
 
@@ -144,27 +162,12 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> CausalLM:
     """The GPT2LMHeadModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    root = files.found(folder)
-    facts, stored = table.read_facts(root, KEYS), files.open_tensors(root)
-    where = files.weights_of(root)
-    stored = table.without(stored, UNREAD)
-    table.check_depth(stored, {"n_layer": facts.n_layer}, where)
-    config = to_config(facts, root / files.CONFIG)
-    bare = table.without_prefix(stored, PREFIX)
-    if config.tie_output:
-        tied = [EMBEDDING.removeprefix(bare), OUTPUT]
-        stored = table.resolve_ties(stored, [tied], where, "`tie_word_embeddings`")
-    return table.filled(build_empty(config), TABLE, stored, where, dtype=dtype, device=device, bare=bare)
+    return decoders.load(FAMILY, folder, dtype, device)
 
 
 # --- out ------------------------------------------------------------------------------------------
 
-THEIR_ACTIVATIONS: dict[Activation, TheirActivation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_new",
-    "silu": "silu",
-}
+THEIR_ACTIVATIONS = table.THEIR_ACTIVATIONS | {"gelu_tanh": "gelu_new"}
 SAID = set(
     """
     layers width heads inner activation causal positions norm_eps scale scale_by_layer dropout embedding_dropout
@@ -178,13 +181,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = N
 
     `pad` is the token id that fills up short rows there; we need none.
     """
-    check_expressible(model.config)
-    files.write_folder(
-        folder,
-        config=to_their_config(model.config, pad, table.dtype_of(model)),
-        others={files.GENERATION: table.generation_of(model.config, pad)},
-        tensors=table.their_tensors(model, TABLE),
-    )
+    decoders.save(FAMILY, model, folder, pad)
 
 
 def check_expressible(config: CausalConfig) -> None:
@@ -215,7 +212,7 @@ def check_expressible(config: CausalConfig) -> None:
             table.refuse("GPT-2", name, True, "False")
 
 
-def to_their_config(config: CausalConfig, pad: int | None, dtype: str) -> dict[str, Any]:
+def to_their_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, LearnedConfig)
     return {
@@ -235,5 +232,17 @@ def to_their_config(config: CausalConfig, pad: int | None, dtype: str) -> dict[s
         "scale_attn_weights": stack.scale != 1.0,
         "scale_attn_by_inverse_layer_idx": stack.scale_by_layer,
         "tie_word_embeddings": config.tie_output,
-        "dtype": dtype,
-    } | table.generation_of(config, pad)
+    }
+
+
+FAMILY = decoders.Decoders(
+    keys=KEYS,
+    names=TABLE,
+    unread=UNREAD,
+    prefix=PREFIX,
+    tied=(EMBEDDING, OUTPUT),
+    layers="n_layer",
+    to_config=to_config,
+    check=check_expressible,
+    to_theirs=to_their_config,
+)

@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from attent.interop import files, table
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row, TheirActivation
-from attent.models import CausalConfig, CausalLM, build_empty
+from attent.interop import decoders, files, table
+from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
+from attent.models import CausalConfig, CausalLM
 from attent.models.folder import FolderError
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
-from attent.nn.feedforward import Activation
 from attent.nn.positions import Scaling
 
 # --- names ----------------------------------------------------------------------------------------
@@ -67,7 +66,8 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The keys of a LLaMA config.json that say what the model is. Defaults are those of `transformers`."""
+    """The keys of a LLaMA config.json that say what the model is. Where a key may be left out, its default is that of
+    `transformers`; sizes may not, which every file of a published model tells."""
 
     vocab_size: int
     hidden_size: int
@@ -79,6 +79,7 @@ class Facts:
     hidden_act: TheirActivation = "silu"
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
+    original_max_position_embeddings: int | None = None  # goes before the one inside of the table
     rope_theta: float | None = None
     rope_scaling: Rope | None = None
     rope_parameters: Rope | None = None
@@ -94,16 +95,26 @@ KEYS = Keys(
     family="LLaMA",
     facts=Facts,
     overruled=("bos_token_id", "eos_token_id"),
-    fixed={
+    names={
+        "vocab": "vocab_size",
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_width": "head_dim",
+        "inner": "intermediate_size",
+        "norm_eps": "rms_norm_eps",
+        "base": "rope_theta",
+        "low": "low_freq_factor",
+        "high": "high_freq_factor",
+        "length": "max_position_embeddings",
+    },
+    fixed=FIXED
+    | {
         "model_type": ("llama",),
         "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
-        "add_cross_attention": (False, None),
         "is_encoder_decoder": (False,),
         "is_decoder": (False, True),
-        "tie_encoder_decoder": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
         "rope_interleaved": (False, None),
         "partial_rotary_factor": (1, None),
         "use_sliding_window": (False, None),
@@ -135,6 +146,7 @@ def to_config(facts: Facts, where: Path) -> CausalConfig:
             ends=table.known_ids(facts.eos_token_id, facts.vocab_size),
         ),
         where,
+        KEYS.names,
     )
 
 
@@ -178,7 +190,8 @@ def to_positions(facts: Facts, where: Path) -> RotaryConfig:
             f"{rope.partial_rotary_factor}"
         )
     base = next((base for base in (rope.rope_theta, facts.rope_theta) if base is not None), 10_000.0)
-    return RotaryConfig(base=base, order="halves", scaling=to_scaling(rope, facts, where))
+    scaling, length = to_scaling(rope, facts, where), facts.max_position_embeddings
+    return RotaryConfig(base=base, order="halves", scaling=scaling, length=length)
 
 
 def to_scaling(rope: Rope, facts: Facts, where: Path) -> Scaling | None:
@@ -196,7 +209,8 @@ def to_scaling(rope: Rope, facts: Facts, where: Path) -> Scaling | None:
         return LinearScaling(factor=rope.factor)
     if rope.low_freq_factor is None or rope.high_freq_factor is None:
         missing(kind, "low_freq_factor" if rope.low_freq_factor is None else "high_freq_factor", where)
-    length = rope.original_max_position_embeddings or facts.max_position_embeddings
+    told = facts.original_max_position_embeddings or rope.original_max_position_embeddings
+    length = told or facts.max_position_embeddings
     return Llama3Scaling(factor=rope.factor, low=rope.low_freq_factor, high=rope.high_freq_factor, length=length)
 
 
@@ -211,28 +225,12 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> CausalLM:
     """The LlamaForCausalLM of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    root = files.found(folder)
-    facts, stored = table.read_facts(root, KEYS), files.open_tensors(root)
-    where = files.weights_of(root)
-    stored = table.without(stored, UNREAD)
-    table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    config = to_config(facts, root / files.CONFIG)
-    bare = table.without_prefix(stored, PREFIX)
-    if config.tie_output:
-        tied = [EMBEDDING.removeprefix(bare), OUTPUT]
-        stored = table.resolve_ties(stored, [tied], where, "`tie_word_embeddings`")
-    return table.filled(build_empty(config), TABLE, stored, where, dtype=dtype, device=device, bare=bare)
+    return decoders.load(FAMILY, folder, dtype, device)
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 LENGTH = 8192  # that is written where a model knows none: transformers asks for one, and goes on behind it
-THEIR_ACTIVATIONS: dict[Activation, TheirActivation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "silu": "silu",
-}
 SAID = set(
     """
     layers width heads kv_heads head_width inner activation causal positions norm_eps bias attention_dropout
@@ -245,13 +243,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = N
 
     `pad` is the token id that fills up short rows there; we need none.
     """
-    check_expressible(model.config)
-    files.write_folder(
-        folder,
-        config=to_their_config(model.config, pad, table.dtype_of(model)),
-        others={files.GENERATION: table.generation_of(model.config, pad)},
-        tensors=table.their_tensors(model, TABLE),
-    )
+    decoders.save(FAMILY, model, folder, pad)
 
 
 def check_expressible(config: CausalConfig) -> None:
@@ -283,11 +275,9 @@ def check_expressible(config: CausalConfig) -> None:
             table.refuse("LLaMA", name, True, "False")
 
 
-def to_their_config(config: CausalConfig, pad: int | None, dtype: str) -> dict[str, Any]:
+def to_their_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, RotaryConfig)
-    scaling = stack.positions.scaling
-    longest = int(scaling.factor * scaling.length) if isinstance(scaling, Llama3Scaling) else LENGTH
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -298,15 +288,22 @@ def to_their_config(config: CausalConfig, pad: int | None, dtype: str) -> dict[s
         "num_attention_heads": stack.heads,
         "num_key_value_heads": stack.kv_heads or stack.heads,
         "head_dim": stack.head_width or stack.width // stack.heads,
-        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
+        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
         "rms_norm_eps": stack.norm_eps,
-        "max_position_embeddings": longest,
+        "max_position_embeddings": longest(stack.positions),
         "attention_bias": stack.bias,
         "mlp_bias": stack.bias,
         "attention_dropout": stack.attention_dropout,
         "tie_word_embeddings": config.tie_output,
-        "dtype": dtype,
-    } | {**rope_of(stack.positions), **table.generation_of(config, pad)}
+        **rope_of(stack.positions),
+    }
+
+
+def longest(positions: RotaryConfig) -> int:
+    if positions.length is not None:
+        return positions.length
+    scaling = positions.scaling
+    return int(scaling.factor * scaling.length) if isinstance(scaling, Llama3Scaling) else LENGTH
 
 
 def rope_of(positions: RotaryConfig) -> dict[str, Any]:
@@ -325,3 +322,16 @@ def rope_of(positions: RotaryConfig) -> dict[str, Any]:
                 "original_max_position_embeddings": length,
             }
     return {"rope_theta": positions.base, "rope_scaling": told}
+
+
+FAMILY = decoders.Decoders(
+    keys=KEYS,
+    names=TABLE,
+    unread=UNREAD,
+    prefix=PREFIX,
+    tied=(EMBEDDING, OUTPUT),
+    layers="num_hidden_layers",
+    to_config=to_config,
+    check=check_expressible,
+    to_theirs=to_their_config,
+)

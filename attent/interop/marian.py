@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from torch import Tensor
 
 from attent.interop import files, table
 from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row, TheirActivation
+from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import FolderError
 from attent.models.heads import unpruned
 from attent.nn import SinusoidalConfig, StackConfig, sinusoid
-from attent.nn.feedforward import Activation
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -66,12 +66,7 @@ TABLE = [
 
 # --- settings -------------------------------------------------------------------------------------
 
-THEIR_ACTIVATIONS: dict[Activation, str] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "silu": "swish",
-}
+THEIR_ACTIVATIONS = table.THEIR_ACTIVATIONS | {"silu": "swish"}
 NORM_EPS = 1e-5  # transformers has it in the code, not in the config
 
 
@@ -106,7 +101,14 @@ KEYS = Keys(
     family="Marian",
     facts=Facts,
     tokens=TOKENS,
-    fixed={
+    names={
+        "vocab": "vocab_size",
+        "target_vocab": "decoder_vocab_size",
+        "start": "decoder_start_token_id",
+        "end": "eos_token_id",
+    },
+    fixed=FIXED
+    | {
         "model_type": ("marian",),
         "architectures": (["MarianMTModel"], None),
         "is_encoder_decoder": (True,),
@@ -117,11 +119,6 @@ KEYS = Keys(
         "static_position_embeddings": (True,),
         "encoder_layerdrop": (0,),
         "decoder_layerdrop": (0,),
-        "tie_encoder_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
     },
     aliases={  # transformers lets these overrule the others
         "hidden_size": "d_model",
@@ -149,12 +146,16 @@ KEYS = Keys(
 
 def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """Our config of a Marian model. `share` and `output_bias` are what the tensors say."""
+    encoder, decoder = (
+        table.built(partial(to_stack, facts, decoder=decoder), where, names_of("decoder" if decoder else "encoder"))
+        for decoder in (False, True)
+    )
     return table.built(
         lambda: Seq2SeqConfig(
             vocab=facts.vocab_size,
             target_vocab=None if share else facts.decoder_vocab_size,
-            encoder=to_stack(facts, decoder=False),
-            decoder=to_stack(facts, decoder=True),
+            encoder=encoder,
+            decoder=decoder,
             share_embeddings=share,
             tie_output=facts.tie_word_embeddings,
             output_bias=output_bias,
@@ -163,7 +164,14 @@ def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> S
             end=end_of(facts, where),
         ),
         where,
+        KEYS.names,
     )
+
+
+def names_of(side: str) -> dict[str, str]:
+    """The keys of a stack."""
+    heads, inner = f"{side}_attention_heads", f"{side}_ffn_dim"
+    return {"width": "d_model", "layers": f"{side}_layers", "heads": heads, "inner": inner}
 
 
 def to_stack(facts: Facts, *, decoder: bool) -> StackConfig:

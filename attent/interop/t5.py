@@ -16,7 +16,7 @@ import torch
 
 from attent.interop import files, table
 from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Row
+from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import FolderError
 from attent.models.heads import unpruned
@@ -119,7 +119,20 @@ KEYS = Keys(
     family=FAMILY,
     facts=Facts,
     tokens=("decoder_start_token_id", "pad_token_id", "eos_token_id"),
-    fixed={
+    names={
+        "vocab": "vocab_size",
+        "width": "d_model",
+        "layers": "num_layers",
+        "heads": "num_heads",
+        "head_width": "d_kv",
+        "inner": "d_ff",
+        "dropout": "dropout_rate",
+        "norm_eps": "layer_norm_epsilon",
+        "start": "decoder_start_token_id",
+        "end": "eos_token_id",
+    },
+    fixed=FIXED
+    | {
         "architectures": (
             ["T5ForConditionalGeneration"],
             ["MT5ForConditionalGeneration"],
@@ -128,11 +141,6 @@ KEYS = Keys(
         ),
         "is_encoder_decoder": (True,),
         "is_decoder": (False,),
-        "tie_encoder_decoder": (False, None),
-        "add_cross_attention": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
     },
     aliases={
         "hidden_size": "d_model",
@@ -182,6 +190,7 @@ def to_config(facts: Facts, *, tied: bool, where: Path) -> Seq2SeqConfig:
             end=end_of(facts, where),
         ),
         where,
+        KEYS.names,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from attent import settings
 from attent.interop import files
 from attent.interop.files import Stored
-from attent.models import CausalConfig
 from attent.models.folder import FolderError, check_tensors
 from attent.models.store import FORMATS, empty_like, fill, tensors_of, tied_names
 from attent.nn import StackConfig
@@ -50,6 +49,7 @@ class Keys(Generic[F]):
     harmless: Mapping[str, Sequence[str]]  # why a key cannot change what the model computes -> such keys
     tokens: tuple[str, ...] = ()  # facts that may stand in generation_config.json too, where they must be the same
     overruled: tuple[str, ...] = ()  # facts that generation_config.json, if it has them, knows better
+    names: Mapping[str, str] = field(default_factory=dict)  # field of our config -> the key that it comes from
 
     @property
     def mapped(self) -> set[str]:
@@ -77,6 +77,13 @@ COMMON = {  # harmless in every family
         tf_legacy_loss top_k top_p typical_p
     """.split(),
 }
+FIXED: dict[str, tuple[object, ...]] = {  # in every family, key -> values as in `Keys.fixed`
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "per_layer_config": (None, {}),
+}
 LABELS = ["id2label", "label2id", "num_labels"]  # harmless where no head reads them
 
 NOTES = {  # what else is to be said of a key that is refused
@@ -97,10 +104,22 @@ def read_facts(root: Path, keys: Keys[F]) -> F:
     for key, value in known.items():
         if key in sizes and isinstance(value, int) and value > LARGEST:
             raise FolderError(f"{where}: `{key}` must be at most {LARGEST}, but is {value:.3g}; correct it")
+    told = with_generation_tokens(known, root, keys)
     try:
-        return settings.from_dict(keys.facts, with_generation_tokens(known, root, keys), where=str(where))
+        return settings.from_dict(keys.facts, told, where=str(the_wrong_one(known, told, root, keys)))
     except settings.SettingsError as error:
         raise FolderError(str(error)) from error
+
+
+def the_wrong_one(known: dict[str, Any], told: dict[str, Any], root: Path, keys: Keys[F]) -> Path:
+    """The file to name if the facts are wrong: generation_config.json where they are right without it."""
+    if told == known:
+        return root / files.CONFIG
+    try:
+        settings.from_dict(keys.facts, known, where="")
+    except settings.SettingsError:
+        return root / files.CONFIG
+    return root / files.GENERATION
 
 
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: Keys[F], where: Path) -> None:
@@ -167,6 +186,12 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+THEIR_ACTIVATIONS: dict[Activation, TheirActivation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "silu": "silu",
+}
 
 
 # --- names: where each tensor goes ----------------------------------------------------------------------------------
@@ -232,9 +257,14 @@ def moves_of(row: Row, names: Iterable[str], bare: str) -> Iterator[Move]:
             return
 
 
-def without_prefix(stored: Mapping[str, Stored], prefix: str) -> str:
+def missing_prefix(stored: Mapping[str, Stored], prefix: str) -> str:
     """The prefix, if a file leaves it out: weights of a model without its head are published so."""
     return "" if any(name.startswith(prefix) for name in stored) else prefix
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """As such weights are written."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def without(stored: Mapping[str, Stored], unread: Mapping[str, Sequence[str]]) -> dict[str, Stored]:
@@ -309,8 +339,11 @@ def their_shapes(model: nn.Module, todo: Iterable[Move]) -> dict[str, torch.Size
 
 
 def the_dtype(stored: Mapping[str, Stored], wanted: torch.dtype | None, where: Path) -> torch.dtype:
-    """In which precision a model is to be: as asked for, or the one that all its tensors have."""
+    """In which precision a model is to be: as asked for, or the one that all its tensors have, or of several the one
+    that config.json tells: a T5 of float16 keeps some layers in float32 there."""
     check_dtype(wanted)
+    if wanted is None and len({tensor.format for tensor in stored.values()}) > 1:
+        wanted = told_dtype(where.parent / files.CONFIG)
     first = next(iter(stored.values()))
     for tensor in stored.values():
         if tensor.dtype not in FORMATS or (wanted is None and tensor.dtype != first.dtype):
@@ -321,6 +354,13 @@ def the_dtype(stored: Mapping[str, Stored], wanted: torch.dtype | None, where: P
             )
     assert first.dtype is not None
     return wanted or first.dtype
+
+
+def told_dtype(config: Path) -> torch.dtype | None:
+    data = files.read_json(config)
+    told = {str(dtype).removeprefix("torch."): dtype for dtype in FORMATS}
+    name = data.get("dtype") or data.get("torch_dtype")
+    return told.get(name.removeprefix("torch.")) if isinstance(name, str) else None
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
@@ -335,14 +375,20 @@ def check_depth(stored: Mapping[str, Stored], layers: Mapping[str, int], where: 
             raise FolderError(f"{where}: holds {len(stored)} tensors, too few for `{key}`={count}; get the model again")
 
 
-def built(make: Callable[[], T], where: Path) -> T:
-    """What `make` gives; what it refuses is told of the file that said so."""
+def built(make: Callable[[], T], where: Path, names: Mapping[str, str]) -> T:
+    """What `make` gives; what it refuses is told of the file that said so, in its words: our field -> its key."""
     try:
         return make()
     except FolderError:
         raise
     except ValueError as error:
-        raise FolderError(f"{where}: {error}") from error
+        raise FolderError(f"{where}: {in_their_words(str(error), names)}") from error
+
+
+def in_their_words(message: str, names: Mapping[str, str]) -> str:
+    if "head_width" not in names:
+        message = message.replace(", or give `head_width`", "")
+    return re.sub(r"(?<=`)([\w.]+)(?=[`=])", lambda name: names.get(name[0], name[0]), message)
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -365,13 +411,6 @@ def their_tensors(model: nn.Module, table: Iterable[Row]) -> dict[str, Tensor]:
     further = {move.theirs for move in moves(table, like) if not tied_names(like).keys().isdisjoint(move.ours)}
     theirs = renamed(our_tensors(model), model, table)
     return {name: tensor for name, tensor in theirs.items() if name not in further}
-
-
-def generation_of(config: CausalConfig, pad: int | None) -> dict[str, Any]:
-    """How a text begins and ends, as it stands in config.json and in generation_config.json."""
-    ends = list(config.ends)
-    end = ends[0] if len(ends) == 1 else ends or None
-    return {"bos_token_id": config.start, "eos_token_id": end, "pad_token_id": pad}
 
 
 def dtype_of(model: nn.Module) -> str:

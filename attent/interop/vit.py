@@ -1,8 +1,8 @@
 """ViT as `transformers` stores it <-> our Vision.
 
 The encoder over patches, which are cut out by a convolution there and by a linear layer here: the same numbers in
-another shape. How pixels are normalised stands in preprocessor_config.json; cropping and resizing are left to whoever
-reads images.
+another shape. How pictures are brought to size and pixels are normalised stands in preprocessor_config.json; doing it
+is left to whoever reads images.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from attent.interop import encoders, files, table
 from attent.interop.files import Stored
@@ -27,6 +26,8 @@ from attent.nn import LearnedConfig, StackConfig
 FAMILY = "ViT"
 ARCHITECTURES = ("ViTForImageClassification", "ViTModel")
 PREPROCESSOR = "preprocessor_config.json"
+RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+SHORTER = "CLIP"  # processors of this name mean the shorter side where `size` is one number
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -88,27 +89,34 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """How a picture becomes a square, as `VisionConfig` tells it."""
+
+    fit: Literal["crop", "squash"] = "crop"
+    resized: int | None = None
+    resample: Literal["bilinear", "bicubic"] = "bilinear"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pixels:
     """How the model wants pixels from 0 to 1: (pixel - mean) / std, for each channel or alike for all."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    sizing: Sizing = Sizing()
 
 
 KEYS = Keys(
     family=FAMILY,
     facts=Facts,
-    fixed={
+    names=encoders.NAMES | {"image": "image_size", "patch": "patch_size", "channels": "num_channels"},
+    fixed=table.FIXED
+    | {
         "model_type": ("vit",),
         "qkv_bias": (True,),
         "pooler_act": ("tanh",),
         "is_decoder": (False,),
         "is_encoder_decoder": (False,),
-        "add_cross_attention": (False, None),
-        "cross_attention_hidden_size": (None,),
-        "tie_encoder_decoder": (False, None),
-        "pruned_heads": ({}, None),
-        "per_layer_config": (None, {}),
     },
     aliases={},
     harmless=COMMON
@@ -144,8 +152,12 @@ def to_config(facts: Facts, heads: Heads, pixels: Pixels, where: Path) -> Vision
             labels=heads.labels,
             mean=pixels.mean,
             std=pixels.std,
+            fit=pixels.sizing.fit,
+            resized=pixels.sizing.resized,
+            resample=pixels.sizing.resample,
         ),
         where,
+        KEYS.names,
     )
 
 
@@ -177,12 +189,17 @@ def to_stack(facts: Facts, *, patches: int) -> StackConfig:
 # --- pixels ---------------------------------------------------------------------------------------
 
 
-def read_pixels(root: Path, channels: int) -> Pixels:
-    """What preprocessor_config.json says; where there is none, pixels go from -1 to 1, as ViT's usually do."""
+def read_pixels(root: Path, channels: int, image: int) -> Pixels:
+    """What preprocessor_config.json says; where there is none, a picture is squashed, and pixels go from -1 to 1, as
+    ViT's usually do."""
     where = root / PREPROCESSOR
     if not where.exists():
-        return Pixels()
+        return Pixels(sizing=Sizing(fit="squash"))
     data = files.read_json(where)
+    return replace(read_scale(data, channels, where), sizing=read_sizing(data, image, where))
+
+
+def read_scale(data: Mapping[str, Any], channels: int, where: Path) -> Pixels:
     # Theirs are bytes times a factor, ours go from 0 to 1: a factor of 1/255 is the same.
     factor = number(data.get("rescale_factor", 1 / 255), "rescale_factor", where) if data.get("do_rescale", True) else 1
     ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
@@ -217,6 +234,51 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def read_sizing(data: Mapping[str, Any], image: int, where: Path) -> Sizing:
+    """They bring a picture to `size`, then, where they crop, cut `crop_size` out of its middle."""
+    crops = data.get("do_center_crop") is True
+    check_prepares(data, where, crops=crops)
+    fit, first = read_size(data, image, where)
+    key, last = ("crop_size", length("crop_size", data.get("crop_size", image), where)) if crops else ("size", first)
+    if last != image:
+        raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {last}; correct it")
+    if first < last:
+        raise FolderError(f"{where}: `size` must be at least `crop_size`={last}, but is {first}; correct it")
+    return Sizing(fit=fit, resized=None if first == last else first, resample=RESAMPLING[data.get("resample", 2)])
+
+
+def check_prepares(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
+    """Refuses what is done to pictures and cannot be done here, by name."""
+    for key in ("do_pad", "crop_pct"):
+        if data.get(key):
+            raise FolderError(f"{where}: `{key}` must be left out for pictures that attent can prepare; correct it")
+    if crops and data.get("do_resize") is False:
+        raise FolderError(f"{where}: `do_resize` must be true where `do_center_crop` is, but is false; correct it")
+    resample = data.get("resample", 2)
+    if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLING:
+        known = " or ".join(f"{number} ({name})" for number, name in RESAMPLING.items())
+        raise FolderError(f"{where}: `resample` must be {known}, but is {files.quoted(resample)}; correct it")
+
+
+def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
+    """Of all sides, or of the shorter one."""
+    size = image if data.get("do_resize") is False else data.get("size", image)
+    kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
+    if isinstance(size, dict) and set(size) == {"shortest_edge"}:
+        return "crop", length("size", size["shortest_edge"], where)
+    shorter = kind.startswith(SHORTER) and not isinstance(size, dict)
+    return "crop" if shorter else "squash", length("size", size, where)
+
+
+def length(key: str, value: object, where: Path) -> int:
+    """Of a square: a number, two that are the same, or `height` and `width`."""
+    both = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
+    one = both[0] if isinstance(both, list) and len(both) == 2 and both[0] == both[1] else both
+    if not isinstance(one, int) or isinstance(one, bool) or one < 1:
+        raise FolderError(f"{where}: `{key}` must be of a square, but is {files.quoted(value)}; correct it")
+    return one
+
+
 # --- in -------------------------------------------------------------------------------------------
 
 
@@ -229,9 +291,10 @@ def load(
     encoders.check_architecture(root, ARCHITECTURES, FAMILY)
     stored = files.open_tensors(root)
     table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = table.without_prefix(stored, PREFIX)
-    pixels = read_pixels(root, facts.num_channels)
-    config = to_config(facts, heads_of(stored, bare, root), pixels, root / files.CONFIG)
+    bare = table.missing_prefix(stored, PREFIX)
+    heads, config_at = heads_of(stored, bare, root), root / files.CONFIG
+    pixels = read_pixels(root, facts.num_channels, side("image_size", facts.image_size, config_at))
+    config = to_config(facts, heads, pixels, config_at)
     return table.filled(build_empty(config), names(config), stored, where, dtype=dtype, device=device, bare=bare)
 
 
@@ -254,7 +317,7 @@ def save(model: Vision, folder: str | os.PathLike[str]) -> None:
     files.write_folder(
         folder,
         config=to_their_config(config, table.dtype_of(model)),
-        tensors=tensors if config.labels else without_prefix(tensors),
+        tensors=tensors if config.labels else table.without_prefix(tensors, PREFIX),
         others={PREPROCESSOR: preprocessor(config)},
     )
 
@@ -273,10 +336,6 @@ def check_expressible(config: VisionConfig) -> None:
         table.refuse(FAMILY, "stack.positions", config.stack.positions, repr(positions))
 
 
-def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-
-
 def to_their_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
     stack = config.stack
     return {
@@ -286,7 +345,7 @@ def to_their_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
         "intermediate_size": stack.inner,
-        "hidden_act": encoders.THEIR_ACTIVATIONS[stack.activation],
+        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
         "hidden_dropout_prob": stack.dropout,
         "attention_probs_dropout_prob": stack.attention_dropout,
         "layer_norm_eps": stack.norm_eps,
@@ -306,11 +365,20 @@ def preprocessor(config: VisionConfig) -> dict[str, Any]:
     def each(values: tuple[float, ...]) -> list[float]:
         return list(values) * (config.channels if len(values) == 1 else 1)
 
+    def square(side: int) -> dict[str, int]:
+        return {"height": side, "width": side}
+
+    first, crops = config.resized or config.image, config.fit == "crop" or config.resized is not None
+    # Each does what is said below in every version of `transformers`; ViT's own learned to crop late.
+    squashing = "DeiTImageProcessor" if crops else "ViTImageProcessor"
     return {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": "CLIPImageProcessor" if config.fit == "crop" else squashing,
+        "do_convert_rgb": config.channels == 3,
         "do_resize": True,
-        "size": {"height": config.image, "width": config.image},
-        "resample": 2,  # bilinear
+        "size": {"shortest_edge": first} if config.fit == "crop" else square(first),
+        "resample": next(number for number, name in RESAMPLING.items() if name == config.resample),
+        "do_center_crop": crops,
+        **({"crop_size": square(config.image)} if crops else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

@@ -55,11 +55,11 @@ def pixels_at(where: str, config: VisionConfig) -> Tensor:
     name, _, number = where.rpartition(":")
     path = Path(name).expanduser()
     if not (number.isdecimal() and is_idx(path, "images")):
-        return read_image(where, config.image, config.channels)
+        return read_image(where, Shape.of(config))
     left = int(number)
     for images in idx_rows(path, 3):
         if left < len(images):
-            return torch.from_numpy(framed(images[left : left + 1], Shape(config.image, config.channels))[0])
+            return torch.from_numpy(framed(images[left : left + 1], Shape.of(config))[0])
         left -= len(images)
     raise ImageError(f"{name}: has {int(number) - left:,} images, from 0, but {int(number):,} is asked for")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attent.decode.engine import Stopped
 from attent.decode.force import evaluating
-from attent.decode.reader import Reader, words_of
+from attent.decode.reader import Reader
 from attent.look.properties import measure_document
 from attent.look.reading import (
     Filter,
@@ -34,7 +34,7 @@ from attent.look.tokens import tokens_of
 from attent.look.trace import Side, document
 from attent.models import CausalLM, Encoder
 from attent.text.tokenizer import Tokenizer
-from attent.text.vocabulary import Pieces, Vocabulary, valid
+from attent.text.vocabulary import Vocabulary, valid
 
 GOES_ON = 16  # tokens by which a text is continued
 HIDDEN_MOST = 128  # tokens of a text of which each is hidden in turn
@@ -141,7 +141,7 @@ class EncoderLooker(Reading[Encoder]):
 
     def _read(self, texts: Sequence[str]) -> Read:
         vocabulary = self.vocabulary
-        rows = [masked_ids(self.reader, text) for text in texts]
+        rows = [self.reader.masked_ids(text) for text in texts]
         ids, segments, words = list(vocabulary.before), [0] * len(vocabulary.before), []
         for number, row in enumerate(rows):
             words += [len(ids) + i for i, token in enumerate(row) if token != vocabulary.mask]
@@ -172,7 +172,7 @@ class EncoderLooker(Reading[Encoder]):
         return found
 
     def _filled(self, texts: Sequence[str], read: Read, logits: Tensor) -> dict[str, Any]:
-        never = torch.tensor(self.reader._never)
+        never = torch.tensor(self.reader.never)
         likely = shares(logits, self.vocabulary).index_fill(-1, never, -math.inf)
         steps = choices(self.vocabulary, [None] * len(read.masks), likely)
         best = dict(zip(read.masks, (step["options"][0]["token"] for step in steps), strict=True))
@@ -194,7 +194,7 @@ class EncoderLooker(Reading[Encoder]):
             states = self._states([with_mask(read.ids, place, self.vocabulary) for place in some], read.segments)
             found.append(self.model.masked_logits(states[range(len(some)), some]))
         words = [read.ids[i] for i in read.words]
-        never = torch.tensor(sorted(set(self.reader._never) - set(words)))
+        never = torch.tensor(sorted(set(self.reader.never) - set(words)))
         likely = shares(torch.cat(found), self.vocabulary).index_fill(-1, never, -math.inf)
         steps = choices(self.vocabulary, words, likely)
         text = self.vocabulary.decode([step["options"][0]["token"] for step in steps])
@@ -218,16 +218,6 @@ def read_text(text: str) -> str:
     if not text.strip():
         raise LookError("there must be a sentence to look at, but it is empty; type one")
     return text
-
-
-def masked_ids(reader: Reader, text: str) -> list[int]:
-    """As `Reader.fill` reads it: what is written as a mask is the mask."""
-    assert reader.tokenizer is not None
-    vocabulary = reader.tokenizer.source
-    words = None if vocabulary.mask is None else words_of(text, reader._marks)
-    if words is None or len(words.parts) == 1:
-        return vocabulary.encode([text])[0]
-    return reader._spaced(words) if isinstance(vocabulary, Pieces) else reader._apart(words)
 
 
 def with_mask(ids: Sequence[int], place: int, vocabulary: Vocabulary) -> list[int]:

@@ -5,7 +5,7 @@ over what it found. `page`, `plots`, `terminal` and the live page show it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from attent.decode import Translator
 from attent.decode.engine import TorchEngine
 from attent.decode.film import Film, Node, film
 from attent.decode.force import Pass, evaluating
+from attent.decode.marks import Marks
 from attent.decode.options import Hypothesis, Job, Search
 from attent.decode.rules import looping
+from attent.decode.spans import told as told_spans
 from attent.interop.ctranslate2 import never_written
 from attent.look.properties import measure_document
 from attent.look.reading import (
@@ -36,7 +38,8 @@ from attent.look.silence import silenced
 from attent.look.tokens import tokens_of
 from attent.look.trace import Side, document
 from attent.models import Seq2Seq
-from attent.text.vocabulary import valid
+from attent.text.tokenizer import framed
+from attent.text.vocabulary import Vocabulary, valid
 
 __all__ = ["Filter", "LookError", "Looker", "Question"]
 
@@ -88,7 +91,8 @@ class Looker(Reading[Seq2Seq]):
         text = self.translator.cleaned(question.text)
         if not text:
             raise LookError("there must be a sentence to look at, but it is empty; type one")
-        (row,) = self.translator.tokenizer.encode_source([text], question.to)
+        source = self.translator.tokenizer.source
+        (row,) = framed([with_sentinels(source, text)], source, question.to)
         framing = 1 if question.to is None else 2
         limit = question.search.limit(len(row) - framing)
         check_length(self.model.encoder, len(row), "the sentence")
@@ -113,7 +117,7 @@ class Looker(Reading[Seq2Seq]):
 
     def _given(self, question: Question) -> Hypothesis:
         assert question.target is not None
-        (ids,) = self.translator.tokenizer.target.encode([question.target.strip()])
+        ids = with_sentinels(self.translator.tokenizer.target, question.target.strip())
         check_length(self.model.decoder, len(ids) + 1, "the translation")
         return Hypothesis(ids=tuple(ids), log_prob=math.nan, score=math.nan, ended=True)
 
@@ -123,7 +127,7 @@ class Looker(Reading[Seq2Seq]):
         tokenizer, config = self.translator.tokenizer, self.model.config
         written = self._written(target)
         source, to = self.languages
-        text = tokenizer.target.decode(target.ids)
+        hidden = any(token in tokenizer.source.sentinels for token in job.source)
         return {
             "source": Side(
                 label="source",
@@ -137,12 +141,16 @@ class Looker(Reading[Seq2Seq]):
                 language=question.to or to,
             ),
             "target": Side(
-                label="translation",
-                text=text,
+                label="hidden spans" if hidden else "translation",
+                text=self._text(target.ids),
                 tokens=tokens_of(tokenizer.target, written),
                 language=question.to or to,
             ),
         }
+
+    def _text(self, ids: Sequence[int]) -> str:
+        target = self.translator.tokenizer.target
+        return told_spans(target, ids) if any(token in target.sentinels for token in ids) else target.decode(ids)
 
     def _written(self, target: Hypothesis) -> list[int]:
         return [*target.ids, *([self.model.config.end] if target.ended else [])]
@@ -166,7 +174,6 @@ class Looker(Reading[Seq2Seq]):
         won = set(seen.path(seen.last[0]))
         last = max(node.step for node in seen.nodes)
         shown = [n for n in seen.nodes if last < LONG or n.kept or n.score is not None]
-        decode = self.translator.tokenizer.target.decode
         results = zip(seen.found, seen.last, strict=True)
         return {
             "formula": question.search.formula,
@@ -175,7 +182,7 @@ class Looker(Reading[Seq2Seq]):
             "nodes": [self._node(node, node.number in won, node.number in alive) for node in shown],
             "results": [
                 {
-                    "text": decode(one.ids),
+                    "text": self._text(one.ids),
                     "score": rounded(one.score),
                     "log_prob": rounded(one.log_prob),
                     "node": last,
@@ -200,6 +207,12 @@ class Looker(Reading[Seq2Seq]):
             "won": won,
             "alive": alive,
         }
+
+
+def with_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
+    """The ids of a text; what is written as a sentinel, or as a mask, is one where the vocabulary has them."""
+    marks = Marks(vocabulary)
+    return marks.ids(marks.words_of(text)) if vocabulary.sentinels else vocabulary.encode([text])[0]
 
 
 def given_decoding(target: Hypothesis, sides: Mapping[str, Side], steps: list[dict[str, Any]]) -> dict[str, Any]:

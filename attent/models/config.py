@@ -1,9 +1,9 @@
 """What a whole model is made of, as frozen facts. The parts have theirs (`StackConfig`, positions) in `nn`.
 
-    Seq2SeqConfig   encoder and decoder      the paper, Marian, T5
-    CausalConfig    a decoder alone          GPT, LLaMA
-    EncoderConfig   an encoder of text       BERT
-    VisionConfig    an encoder of images     ViT
+Seq2SeqConfig   encoder and decoder      the paper, Marian, T5
+CausalConfig    a decoder alone          GPT, LLaMA
+EncoderConfig   an encoder of text       BERT
+VisionConfig    an encoder of images     ViT
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Seq2SeqConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConfig:
-    """The decoder alone: a text goes on from what it has. The defaults are GPT-2's smallest."""
+    """The decoder alone: a text goes on from what it has. The defaults are as GPT has them."""
 
     kind: ClassVar[str] = "causal"
     vocab: int
@@ -122,6 +122,9 @@ class VisionConfig:
     labels: tuple[str, ...] = ()  # a head that chooses among these
     mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, for each channel or one for all:
     std: tuple[float, ...] = (0.5,)  # the model reads (pixel - mean) / std
+    fit: Literal["crop", "squash"] = "crop"  # of a picture that is not square the middle is read, or all, out of shape
+    resized: int | None = None  # pixels of a side before the edges are cut off; None: nothing is cut off
+    resample: Literal["bilinear", "bicubic"] = "bilinear"  # by which a picture is brought to size
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "channels"):
@@ -129,6 +132,10 @@ class VisionConfig:
         check_reader(self.stack)
         check_labels(self.labels)
         check_choice("pooling", self.pooling, Literal["class", "mean"])
+        check_choice("fit", self.fit, Literal["crop", "squash"])
+        check_choice("resample", self.resample, Literal["bilinear", "bicubic"])
+        if self.resized is not None and (not is_count(self.resized) or self.resized < self.image):
+            raise ValueError(f"`resized` must be at least `image`={self.image}, but is {self.resized!r}")
         if self.image % self.patch:
             raise ValueError(f"`image` must be a multiple of `patch`={self.patch}, but is {self.image}")
         if self.pooling == "class" and not self.class_token:

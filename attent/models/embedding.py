@@ -14,13 +14,14 @@ class Embedding(nn.Module):
     """Token ids (B, T) -> vectors (B, T, E), times sqrt(E) as in the paper unless told otherwise.
 
     Drawn from N(0, 1 / E): after the factor sqrt(E) each entry has variance 1, as the sinusoids next to it have about
-    1/2; and as the tied output layer, unscaled, it gives logits of variance 1, so that the first loss is near ln V.
+    1/2; and as the tied output layer, unscaled, it gives logits of variance 1, so that the first loss is near ln V. If
+    that layer scales its input (T5), the same is reached from N(0, 1): `wide`.
     """
 
-    def __init__(self, vocab: int, width: int, *, scaled: bool) -> None:
+    def __init__(self, vocab: int, width: int, *, scaled: bool, wide: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, width))
-        normal(self.weight, std=width**-0.5)
+        normal(self.weight, std=1.0 if wide else width**-0.5)
         self.scale = width**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from attent.models import store
 from attent.models.config import EncoderConfig
-from attent.models.embedding import Embedding, Output
+from attent.models.embedding import Embedding, Output, check_shape
 from attent.nn import Packing, Stack, StackConfig
 from attent.nn.block import make_norm
+from attent.nn.checks import on_host
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import ACTIVATIONS
 from attent.nn.init import normal
@@ -46,6 +47,7 @@ class Encoder(nn.Module):
         first."""
         x = self.embedding(ids)
         if self.segment_embedding is not None:
+            check_segments(segments, self.config.segments)
             x = x + self.segment_embedding(torch.zeros_like(ids) if segments is None else segments)
         elif segments is not None:
             raise ValueError("`segments` must be None for a model with `segments`=0: it does not tell them apart")
@@ -127,3 +129,15 @@ def first_of_each(states: Tensor, packing: Packing) -> Tensor:
     some state or other: `packing.ends` tells which they are."""
     starts = F.pad(packing.ends, (1, 0))[:, :-1].clamp(max=states.shape[1] - 1)  # where the one before has ended
     return states.gather(1, starts[..., None].expand(-1, -1, states.shape[2]))
+
+
+def check_segments(segments: Tensor | None, count: int) -> None:
+    """Values are looked at on CPU only, where that costs nothing."""
+    if segments is None:
+        return
+    check_shape(segments, "`segments`")
+    if segments.numel() and on_host(segments) and not bool(((segments >= 0) & (segments < count)).all()):
+        raise ValueError(
+            f"`segments` must be from 0 to {count - 1}, as many kinds as the model tells apart, but reach from "
+            f"{int(segments.min())} to {int(segments.max())}"
+        )

@@ -25,9 +25,12 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         width, scaled = config.encoder.width, config.scale_embeddings
-        self.source_embedding = Embedding(config.vocab, width, scaled=scaled)
+        wide = config.scale_output and config.tie_output
+        self.source_embedding = Embedding(config.vocab, width, scaled=scaled, wide=wide)
         self.target_embedding = (
-            self.source_embedding if config.share_embeddings else Embedding(config.targets, width, scaled=scaled)
+            self.source_embedding
+            if config.share_embeddings
+            else Embedding(config.targets, width, scaled=scaled, wide=wide)
         )
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder)

@@ -154,10 +154,12 @@ def attention_layers(model: nn.Module) -> dict[str, Attention]:
 def init_attention(attention: Attention) -> None:
     """Xavier (Glorot) uniform; W^Q, W^K and W^V are drawn as the parts of one (E, 3 E) matrix, as fairseq does.
 
-    Taken one by one they would start sqrt(2) larger, and the first scores twice as large.
+    Taken one by one they would start sqrt(2) larger, and the first scores twice as large. Where scores are scaled down
+    less than the paper does, as T5 does not at all, W^Q starts smaller: else the first softmax picks single tokens.
     """
-    for linear in (attention.query, attention.key, attention.value):
-        nn.init.xavier_uniform_(linear.weight, gain=2**-0.5)
+    smaller = min(1.0, attention.head_width**-0.5 / attention.scale)
+    for linear, gain in ((attention.query, smaller), (attention.key, 1.0), (attention.value, 1.0)):
+        nn.init.xavier_uniform_(linear.weight, gain=gain * 2**-0.5)
     nn.init.xavier_uniform_(attention.output.weight)
     for linear in (attention.query, attention.key, attention.value, attention.output):
         if linear.bias is not None:

@@ -160,9 +160,7 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """One of the N layers of figure 1: self-attention, encoder-decoder attention (decoders), feed-forward."""
 
-    def __init__(
-        self, config: StackConfig, layer: int = 0, kept: tuple[tuple[int, ...], ...] | None = None
-    ) -> None:
+    def __init__(self, config: StackConfig, layer: int = 0, kept: tuple[tuple[int, ...], ...] | None = None) -> None:
         super().__init__()
         own, *cross = (None, None) if kept is None else kept
         self.own = make_attention(config, layer, own)

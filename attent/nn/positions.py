@@ -164,10 +164,13 @@ class RotaryConfig:
     base: float = 10_000.0
     order: Order = "halves"
     scaling: Scaling | None = None  # for texts longer than the model was first trained on
+    length: int | None = None  # tokens of the longest texts that it was trained on: longer ones are strange to it
 
     def __post_init__(self) -> None:
         check_positive("base", self.base)
         check_choice("order", self.order, Order)
+        if self.length is not None:
+            check_size("length", self.length)
 
 
 class Rotary(Positions):

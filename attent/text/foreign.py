@@ -9,15 +9,17 @@ somebody writes is no command. Each function takes the files' contents by name, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attent import settings
 from attent.text.vocabulary import (
     SENTINEL,
+    Added,
     Pieces,
     Sampling,
     TokenizerError,
+    Told,
     Vocabulary,
     check_ids,
     find_tag,
@@ -27,6 +29,9 @@ from attent.text.vocabulary import (
 
 CONFIG = "tokenizer_config.json"
 MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+FAST = "tokenizer.json"
+MOST = 2**24  # more than any vocabulary has
 SENTINELS = 100  # that T5 has when its files do not say
 MARIAN_TAG = re.compile(r">>(.+)<<")
 NO_SAMPLING = "only a tokenizer that attent has trained can sample; leave sampling out"
@@ -39,8 +44,15 @@ Sides = tuple[Vocabulary, Vocabulary]
 
 
 def plain(files: Files, where: str) -> Sides:
-    """`tokenizer.model`: ours, or that of LLaMA and its kin."""
-    both = Pieces(files["tokenizer.model"], where + "tokenizer.model")
+    """`tokenizer.model`: ours, or that of LLaMA and its kin, of which other files beside it tell more."""
+    said = specials(files, where)
+    told = Told(
+        added=additions(files, said, where),
+        end=name_of(said.get("eos_token")),
+        starts=said.get("add_bos_token") is not False,
+        ends=said.get("add_eos_token") is True,
+    )
+    both = Pieces(files["tokenizer.model"], where + "tokenizer.model", told=told)
     return both, both
 
 
@@ -61,6 +73,31 @@ def t5(files: Files, where: str) -> Sides:
 
 def config(files: Files, where: str) -> dict[str, Any]:
     return settings.parse_json(files[CONFIG], where + CONFIG) if CONFIG in files else {}
+
+
+def additions(files: Files, said: Mapping[str, Any], where: str) -> dict[int, Added]:
+    """Pieces that a model got when its tokenizer was made already, by their ids, wherever the folder tells of them."""
+    further = said.get("additional_special_tokens")
+    named = [*said.values(), *(further if isinstance(further, list) else [])]
+    special = {name for one in named if (name := name_of(one))}
+    found = {}
+    for i, one in told_pieces(files, said, where):
+        name = name_of(one)
+        if name is not None and type(i) is int and 0 <= i < MOST:
+            found[i] = Added(name, name in special or (isinstance(one, dict) and one.get("special") is True))
+    return dict(sorted(found.items()))
+
+
+def told_pieces(files: Files, said: Mapping[str, Any], where: str) -> Iterator[tuple[Any, Any]]:
+    """Ids and pieces as they stand in three files; the last knows best."""
+    if ADDED in files:
+        yield from ((i, name) for name, i in settings.parse_json(files[ADDED], where + ADDED).items())
+    listed = settings.parse_json(files[FAST], where + FAST).get("added_tokens") if FAST in files else None
+    if isinstance(listed, list):
+        yield from ((one.get("id"), one) for one in listed if isinstance(one, dict))
+    told = said.get("added_tokens_decoder")
+    if isinstance(told, dict):
+        yield from ((int(i), one) for i, one in told.items() if re.fullmatch("[0-9]{1,9}", i))
 
 
 # --- Marian ----------------------------------------------------------------------------------------------------------
@@ -87,6 +124,8 @@ def piece_ids(files: Files, name: str, where: str) -> dict[str, int]:
 
 class Marian:
     """One side of a Marian model as Hugging Face stores it: decoding starts from padding."""
+
+    together: frozenset[int] = frozenset()
 
     def __init__(self, model: bytes, where: str, ids: dict[str, int]) -> None:
         self._processor = load(model, where)
@@ -144,13 +183,15 @@ SAID = {
     "unknown": ("unk_token",),
     "mask": ("mask_token",),
 }
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+WHOLE_AND_HALF = "éé".encode()[:3]
 PROBE = "a"  # a text to see what is put around
 
 
 def fast(files: Files, where: str) -> Sides:
     """`tokenizer.json`, read by Hugging Face's `tokenizers`."""
-    read = read_fast(files["tokenizer.json"], where + "tokenizer.json")
-    return both_sides(read, specials(files, where), where + "tokenizer.json")
+    read = read_fast(files[FAST], where + FAST)
+    return both_sides(read, specials(files, where), where + FAST)
 
 
 def gpt2(files: Files, where: str) -> Sides:
@@ -159,7 +200,23 @@ def gpt2(files: Files, where: str) -> Sides:
     made = byte_level(files, said, where)
     known = [name for name in (name_of(said.get(key)) for keys in SAID.values() for key in keys) if name]
     made.add_special_tokens([name for name in known or [*USUAL["end"]] if made.token_to_id(name) is not None])
+    add(made, additions(files, said, where), where)
     return both_sides(made, said, where + "vocab.json")
+
+
+def add(made: Any, pieces: Mapping[int, Added], where: str) -> None:
+    """Pieces behind those of the vocabulary: `tokenizers` counts on from there by itself."""
+    tokenizers = package(where + "merges.txt")
+    size = made.get_vocab_size(with_added_tokens=False)
+    for i, piece in pieces.items():
+        if i >= size or made.token_to_id(piece.name) == i:
+            one = tokenizers.AddedToken(piece.name, special=piece.special, normalized=False)
+            (made.add_special_tokens if piece.special else made.add_tokens)([one])
+        if i >= size and made.token_to_id(piece.name) != i:
+            raise TokenizerError(
+                f"{where}vocab.json: pieces that were added must be numbered on from {size}, but {piece.name!r} is "
+                f"{i}; get {ADDED} and {CONFIG} again"
+            )
 
 
 def byte_level(files: Files, said: dict[str, Any], where: str) -> Any:
@@ -277,6 +334,15 @@ class Fast:
         self.before, self.after = self._around()
         sentinels = {int(match[1]): i for name, i in names.items() if (match := SENTINEL.fullmatch(name))}
         self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
+        self.together = self._together(names)
+
+    def _together(self, names: Mapping[str, int]) -> frozenset[int]:
+        """Pieces that are bytes, if half a character behind a whole one spoils that: a decoder of LLaMA's kind."""
+        ids = {int(match[1], 16): i for name, i in names.items() if (match := BYTE.fullmatch(name))}
+        if not ids.keys() >= set(WHOLE_AND_HALF):
+            return frozenset()
+        text = self._tokenizer.decode([ids[byte] for byte in WHOLE_AND_HALF])
+        return frozenset() if text.startswith(WHOLE_AND_HALF[:2].decode()) else frozenset(ids.values())
 
     def _special(self, role: str, said: dict[str, Any]) -> int | None:
         names = [*(name_of(said.get(key)) for key in SAID[role]), *USUAL[role]]

@@ -32,10 +32,10 @@ class Layout(NamedTuple):
 LAYOUTS = (  # the first that fits is taken: SentencePiece's own files rather than what was made from them
     Layout(SEPARATE, (), foreign.separate),
     Layout(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), foreign.marian),
-    Layout(JOINT, (), foreign.plain),
+    Layout(JOINT, (foreign.CONFIG, foreign.MAP, foreign.ADDED, foreign.FAST), foreign.plain),
     Layout(("spiece.model",), (foreign.CONFIG,), foreign.t5),
-    Layout(("tokenizer.json",), (foreign.CONFIG, foreign.MAP), foreign.fast),
-    Layout(("merges.txt", "vocab.json"), (foreign.CONFIG, foreign.MAP), foreign.gpt2),
+    Layout((foreign.FAST,), (foreign.CONFIG, foreign.MAP), foreign.fast),
+    Layout(("merges.txt", "vocab.json"), (foreign.CONFIG, foreign.MAP, foreign.ADDED), foreign.gpt2),
     Layout(("vocab.txt",), (foreign.CONFIG, foreign.MAP), foreign.bert),
 )
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
@@ -75,6 +75,10 @@ class Vocabulary(Protocol):
         """Ids that stand in the places of spans of words, the first of a text first (T5)."""
 
     @property
+    def together(self) -> frozenset[int]:
+        """Ids of bytes that are read with their neighbours: a whole run of them is characters, or none of it is."""
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """Languages that have a tag, such as ("de", "fr")."""
 
@@ -94,16 +98,38 @@ class Vocabulary(Protocol):
         """The id that asks for a language, such as that of `<2de>`."""
 
 
+class Added(NamedTuple):
+    """A piece that was added to a model when its tokenizer was made already."""
+
+    name: str
+    special: bool  # it is no text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the files beside a SentencePiece model say of it."""
+
+    added: Mapping[int, Added] = field(default_factory=dict)
+    end: str | None = None  # the name of the piece that ends a text; None: as the model says
+    starts: bool = True  # the start stands before a text, where there is one
+    ends: bool = False  # the end stands behind it
+
+
 class Pieces:
     """A vocabulary that is a SentencePiece model, ours or that of an imported model."""
 
-    def __init__(self, model: bytes, where: str = "tokenizer.model", extra: int = 0) -> None:
-        """`extra` ids behind the model's own have no text (T5's sentinels)."""
-        self._arguments = (model, where, extra)
+    together: frozenset[int] = frozenset()  # SentencePiece reads each character by itself
+
+    def __init__(self, model: bytes, where: str = "tokenizer.model", extra: int = 0, told: Told | None = None) -> None:
+        """`extra` ids behind the model's own have no text (T5's sentinels). `told` is for imported models alone."""
+        self._arguments = (model, where, extra, told)
         self.processor = processor = load(model, where)
         own = processor.get_piece_size()
-        self.size = own + extra
-        self.end: int = processor.eos_id()
+        self._escapes = processor.piece_to_id(ESCAPE) != processor.unk_id()
+        told = Told() if told is None or self._escapes else told
+        self._added = {i: piece for i, piece in told.added.items() if i >= own}
+        self.size = max(own + extra, 1 + max(self._added, default=0))
+        self.end: int = self._end(told)
         if self.end < 0:
             raise TokenizerError(f"{where}: has no piece that ends a sentence; give a model made for translation")
         self.unknown: int = processor.unk_id()
@@ -113,18 +139,28 @@ class Pieces:
         everything = list(range(own))
         names, control = processor.id_to_piece(everything), processor.is_control(everything)
         self._tags = {match[1]: i for i in everything if control[i] and (match := TAG.fullmatch(names[i]))}
-        self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size))
-        self._escapes = processor.piece_to_id(ESCAPE) != self.unknown
+        texts = {i for i, piece in self._added.items() if not piece.special}
+        self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
         has_start = processor.bos_id() >= 0
-        self.before: tuple[int, ...] = (self.start,) if has_start else ()
-        self.after: tuple[int, ...] = (self.end,) if self._escapes or not has_start else ()  # LLaMA's goes on
+        self.before: tuple[int, ...] = (self.start,) if has_start and told.starts else ()
+        ends = self._escapes or not has_start or told.ends  # LLaMA's goes on
+        self.after: tuple[int, ...] = (self.end,) if ends else ()
         self.mask: int | None = next((i for i in everything if control[i] and names[i] == MASK), None)
         sentinels = {int(match[1]): i for i in everything if control[i] and (match := SENTINEL.fullmatch(names[i]))}
         self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
-        self.sentinels = self.sentinels or tuple(range(self.size - 1, own - 1, -1))  # T5's count downwards
+        self.sentinels = self.sentinels or tuple(range(own + extra - 1, own - 1, -1))  # T5's count downwards
 
-    def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int]]:
+    def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int, Told | None]]:
         return Pieces, self._arguments
+
+    def _end(self, told: Told) -> int:
+        """What ends a text: as is told, if there is such a piece, or as the model says."""
+        if told.end is None:
+            return int(self.processor.eos_id())
+        found = next((i for i, piece in self._added.items() if piece.name == told.end), None)
+        if found is None and self.processor.id_to_piece(own := self.processor.piece_to_id(told.end)) == told.end:
+            return int(own)
+        return int(self.processor.eos_id()) if found is None else found
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -172,7 +208,9 @@ class Pieces:
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
-        text: str = self.processor.decode([int(i) for i in ids if i not in self._silent])
+        heard = [int(i) for i in ids if i not in self._silent]
+        # By names where one was added: SentencePiece takes what it does not know for text.
+        text: str = self.processor.decode(self.pieces(heard) if any(i in self._added for i in heard) else heard)
         if self._escapes and ESCAPE in text:
             return text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE)
         return text
@@ -180,7 +218,13 @@ class Pieces:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
         own = self.processor.get_piece_size()
-        return [self.processor.id_to_piece(int(i)) if i < own else f"<extra_id_{self.size - 1 - i}>" for i in ids]
+        return [self.processor.id_to_piece(int(i)) if i < own else self._name(int(i)) for i in ids]
+
+    def _name(self, i: int) -> str:
+        """Of an id behind the model's own."""
+        if i in self._added:
+            return self._added[i].name
+        return f"<extra_id_{self.sentinels.index(i)}>" if i in self.sentinels else f"<{i}>"
 
     def tag(self, language: str) -> int:
         return find_tag(self._tags, language)

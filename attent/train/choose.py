@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from attent import settings
 from attent.data.estimate import suited
 from attent.models import presets
 from attent.models.config import ModelConfig, Seq2SeqConfig
@@ -26,6 +27,7 @@ VALIDATIONS = 50  # of a whole run
 DROPOUT = ((0, 0.3), (500_000, 0.2), (2_000_000, 0.1))  # from so many pairs on; larger models overfit more
 BATCH_TOKENS: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
 FURTHER, FURTHER_RATE = 10, 2e-4  # a model trained further: of epochs and fewest steps the tenth, and a gentle rate
+KEPT = ("size", "data.tokenizer.vocab")  # of a model that is trained further, beside its own shape
 CPU_BATCH = 4_096  # more tokens an update would be too few updates a day
 CPU_PIECE = 2_048  # as fast as a whole batch, in half the memory; fewer lose speed
 
@@ -69,8 +71,9 @@ def for_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConfig:
 def kept(config: M, asked: Asked, subwords: tuple[int, ...], where: str) -> M:
     """The config of a model that is trained further: its dropout may be another, and nothing else. `subwords` are those
     of its tokenizer, of each side."""
-    said = [path for path, _ in flat(asked) if path in ("size", "data.tokenizer.vocab") or path.startswith("model.")]
-    if wrong := [path for path in said if not path.endswith("dropout")]:
+    own = {f"model.{name}": value for name, value in flat(settings.to_dict(config))}
+    said = [(path, value) for path, value in flat(asked) if path in KEPT or path.startswith("model.")]
+    if wrong := [path for path, value in said if not path.endswith("dropout") and (path, value) not in own.items()]:
         raise TrainError(
             f"`{wrong[0]}` cannot be chosen with --from {where}: a model that is trained further keeps its shape and "
             "its subwords; leave it out"

@@ -85,10 +85,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "spans": {"train": LATER | {"weight_decay": 0.01}},
     "classify": {"train": LATER | {"weight_decay": 0.01, "metric": "accuracy"}},
     "images": {
-        "train": LATER | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "metric": "accuracy"},
+        # The last updates, when the rate is near zero, add the most: accuracy stands still before them, and losing
+        # patience there would cost more than it saves.
+        "train": LATER
+        | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "metric": "accuracy", "patience": 0},
         "data": {"images": {}},
     },
 }
+
+# Which tasks read a setting, or a table of them; what is not listed here, all of them do. A setting that would do
+# nothing is refused.
+TEXTS = ("mlm", "spans", "classify")
+READ_BY: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (
+        "data.src", "data.tgt", "data.tags", "data.sampling", "data.too_long", "data.filters", "data.reading",
+        "data.tokenizer.joint", "train.rdrop", "train.valid_sentences", "decode",
+    ),
+    ("translate",),
+) | {
+    "data.tokenizer": ("translate", "lm", *TEXTS),
+    "data.longest": ("translate", "lm", *TEXTS),
+    "data.layout": ("translate", *TEXTS),
+    "data.images": ("images",),
+}  # fmt: skip
 
 
 # What may differ when a run goes on: none of it changes what was learned so far.
@@ -114,6 +133,7 @@ def read_asked(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[
     """A run file, then flags such as {"train.lr": 0.001}, then `--set` on top; checked, but nothing filled in."""
     asked: Asked = settings.read_tables(file) if file else {}
     where = str(file) if file else "--set"
+    in_file = dict(flat(asked))
     for path, value in flags.items():
         _put(asked, path.split("."), value)
     for override in overrides:
@@ -125,7 +145,26 @@ def read_asked(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[
         for each in _for_all_stacks(override, kind):
             settings.override(kind, asked, each)
     check(asked, where)
+    _refuse_unread(asked, in_file)
     return asked
+
+
+def _refuse_unread(asked: Asked, in_file: Mapping[str, Any]) -> None:
+    """A file may state what would be so anyway, as `run.toml` does; its layout was chosen for every task."""
+    task = asked.get("task", "translate")
+    usual = dict(flat(settings.to_dict(Run())))
+    for path, value in flat(asked):
+        readers = next((READ_BY[name] for name in _heads_of(path) if name in READ_BY), (task,))
+        said_by_file = path == "data.layout" and path in in_file
+        nothing_said = path in usual and (value == usual[path] or not (value or usual[path]))
+        if task not in readers and not nothing_said and not said_by_file:
+            raise TrainError(f"`{path}` means nothing for --task {task}; leave it out")
+
+
+def _heads_of(path: str) -> list[str]:
+    """a.b.c -> a.b.c, a.b, a"""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def kind_of(asked: Asked) -> type[Run]:
@@ -146,7 +185,9 @@ def check(asked: Asked, where: str) -> Run:
     tables = {name: table for name, table in asked.items() if name != "model"}
     settings.from_dict(kind, tables, where=where)  # what was said alone: a mistake in it is told of it
     run = settings.from_dict(kind, _merged(DEFAULTS[asked.get("task", "translate")], tables), where=where)
-    try_model(asked, shapes.placeholder(run.task, PLACEHOLDER), where)
+    model = asked.get("model")
+    patch = model.get("patch") if isinstance(model, dict) else None
+    try_model(asked, shapes.placeholder(run.task, PLACEHOLDER, patch), where)
     return run
 
 

@@ -281,7 +281,7 @@ def prepare(run: Run, tokenizer: Tokenizer | None, place: Place) -> ImageMateria
     like = run.model if isinstance(run.model, VisionConfig) else None
     if like is None and run.start:
         like = load_as(run.start, Vision).config
-    shape = shape_of(parts["train"][0], config) if like is None else Shape(like.image, like.channels)
+    shape = shape_of(parts["train"][0], config) if like is None else Shape.of(like)
     check_asked(config, shape, like)
     (train,) = read(parts["train"], shape, place)
     if len(train.names) < 2:
@@ -327,7 +327,7 @@ def named_part(name: str, part: str) -> Part:
 
 
 def check_asked(config: ImagesConfig, shape: Shape, like: VisionConfig | None) -> None:
-    asked = Shape(config.image or shape.image, config.channels or shape.channels)
+    asked = replace(shape, image=config.image or shape.image, channels=config.channels or shape.channels)
     if like is not None and asked != shape:
         raise TrainError(
             f"`data.images` must be as the model that is trained further: image {shape.image}, channels "

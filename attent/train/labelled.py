@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,11 @@ class Labelled(TextTask):
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, place: Place) -> None:
         source = find(run, place, self.form, with_labels=True)
+        labels = in_order(source.train.labels)
+        check_labels(labels, source, run)
+        source = replace(source, tests=tuple(known_only(source.tests, labels, run, place)))
         super().__init__(run, source, learned(run, source.train, tokenizer, place), place)
-        self.labels = in_order(source.train.labels)
-        check_labels(self.labels, source)
+        self.labels = labels
         counts = Counter(source.train.labels)
         told = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:LISTED])
         place.tell(Note(text=f"labels: {told}{', ...' if len(self.labels) > LISTED else ''}"))
@@ -145,22 +148,47 @@ class Labelled(TextTask):
             python=PYTHON.format(folder=str(out)),
             try_it=f'try it: attent classify {folder} "a text"',
             loss="text",
-            note=f"It tells {', '.join(self.labels[:LISTED])}{' and others' * (len(self.labels) > LISTED)}.",
+            note=f"It tells {listed(self.labels)}.",
             samples="Samples",
             parts=("Text", "Label", "It says"),
             both_sides=False,
         )
 
 
-def check_labels(known: tuple[str, ...], source: Source) -> None:
+def check_labels(known: tuple[str, ...], source: Source, run: Run) -> None:
     if len(known) < 2:
         raise TrainError(f"{source.train.name}: there must be 2 labels or more to tell apart, but all are {known[0]!r}")
-    for texts in (source.valid, *source.tests):
-        if texts is not None and (strange := sorted(set(texts.labels) - set(known))):
-            raise TrainError(
-                f"{texts.name}: has the label {strange[0]!r}, which none of the texts to train on has; they have "
-                f"{', '.join(known[:LISTED])}"
-            )
+    if isinstance(run.model, EncoderConfig) and run.model.labels != known:
+        raise TrainError(
+            f"{source.train.name}: its labels must be those that this run began with, {listed(run.model.labels)}, but "
+            f"are {listed(known)}; give the data of then, or another --out for a new run"
+        )
+    if source.valid is not None and (strange := strangers(source.valid, known)):
+        raise TrainError(strange)
+
+
+def known_only(tests: Iterable[Texts], known: tuple[str, ...], run: Run, place: Place) -> Iterator[Texts]:
+    """Those that can be scored; one that was asked for must be."""
+    for texts in tests:
+        strange = strangers(texts, known)
+        if strange and run.data.test:
+            raise TrainError(strange)
+        if strange:
+            place.tell(Note(text=f"{strange}; it lies beside the data, and is not scored", weight="warning"))
+        else:
+            yield texts
+
+
+def strangers(texts: Texts, known: tuple[str, ...]) -> str | None:
+    strange = sorted(set(texts.labels) - set(known))
+    if not strange:
+        return None
+    told = f"{texts.name}: has the label {strange[0]!r}, which none of the texts to train on has"
+    return f"{told}; they have {listed(known)}"
+
+
+def listed(labels: tuple[str, ...]) -> str:
+    return f"{', '.join(labels[:LISTED])}{' and others' * (len(labels) > LISTED)}"
 
 
 def accuracy(found: list[str], texts: Texts) -> float:

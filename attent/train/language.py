@@ -23,7 +23,7 @@ from attent.train.config import Run, Size
 from attent.train.events import Sample
 from attent.train.objective import NextWords
 from attent.train.task import Batches, Judge, Judged, MakeObjective, Outcome, Place
-from attent.train.texts import PER_VALIDATION, Habits, TextTask, find, judging, learned
+from attent.train.texts import PER_VALIDATION, Habits, TextTask, find, judging, learned, reach_of
 
 PROMPT, WRITTEN = 24, 64  # tokens of the sample that a validation shows
 PYTHON = """\
@@ -93,9 +93,12 @@ class Language(TextTask):
     def sample(self, model: CausalLM, texts: Texts) -> Sample:
         """How the first of these texts begins, goes on, and is gone on with."""
         ids = self.vocabulary.encode([texts.texts[0][: 40 * WRITTEN]])[0]
+        room = (reach_of(model.config) or PROMPT + WRITTEN + len(self.vocabulary.before)) - len(self.vocabulary.before)
+        prompt = max(1, min(PROMPT, room // 2))
+        count = max(1, min(WRITTEN, room - prompt))
         with judging(model):
-            written = continued(model, [*self.vocabulary.before, *ids[:PROMPT]], WRITTEN)
-        parts = (ids[:PROMPT], ids[PROMPT : PROMPT + WRITTEN], written)
+            written = continued(model, [*self.vocabulary.before, *ids[:prompt]], count)
+        parts = (ids[:prompt], ids[prompt : prompt + count], written)
         source, reference, output = (self.vocabulary.decode(part) for part in parts)
         return Sample(source=source, reference=reference, output=output)
 

@@ -554,9 +554,10 @@ class Training:
         written_with = facts.pop("run", {})
         for name, value in self.identity.items():
             if written_with.get(name) != value:
+                what = f"other {name}" if name in ("data", "labels") else f"another {name}"
                 raise TrainError(
-                    f"{self.out}: its checkpoints were made with another {name}; give the {name} of then, or another "
-                    "--out for a new run"
+                    f"{self.out}: its checkpoints were made with {what}; give the {name} of then, or another --out "
+                    "for a new run"
                 )
         self.load_weights(found.tensors["weights"])
         self.optimiser.fill(found.tensors["optimiser"])

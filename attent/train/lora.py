@@ -6,6 +6,7 @@ of the layer's weight, so no other part of the package knows of it, and at the e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatch
 
 import torch
@@ -29,9 +30,12 @@ class LowRank(nn.Module):
         return weight + self.up @ self.down
 
 
-def add_lora(model: nn.Module, rank: int) -> None:
-    """Freeze the model, and let thin matrices learn beside every matrix of its attentions and feed-forwards."""
+def add_lora(model: nn.Module, rank: int, new: Iterable[str] = ()) -> None:
+    """Freeze the model, and let thin matrices learn beside every matrix of its attentions and feed-forwards. Parameters
+    that are new learn as they are: nothing stands there yet that could be kept."""
     model.requires_grad_(False)
+    for name in new:
+        model.get_parameter(name).requires_grad_(True)
     for layer in [part for part in model.modules() if isinstance(part, Attention | FeedForward)]:
         for linear in [part for part in layer.children() if isinstance(part, nn.Linear)]:
             if rank > min(linear.weight.shape):

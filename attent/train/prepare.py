@@ -27,6 +27,7 @@ from attent.train.config import DataConfig, TrainConfig, TrainError
 from attent.train.events import Note, Tell
 
 EVERY = 5.0  # seconds between two words about tokenising
+TURNED_OFF = {"ratio": "0", "longest": "0", "identical": "false", "script": "false", "control": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,8 @@ def tokens(
     if not len(store):
         raise _nothing_left(store)
     tell(Note(text=_kept(store)))
+    if less := _mostly_left_out(store):
+        tell(Note(text=less, weight="warning"))
     valid = None
     if found.valid:
         valid = prepare(found.valid, replace(recipe, filters=replace(Filters.none(), empty=True)), folder)
@@ -195,10 +198,25 @@ def _spoken(tell: Tell) -> Callable[[int], None]:
     return progress
 
 
+def _reasons(store: Store) -> Counter[str]:
+    return sum((Counter(part.dropped) for part in store.meta.parts), Counter())
+
+
 def _left_out(store: Store, most: int | None = None) -> str:
     """How many pairs for which reasons, the most frequent first."""
-    reasons: Counter[str] = sum((Counter(part.dropped) for part in store.meta.parts), Counter())
-    return ", ".join(f"{count:,} {why}" for why, count in reasons.most_common(most))
+    return ", ".join(f"{count:,} {why}" for why, count in _reasons(store).most_common(most))
+
+
+def _mostly_left_out(store: Store) -> str | None:
+    """Of translations a filter drops few: one that drops half of a corpus may not be meant for it."""
+    why, count = next(iter(_reasons(store).most_common(1)), ("", 0))
+    if why not in TURNED_OFF or count <= len(store):
+        return None
+    reason = " (texts and their summaries differ in length, for one)" if why == "ratio" else ""
+    return (
+        f"most pairs were left out by one filter, {count:,} by `{why}`; if they are as they should be{reason}, turn it "
+        f"off: --set data.filters.{why}={TURNED_OFF[why]}"
+    )
 
 
 def _nothing_left(store: Store) -> TrainError:

@@ -34,7 +34,10 @@ class DataConfig:
         tuple[str, ...], "corpora to validate on; none given: what lies beside the data, else a part held out"
     ] = ()
     test: Annotated[tuple[str, ...], "corpora to score at the end; none given: what lies beside the data"] = ()
-    hold_out: Annotated[int | None, "pairs to hold out where there is no validation set; 0: train without"] = None
+    hold_out: Annotated[
+        int | None,
+        "pairs or texts to hold out where there is no validation set (of a few documents characters); 0: none",
+    ] = None
     tags: Annotated[bool | None, "begin each source with its target language, <2de>; by default when several"] = None
     sampling: Annotated[float, "segment words anew in every epoch, at this rate (subword regularisation)"] = 0.0
     longest: Annotated[int, "tokens of the longest sentence to train on"] = 256

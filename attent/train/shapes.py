@@ -49,12 +49,14 @@ def spans(size: Size, vocab: int) -> Seq2SeqConfig:
     return replace(tied, encoder=stack, decoder=decoder_of(stack))
 
 
-def placeholder(task: Task, vocab: int) -> ModelConfig:
-    """Some model of the kind that a task trains, to check a table before the data are known."""
+def placeholder(task: Task, vocab: int, patch: object = None) -> ModelConfig:
+    """Some model of the kind that a task trains, to check a table before the data are known; images whose sides
+    `patch` divides, where that was asked for."""
     if task == "translate":
         return presets.tiny(vocab)
     if task == "spans":
         return spans("tiny", vocab)
     if task == "images":
-        return VisionConfig(image=32, patch=4, stack=replace(presets.VIT, **ONE["tiny"]))
+        image = patch if isinstance(patch, int) and patch > 0 else 32
+        return VisionConfig(image=image, patch=1, stack=replace(presets.VIT, **ONE["tiny"]))
     return causal("tiny", vocab) if task == "lm" else encoder("tiny", vocab)

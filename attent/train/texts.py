@@ -5,8 +5,9 @@ chosen by the amount; losses are worked out for the scores. What each task makes
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,16 +19,16 @@ from attent.data import texts as reading
 from attent.data.encoded import encode
 from attent.data.pairs import CorpusError
 from attent.data.texts import Form, Texts
-from attent.models import Model, ModelConfig, build
+from attent.models import Model, ModelConfig, build, folder
 from attent.nn import StackConfig
 from attent.text.bulk import Sentences
 from attent.text.tokenizer import Tokenizer
 from attent.text.train import train_one
 from attent.text.vocabulary import Vocabulary
-from attent.train import card, choose
+from attent.train import card, choose, heads
 from attent.train.choose import Amount
 from attent.train.config import Asked, Run, Size, TrainConfig, TrainError, kind_of, stacks
-from attent.train.events import Note
+from attent.train.events import Note, Tell
 from attent.train.loop import Stopping
 from attent.train.prepare import spooled
 from attent.train.task import Batches, Judge, MakeObjective, Material, Outcome, Place
@@ -90,23 +91,52 @@ def find(run: Run, place: Place, form: Form, *, with_labels: bool = False) -> So
     data = run.data
     found = reading.find(spooled(data.train, place.folder), suffixes)
     train = read(found.train)
-    named = reading.listed(data.valid, suffixes) if data.valid else found.valid
+    _tell_of(train, found, data.train, place)
+    named = reading.listed(data.valid, "valid", suffixes) if data.valid else found.valid
     valid, held_out = read(named) if named else None, False
     if valid is None and data.hold_out != 0:
-        train, valid = reading.hold_out(train, data.hold_out, run.train.seed)
+        train, valid = reading.hold_out(train, data.hold_out, run.train.seed, form)
         held_out = True
-        count = f"{len(valid.texts):,} texts" if len(valid.texts) > 1 else f"the last {valid.characters:,} characters"
-        place.tell(Note(text=f"held out {count} for validation (name your own with --valid)"))
+        place.tell(Note(text=f"held out {_amount(valid, train)} for validation (name your own with --valid)"))
+    tests = tuple(_tests(run, found.test, read, suffixes, place))
+    for other in (() if valid is None or held_out else (valid,)) + tests:
+        _warn_of_shared(train, other, form, place)
+    return Source(train, valid, tests, held_out)
+
+
+def _tell_of(train: Texts, found: reading.Found, named: Sequence[str], place: Place) -> None:
+    """How the files were understood, and what was left out of them."""
+    for sentence in train.told:
+        place.tell(Note(text=sentence))
+    others = {path: part for part in ("valid", "test") for path in getattr(found, part)}
+    for path in map(Path, named):
+        if part := others.get(path.expanduser()):
+            what = "validate on" if part == "valid" else "score at the end"
+            place.tell(Note(text=f"{path.name}: is not trained on: by its name it is there to {what}"))
     if train.left_out:
         told = ", ".join(f"{count:,} {reason}" for reason, count in train.left_out.most_common(4))
         place.tell(Note(text=f"lines left out of {train.name}: {told}", weight="warning"))
-    return Source(train, valid, tuple(_tests(run, found.test, read, suffixes, place)), held_out)
+
+
+def _amount(held: Texts, train: Texts) -> str:
+    """What was really taken."""
+    if held.name.startswith("last part"):
+        of = "" if len(held.texts) == 1 else f" of {len(held.texts)} documents, the last part of each"
+        return f"the last {held.characters:,} characters" if not of else f"{held.characters:,} characters{of}"
+    return f"{len(held.texts):,} of {len(held.texts) + len(train.texts):,} texts"
+
+
+def _warn_of_shared(train: Texts, other: Texts, form: Form, place: Place) -> None:
+    if count := reading.shared(train, other, form):
+        what = f"{count:,} of its {len(other.texts):,} texts" if form == "lines" else f"{count:,} of its lines"
+        told = f"{other.name}: {what} are in the text to train on, too: its scores are better than they should be"
+        place.tell(Note(text=told, weight="warning"))
 
 
 def _tests(
     run: Run, beside: Sequence[Path], read: Callable[[Sequence[Path]], Texts], suffixes: Sequence[str], place: Place
 ) -> Iterator[Texts]:
-    for path in reading.listed(run.data.test, suffixes) if run.data.test else beside:
+    for path in reading.listed(run.data.test, "test", suffixes) if run.data.test else beside:
         try:
             yield read([path])
         except CorpusError as error:
@@ -151,10 +181,6 @@ class TextTask:
         if run.train.metric not in self.metrics:
             known = " or ".join(self.metrics)
             raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {run.train.metric}")
-        if run.train.rdrop:
-            raise TrainError(f"`train.rdrop` is for --task translate alone, and not for {run.task}; leave it out")
-        if run.data.sampling:
-            raise TrainError(f"`data.sampling` is for --task translate alone, and not for {run.task}; leave it out")
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -166,7 +192,13 @@ class TextTask:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        return {"data": self.key, "tokenizer": self.tokenizer.fingerprint}
+        valid = self.source.valid
+        return {
+            "data": self.key,
+            "labels": digest(self.source.train.labels),
+            "validation part": digest(() if valid is None else (*valid.texts, *valid.labels)),
+            "tokenizer": self.tokenizer.fingerprint,
+        }
 
     def encoded(self, texts: Texts) -> Sentences:
         """The ids of each text, kept on disk; the key of those to train on is remembered."""
@@ -206,7 +238,7 @@ class TextTask:
 
     def kept(self, model: Any, asked: Asked, where: str) -> ModelConfig:
         config = choose.kept_any(self.further(model), asked, (self.vocabulary.size,), where)
-        reach = getattr(stack_of(config).positions, "max_length", None)
+        reach = reach_of(config)
         if reach is not None and reach < self.longest:
             raise TrainError(
                 f"`data.longest` must be at most {reach}, the positions that {where} knows, but is {self.longest}; "
@@ -300,6 +332,9 @@ class TextTask:
         except OSError:
             files = tuple((str(path), "") for path in train.files)
         dropped = tuple(train.left_out.items())
+        whole = valid is not None and self.source.held_out and not valid.name.startswith("last part")
+        if valid is not None and whole:
+            dropped += (("held out for validation", len(valid.texts)),)
         used = len(train.texts)
         origin = card.Origin(
             name=train.name, read=used + sum(n for _, n in dropped), used=used, dropped=dropped, files=files
@@ -318,8 +353,31 @@ class TextTask:
 # ---- small things ----------------------------------------------------------------------------------------------------
 
 
+def digest(texts: Iterable[str]) -> str:
+    """Of texts in their order; nothing for none."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{len(text)} {text}\n".encode(errors="surrogatepass"))
+    return found.hexdigest()[:24]
+
+
 def by_amount(table: Sequence[tuple[int, Any]], amount: int) -> Any:
     return next(value for least, value in reversed(table) if amount >= least)
+
+
+def within_reach(run: Run, asked: Asked, config: ModelConfig, tell: Tell) -> Run:
+    """With texts no longer than a model to begin from knows positions, unless a length was asked for."""
+    reach = reach_of(config)
+    if reach is None or reach >= run.data.longest or "longest" in asked.get("data", {}):
+        return run
+    tell(Note(text=f"texts of at most {reach} tokens (`longest`): {run.start} knows no more positions"))
+    return replace(run, data=replace(run.data, longest=reach))
+
+
+def reach_of(config: ModelConfig) -> int | None:
+    """How many positions a model has learned; None: any number will do."""
+    reach: int | None = getattr(stack_of(config).positions, "max_length", None)
+    return reach
 
 
 def stack_of(config: Any) -> StackConfig:
@@ -341,15 +399,12 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
 
 
 def carried(config: ModelConfig, loaded: Any) -> Model:
-    """A model of this config with the weights of another where they fit; heads that it lacks begin anew."""
+    """A model of this config with the weights of another; heads that it lacks begin anew."""
     model = build(config)
-    own = model.state_dict()
-    labels_differ = getattr(loaded.config, "labels", ()) != getattr(config, "labels", ())
-    taken = {
-        name: tensor
-        for name, tensor in loaded.state_dict().items()
-        if name in own and own[name].shape == tensor.shape and not (labels_differ and name.startswith("classifier."))
-    }
+    anew, known = set(heads.new(model, loaded)), loaded.state_dict()
+    wanted = {name: parameter.shape for name, parameter in model.named_parameters() if name not in anew}
+    taken = {name: known[name] for name in wanted if name in known}
+    folder.check_tensors(wanted, taken, "--from")
     model.load_state_dict(taken, strict=False)
     return model.train()
 

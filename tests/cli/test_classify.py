@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attent.cli import main
-from attent.models import store
+from attent.models import build, store
 from tests.data.pictures import write_pictures
 from tests.decode.readers import encoder, sentencepiece, viewer
 
@@ -109,3 +111,34 @@ def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: p
     store.save(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
     assert "must have learned to choose among labels, but has not; teach it: attent train" in capsys.readouterr().err
+
+
+def test_pairs_are_not_for_a_labelled_set(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, "--data", str(tmp_path / "set.tsv"), "--pairs"]) == 2
+    assert "with --data leave it out" in capsys.readouterr().err
+
+
+def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file, three ways: whole as it is, and the same as a square that was squashed, or cut, before."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 3), np.uint8)
+    wide = Image.fromarray(pixels)
+    wide.save(tmp_path / "wide.png")
+    wide.crop((12, 0, 20, 8)).save(tmp_path / "crop.png")
+    wide.resize((8, 8), Image.Resampling.BILINEAR).save(tmp_path / "squash.png")
+    base = viewer()
+    for fit in ("crop", "squash"):
+        model = build(replace(base.config, fit=fit))
+        model.load_state_dict(base.state_dict())
+        model.save(tmp_path / fit)
+        pictures = [str(tmp_path / f"{name}.png") for name in ("wide", "crop", "squash")]
+        assert main(["classify", str(tmp_path / fit), *pictures, "--json"]) == 0
+        whole, cut, squashed = (json.loads(line)["labels"] for line in capsys.readouterr().out.splitlines())
+        assert whole == (cut if fit == "crop" else squashed)
+        assert cut != squashed
+
+
+def test_a_mistyped_name_of_a_file_is_not_classified(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", model, "reviews.txt"]) == 1
+    assert "reviews.txt: there is no such file" in capsys.readouterr().err

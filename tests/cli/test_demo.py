@@ -13,6 +13,7 @@ from attent.cli import main
 from attent.cli.demo import SHOWN, digits, drawn, shown
 from attent.data import dates
 from attent.data.dates import split_of
+from tests.train.runs import FEW_MORE
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,7 @@ def test_the_demo_runs_to_its_end_and_a_second_time_only_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dates.write, "__defaults__", ({"train": 2000, "valid": 20, "test": 30},))
+    monkeypatch.setattr("attent.decode.options.MORE", FEW_MORE)
     _, out = run_demo(tmp_path / "model", capsys, "--steps", "2")
     assert "What it looks at while it writes 1954-03-13" in out
     assert len(list(attent.load(tmp_path / "model").parameters())) > 10

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.cli import main
+from attent.cli import main, reading_text
 from attent.models import store
 from tests.decode.readers import encoder, sentencepiece
 
@@ -70,3 +70,28 @@ def test_what_cannot_be_filled_is_told(
 def test_a_folder_that_is_no_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fill", str(tmp_path / "nowhere"), "The [MASK]"]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_line_of_a_file_without_a_mask_stays_and_is_counted(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("The [MASK] sat.\n\nNo mask here.\nA [MASK] ran.\n", encoding="utf-8")
+    assert main(["fill", model, str(tmp_path / "lines.txt"), "-n", "2"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[2:4] == ["", "No mask here."]
+    assert [line.count("\t") for line in lines] == [2, 2, 0, 0, 2, 2]
+    assert "without a mask, and printed as read: 2 lines" in err
+    assert main(["fill", model, str(tmp_path / "lines.txt"), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found[2] == {"source": "No mask here.", "text": "No mask here.", "masks": []}
+
+
+def test_lines_of_a_file_are_counted_through_all_blocks(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_text, "AT_ONCE", 2)
+    far = "the cat sat on the mat " * 20 + "[MASK]"
+    (tmp_path / "lines.txt").write_text(f"The [MASK]\nA cat\nA [MASK]\nA dog\n{far}\n", encoding="utf-8")
+    assert main(["fill", model, str(tmp_path / "lines.txt")]) == 1
+    assert "text 5 must have its masks among the first 32 tokens" in capsys.readouterr().err

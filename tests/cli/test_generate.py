@@ -15,7 +15,7 @@ import attent
 from attent import cli
 from attent.decode import Generator, Writing
 from attent.models.store import save
-from tests.decode.authors import PROMPTS, folder, ours
+from tests.decode.authors import PROMPTS, folder, llama, ours
 from tests.train.toys import model as translator
 
 Capture = pytest.CaptureFixture[str]
@@ -61,6 +61,30 @@ def test_lines_come_out_as_they_went_in(author: Path, capsys: Capture, monkeypat
     assert all(line.startswith(prompt) for line, prompt in zip(lines, PROMPTS, strict=False))
 
 
+def test_a_dash_means_standard_input(author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "A man\n")
+    code, out, _ = run(capsys, author, "-", "-t", 0, "-l", 3)
+    assert code == 0
+    assert out.startswith("A man")
+
+
+def test_what_precedes_a_prompt_that_is_too_long_is_written(
+    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, f"A man\nx\n{'x' * 70}\nA dog\n")
+    code, out, err = run(capsys, author, "-b", 2, "-t", 0, "-l", 3)
+    assert code == 1
+    assert [line[:1] for line in out.splitlines()] == ["A", "x"]
+    assert "standard input, line 3: must have at most 60 tokens, as many as the model reads, but has" in err
+
+
+def test_more_than_memory_holds_is_told_in_words_of_the_command(capsys: Capture, tmp_path: Path) -> None:
+    save(llama(ours()), tmp_path / "model", ours().files)
+    code, _, err = run(capsys, tmp_path / "model", "A man", "-l", 10**12)
+    assert code == 1
+    assert "`--max-new-tokens` must be so few that one text fits into memory" in err
+
+
 def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     code, out, _ = run(capsys, author, "--file", tmp_path / "prompts.txt", "--json", "-n", 2, "-l", 6, "--seed", 5)
@@ -91,7 +115,12 @@ def test_several_texts_of_a_prompt_are_set_apart(author: Path, capsys: Capture) 
         (["A", "--threads", "0"], 2, "--threads must be 1 or more"),
         (["A", "--device", "tpu"], 1, "--device must be one of"),
         (["--file", "nowhere.txt"], 1, "nowhere.txt: must be a text file, but cannot be opened"),
-        (["x" * 70, "-l", "4"], 1, "prompt 1 must have at most 59 tokens"),
+        (["x" * 70, "-l", "4"], 1, "error: the prompt must have at most 60 tokens"),
+        (["A", "-b", "2", "--top-k", "3"], 2, "--top-k is for drawing by chance, but --beam-size 2 searches"),
+        (["A", "-t", "0", "--seed", "3"], 2, "--seed is for drawing by chance, but --temperature 0 takes"),
+        (["A", "-t", "0.5", "-b", "2"], 2, "--temperature is for drawing by chance, but --beam-size 2"),
+        (["A", "--length-penalty", "1"], 2, "--length-penalty is for beams, and would change nothing without"),
+        (["caf\udce9"], 2, "the prompt must be UTF-8, but byte 4 is not"),
     ],
 )
 def test_what_is_wrong_is_told(author: Path, capsys: Capture, arguments: list[str], code: int, words: str) -> None:

@@ -213,7 +213,7 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
     assert "saved by Hugging Face" in page
     assert "no checksums" in page
     assert "encoder 2 layers" in page
-    assert "decoder 1 layers" in page
+    assert "decoder 1 layer," in page
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,12 @@ def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.Captur
         step=25, epoch=3, loss=1.5, bleu=None, chrf=None, exact=None, best=True, waited=0, seconds=3, accuracy=91.25
     )
     tell(folder, better, END)
-    scores = [{"name": "held-out part", "kind": "test", "pairs": 20, "accuracy": 90.0}]
+    scores = [{"name": "held-out part", "kind": "test", "pairs": 20, "unit": "image", "accuracy": 90.0}]
     (folder / "state").mkdir()
     (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "scores": scores}), encoding="utf-8")
     page = page_of(folder, capsys)
     assert "best step 25: loss 1.500, accuracy 91.25%" in page
-    assert "scored test held-out part of 20 items: accuracy 90.00%" in page
+    assert "scored test held-out part of 20 images: accuracy 90.00%" in page
 
 
 def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,3 +273,35 @@ def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureF
 @pytest.mark.parametrize(("count", "told"), [(12, "12 bytes"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")])
 def test_sizes_are_told_in_units(count: int, told: str) -> None:
     assert size(count) == told
+
+
+@pytest.mark.parametrize(
+    ("task", "told", "unit"),
+    [
+        ("spans", {}, "1 text"),
+        ("lm", {"unit": "document"}, "1 document"),
+        ("images", {}, "1 image"),
+        ("", {}, "1 pair"),
+    ],
+)
+def test_what_scores_were_measured_on_is_called_by_its_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], task: str, told: dict[str, str], unit: str
+) -> None:
+    trained(folder)
+    if task:
+        (folder / "run.toml").write_text(f'task = "{task}"\n{RUN}', encoding="utf-8")
+    (folder / "state").mkdir()
+    score = {"name": "x", "kind": "test", "pairs": 1, "loss": 2.0, **told}
+    (folder / "state" / "finished.json").write_text(json.dumps({"step": 25, "scores": [score]}), encoding="utf-8")
+    page = page_of(folder, capsys)
+    assert f"scored test x of {unit}: loss 2.000" in page
+    usual = "made for attent translate, attent score, attent look"
+    assert ("made for attent train --from, attent fill, attent look" if task == "spans" else usual) in page
+
+
+def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stack = replace(ENCODER, layers=1, heads=1)
+    attent.build(VisionConfig(image=8, patch=8, stack=stack, fit="squash")).save(tmp_path / "vit")
+    page = page_of(tmp_path / "vit", capsys)
+    assert "1 layer, width 16, 1 head, inner 32" in page
+    assert "8 x 8, in colour, in 1 patch of 8 x 8; a picture squashed to a square" in page

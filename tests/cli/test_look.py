@@ -273,7 +273,6 @@ def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
         ("gpt", ["a", "--data", "x.tsv"], 1, "and --data is for translators"),
         ("gpt", ["a", "--pair", "b"], 1, "a second text is for encoders"),
         ("gpt", ["--pair", "b"], 2, "--pair needs a sentence"),
-        ("gpt", ["--ablate", "--data", "x.tsv"], 1, "--ablate and --prune measure translations"),
         ("vit", [], 1, "the live page has a box for text only; name a picture: attent look"),
         ("vit", ["nowhere.png"], 1, "nowhere.png: must be an image, but cannot be opened"),
         ("gpt", ["a", "--kind", "cross"], 1, "must leave an attention layer"),
@@ -285,6 +284,15 @@ def test_what_is_not_for_a_kind_of_model_is_told(
 ) -> None:
     assert cli.main(["look", str(kin[name]), *asked]) == code
     assert words in capsys.readouterr().err
+
+
+def test_what_heads_are_worth_is_measured_of_translators_alone(
+    kin: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.tsv").write_text("a dog\tein Hund\n", encoding="utf-8")
+    asked = ["--ablate", "--data", str(tmp_path / "x.tsv"), "--src", "en", "--tgt", "de"]
+    assert cli.main(["look", str(kin["gpt"]), *asked]) == 1
+    assert "must be a translator (encoder and decoder), but is a language model" in capsys.readouterr().err
 
 
 def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:

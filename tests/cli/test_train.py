@@ -23,7 +23,17 @@ from attent.models import folder
 from attent.text.tokenizer import Tokenizer
 from attent.train import checkpoint
 from attent.train.config import TrainConfig, read_asked, read_run
-from tests.train.runs import ROOT, checkpoints, contents, events, fingerprint, reverse, sentences, write_corpus
+from tests.train.runs import (
+    FEW_MORE,
+    ROOT,
+    checkpoints,
+    contents,
+    events,
+    fingerprint,
+    reverse,
+    sentences,
+    write_corpus,
+)
 
 SMALL = (
     "--size tiny --set model.width=16 --set model.inner=32 --set model.layers=1 --batch-tokens 128 --vocab 300 "
@@ -40,6 +50,13 @@ Capture = pytest.CaptureFixture[str]
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_translations() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attent.decode.options.MORE", FEW_MORE)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +414,7 @@ def test_a_corpus_that_has_changed(run: Path, tmp_path: Path, capsys: Capture, c
     assert train(copy, out) == 0
     copy.write_text(copy.read_text().replace("river", "brook"))
     before = checkpoints(out), fingerprint(out)
-    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "another data")
+    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "made with other data")
     assert (checkpoints(out), fingerprint(out)) == before
 
 
@@ -503,7 +520,15 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("what", ["write_safetensors", "write_new", "write_manifest", "sync"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "write_safetensors",
+        pytest.param("write_new", marks=pytest.mark.slow),
+        pytest.param("write_manifest", marks=pytest.mark.slow),
+        "sync",
+    ],
+)
 def test_a_disk_that_fills_up_while_saving(
     what: str, run: Path, corpus: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,18 +5,22 @@ further, and says a sentence about what it cannot do.
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import attent
 from attent import cli
-from attent.models import CausalLM, Encoder, Seq2Seq
+from attent.models import CausalLM, Encoder, Seq2Seq, store
+from attent.nn import LearnedConfig
 from attent.text.tokenizer import Tokenizer
+from attent.train import checkpoint
 from attent.train.config import read_run
-from tests.train.runs import contents, events
+from tests.train.runs import FEW_MORE, contents, events
 
 SHAPE = "--set model.layers=1 --set model.width=16 --set model.heads=2 --set model.inner=32".split()
 SMALL = "--longest 48 --batch-tokens 256 --steps 4 --valid-every 2 --save-every 2".split()
@@ -28,6 +32,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr("attent.decode.options.MORE", FEW_MORE)
 
 
 def sentences(count: int, seed: int = 1) -> list[str]:
@@ -91,9 +96,34 @@ def test_each_task_makes_a_whole_folder(
     assert (told[-1]["accuracy"] is not None) == (task in ("mlm", "classify"))
     assert told[-1]["bleu"] is None
     assert bool(told[-1]["samples"]) == (task != "spans")
-    scores = json.loads((out / "state" / "finished.json").read_text())["scores"]
+    finished = json.loads((out / "state" / "finished.json").read_text())
+    scores = finished["scores"]
     assert scores[0]["kind"] == "validation"
     assert "loss" in scores[0]
+    assert finished["unit"] == scores[0]["unit"] == ("document" if task == "lm" else "text")
+
+
+def test_bits_of_a_text_are_those_of_its_tokens_and_its_end(folders: dict[str, Path], text: Path) -> None:
+    whole = (text / "lines.txt").read_text()
+    held = whole[int(0.9 * len(whole)) :]
+    vocabulary = Tokenizer.load(folders["lm"]).source
+    told = len(vocabulary.before) + len(vocabulary.encode([held])[0])  # and the end, but for the first token
+    scores = json.loads((folders["lm"] / "state" / "finished.json").read_text())["scores"][0]
+    nats = scores["loss"] * told
+    assert scores["bits_per_character"] == pytest.approx(nats / math.log(2) / len(held), rel=1e-6)
+    assert scores["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(held.encode()), rel=1e-6)
+
+
+def test_the_card_counts_what_was_held_out(folders: dict[str, Path]) -> None:
+    card = (folders["mlm"] / "card.md").read_text()
+    assert "| lines.txt | 120 | 108 | 12 |" in card
+    assert "Left out: held out for validation (12)." in card
+    notes = [event["text"] for event in events(folders["mlm"], "note")]
+    assert "held out 12 of 120 texts for validation (name your own with --valid)" in notes
+
+
+def test_who_has_learned_spans_is_told_how_to_go_on(folders: dict[str, Path]) -> None:
+    assert "--set data.filters.ratio=0" in events(folders["spans"], "note")[-1]["text"]
 
 
 def test_a_tokenizer_has_what_its_task_needs(folders: dict[str, Path]) -> None:
@@ -142,6 +172,79 @@ def test_a_classifier_begins_with_what_masked_words_have_taught(
     assert [name for name in after if name.startswith("classifier.")]
 
 
+def test_beside_frozen_weights_a_new_head_learns(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lora"
+    more = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1", "--schedule", "constant"]
+    steps = ["--longest", "48", "--batch-tokens", "512", "--valid-every", "8", "--save-every", "8"]
+    assert train("classify", text / "train.tsv", out, *more, *steps, "--steps", "24", "--dropout", "0.0") == 0
+    told = [event["loss"] for event in events(out, "validated")]
+    assert told[-1] < told[0] < 0.7
+    assert told[-1] < 0.6  # guessing gives 0.69
+    notes = [event["text"] for event in events(out, "note")]
+    assert f"a new head for whole texts, and one for 2 labels; the rest is that of {folders['mlm']}" in notes
+    assert cli.main(["train", "--out", str(out), "--steps", "26"]) == 0
+    first, last = (checkpoint.load(checkpoint.path_of(out / "state", step)).tensors["weights"] for step in (24, 26))
+    assert (first["embedding.weight"] == attent.load(folders["mlm"]).state_dict()["embedding.weight"]).all()
+    assert (first["embedding.weight"] == last["embedding.weight"]).all()
+    assert (first["classifier.weight"] != last["classifier.weight"]).any()
+
+
+def test_a_run_does_not_go_on_with_other_labels_or_another_validation_part(
+    text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = (text / "train.tsv").read_text()
+    data, dev, out = tmp_path / "train.tsv", tmp_path / "dev.tsv", tmp_path / "run"
+    data.write_text(lines)
+    dev.write_text("a cat\tyes\n")
+    assert train("classify", data, out, *SMALL, *SHAPE, "--vocab", "340") == 0
+    swapped = lines.replace("\tyes", "\t?").replace("\tno", "\tyes").replace("\t?", "\tno")
+    for train_with, validate_on, told in (
+        (swapped, "a cat\tyes\n", "its checkpoints were made with other labels; give the labels of then"),
+        (
+            lines.replace("\tyes", "\tcat"),
+            "a cat\tcat\n",
+            "must be those that this run began with, no, yes, but are cat, no",
+        ),
+        (lines, "a dog\tno\n", "its checkpoints were made with another validation part"),
+    ):
+        data.write_text(train_with)
+        dev.write_text(validate_on)
+        capsys.readouterr()
+        assert cli.main(["train", "--out", str(out), "--steps", "6"]) == 1
+        assert told in capsys.readouterr().err
+
+
+def test_texts_are_no_longer_than_a_model_to_begin_from_knows(
+    folders: dict[str, Path], text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    tokenizer, loaded = Tokenizer.load(folders["lm"]), attent.load(folders["lm"])
+    assert isinstance(loaded, CausalLM)
+    config = replace(loaded.config, stack=replace(loaded.config.stack, positions=LearnedConfig(max_length=12)))
+    store.save(attent.build(config), tmp_path / "short", tokenizer.files)
+    few = "--batch-tokens 256 --steps 2 --valid-every 2 --save-every 2".split()
+    data, out, start = text / "lines.txt", tmp_path / "out", str(tmp_path / "short")
+    assert train("lm", data, out, *few, "--from", start) == 0
+    assert read_run(out / "run.toml").data.longest == 12
+    assert any("texts of at most 12 tokens" in event["text"] for event in events(out, "note"))
+    assert train("lm", data, tmp_path / "other", *few, "--from", start, "--longest", "48") == 1
+    assert "`data.longest` must be at most 12, the positions that" in capsys.readouterr().err
+
+
+def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(
+    text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for name in ("train.tsv", "dev.tsv"):
+        shutil.copy(text / name, tmp_path / name)
+    (tmp_path / "test.tsv").write_text("text\tlabel\nthe cat\tmaybe\n")
+    small = [*SMALL, *SHAPE, "--vocab", "340"]
+    assert train("classify", tmp_path / "train.tsv", tmp_path / "out", *small) == 0
+    assert "'maybe', which none of the texts to train on has" in capsys.readouterr().err
+    scores = json.loads((tmp_path / "out" / "state" / "finished.json").read_text())["scores"]
+    assert [one["name"] for one in scores] == ["dev.tsv"]
+    asked = ["--test", str(tmp_path / "test.tsv")]
+    assert train("classify", tmp_path / "train.tsv", tmp_path / "other", *small, *asked) == 1
+
+
 def test_a_model_of_spans_is_trained_further_as_a_translator(
     folders: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -161,7 +264,12 @@ def test_a_model_of_spans_is_trained_further_as_a_translator(
         ("classify", "pairs.tsv", (), "is it a corpus of translations (--task translate)?"),
         ("classify", "same.tsv", ("--hold-out", "0"), "there must be 2 labels or more to tell apart, but all are 'x'"),
         ("mlm", "lines.txt", ("--metric", "bleu"), "`train.metric` must be loss or accuracy for --task mlm"),
-        ("lm", "lines.txt", ("--rdrop", "1"), "`train.rdrop` is for --task translate alone"),
+        ("lm", "lines.txt", ("--rdrop", "1"), "`train.rdrop` means nothing for --task lm; leave it out"),
+        ("mlm", "lines.txt", ("--src", "en"), "`data.src` means nothing for --task mlm"),
+        ("classify", "train.tsv", ("--set", "data.filters.ratio=2"), "`data.filters.ratio` means nothing for --task"),
+        ("lm", "lines.txt", ("--layout", "packed"), "`data.layout` means nothing for --task lm"),
+        ("spans", "lines.txt", ("--set", "data.images.flip=0"), "`data.images.flip` means nothing for --task spans"),
+        ("lm", "lines.txt:3", (), "weights are for --task translate alone"),
         ("mlm", "lines.txt", ("--set", "model.encoder.layers=2"), "model.encoder"),
         ("lm", "lines.txt", ("--set", "model.layesr=2"), "did you mean `model.layers`?"),
         ("mlm", "lines.txt", ("--from", "LM"), "must be an encoder of text for --task mlm, but is a language model"),

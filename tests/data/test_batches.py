@@ -22,7 +22,7 @@ from attent.data.store import Meta, Part, Side, Store
 from attent.models.seq2seq import shift_right
 from attent.nn import Packing
 
-unhurried = hypothesis_settings(deadline=None, max_examples=60)  # a busy machine is no failure
+unhurried = hypothesis_settings(deadline=None, max_examples=30)  # a busy machine is no failure
 
 
 def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> Store:

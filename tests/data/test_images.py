@@ -103,28 +103,31 @@ def test_a_picture_is_held_upright_fitted_and_coloured(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by a quarter to the right
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path, exif=exif)
-    found = read_image(path, 10, 1)
+    found = read_image(path, Shape(10, 1))
     assert found.shape == (1, 10, 10)
     assert int(found[0, :4].max()) == 0  # the left half is above now
     assert int(found[0, 6:].min()) == 255
-    assert read_image(path, 4, 3).shape == (3, 4, 4)
+    coloured = read_image(path, Shape(4, 3))
+    assert coloured.shape == (3, 4, 4)
+    assert int(coloured[:, 0].max()) == 0
+    assert int(coloured[:, 3].min()) == 255
 
 
 def test_what_is_transparent_lets_white_through_and_sixteen_bits_become_eight(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")
-    assert read_image(tmp_path / "clear.png", 4, 3).min() == 255
+    assert read_image(tmp_path / "clear.png", Shape(4, 3)).min() == 255
     Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "deep.png")
-    assert read_image(tmp_path / "deep.png", 4, 1).unique().tolist() == [0x80]
+    assert read_image(tmp_path / "deep.png", Shape(4, 1)).unique().tolist() == [0x80]
 
 
 def test_a_picture_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (100, 100)).save(tmp_path / "bomb.png")
     monkeypatch.setattr(images, "MOST_PIXELS", 5_000)
     with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels, but has 100 x 100"):
-        read_image(tmp_path / "bomb.png", 8, 1)
+        read_image(tmp_path / "bomb.png", Shape(8, 1))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
     with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels"):
-        read_image(tmp_path / "bomb.png", 8, 1)
+        read_image(tmp_path / "bomb.png", Shape(8, 1))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"notes\.txt: must be a folder of images"):
         find(tmp_path / "notes.txt")
     with pytest.raises(ImageError, match=r"none\.png: must be an image, but cannot be opened"):
-        read_image(tmp_path / "none.png", 8, 1)
+        read_image(tmp_path / "none.png", Shape(8, 1))
 
 
 def test_every_label_has_its_share_of_what_is_held_out(tmp_path: Path) -> None:
@@ -183,6 +186,7 @@ def test_every_label_has_its_share_of_what_is_held_out(tmp_path: Path) -> None:
     assert rest.rows is not None
     assert held.rows is not None
     assert sorted([*rest.rows, *held.rows]) == list(range(60))
+    assert np.bincount(images.hold_out(found, 60, seed=1)[0].shown).tolist() == [1, 1, 1]  # one of each to learn from
     again = images.hold_out(found, 12, seed=1)[1]
     assert again.rows is not None
     assert np.array_equal(held.rows, again.rows)
@@ -207,3 +211,70 @@ def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ImagesConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_of_a_picture_that_is_not_square_the_middle_is_read_or_all_of_it(tmp_path: Path) -> None:
+    pixels = np.zeros((12, 36), np.uint8)
+    pixels[:, 12:24] = 200
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    assert read_image(tmp_path / "wide.png", Shape(12, 1)).unique().tolist() == [200]
+    squashed = read_image(tmp_path / "wide.png", Shape(12, 1, "squash"))[0]
+    assert squashed[0, [0, 5, 11]].tolist() == [0, 200, 0]
+    pixels[:2] = 255
+    Image.fromarray(pixels[:, 12:24]).save(tmp_path / "top.png")
+    assert int(read_image(tmp_path / "top.png", Shape(8, 1, resized=12)).max()) == 200  # the edge is cut off
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
+        (np.array([[0.0, 90.4, 255.0]], np.float32), [0, 90, 255]),
+        (np.array([[0.0, 32768.0, 65535.0]], np.float32), [0, 128, 255]),
+        (np.array([[0, 7, 200]], np.int32), [0, 7, 200]),
+        (np.array([[0, 700, 60000]], np.int32), [0, 2, 234]),
+        (np.array([[0, 7, 200]], np.uint16), [0, 0, 0]),  # 16 bits say themselves what white is
+    ],
+)
+def test_numbers_for_pixels_become_bytes_by_what_they_reach(
+    values: images.Array, found: list[int], tmp_path: Path
+) -> None:
+    Image.fromarray(values.repeat(3, 0)).save(tmp_path / "a.tiff")
+    assert read_image(tmp_path / "a.tiff", Shape(3, 1))[0, 0].tolist() == found
+
+
+@pytest.mark.parametrize("worst", [-1.0, 70_000.0, float("nan"), float("inf")])
+def test_numbers_that_are_no_pixels_are_told(worst: float, tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "set")
+    values = np.full((4, 4), 0.5, np.float32)
+    values[0, 0] = worst
+    Image.fromarray(values).save(folder / "cat" / "a.tiff")
+    found = prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+    assert len(found) == 6
+    assert "a.tiff: its pixels must be from 0 to 1, to 255 or to 65,535, but are" in found.left_out[0]
+
+
+def test_a_part_is_told_by_any_word_of_a_name(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "set")
+    for path in sorted(folder.iterdir()):
+        path.rename(folder / f"emnist-letters-{path.name.replace('t10k', 'test')}")
+    assert {part: Path(one.name).name for part, one in find(folder).items()} == {
+        "train": "emnist-letters-train-images-idx3-ubyte.gz",
+        "test": "emnist-letters-test-images-idx3-ubyte.gz",
+    }
+
+
+def test_two_sets_in_one_folder_are_told_apart_from_one_that_is_packed_and_unpacked(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "set")
+    packed = folder / "train-images-idx3-ubyte.gz"
+    packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    assert set(find(folder)) == {"train", "test"}
+    packed.rename(folder / "digits-train-images-idx3-ubyte.gz")
+    wanted = r"digits-train-images-idx3-ubyte\.gz and train-images-idx3-ubyte are both for its part `train`"
+    with pytest.raises(ImageError, match=wanted):
+        find(folder)
+
+
+def test_trains_may_be_a_class(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "set", ("bus", "car", "train"))
+    assert prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store").names == ("bus", "car", "train")

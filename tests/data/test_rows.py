@@ -171,7 +171,8 @@ def test_spans_put_back_give_the_text() -> None:
     lengths = np.random.default_rng(0).integers(2, 80, 300)
     texts = documents(*lengths.tolist())
     corruption = Corruption(texts, range(10, 30), AFTER, PAD, seed=1)
-    for epoch in (0, 1):
+    taken: dict[int, list[int]] = {0: [], 1: []}
+    for epoch, lengths_of_spans in taken.items():
         store = corruption(epoch)
         for i in range(len(texts)):
             source, target = store.source[i].tolist(), store.target[i].tolist()
@@ -183,10 +184,13 @@ def test_spans_put_back_give_the_text() -> None:
                 else:
                     spans[max(spans)].append(token)
             assert list(spans) == list(range(10, 10 + len(spans)))
+            lengths_of_spans += map(len, spans.values())
             back = [token for one in source[:-1] for token in (spans[one] if one < 30 else [one])]
             assert back == texts.ids[texts.offsets[i] : texts.offsets[i + 1]].tolist()
     assert (corruption(0).source.ids == corruption(0).source.ids).all()
     assert (corruption(0).source.ids != corruption(1).source.ids).any()
+    assert taken[0] != taken[1]
+    assert min(taken[0]) == 1
     assert (corruption(0).source.offsets == corruption(1).source.offsets).all()  # one shape for all epochs
 
 

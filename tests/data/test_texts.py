@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from attent.data import labels
 from attent.data.encoded import STRETCH, cut_short, encode, framed, in_parts, running_ids
 from attent.data.pairs import CorpusError
-from attent.data.texts import Texts, find, hold_out, listed, read
+from attent.data.texts import Texts, find, hold_out, listed, read, shared
 from attent.text.bulk import Sentences
 from attent.text.train import Kind, TokenizerConfig, train_one
 
@@ -46,7 +47,33 @@ def test_compressed_files_and_files_beside_are_found(tmp_path: Path) -> None:
         assert found.train == (tmp_path / "train.txt.xz",)
         assert (found.valid, found.test) == ((dev,), (test,))
     assert read(find([str(tmp_path)]).train, "documents").texts == ["train"]
-    assert listed([str(dev)]) == (dev,)
+    assert listed([str(dev)], "valid") == (dev,)
+
+
+def test_of_all_files_at_once_those_for_validation_are_not_trained_on(tmp_path: Path) -> None:
+    names = ("test.txt", "train.txt", "valid.txt", "more.txt")
+    test, train, valid, more = (write(tmp_path / name, name) for name in names)
+    found = find([str(tmp_path / name) for name in names])
+    assert (found.train, found.valid, found.test) == ((train, more), (valid,), (test,))
+    assert find([str(valid), str(test)]).train == (valid, test)  # without one that is called so, they are the data
+
+
+def test_a_folder_gives_its_part_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "train.txt", "a"), write(tmp_path / "test.txt", "b")
+    assert listed([str(tmp_path)], "test") == (test,)
+    with pytest.raises(CorpusError, match="holds files for test and train, but none for valid; name a file"):
+        listed([str(tmp_path)], "valid")
+    (tmp_path / "own").mkdir()
+    other = write(tmp_path / "own" / "a.txt", "c")
+    assert listed([str(tmp_path / "own"), str(train)], "valid") == (other, train)
+
+
+def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.txt", "a")
+    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+        find([f"{path}:3"])
+    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+        listed([f"{path}:0.5"], "valid")
 
 
 @pytest.mark.parametrize(
@@ -84,14 +111,65 @@ def test_of_one_text_exactly_the_last_tenth_is_held_out() -> None:
 
 
 def test_of_many_texts_some_are_held_out_and_none_of_them_is_trained_on() -> None:
-    texts = [f"text {i % 90}" for i in range(100)]
-    train, valid = hold_out(Texts("a", texts, [str(i) for i in range(100)]), None, seed=1)
+    texts = [f"text {i % 50}" for i in range(100)]  # each twice
+    labels = [f"of {i % 50 % 3}" for i in range(100)]
+    train, valid = hold_out(Texts("a", texts, labels), None, seed=1)
     assert len(valid.texts) == 10
     assert not set(valid.texts) & set(train.texts)
-    assert all(texts[int(label)] == text for text, label in zip(train.texts, train.labels, strict=True))
-    assert hold_out(Texts("a", texts), None, seed=1)[1].texts == valid.texts
+    for part in (train, valid):
+        assert all(label == f"of {int(text[5:]) % 3}" for text, label in zip(part.texts, part.labels, strict=True))
+    assert hold_out(Texts("a", texts, labels), None, seed=1)[1].texts == valid.texts
+    assert hold_out(Texts("a", texts, labels), None, seed=2)[1].texts != valid.texts
     with pytest.raises(CorpusError, match="must be less than the 100 texts"):
         hold_out(Texts("a", texts), 100, seed=1)
+
+
+def test_a_text_is_held_out_with_its_copies_and_none_is_lost() -> None:
+    texts = ["fine"] * 300 + [f"text {i}" for i in range(50)] * 2
+    train, valid = hold_out(Texts("a", texts), None, seed=3)
+    assert sorted(train.texts + valid.texts) == sorted(texts)
+    assert not set(valid.texts) & set(train.texts)
+    assert len(valid.texts) == 40
+    train, valid = hold_out(Texts("a", ["x"] * 5 + ["y"] * 4), 1, seed=1)
+    assert valid.texts == ["y"] * 4  # fewer cannot be had
+    with pytest.raises(CorpusError, match="all its texts are the same, so that none can be held out"):
+        hold_out(Texts("a", ["x"] * 9), None, seed=1)
+
+
+def test_every_label_has_its_share_of_what_is_held_out_and_a_text_to_train_on() -> None:
+    labels = ["often"] * 160 + ["some"] * 38 + ["rare", "once"]
+    for seed in range(8):
+        train, valid = hold_out(Texts("a", [f"text {i}" for i in range(200)], labels), 20, seed)
+        assert len(valid.texts) == 20
+        assert valid.labels.count("often") in (15, 16)
+        assert valid.labels.count("some") in (3, 4)
+        assert set(train.labels) == set(labels)
+    with pytest.raises(CorpusError, match="of each label there is one text only"):
+        hold_out(Texts("a", ["x", "y", "z"], ["1", "2", "3"]), 1, seed=1)
+
+
+def test_of_a_few_documents_each_gives_its_last_part() -> None:
+    long, short = "abcdefghij" * 100, "0123456789" * 10
+    train, valid = hold_out(Texts("a", [long, short]), None, 1, "documents")
+    assert train.texts == [long[:900], short[:90]]
+    assert valid.texts == [long[900:], short[90:]]
+    _, valid = hold_out(Texts("a", [long, short]), 11, 1, "documents")
+    assert [len(text) for text in valid.texts] == [10, 1]
+
+
+def test_of_many_documents_a_tenth_of_the_characters_is_held_out() -> None:
+    texts = [chr(97 + i % 26) * (10_000 if i == 3 else 10 * (i + 1)) for i in range(40)]
+    for seed in range(5):
+        train, valid = hold_out(Texts("a", texts), None, seed, "documents")
+        assert sorted(train.texts + valid.texts) == sorted(texts)
+        assert 0.08 * sum(map(len, texts)) < valid.characters <= 0.1 * sum(map(len, texts))
+    assert len(hold_out(Texts("a", texts), 7, 1, "documents")[1].texts) == 7
+
+
+def test_what_is_in_both_parts_is_counted() -> None:
+    assert shared(Texts("a", ["x", "y"]), Texts("b", ["y", "z", "y"]), "lines") == 2
+    line = "a line that is long enough"
+    assert shared(Texts("a", [f"b\n{line}\n"]), Texts("b", [f"b\n{line}", "c"]), "documents") == 1
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
@@ -107,8 +185,15 @@ FEW = "a fine film\t1\nbad\t0\ngood\t1\n"
         ("a.tsv", "label\tid\tsentence\n1\t7\ta fine film\n0\t8\tbad\n1\t9\tgood\n"),
         ("a.tsv", "1\ta fine film\n0\tbad\n1\tgood\n"),
         ("a.jsonl", '{"text": "a fine film", "label": 1}\n{"text": "bad", "label": 0}\n{"text": "good", "label": 1}\n'),
+        (
+            "a.jsonl",
+            '\n{"review": "a fine film", "class": 1.0}\n{"class": "0", "review": "bad"}\n{"review": "good","class": 1}',
+        ),
+        ("a.tsv", 'text\tlabel\n"a fine film"\t1\nbad\t"0"\ngood\t1\n'),
+        ("a.tsv", "text\tlabel\na fine film\t1\nbad\t0\nwith\ta tab\t0\ngood\t1\nno tab\n"),
+        ("a.tsv", "a fine film\t1\nbad\t0\nwith\ta tab\t0\ngood\t1\n"),
     ],
-    ids=["plain", "named", "named otherwise", "label first", "json"],
+    ids=["plain", "named", "named otherwise", "label first", "json", "json otherwise", "quoted", "tabs", "tabs, plain"],
 )
 def test_labels_are_read_however_they_are_written(tmp_path: Path, name: str, content: str) -> None:
     found = labels.read([write(tmp_path / name, content)])
@@ -116,9 +201,35 @@ def test_labels_are_read_however_they_are_written(tmp_path: Path, name: str, con
     assert found.labels == ["1", "0", "1"]
 
 
+def test_lines_of_another_width_are_counted_and_columns_are_told(tmp_path: Path) -> None:
+    found = labels.read([write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nwith\ta tab\t0\nbad\t0\nnone\n")])
+    assert found.left_out == {"not of 2 columns": 2}
+    assert found.told == ("a.tsv: its first line names its columns: texts are `text`, labels are `label`",)
+    assert labels.read([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).told == (
+        "b.tsv: texts are column 2, labels are column 1",
+    )
+
+
+def test_quotes_are_taken_off_as_pandas_puts_them_on(tmp_path: Path) -> None:
+    content = 'text\tlabel\n"He said ""hi"""\t1\n"a" and "b"\t0\n"\t1\n'
+    assert labels.read([write(tmp_path / "a.tsv", content)]).texts == ['He said "hi"', '"a" and "b"', '"']
+
+
+def test_a_first_line_that_must_be_names_is_no_text(tmp_path: Path) -> None:
+    rows = "".join(f"text {i}\t{i % 2}\n" for i in range(20))
+    found = labels.read([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    assert len(found.texts) == 20
+    assert set(found.labels) == {"0", "1"}
+    assert "texts are `tweet`, labels are `polarity`" in found.told[0]
+    for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text, and a label that others have
+        assert len(labels.read([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
+
+
 def test_labels_stand_in_their_order_numbers_by_size() -> None:
     assert labels.in_order(["10", "9", "10", "2"]) == ("2", "9", "10")
     assert labels.in_order(["b", "10", "a"]) == ("10", "a", "b")
+    orders = {labels.in_order(order) for order in permutations(["nan", "10", "9", "inf"])}
+    assert orders == {("10", "9", "inf", "nan")}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +239,10 @@ def test_labels_stand_in_their_order_numbers_by_size() -> None:
         ("a text\nanother\n", "must have two columns, a text and its label"),
         ("sentence\tlabel\na\tx\nb\t\nc\t\n", "2 of its 3 lines have no text or no label"),
         ("".join(f"a man {i}\tein Mann {i}\n" for i in range(30)), "30 different labels for 30 texts"),
+        ("id\tquestion\tsentence\tlabel\n0\ta\tb\tx\n", "several texts in a line (question, sentence), and labels of"),
+        ("sentence1\tsentence2\tlabel\na\tb\tx\n", "pairs of texts are not supported; keep one of them"),
     ],
-    ids=["empty", "one column", "missing", "translations"],
+    ids=["empty", "one column", "missing", "translations", "question and sentence", "two sentences"],
 )
 def test_what_has_no_labels_is_told(tmp_path: Path, content: str, told: str) -> None:
     with pytest.raises(CorpusError) as caught:

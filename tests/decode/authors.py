@@ -40,6 +40,23 @@ def byte_level() -> Tokenizer:
 
 
 @cache
+def fallback() -> Tokenizer:
+    """As LLaMA has it: what has no piece is spelled in bytes, of which a whole run is characters or none of it is."""
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abdehilnmorstuwy"]
+    model = tokenizers.models.BPE(
+        {name: i for i, name in enumerate(names)}, [], byte_fallback=True, unk_token="<unk>", fuse_unk=True
+    )
+    made = tokenizers.Tokenizer(model)
+    parts = tokenizers.normalizers
+    made.normalizer = parts.Sequence([parts.Prepend("▁"), parts.Replace(" ", "▁")])
+    parts = tokenizers.decoders
+    made.decoder = parts.Sequence([parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), parts.Strip(" ", 1, 0)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer.from_files({"tokenizer.json": made.to_str().encode()})
+
+
+@cache
 def ours() -> Tokenizer:
     return tokenizer()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from sentencepiece import SentencePieceTrainer
 
-from attent.models import CausalLM, Encoder, EncoderConfig, Vision, build
-from attent.models.config import CausalConfig, VisionConfig
+from attent.models import CausalLM, Encoder, EncoderConfig, Seq2Seq, Seq2SeqConfig, Vision, build
+from attent.models.config import CausalConfig, VisionConfig, decoder_of
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
 from attent.text.tokenizer import Tokenizer
 
@@ -36,8 +37,8 @@ def bert_folder(folder: Path, kind: str, **settings: object) -> Path:
     return folder
 
 
-def sentencepiece(kind: str = "bpe") -> Tokenizer:
-    """As ours are, with a mask."""
+def sentencepiece(kind: str = "bpe", controls: tuple[str, ...] = ("<mask>",)) -> Tokenizer:
+    """As ours are, with a mask, or with sentinels."""
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
@@ -45,7 +46,7 @@ def sentencepiece(kind: str = "bpe") -> Tokenizer:
         model_type=kind,
         vocab_size=330,
         byte_fallback=True,
-        control_symbols=["<mask>"],
+        control_symbols=list(controls),
         user_defined_symbols=["\x1a"],
         pad_id=0,
         bos_id=1,
@@ -70,6 +71,26 @@ def encoder(tokenizer: Tokenizer, *, masked: bool = True, labels: tuple[str, ...
 def writer(tokenizer: Tokenizer) -> CausalLM:
     stack = StackConfig(layers=1, width=16, heads=2, inner=32, positions=RotaryConfig(), causal=True)
     return build(CausalConfig(vocab=tokenizer.source.size, stack=stack)).eval()
+
+
+def filler(tokenizer: Tokenizer) -> Seq2Seq:
+    """That writes: the first sentinel, ` cat`, the second one, ` mat`, the end. Whatever it reads, it knows no other
+    text: what it writes next depends on what it wrote last."""
+    torch.manual_seed(0)
+    of = tokenizer.source
+    stack = StackConfig(layers=1, width=of.size, heads=1, inner=8, positions=LearnedConfig(max_length=32))
+    config = Seq2SeqConfig(vocab=of.size, encoder=stack, decoder=decoder_of(stack), tie_output=False)
+    model = build(config).eval()
+    said = [of.start, of.sentinels[0], *of.encode(["cat"])[0], of.sentinels[1], *of.encode(["mat"])[0], of.end]
+    assert len(set(said)) == len(said)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("norm.weight"):
+                parameter.zero_()
+        model.target_embedding.weight.copy_(torch.eye(of.size))
+        for last, following in pairwise(said):
+            model.output.weight[following, last] = 20.0
+    return model
 
 
 def viewer() -> Vision:

@@ -17,8 +17,9 @@ from attent.decode.prompts import FIRST, Prompted
 from attent.decode.search import beam
 from attent.decode.spool import behind
 from attent.models import CausalLM
+from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
-from tests.decode.authors import LONGEST, PROMPTS, byte_level, generator, gpt2, llama, ours
+from tests.decode.authors import LONGEST, PROMPTS, byte_level, fallback, generator, gpt2, llama, ours
 
 CPU = torch.device("cpu")
 MODELS = {"gpt2": gpt2, "llama": llama}
@@ -209,12 +210,15 @@ def test_greedy_texts_are_those_of_transformers_token_for_token(family: str, tmp
         assert list(one.ids) == [token for token in written if token not in (0, 40)]
 
 
-def test_beams_find_what_those_of_transformers_find(tmp_path: Path) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 2.0])
+def test_beams_find_what_those_of_transformers_find_also_where_they_are_cut(penalty: float, tmp_path: Path) -> None:
     theirs = their_folder("gpt2", tmp_path)
-    theirs.generation_config.eos_token_id = theirs.config.eos_token_id = 0
+    end = 168  # a token that is often written
+    theirs.generation_config.eos_token_id = theirs.config.eos_token_id = end
     mine = Generator.load(tmp_path, device="cpu")
-    mine.ends = (0,)  # type: ignore[misc]  # with several, beams of theirs end in each by itself
-    found = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8)
+    mine.ends = (end,)  # type: ignore[misc]  # with several, beams of theirs end in each by itself
+    found = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8, length_penalty=penalty)
+    assert {one.reason for some in found for one in some} == {"end", "length"}
     for prompt, (one,) in zip(PROMPTS, found, strict=True):
         ids = torch.tensor([mine.encoded(prompt)])
         written = theirs.generate(
@@ -223,10 +227,11 @@ def test_beams_find_what_those_of_transformers_find(tmp_path: Path) -> None:
             do_sample=False,
             num_beams=3,
             early_stopping="never",
+            length_penalty=penalty,
             max_new_tokens=8,
             pad_token_id=0,
         )[0, ids.shape[1] :].tolist()
-        assert list(one.ids) == [token for token in written if token]
+        assert list(one.ids) == written[: written.index(end) if end in written else None]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -287,6 +292,8 @@ def test_samples_differ_and_come_again_with_their_seed() -> None:
     assert mine.generate(["A man"], writing)[0] == first
     assert [one.ids for one in mine.generate(["A man"], writing, n=2)[0]] == [one.ids for one in first[:2]]
     assert mine.generate(["A man"], writing, seed=8)[0][0].ids != first[0].ids
+    parts = [mine.generate([prompt], writing, first=place)[0] for place, prompt in enumerate(["A man", "A man"])]
+    assert mine.generate(["A man", "A man"], writing) == parts
 
 
 def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> None:
@@ -298,7 +305,7 @@ def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> N
     assert two[0].ids != two[1].ids
 
 
-@pytest.mark.parametrize("words", [byte_level, ours], ids=["bytes", "sentencepiece"])
+@pytest.mark.parametrize("words", [byte_level, ours, fallback], ids=["bytes", "sentencepiece", "fallback"])
 @pytest.mark.parametrize("stop", [(), ("e",), ("an", "er ", "t")], ids=["none", "a letter", "words"])
 def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) -> None:
     mine = Generator(gpt2(words()), words())
@@ -309,6 +316,87 @@ def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) ->
         assert "".join(pieces) == whole.text
         assert "" not in pieces
         assert not any(word in whole.text for word in stop)
+        assert stop or mine.generate(["Ein Mann läuft"], writing, stop=["never comes"])[0][0].text == whole.text
+
+
+def test_a_beam_that_stops_at_a_word_is_cut_and_scored_there() -> None:
+    mine = generator()
+    free = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11)[0][0]
+    word = free.text[3:5]
+    held = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11, stop=[word])[0][0]
+    assert (held.text, held.reason) == (free.text[: free.text.index(word)], "stop")
+    assert held.ids == free.ids[: len(held.ids)]
+    assert len(held.ids) < len(free.ids)
+    row = mine.encoded("A man")
+    logits = mine.model(torch.tensor([[*row, *held.ids]]))[0, len(row) - 1 : -1].detach()
+    logits[:, list(mine._never)] = float("-inf")
+    told = logits.log_softmax(-1).gather(1, torch.tensor(held.ids)[:, None]).sum()
+    assert held.log_prob == pytest.approx(float(told), abs=1e-4)
+
+
+def test_a_text_ends_at_a_token_that_the_tokenizer_has_no_piece_for() -> None:
+    words = byte_level()
+    end = words.target.size + 1
+    mine = Generator(gpt2(words, ends=(end,)), words)
+    often = mine.generate(["A man"], temperature=0, max_new_tokens=3)[0][0].ids[-1]
+    with torch.no_grad():
+        mine.model.embedding.weight[end] = 1.1 * mine.model.embedding.weight[often]
+    for beams in (1, 2):
+        (one,) = mine.generate(["A man"], temperature=0, beam_size=beams, max_new_tokens=9)[0]
+        assert one.reason == "end"
+        assert end not in one.ids
+
+
+def test_a_piece_more_than_the_model_has_is_let_pass_where_it_is_no_text() -> None:
+    words = byte_level()
+    model = gpt2(words)
+    for text, accepted in (("", True), ("x", False)):
+        more = replace(words, target=OneMore(words.target, model.config.vocab + 1, text))  # type: ignore[arg-type]
+        if accepted:
+            assert Generator(model, more).generate(["A"], max_new_tokens=2)
+        else:
+            with pytest.raises(ValueError, match="must be the model's"):
+                Generator(model, more)
+
+
+class OneMore:
+    """A vocabulary with further pieces, all of one text."""
+
+    def __init__(self, words: Any, size: int, text: str) -> None:
+        self.words, self.size, self.text = words, size, text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.words, name)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.text if ids and max(ids) >= self.words.size else str(self.words.decode(ids))
+
+
+def test_the_coldest_draw_is_the_likeliest_token() -> None:
+    mine = generator()
+    greedy = [some[0].ids for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=8)]
+    for temperature in (1e-9, 1e-40, 5e-324):
+        found = mine.generate(PROMPTS, temperature=temperature, top_p=1.0, max_new_tokens=8)
+        assert [some[0].ids for some in found] == greedy
+
+
+def test_texts_longer_than_the_model_was_trained_on_are_told_once() -> None:
+    said: list[str] = []
+    model = llama(ours())
+    stack = replace(model.config.stack, positions=RotaryConfig(length=12))
+    model.config = replace(model.config, stack=stack)
+    mine = Generator(model, ours(), say=said.append)
+    mine.generate(["A man"], max_new_tokens=4)
+    assert said == []
+    for _ in range(2):
+        mine.generate(["A man"], max_new_tokens=30)
+    (told,) = said
+    assert "but the model was trained on at most 12: behind those it may write nonsense" in told
+
+
+def test_more_than_memory_holds_is_told_before_it_is_tried() -> None:
+    with pytest.raises(ValueError, match="`max_new_tokens` must be so few that one text fits into memory"):
+        Generator(llama(ours()), ours()).generate(["A man"], max_new_tokens=10**12)
 
 
 def test_a_text_stops_where_it_would_have_had_the_word() -> None:
@@ -336,12 +424,28 @@ def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
     mine = Generator(gpt2(byte_level(), ends=()), byte_level(), say=said.append)
     mine.ends = ()  # type: ignore[misc]
     found = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
-    assert [len(some[0].ids) for some in found] == [LONGEST - 50, 40]
-    assert said == ["prompt 1: 10 tokens are written at most, since the model reads 60 in all, prompt and text"]
+    places = [LONGEST - 50 + 1, 40]  # what is written last is not read any more
+    assert [len(some[0].ids) for some in found] == places
+    (told,) = said
+    assert told.startswith("fewer than 40 tokens are written (11 at the least) behind the end of 1 of 2 prompts, since")
     both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
-    assert [len(some[0].ids) for some in both] == [LONGEST - 50, 40]
-    with pytest.raises(ValueError, match=r"prompt 2 must have at most 59 tokens.*but has 61; shorten it"):
+    assert [len(some[0].ids) for some in both] == places
+    with pytest.raises(ValueError, match=r"prompt 2 must have at most 60 tokens.*but has 61; shorten it"):
         mine.generate(["x", "x" * 61])
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["", "recorded"])
+def test_the_last_places_are_written_alone_as_in_company(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Generator(gpt2(byte_level(), ends=()), byte_level())
+    mine.ends = ()  # type: ignore[misc]
+    monkeypatch.setattr(flow, "can_record", lambda device: quick)
+    monkeypatch.setattr(flow, "unasked", lambda device: 16 if quick else 1)
+    prompts = ["x" * 60, "x" * 52, "y", "z" * 59, "z" * 10, "y" * 20]
+    found = [some[0].ids for some in mine.generate(prompts, temperature=0, max_new_tokens=30)]
+    assert [len(ids) for ids in found] == [1, 9, 30, 2, 30, 30]
+    for prompt, ids in zip(prompts, found, strict=True):
+        one = Prompt(ids=mine.encoded(prompt), limit=len(ids))
+        assert list(ids) == by_hand(mine.model, one, (), mine._never)[0]
 
 
 def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
@@ -377,6 +481,9 @@ def test_what_is_no_list_of_texts_is_told() -> None:
 def replace_size(words: Tokenizer) -> Tokenizer:
     class Larger:
         size = 10**6
+
+        def decode(self, ids: list[int]) -> str:
+            return "x"
 
     return replace(words, target=Larger())  # type: ignore[arg-type]
 

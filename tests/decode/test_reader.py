@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import attent
-from attent.decode.reader import Reader, ReaderError, Words, words_of
+from attent.decode.marks import Marks, Words
+from attent.decode.reader import Reader, ReaderError
 from attent.models import Seq2SeqConfig
 from attent.models.config import decoder_of
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
-from tests.decode.readers import bert_folder, encoder, sentencepiece, viewer, writer
+from attent.text.vocabulary import Pieces
+from tests.decode.readers import bert_folder, encoder, filler, sentencepiece, viewer, writer
+from tests.text.foreigners import sentencepiece_model
 
 TEXTS = ["The [MASK] sat.", "A dog [MASK] in the [MASK], and the bird sang!", "un[MASK]", "[MASK]", "the dog ([MASK])"]
 PAIRS = [("the cat sat", "a dog ran in the park ."), ("a", "b"), ("the bird sang on the tree", "!")]
@@ -96,14 +99,14 @@ def test_vectors_are_the_mean_or_the_first_of_transformers_states(tmp_path: Path
 )
 def test_a_mask_stands_for_a_word_and_its_space(ours: Tokenizer, text: str, pieces: list[str]) -> None:
     reader = Reader(encoder(ours), ours)
-    row = reader._blanked(words_of(text, reader._marks), 1)
+    row = reader._blanked(reader.marks.words_of(text), 1)
     assert ours.source.pieces(row.ids) == ["<s>", *pieces, "</s>"]
 
 
 def test_what_stands_around_a_mask_is_as_with_a_word_in_its_place(ours: Tokenizer) -> None:
     reader = Reader(encoder(ours), ours)
     whole = ours.source.encode(["The cat sat on the mat."])[0]
-    row = reader._blanked(words_of("The [MASK] sat on the mat.", reader._marks), 1)
+    row = reader._blanked(reader.marks.words_of("The [MASK] sat on the mat."), 1)
     assert row.masks == (2,)
     assert [*row.ids[1:2], whole[1], *row.ids[3:-1]] == whole
 
@@ -111,7 +114,7 @@ def test_what_stands_around_a_mask_is_as_with_a_word_in_its_place(ours: Tokenize
 def test_where_every_letter_is_a_piece_a_mask_is_a_letter() -> None:
     letters = sentencepiece("char")
     reader = Reader(encoder(letters), letters)
-    row = reader._blanked(words_of("a c[MASK]t", reader._marks), 1)
+    row = reader._blanked(reader.marks.words_of("a c[MASK]t"), 1)
     assert letters.source.pieces(row.ids) == ["<s>", "▁", "a", "▁", "c", "<mask>", "t", "</s>"]
 
 
@@ -127,7 +130,7 @@ def test_where_every_letter_is_a_piece_a_mask_is_a_letter() -> None:
 def test_words_are_written_into_the_text_as_they_decode(ours: Tokenizer, piece: str, text: str, filled: str) -> None:
     reader = Reader(encoder(ours), ours)
     token = next(i for i in range(ours.source.size) if ours.source.pieces([i]) == [piece])
-    words = words_of(text, reader._marks)
+    words = reader.marks.words_of(text)
     assert words.with_words([reader._word(token)]) == filled
     row = reader._blanked(words, 1)
     assert ours.source.decode([token if i == ours.source.mask else i for i in row.ids]) == filled
@@ -138,9 +141,10 @@ def test_no_guess_is_the_frame_or_the_mask_itself(ours: Tokenizer) -> None:
     assert model.masked is not None
     assert model.masked.output.bias is not None
     with torch.no_grad():
-        model.masked.output.bias[:5] = 100.0
+        model.masked.output.bias[[*range(5), ours.source.mask]] = 100.0
     found = Reader(model, ours).fill(["The [MASK]"], top=4)[0]
     assert not {guess.word for guess in found.masks[0]} & {"<s>", "</s>", "<mask>", "<pad>", "<unk>"}
+    assert all(guess.probability < 1e-6 for guess in found.masks[0])  # those have all the rest
 
 
 def test_what_is_said_of_a_text_does_not_depend_on_its_neighbours(ours: Tokenizer) -> None:
@@ -238,3 +242,66 @@ def test_texts_that_are_none_are_told(ours: Tokenizer) -> None:
     with pytest.raises(ReaderError, match="must be an encoder to read pairs"):
         Reader(writer(ours), ours).embed([("a", "b")])
     assert Words(("a",)).with_words([]) == "a"
+
+
+# ---- spans -----------------------------------------------------------------------------------------------------------
+
+
+SENTINELS = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
+
+
+@pytest.fixture(scope="module")
+def spanned() -> Tokenizer:
+    return sentencepiece(controls=SENTINELS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["The <extra_id_0> sat on the <extra_id_1>.", "The [MASK] sat on the <mask>.", " The [MASK] sat on the [MASK]. "],
+)
+def test_a_model_of_spans_fills_them_by_writing(spanned: Tokenizer, text: str) -> None:
+    found = Reader(filler(spanned), spanned).fill([text], top=2)[0]
+    assert found.text == "The cat sat on the mat."
+    assert [guesses[0].word for guesses in found.masks] == ["cat", "mat"]
+    assert found.masks[0][0].probability > 0.5
+
+
+def test_sentinels_are_read_as_in_training(spanned: Tokenizer) -> None:
+    """A span that is taken out of the ids of a text takes its space along."""
+    reader, of = Reader(filler(spanned), spanned), spanned.source
+    whole = of.encode(["The cat sat on the mat."])[0]
+    place = of.pieces(whole).index("▁cat")
+    assert reader.masked_ids("The <extra_id_2> sat on the mat.") == [
+        *whole[:place], of.sentinels[2], *whole[place + 1 :]
+    ]  # fmt: skip
+    assert reader.masked_ids("The [MASK] <extra_id_0> [MASK]")[1:] == [of.sentinels[i] for i in (1, 0, 2)]
+    with pytest.raises(ValueError, match="must have at most 3 masks, as many as the model has sentinels, but has 4"):
+        reader.fill(["[MASK]" * 4])
+
+
+def test_what_others_have_trained_is_cut_at_its_marks() -> None:
+    """An unknown letter is no mark, though a vocabulary may have one piece for all that it does not know."""
+    vocabulary = Pieces(sentencepiece_model(), extra=2)
+    ids = Marks(vocabulary).ids(Marks(vocabulary).words_of("☃ <extra_id_0> ☃"))
+    assert ids.count(vocabulary.sentinels[0]) == 1
+    assert ids.count(vocabulary.unknown) == 2
+
+
+# ---- spaces around ---------------------------------------------------------------------------------------------------
+
+
+def test_spaces_around_a_text_change_nothing_as_training_has_met_none(ours: Tokenizer) -> None:
+    reader = Reader(encoder(ours, labels=("good", "bad")), ours)
+    wide, plain = "  The cat [MASK]\t", "The cat [MASK]"
+    assert torch.equal(reader.embed([wide]), reader.embed([plain]))
+    assert reader.classify([wide, (wide, wide)]) == reader.classify([plain, (plain, plain)])
+    assert reader.fill([wide])[0].masks == reader.fill([plain])[0].masks
+    language = Reader(writer(ours), ours)
+    assert not torch.equal(language.embed([wide]), language.embed([plain]))  # to a writer, spaces are text
+
+
+def test_one_text_is_not_taken_for_its_letters(ours: Tokenizer) -> None:
+    reader = Reader(encoder(ours, labels=("bad", "good")), ours)
+    for use in (reader.classify, reader.embed):
+        with pytest.raises(ReaderError, match=r"a list of texts or images must be given.*put it in \[ \]"):
+            use("my lord")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from attent.decode.spool import Spool, behind
 from attent.text.vocabulary import ESCAPE, Vocabulary
-from tests.decode.authors import byte_level, ours
+from tests.decode.authors import byte_level, fallback, ours
 
 WORDS = {"bytes": byte_level, "sentencepiece": ours}
+EVERY = {**WORDS, "fallback": fallback}
 ODD = "Ein Hund läuft: 😀 ▁ 汉字\u200d, \ufffd" + ESCAPE + "1 und  mehr"
 
 
@@ -36,13 +37,35 @@ def test_every_character_comes_whole(make: type) -> None:
     assert len([piece for piece in found if piece]) > 10
 
 
-@pytest.mark.parametrize("make", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 318), min_size=1, max_size=30), st.integers(0, 8))
+@given(st.lists(st.integers(0, 270) | st.integers(0xC0 + 3, 0xFF + 3), min_size=1, max_size=30), st.integers(0, 16))
 def test_pieces_join_to_what_is_read_at_once(make: type, ids: list[int], cut: int) -> None:
     vocabulary: Vocabulary = make().target
     _, found = pieces(vocabulary, ids[cut:], ids[:cut])
     assert "".join(found) == behind(vocabulary, ids[:cut], ids[cut:])
+
+
+def test_bytes_of_a_prompt_are_read_whole_however_many_there_are() -> None:
+    vocabulary = fallback().target
+    prompt, whole = vocabulary.encode(["haየየየየ", "haየየየየሰላm"])
+    assert len(prompt) == 3 + 4 * 3
+    assert whole[: len(prompt)] == prompt
+    assert behind(vocabulary, prompt, whole[len(prompt) :]) == "ሰላm"
+    assert pieces(vocabulary, whole[len(prompt) :], prompt)[1] == [*[""] * 6, "ሰላm", ""]
+
+
+def test_bytes_are_not_given_before_all_of_their_run_is_known() -> None:
+    vocabulary = fallback().target
+    whole, half = "é".encode(), b"\xe1"
+    ids = [3 + byte for byte in whole + half] + vocabulary.encode(["a"])[0]
+    start, spoilt = vocabulary.encode(["ha"])[0], "\ufffd" * 3 + " a"
+    assert "".join(pieces(vocabulary, ids, start)[1]) == behind(vocabulary, start, ids) == spoilt
+    parted = [ids[0], vocabulary.start, *ids[1:]]  # what has no text does not part them
+    assert "".join(pieces(vocabulary, parted, start)[1]) == behind(vocabulary, start, parted) == spoilt
+    # What the prompt says stands as it is, whatever comes behind it.
+    prompt = [*start, *ids[:2]]
+    assert behind(vocabulary, prompt, ids[2:]) == "".join(pieces(vocabulary, ids[2:], prompt)[1]) == "\ufffd a"
 
 
 def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
@@ -60,6 +83,8 @@ def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
 def test_it_does_not_matter_how_a_text_is_cut_into_tokens(stop: tuple[str, ...]) -> None:
     class Letters:
         """Tokens that are texts."""
+
+        together: frozenset[int] = frozenset()
 
         def __init__(self, cuts: tuple[int, ...]) -> None:
             self.parts = ["abcdefgh"[a:b] for a, b in pairwise(cuts)]

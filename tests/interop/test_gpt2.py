@@ -166,6 +166,10 @@ def test_a_folder_is_loaded_in_another_precision(precision: torch.dtype, folder:
 def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
     norms = ("ln_1.weight", "ln_f.weight")
     change_tensors(folder, lambda t: {k: v if k.endswith(norms) else v.bfloat16() for k, v in t.items()})
+    assert next(load(folder).parameters()).dtype == torch.float32  # config.json says so
+    change_json(folder, dtype=None, torch_dtype="bfloat16")
+    assert {weight.dtype for weight in load(folder).parameters()} == {torch.bfloat16}
+    change_json(folder, dtype=None, torch_dtype=None)
     refused(folder, "; save the model in one precision first, or load it with a `dtype` of your choice")
     assert {weight.dtype for weight in load(folder, dtype=torch.float32).parameters()} == {torch.float32}
 
@@ -180,7 +184,10 @@ def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
         ({"architectures": ["GPT2ForTokenClassification"]}, "`architectures` must be ['GPT2LMHeadModel'] for a GPT-2"),
         ({"activation_function": "quick_gelu"}, "`activation_function` must be one of 'relu'"),
         ({"n_ctx": 17}, "`n_ctx` must equal `n_positions`=16, but is 17"),
-        ({"n_head": 3}, "config.json: `width` must be a multiple of `heads`=3, but is 8"),
+        ({"n_head": 3}, "config.json: `n_embd` must be a multiple of `n_head`=3, but is 8; change one"),
+        ({"n_layer": -1}, "config.json: `n_layer` must be a number from 1"),
+        ({"resid_pdrop": 1.5}, "config.json: `resid_pdrop` must be at least 0 and less than 1"),
+        ({"n_positions": 0}, "config.json: `n_positions` must be"),
         ({"n_layer": 400}, "model.safetensors: holds 16 tensors, too few for `n_layer`=400"),
         ({"rope_theta": 1e4}, "`rope_theta` is not a key of a GPT-2 config that attent knows, and might change"),
         (

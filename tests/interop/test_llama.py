@@ -194,9 +194,27 @@ def test_positions_are_told_in_either_spelling(folder: Path) -> None:
     rope = {"type": "linear", "factor": 4.0}
     change_json(folder, rope_theta=50_000_000, rope_scaling=rope)
     older = load_as(folder, CausalLM).config.stack.positions
-    assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0))
+    assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0), length=llama.LENGTH)
     change_json(folder, rope_theta=None, rope_scaling=None, rope_parameters=rope | {"rope_theta": 5e7})
     assert load_as(folder, CausalLM).config.stack.positions == older
+    change_json(folder, rope_theta=10_000.0)  # beside the table, which goes before it
+    assert load_as(folder, CausalLM).config.stack.positions == older
+
+
+def test_the_longest_text_that_a_model_was_trained_on_comes_and_goes(folder: Path, tmp_path: Path) -> None:
+    change_json(folder, max_position_embeddings=77)
+    model = load_as(folder, CausalLM)
+    assert getattr(model.config.stack.positions, "length", None) == 77
+    assert model(torch.zeros(1, 90, dtype=torch.int64)).shape[1] == 90
+    llama.save(model, tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 77
+
+
+def test_what_generation_config_says_wrongly_is_told_of_that_file(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["a"]}')
+    refused(folder, "generation_config.json: `eos_token_id` must be")
+    change_json(folder, hidden_size="8")
+    refused(folder, f"{folder}/config.json: `hidden_size` must be an integer")
 
 
 def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
@@ -205,6 +223,15 @@ def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
     positions = load_as(folder, CausalLM).config.stack.positions
     assert isinstance(positions, RotaryConfig)
     assert positions.scaling == Llama3Scaling(factor=4.0, low=1.0, high=2.0, length=77)
+    inside = rope | {"original_max_position_embeddings": 33}
+    for told, length in (
+        ({"original_max_position_embeddings": 22}, 22),
+        ({"original_max_position_embeddings": None}, 33),
+    ):
+        change_json(folder, rope_scaling=inside, **told)  # As in transformers, the one beside the table goes before it
+        assert load_as(folder, CausalLM).config.stack.positions == replace(
+            positions, scaling=Llama3Scaling(factor=4.0, low=1.0, high=2.0, length=length)
+        )
 
 
 def test_weights_without_a_head_load_where_the_output_is_tied(tmp_path: Path) -> None:
@@ -242,8 +269,9 @@ def test_positions_that_are_scaled_in_other_ways(kind: str, folder: Path) -> Non
         ({"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": {"type": "default"}}, "but has both; remove one"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "`partial_rotary_factor` must be 1 for a LLaMA model"),
         ({"sliding_window": 4096}, "`sliding_window` must be None for a LLaMA model that attent can compute, but is"),
-        ({"num_key_value_heads": 3}, "config.json: `heads` must be a multiple of `kv_heads`=3, but is 2"),
-        ({"head_dim": 3}, "config.json: rotary positions turn pairs of features: `head_width` must be even"),
+        ({"num_key_value_heads": 3}, "`num_attention_heads` must be a multiple of `num_key_value_heads`=3, but is 2"),
+        ({"rope_theta": -1.0}, "config.json: `rope_theta` must be more than 0"),
+        ({"head_dim": 3}, "config.json: rotary positions turn pairs of features: `head_dim` must be even"),
         ({"num_hidden_layers": 90}, "holds 12 tensors, too few for `num_hidden_layers`=90"),
         ({"hidden_act": "relu2"}, "`hidden_act` must be one of"),
         ({"model_type": "mistral"}, "model_type `mistral` is not supported yet; supported: bert, gpt2, llama, marian"),

@@ -178,13 +178,15 @@ def test_two_names_for_one_size_that_disagree(folder: Path) -> None:
 
 def test_heads_that_do_not_fit(folder: Path) -> None:
     change_config(folder, encoder_attention_heads=3)
-    refused(folder, "config.json: `width` must be a multiple of `heads`=3, but is 8")
+    refused(folder, "config.json: `d_model` must be a multiple of `encoder_attention_heads`=3, but is 8; change one")
+    change_config(folder, encoder_attention_heads=2, decoder_attention_heads=3)
+    refused(folder, "config.json: `d_model` must be a multiple of `decoder_attention_heads`=3, but is 8")
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 2**20])
 def test_layers_that_cannot_be(layers: int, folder: Path) -> None:
     change_config(folder, encoder_layers=layers)
-    refused(folder, "too few for `encoder_layers`" if layers > 0 else "`layers` must be a number from 1")
+    refused(folder, "too few for `encoder_layers`" if layers > 0 else "`encoder_layers` must be a number from 1")
 
 
 def test_a_vocabulary_that_cannot_be(folder: Path) -> None:
@@ -212,7 +214,7 @@ def test_no_start(folder: Path) -> None:
 def test_a_start_outside_the_vocabulary(folder: Path) -> None:
     change_config(folder, decoder_start_token_id=13)
     (folder / "generation_config.json").unlink()
-    refused(folder, "config.json: `start` must be a token id from 0 to 12, but is 13")
+    refused(folder, "config.json: `decoder_start_token_id` must be a token id from 0 to 12, but is 13")
 
 
 # Tensors.
@@ -266,6 +268,7 @@ def test_positions_that_are_not_numbers(folder: Path) -> None:
 
 def test_two_precisions(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ].half()})
+    change_config(folder, dtype=None)
     refused(folder, "all tensors must be of one floating type")
 
 

@@ -88,8 +88,21 @@ DECODERS = {f"decoder-{name}": config for name, config in toys(LOOKING_BACK, cau
 CROSS_DECODERS = {f"cross-{name}": replace(config, cross=True) for name, config in DECODERS.items()}
 
 
-def every(argument: str, cases: dict[str, object]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(argument, list(cases.values()), ids=list(cases))
+def every(argument: str, cases: dict[str, object], quick: Sequence[str] | None = None) -> pytest.MarkDecorator:
+    """Where some are named as `quick`, the others are slow."""
+    marks = {name: () if quick is None or name in quick else pytest.mark.slow for name in cases}
+    params = [pytest.param(case, id=name, marks=marks[name]) for name, case in cases.items()]
+    return pytest.mark.parametrize(argument, params)
+
+
+def in_turn(arguments: str, cases: dict[str, object], others: dict[str, object]) -> pytest.MarkDecorator:
+    """Every case with every other; the quick tests take each case with one of the others, in turn; the rest is slow."""
+    pairs = [
+        pytest.param(case, other, id=f"{name}-{other_name}", marks=() if j == i % len(others) else pytest.mark.slow)
+        for i, (name, case) in enumerate(cases.items())
+        for j, (other_name, other) in enumerate(others.items())
+    ]
+    return pytest.mark.parametrize(arguments, pairs)
 
 
 every_encoder = every("config", ENCODERS)

@@ -40,7 +40,18 @@ from tests.laws.family import (
     read,
     sentences,
 )
-from tests.laws.helpers import close, gradients, noise_like, numbers, padded, precise, real, same_gradients, shake
+from tests.laws.helpers import (
+    close,
+    every,
+    gradients,
+    noise_like,
+    numbers,
+    padded,
+    precise,
+    real,
+    same_gradients,
+    shake,
+)
 
 
 def alone(model: nn.Module, texts: list[Tensor]) -> list[Tensor]:
@@ -188,7 +199,7 @@ def test_a_whole_model_is_the_same_by_equation_1(config: ModelConfig, device: to
     same_gradients(gradients(actual.square().mean(), model), gradients(expected.square().mean(), model))
 
 
-@every_one
+@every("config", {**TEXT, **VISION, **T5_TOY}, quick=("gpt2", "llama3", "bert", "vit", "t5"))
 def test_the_model_compiles_in_one_graph(config: ModelConfig, device: torch.device) -> None:
     model = make_one(config, device)
     expected = pass_through(model, device)
@@ -279,10 +290,26 @@ def test_the_first_loss_is_near_ln_v(config: ModelConfig, device: torch.device) 
     assert abs(loss.item() - math.log(1000)) < 0.8
 
 
+@every("config", T5_TOY)
+def test_t5_begins_calmly(config: Seq2SeqConfig, device: torch.device) -> None:
+    """Its scores are unscaled: W^Q must start so that no token is picked alone. (Where the output is the embedding, a
+    model with the norm first begins with the word that it reads, so that its first loss is above ln V.)"""
+    wide = attent.presets.with_stacks(replace(config, vocab=1000), width=256, heads=4, head_width=64)
+    model = build(wide).to(device).eval()
+    ids = torch.randint(0, 1000, (4, 20)).to(device)
+    with attent.record(model) as trace:
+        loss = F.cross_entropy(model(ids, ids).flatten(0, 1), torch.randint(0, 1000, (80,)).to(device))
+    assert abs(loss.item() - math.log(1000)) < (5.0 if config.tie_output else 0.8)
+    for path, weights in trace.items():
+        assert weights[0][:, :, -1].amax(-1).mean() < 0.3, path
+
+
 @every_vision
 def test_no_label_is_likelier_at_first(config: VisionConfig, device: torch.device) -> None:
     model = build(config).to(device, precise(device)).eval()
-    close(model(pictures(config, 2, device)).softmax(-1), torch.full((2, 3), 1 / 3, device=device, dtype=precise(device)))
+    close(
+        model(pictures(config, 2, device)).softmax(-1), torch.full((2, 3), 1 / 3, device=device, dtype=precise(device))
+    )
 
 
 @every_vision
@@ -310,6 +337,13 @@ def test_bytes_become_what_the_model_reads(device: torch.device) -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(1, 3, 12, 12)
     read_as = model.normalised(pixels)[0, :, 0, 0].tolist()
     assert read_as == pytest.approx([(0 - 0.5) / 0.2, (0.2 - 0.4) / 0.3, (1 - 0.3) / 0.4])
+    assert torch.allclose(model.normalised(pixels / 255), model.normalised(pixels), atol=1e-6)
+
+
+def test_a_mean_is_of_patches_alone(device: torch.device) -> None:
+    states = torch.randn(2, 10, 32).to(device)
+    close(build(VISION["vit-mean"]).to(device).pooled(states), states[:, 1:].mean(1))
+    close(build(VISION["vit-without-class"]).to(device).pooled(states), states.mean(1))
 
 
 def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> None:

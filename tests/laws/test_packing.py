@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-import pytest
 import torch
 from torch import Tensor
 
 from attent.nn import Memory, Packing, StackConfig
 from tests.laws.helpers import (
+    CROSS_DECODERS,
+    DECODERS,
+    ENCODERS,
     close,
     every_stack,
     gradients,
+    in_turn,
     make,
     noise_like,
     same_gradients,
@@ -25,7 +28,6 @@ LAYOUTS: dict[str, tuple[list[list[int]], list[list[int]], int, int]] = {
     "rows": ([[3, 5, 1], [4], [2, 2]], [[2, 4, 3], [5], [1, 6]], 11, 10),
     "flat": ([[3, 1, 4]], [[2, 5, 1]], 8, 10),
 }
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 
 
 def pack(sentences: list[list[Tensor]], width: int) -> tuple[Tensor, Packing]:
@@ -42,8 +44,7 @@ def unpack(x: Tensor, lengths: Sequence[Sequence[int]]) -> list[Tensor]:
     return [piece for row, counts in zip(x, lengths, strict=True) for piece in row[: sum(counts)].split(list(counts))]
 
 
-@every_layout
-@every_stack
+@in_turn("config, layout", ENCODERS | DECODERS | CROSS_DECODERS, LAYOUTS)
 def test_packed_equals_separate(
     config: StackConfig,
     layout: tuple[list[list[int]], list[list[int]], int, int],

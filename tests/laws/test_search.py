@@ -12,7 +12,8 @@ from attent.decode import beam, greedy
 from attent.decode.engine import TorchEngine
 from attent.decode.options import Job, Search
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
-from tests.laws.models import every_seq2seq, make_seq2seq, pairs
+from tests.laws.helpers import in_turn
+from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
 
 START, LONGEST = 1, 7
 Kinds = dict[str, Any]
@@ -49,8 +50,7 @@ def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, 
         torch.testing.assert_close(got.scores[:, i], (sums / got.lengths[:, i] ** 0.6).float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-@every_seq2seq
+@in_turn("config, beam_size", SEQ2SEQS, {"1": 1, "4": 4})
 def test_neighbours_change_nothing(config: Seq2SeqConfig, beam_size: int, device: torch.device) -> None:
     """Neither those of one batch, nor those that came before into a place of it."""
     model, text = make_seq2seq(config, device), pairs(device)

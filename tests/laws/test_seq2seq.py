@@ -15,7 +15,7 @@ import attent
 from attent.decode import greedy
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.nn import Packing
-from tests.laws.helpers import POSITIONS, close, gradients, noise_like, numbers, real, same_gradients
+from tests.laws.helpers import POSITIONS, close, gradients, in_turn, noise_like, numbers, real, same_gradients
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
 
 
@@ -49,8 +49,7 @@ def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> 
     return torch.stack(laid), Packing.of(lengths, width, device=laid[0].device)
 
 
-@pytest.mark.parametrize("rows", [[[0, 1], [2], [3]], [[3, 1, 2, 0]]], ids=["rows", "flat"])
-@every_seq2seq
+@in_turn("config, rows", SEQ2SEQS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
 def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], device: torch.device) -> None:
     model, text = make_seq2seq(config, device), pairs(device)
     source, source_packing = packed_batch(text.sources, rows, 15)
@@ -130,8 +129,7 @@ def test_greedy_with_a_cache_equals_greedy_by_reading_the_prefix_again(
     assert actual.tolist() == prefix[:, 1:].tolist()
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@every_seq2seq
+@in_turn("config, stored", SEQ2SEQS, {"float32": torch.float32, "bfloat16": torch.bfloat16})
 def test_saved_and_loaded_gives_the_same_bits(
     config: Seq2SeqConfig, stored: torch.dtype, device: torch.device, tmp_path: Path
 ) -> None:

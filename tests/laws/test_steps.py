@@ -10,8 +10,10 @@ from torch import Tensor
 from attent.nn import Cache, Memory, Stack, StackConfig
 from tests.laws.helpers import (
     CROSS_DECODERS,
+    DECODERS,
     close,
     every_decoder,
+    in_turn,
     make,
     memory_for,
     new_cache,
@@ -30,8 +32,7 @@ def continued(stack: Stack, x: Tensor, cache: Cache, *chunks: int) -> Tensor:
     return torch.cat([stack(piece, cache=cache) for piece in x.split(chunks, 1)], 1)
 
 
-@pytest.mark.parametrize("chunks", [(1,) * T, (4, 1, 3, 1)], ids=["singly", "uneven"])
-@every_decoder
+@in_turn("config, chunks", DECODERS | CROSS_DECODERS, {"singly": (1,) * T, "uneven": (4, 1, 3, 1)})
 def test_step_by_step_equals_all_at_once(config: StackConfig, chunks: tuple[int, ...], device: torch.device) -> None:
     stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
     cache = new_cache(stack, T + 2, 3, memory)
@@ -74,8 +75,7 @@ def test_rows_may_grow_by_different_amounts_again_and_again(config: StackConfig,
 ORDERS = {"fewer": (2, 1), "more": (0, 2, 2, 1, 0)}
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
-@every_decoder
+@in_turn("config, order", DECODERS | CROSS_DECODERS, ORDERS)
 def test_beams_follow_their_rows(config: StackConfig, order: tuple[int, ...], device: torch.device) -> None:
     stack, memory = make(config, device), memory_for(config, 3, device)
     before = states(3, 4, device=device)
@@ -184,8 +184,7 @@ def test_beams_of_one_row_equal_rows_of_their_own(config: StackConfig, device: t
     assert cache.used == 5 * 3
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@every_decoder
+@in_turn("config, beams", DECODERS | CROSS_DECODERS, {"1": 1, "3": 3})
 def test_a_row_that_begins_anew_equals_a_fresh_one(config: StackConfig, beams: int, device: torch.device) -> None:
     """With the memory of another source, while its neighbours go on; and so again, when rows were moved."""
     stack, memory = make(config, device), memory_for(config, 3, device)

@@ -199,3 +199,22 @@ def test_a_sentence_longer_than_the_model_has_places_is_told() -> None:
 def test_it_stops_when_it_is_told_to(looker: Looker) -> None:
     with pytest.raises(Stopped):
         looker.look(Question(text=TEXT), stop=lambda: True)
+
+
+def test_sentinels_in_a_text_are_read_and_what_is_written_for_them_is_shown() -> None:
+    from attent.decode import Translator
+    from tests.decode.readers import filler, sentencepiece
+
+    pieces = sentencepiece(controls=("<extra_id_0>", "<extra_id_1>"))
+    of_spans = Looker(Translator(filler(pieces), pieces))
+    found = of_spans.look(Question(text="The <extra_id_0> sat on the [MASK]."))
+    source, target = found["sides"]["source"], found["sides"]["target"]
+    assert [token["piece"] for token in source["tokens"] if token["special"] == "mask"] == [
+        "<extra_id_0>",
+        "<extra_id_1>",
+    ]
+    assert (target["label"], target["text"]) == ("hidden spans", "<extra_id_0> cat <extra_id_1> mat")
+    assert found["decoding"]["results"][0]["text"] == target["text"]
+    given = of_spans.look(Question(text="The <extra_id_0> sat", target="<extra_id_0> dog"))["sides"]["target"]
+    assert [token["piece"] for token in given["tokens"]] == ["<extra_id_0>", "▁dog", "</s>"]
+    assert of_spans.look(Question(text="The cat"))["sides"]["target"]["label"] == "translation"

@@ -98,7 +98,10 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
             lambda c: c.update(version=2),
             "config.json: has `version` 2, and this attent reads 1; it may have been",
         ),
-        (lambda c: c.update(kind="rnn"), "config.json: has `kind` 'rnn', and this attent reads 'seq2seq or causal or encoder or vision'; it may"),
+        (
+            lambda c: c.update(kind="rnn"),
+            "config.json: has `kind` 'rnn', and this attent reads 'seq2seq or causal or encoder or vision'; it may",
+        ),
         (lambda c: c["model"].update(vocabs=3), "config.json: unknown key `model.vocabs`; did you mean `model.vocab`?"),
         (lambda c: c["model"].update(zzzz=3), "config.json: unknown key `model.zzzz`; remove it, or update attent."),
         (lambda c: c["model"]["encoder"].update(layers=16_000_000), "`layers` must be a number from 1 to 1,000, but"),

@@ -13,7 +13,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from attent.text.tokenizer import Sampling, Tokenizer, TokenizerError
-from tests.text.corpus import lines
+from tests.text.corpus import lines, tokenizer
 from tests.text.foreigners import TAGS, marian_folder, sentencepiece_model, write_json
 
 T5_IDS = (0, -1, 1, 2)
@@ -364,3 +364,75 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     (folder / "merges.txt").unlink()
     (folder / "vocab.txt").write_text("[CLS]\na\n", encoding="utf-8")
     assert refusal(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; get the file again"
+
+
+# --- pieces that were added -------------------------------------------------------------------------------------------
+
+
+def added_folder(folder: Path, how: str) -> tuple[Path, int]:
+    """A LLaMA-like folder with two more pieces, of which the first ends a text, told in one of three files."""
+    model = sentencepiece_model(model_type="bpe")
+    (folder / "tokenizer.model").write_bytes(model)
+    own = SentencePieceProcessor(model_proto=model).get_piece_size()
+    said: dict[str, Any] = {"eos_token": "<|end|>", "add_bos_token": False}
+    facts = {"content": "<|end|>", "special": True}, {"content": "<tab>", "special": False}
+    if how == "added_tokens.json":
+        write_json(folder / how, {"<|end|>": own, "<tab>": own + 1, "<s>": 1})
+    elif how == "tokenizer.json":
+        write_json(folder / how, {"added_tokens": [{"id": own + i, **one} for i, one in enumerate(facts)]})
+    else:
+        said["added_tokens_decoder"] = {str(own + i): one for i, one in enumerate(facts)}
+    write_json(folder / "tokenizer_config.json", said)
+    return folder, own
+
+
+@pytest.mark.parametrize("how", ["added_tokens.json", "tokenizer_config.json", "tokenizer.json"])
+def test_pieces_added_to_a_sentencepiece_model_are_found_wherever_they_are_told(tmp_path: Path, how: str) -> None:
+    folder, own = added_folder(tmp_path, how)
+    made = Tokenizer.load(folder)
+    ours = made.target
+    assert (ours.size, ours.end, ours.before, ours.after, ours.sentinels) == (own + 2, own, (), (), ())
+    assert ours.pieces([own, own + 1]) == ["<|end|>", "<tab>"]
+    a, b = ours.encode(["A man", "dog"])
+    assert ours.decode([*a, own, own + 1, *b]) == "A man<tab> dog"
+    assert own not in ours.encode(["<|end|>"])[0]
+    assert copy.deepcopy(ours).end == own
+    assert Tokenizer.from_files(made.files).target.end == own
+
+
+def test_what_is_said_beside_a_sentencepiece_model_is_heeded_and_what_it_does_not_have_is_not(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(model_type="bpe"))
+    for said, expected in (
+        ({}, (2, (1,), ())),
+        ({"add_bos_token": True, "add_eos_token": True, "eos_token": "<unheard>"}, (2, (1,), (2,))),
+        ({"add_bos_token": False, "eos_token": {"content": "<s>"}}, (1, (), ())),
+        ({"added_tokens_decoder": {"x": {}, "-1": 3, str(10**12): {"content": "far"}}}, (2, (1,), ())),
+    ):
+        write_json(tmp_path / "tokenizer_config.json", said)
+        ours = Tokenizer.load(tmp_path).target
+        assert (ours.end, ours.before, ours.after) == expected
+
+
+def test_our_own_model_says_all_by_itself(tmp_path: Path) -> None:
+    tokenizer().save(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"add_bos_token": False, "eos_token": "<s>"})
+    write_json(tmp_path / "added_tokens.json", {"more": 10**6})
+    ours, plain = Tokenizer.load(tmp_path).target, tokenizer().target
+    assert (ours.size, ours.end, ours.before) == (plain.size, plain.end, plain.before)
+
+
+def test_pieces_added_to_gpt2_have_the_ids_that_transformers_gives_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    gpt2_folder(tmp_path)
+    size = Tokenizer.load(tmp_path).target.size
+    write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 1, "   ": size})
+    write_json(tmp_path / "special_tokens_map.json", {"eos_token": "<|end|>", "bos_token": "<|endoftext|>"})
+    ours = Tokenizer.load(tmp_path).target
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="gpt2")
+    assert (ours.size, ours.end) == (size + 2, size + 1) == (len(theirs), theirs.eos_token_id)
+    (row,) = ours.encode(["a   b"])
+    assert row == theirs("a   b")["input_ids"]
+    assert size in row
+    assert ours.decode([*row, ours.end]) == "a   b"
+    write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 3})
+    assert "must be numbered on from" in refusal(tmp_path)

@@ -14,8 +14,8 @@ from attent import settings
 from attent.models import presets
 from attent.models.config import Seq2SeqConfig
 from attent.train.choose import Amount, recipe
-from attent.train.config import Asked, Seq2SeqRun, changes, check, model_of, read_asked, read_run
-from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig
+from attent.train.config import Asked, Run, Seq2SeqRun, changes, check, model_of, read_asked, read_run
+from attent.train.recipe import DataConfig, DecodeConfig, TrainConfig, TrainError
 
 
 def asked(*overrides: str, file: Path | None = None, **flags: object) -> Asked:
@@ -142,3 +142,42 @@ def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> N
     again = asked(file=tmp_path / "run.toml")
     assert check(again, "run.toml").train == train
     assert model_of(again, presets.tiny(300)) == model
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [
+        ("mlm", "data.tgt=de"),
+        ("lm", "decode.beam_size=2"),
+        ("spans", "data.reading.fuzzy=true"),
+        ("classify", "train.valid_sentences=10"),
+        ("images", "data.longest=64"),
+        ("images", "data.tokenizer.vocab=500"),
+        ("translate", "data.images.flip=0"),
+    ],
+)
+def test_what_a_task_does_not_read_is_refused(tmp_path: Path, task: str, setting: str) -> None:
+    with pytest.raises(TrainError, match=f"`{setting.partition('=')[0]}` means nothing for --task {task}; leave it"):
+        asked(setting, task=task)
+    file = tmp_path / "run.toml"
+    settings.write_toml(read_like(task), file)
+    assert asked(file=file)["task"] == task  # all settings stand there, as they are by themselves
+
+
+def read_like(task: str) -> Run:
+    run = check({"task": task}, "--set")
+    return replace(run, data=replace(run.data, layout="packed"), train=replace(run.train, rdrop=0.0))
+
+
+def test_patches_are_checked_against_the_images_and_not_before() -> None:
+    assert asked("model.patch=7", task="images")["model"] == {"patch": 7}
+    with pytest.raises(settings.SettingsError, match="`image` must be a multiple of `patch`=7, but is 32"):
+        asked("model.patch=7", "model.image=32", task="images")
+
+
+def test_images_are_learned_to_the_last_update() -> None:
+    assert check({"task": "images"}, "--set").train.patience == 0
+    assert check({"task": "mlm"}, "--set").train.patience == 10

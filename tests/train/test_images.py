@@ -120,11 +120,12 @@ def test_two_images_in_one_count_by_their_shares() -> None:
     batch = ImageBatches(images, replace(PLAIN, mixup=1.0), size=12, width=4).batch(0, 0)
     assert batch.others is not None
     assert batch.shares is not None
-    loss, _ = ImageObjective(model, smoothing=0.1)(batch)
+    loss, plain = ImageObjective(model, smoothing=0.1)(batch)
     likely = model(model.normalised(batch.pixels)).log_softmax(-1)
     right = torch.zeros(12, 3).scatter_add_(1, batch.labels[:, None], batch.shares[:, None])
-    right = right.scatter_add_(1, batch.others[:, None], 1 - batch.shares[:, None]) * 0.9 + 0.1 / 3
-    assert torch.allclose(loss, -(right * likely).sum(), atol=1e-4)
+    right = right.scatter_add_(1, batch.others[:, None], 1 - batch.shares[:, None])
+    assert torch.allclose(loss, -((right * 0.9 + 0.1 / 3) * likely).sum(), atol=1e-4)
+    assert torch.allclose(plain, -(right * likely).sum(), atol=1e-4)
 
 
 def test_the_loss_is_a_sum_that_pieces_add_up_to() -> None:
@@ -144,6 +145,17 @@ def test_the_loss_is_a_sum_that_pieces_add_up_to() -> None:
 @pytest.mark.parametrize(("image", "patch"), [(28, 4), (32, 4), (64, 8), (96, 8), (128, 16), (224, 16), (29, 29)])
 def test_patches_suit_the_size_of_images(image: int, patch: int) -> None:
     assert patch_of(image) == patch
+
+
+def test_it_is_judged_without_dropout_and_left_as_it_was() -> None:
+    images = bars()
+    model = small(images)
+    model.encoder.dropout.p = 0.5
+    torch.nn.init.normal_(model.classifier.weight)  # type: ignore[union-attr]
+    assert {count_right(model.train(), images) for _ in range(5)} == {count_right(model.eval(), images)}
+    assert not model.training
+    count_right(model.train(), images)
+    assert model.training
 
 
 def test_what_bars_are_is_learned() -> None:

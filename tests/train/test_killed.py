@@ -119,9 +119,9 @@ class Killer:
                 self.differ.append(f"{out}, update {step}, kill {self.kills}")
 
 
-def test_ten_kills_change_nothing(nursery: Nursery, corpus: Path, unbroken: Unbroken, tmp_path: Path) -> None:
+def test_four_kills_change_nothing(nursery: Nursery, corpus: Path, unbroken: Unbroken, tmp_path: Path) -> None:
     killer = Killer(nursery, corpus, unbroken, tmp_path, seed=1)
-    killer.go(10, 3)
+    killer.go(4, 2)
     assert not killer.differ
 
 
@@ -262,7 +262,7 @@ def cut(path: Path) -> None:
         ("weights.safetensors", lambda path: flip(path, 0.9)),
         pytest.param("optimiser.safetensors", lambda path: flip(path, 0.1), marks=pytest.mark.slow),
         pytest.param("random.safetensors", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
-        ("weights.safetensors", cut),
+        pytest.param("weights.safetensors", cut, marks=pytest.mark.slow),
         ("random.safetensors", Path.unlink),
     ],
     ids=["manifest", "state", "weights", "optimiser", "random", "cut", "missing"],

@@ -163,8 +163,15 @@ def test_it_holds_the_model_and_nothing_else() -> None:
     assert abs(float(objective(padded())[1] - other(padded())[1])) > 1e-3
 
 
-@pytest.mark.parametrize("batch", [padded(), packed()], ids=["padded", "packed"])
-@pytest.mark.parametrize("rdrop", [0.0, 5.0])
+@pytest.mark.parametrize(
+    ("batch", "rdrop"),
+    [
+        pytest.param(padded(), 0.0, id="padded", marks=pytest.mark.slow),
+        pytest.param(packed(), 0.0, id="packed"),
+        pytest.param(padded(), 5.0, id="padded, rdrop"),
+        pytest.param(packed(), 5.0, id="packed, rdrop", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_it_is_one_graph_with_the_same_loss(
     batch: Batch, rdrop: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,14 @@ import torch.nn.functional as F
 from attent.data.encoded import Encoded
 from attent.data.plan import BatchConfig
 from attent.data.rows import Labels, Masks, Packed, Rows, Windows
+from attent.data.texts import Texts
 from attent.models import CausalConfig, CausalLM, Encoder, EncoderConfig
 from attent.nn import LearnedConfig, StackConfig
+from attent.text.train import TokenizerConfig, train_one
 from attent.train import checkpoint
+from attent.train.labelled import Labelled, interval
 from attent.train.loop import Training
+from attent.train.masked import Masked, masks_of
 from attent.train.objective import MaskedWords, NextWords, OneStack, TextLabels
 from attent.train.task import Batches, MakeObjective
 from attent.train.team import Team
@@ -138,6 +143,51 @@ def test_filler_and_pieces_change_no_loss() -> None:
         text = batch.text.with_tensors([filled, *batch.text.tensors()[1:]])
         other = Rows.of(text, batch.wanted, batch.pairs, beside=True)
         assert loss(NextWords(model), [other])[0] == pytest.approx(total, rel=1e-9)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def with_each(**facts: Any) -> Any:
+    """So much of a task as its figures need."""
+    return SimpleNamespace(each=iter, **facts)
+
+
+def test_the_share_of_hidden_words_that_are_told_counts_no_filler() -> None:
+    model, batches = without_labels(0.0).eval(), everything(packed(masks(), "bucketed"))
+    hidden = torch.cat([batch.wanted[batch.wanted >= 0] for batch in batches])
+    often = int(hidden.mode().values)
+    assert model.masked is not None
+    assert model.masked.output.bias is not None
+    model.masked.output.bias.data[often] = 1000  # it says this word everywhere
+    share, _ = Masked.judged(with_each(sample=lambda *_: None), model, batches)  # type: ignore[arg-type]
+    assert share == pytest.approx(100 * float((hidden == often).float().mean()))
+
+
+def test_each_text_gets_the_label_that_it_gets_alone() -> None:
+    model, of = encoder().eval(), texts()
+    batches = everything(packed(labels(), "bucketed"))
+    assert len(batches) > 1
+    found = Labelled.said(with_each(labels=LABELS), model, Texts("t", [""] * 60), batches)  # type: ignore[arg-type]
+    for i, said in enumerate(found):
+        ids = torch.from_numpy(of.ids[of.offsets[i] : of.offsets[i + 1]].astype(np.int64))[None]
+        assert said == LABELS[int(model.classify(model(ids)).argmax())]
+    assert len(set(found)) > 1
+
+
+def test_an_interval_is_wilsons() -> None:
+    assert interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    assert interval(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-4)
+    assert interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_only_words_stand_for_other_words() -> None:
+    vocabulary = train_one(["the cat sat on the mat"] * 3, TokenizerConfig(), mask=True).source
+    found = masks_of(vocabulary, "here")
+    assert vocabulary.mask is not None
+    signs = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask}
+    assert set(found.others.tolist()) == set(range(vocabulary.size)) - signs
+    assert (found.mask, found.before, found.after) == (vocabulary.mask, 1, 1)
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""Summaries by ROUGE, beside the first sentence of each text, which is a baseline that is hard to beat.
+
+    pip install rouge-score
+    python -m benchmarks.summaries texts.txt references.txt [written.txt ...]
+
+A line for each text, its reference and what a model wrote. F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, by
+Google's rouge-score; the interval is that of 1,000 resamplings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+from attent.text.split import split
+
+KINDS = ("rouge1", "rouge2", "rougeL")
+RESAMPLED = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("references", type=Path)
+    parser.add_argument("written", type=Path, nargs="*")
+    asked = parser.parse_args()
+    texts, references = lines_of(asked.texts), lines_of(asked.references)
+    tell("first sentence", [split(text, "en")[0].text for text in texts], references)
+    for path in asked.written:
+        tell(path.name, lines_of(path), references)
+
+
+def lines_of(path: Path) -> list[str]:
+    with path.open(encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file]
+
+
+def tell(name: str, written: list[str], references: list[str]) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer: Any = RougeScorer(list(KINDS), use_stemmer=True)
+    found = [scorer.score(reference, text) for reference, text in zip(references, written, strict=True)]
+    figures = []
+    for kind in KINDS:
+        each = [100 * one[kind].fmeasure for one in found]
+        low, high = interval(each)
+        figures.append(f"{kind} {statistics.mean(each):.2f} ({low:.2f} to {high:.2f})")
+    words = statistics.mean(len(text.split()) for text in written)
+    print(f"{name:20} {', '.join(figures)}; {len(found)} texts, {words:.0f} words each")
+
+
+def interval(each: list[float]) -> tuple[float, float]:
+    chance = random.Random(1)
+    means = sorted(statistics.mean(chance.choices(each, k=len(each))) for _ in range(RESAMPLED))
+    return means[RESAMPLED // 40], means[-RESAMPLED // 40]
+
+
+if __name__ == "__main__":
+    main()
