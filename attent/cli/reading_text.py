@@ -94,9 +94,7 @@ def blocks_of(given: Sequence[str]) -> Iterator[Block]:
 def check_no_file(text: str) -> None:
     """A name that was mistyped is no text."""
     if FILE_NAME.fullmatch(text):
-        raise ValueError(
-            f"{text}: there is no such file; give its right name (or echo a text to -)"
-        )
+        raise ValueError(f"{text}: there is no such file; give its right name (or echo a text to -)")
 
 
 def lines_of(file: Path | None) -> Iterator[Block]:
