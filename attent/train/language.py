@@ -30,7 +30,7 @@ PYTHON = """\
 import attent
 
 generator = attent.Generator.load({folder!r})
-print(generator.generate(["Once"])[0].text)"""
+print(generator.generate(["Once"])[0][0].text)"""
 
 
 class Language(TextTask):
