@@ -66,7 +66,8 @@ def embed(
     if flags.out is not None:
         whole = torch.cat(vectors)
         save(whole, flags.out.expanduser())
-        say(f"{len(whole):,} vectors of {whole.shape[1]:,} numbers are in {flags.out}")
+        count = f"{len(whole):,} vector{'' if len(whole) == 1 else 's'}"
+        say(f"{count} of {whole.shape[1]:,} numbers {'is' if len(whole) == 1 else 'are'} in {flags.out}")
 
 
 def check_usage(flags: Flags) -> None:
