@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from attent import settings
 from attent.data.scripts import UNSPACED, letters
 from attent.decode import mbr
 from attent.decode.align import Alignment, align_rows, choice_of, default_choice
@@ -45,6 +47,7 @@ SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u
 HIDDEN = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MOST_PARTS = 2**20  # of a text
 LONG = 200  # tokens of a text beyond which it is cut into sentences: hardly any model has seen longer ones
+USUAL = 256  # of the longest text to train on, where nobody said another number; a model with more was meant for it
 # Beams searched for at once: on a CPU more are no faster; on an accelerator, if half of its free memory holds them.
 CPU_ROWS, CPU_BYTES = 128, 2**30
 MOST_ROWS, SHARE, UNKNOWN_BYTES = 4_096, 0.5, 4 * 2**30
@@ -252,12 +255,26 @@ class Translator:
             return self.model.source_limit, self.model.target_limit
         return self.model.encoder.positions.max_length, self.model.decoder.positions.max_length
 
+    @property
+    def _long(self) -> int:
+        """Tokens of a text that is read whole: a summary, for one, is of all of a text."""
+        return max(LONG, self._trained_on)
+
+    @cached_property
+    def _trained_on(self) -> int:
+        """`data.longest` of the run that made this model, if it was raised; else 0."""
+        path = None if self.folder is None else self.folder / "run.toml"
+        with suppress(settings.SettingsError, OSError, KeyError, AttributeError):  # a folder made otherwise
+            longest = 0 if path is None or not path.is_file() else settings.read_tables(path)["data"].get("longest", 0)
+            return longest if isinstance(longest, int) and longest > USUAL else 0
+        return 0
+
     def _pieces(
         self, text: str, control: Control, to: str | None, sentences: bool, language: str | None
     ) -> list[Piece]:
         """The text as it is translated: whole, or cut into sentences; space around it is not kept."""
         text = self.cleaned(text)
-        limit = min(LONG, self._limits[0] or LONG) - frame(to)
+        limit = min(self._long, self._limits[0] or self._long) - frame(to)
         short = 4 * len(text) <= limit  # a character has at most four bytes, and a token at least one
         if not text:
             return []

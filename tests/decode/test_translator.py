@@ -229,6 +229,20 @@ def test_what_is_too_long_is_cut_though_nobody_asked(here: Translator, monkeypat
         assert text in words
 
 
+@pytest.mark.parametrize(
+    ("said", "whole"), [("[data]\nlongest = 512\n", True), ("[data]\nlongest = 256\n", False), ("", False)]
+)
+def test_a_model_that_was_trained_on_long_texts_reads_them_whole(
+    here: Translator, said: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A summary is of the whole text, not of each of its sentences."""
+    monkeypatch.setattr(translator, "LONG", 40)
+    assert isinstance(here.model, Seq2Seq)
+    (tmp_path / "run.toml").write_text(said, encoding="utf-8")
+    got = Translator(here.model, here.tokenizer, folder=tmp_path).translate([" ".join(TEXTS)])
+    assert (got[0].parts == 1) == whole
+
+
 def test_a_model_with_few_positions_is_never_asked_for_more() -> None:
     of = tokenizer()
     stack = replace(STACK, positions=LearnedConfig(max_length=12))
