@@ -160,8 +160,8 @@ def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> S
             tie_output=facts.tie_word_embeddings,
             output_bias=output_bias,
             scale_embeddings=facts.scale_embedding,
-            start=start_of(facts, where),
-            end=end_of(facts, where),
+            start=table.start_of(facts, where),
+            end=table.end_of(facts, where),
         ),
         where,
         KEYS.names,
@@ -189,24 +189,6 @@ def to_stack(facts: Facts, *, decoder: bool) -> StackConfig:
         attention_dropout=facts.attention_dropout,
         activation_dropout=facts.activation_dropout,
     )
-
-
-def start_of(facts: Facts, where: Path) -> int:
-    """What the decoder reads first. Published models start from the padding token."""
-    start = facts.pad_token_id if facts.decoder_start_token_id is None else facts.decoder_start_token_id
-    if start is None:
-        raise FolderError(f"{where}: missing key `decoder_start_token_id`, the decoder's first; add it")
-    return start
-
-
-def end_of(facts: Facts, where: Path) -> int:
-    ends = facts.eos_token_id if isinstance(facts.eos_token_id, tuple) else (facts.eos_token_id,)
-    if len(ends) != 1 or ends[0] is None:
-        raise FolderError(
-            f"{where}: `eos_token_id` must be one token id, the one that ends a sentence, but is "
-            f"{files.quoted(facts.eos_token_id)}; give that one"
-        )
-    return ends[0]
 
 
 # --- in -------------------------------------------------------------------------------------------

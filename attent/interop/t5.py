@@ -186,8 +186,8 @@ def to_config(facts: Facts, *, tied: bool, where: Path) -> Seq2SeqConfig:
             tie_output=tied,
             scale_embeddings=False,
             scale_output=facts.scaled,
-            start=start_of(facts, where),
-            end=end_of(facts, where),
+            start=table.start_of(facts, where),
+            end=table.end_of(facts, where),
         ),
         where,
         KEYS.names,
@@ -258,24 +258,6 @@ def check_relative(facts: Facts, where: Path) -> None:
             f"{where}: `relative_attention_max_distance` must be more than `relative_attention_num_buckets`={buckets} "
             f"for a T5 model that attent can compute, but is {reach}"
         )
-
-
-def start_of(facts: Facts, where: Path) -> int:
-    """What the decoder reads first. T5 starts from the padding token."""
-    start = facts.pad_token_id if facts.decoder_start_token_id is None else facts.decoder_start_token_id
-    if start is None:
-        raise FolderError(f"{where}: missing key `decoder_start_token_id`, the decoder's first; add it")
-    return start
-
-
-def end_of(facts: Facts, where: Path) -> int:
-    ends = facts.eos_token_id if isinstance(facts.eos_token_id, tuple) else (facts.eos_token_id,)
-    if len(ends) != 1 or ends[0] is None:
-        raise FolderError(
-            f"{where}: `eos_token_id` must be one token id, the one that ends a text, but is "
-            f"{files.quoted(facts.eos_token_id)}; give that one"
-        )
-    return ends[0]
 
 
 # --- in -------------------------------------------------------------------------------------------

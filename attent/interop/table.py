@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -192,6 +192,35 @@ THEIR_ACTIVATIONS: dict[Activation, TheirActivation] = {
     "gelu_tanh": "gelu_pytorch_tanh",
     "silu": "silu",
 }
+
+
+class Writes(Protocol):
+    """The facts of a model with a decoder that reads an encoder's output."""
+
+    @property
+    def decoder_start_token_id(self) -> int | None: ...
+    @property
+    def pad_token_id(self) -> int | None: ...
+    @property
+    def eos_token_id(self) -> int | tuple[int, ...] | None: ...
+
+
+def start_of(facts: Writes, where: Path) -> int:
+    """What the decoder reads first. Published models start from the padding token."""
+    start = facts.pad_token_id if facts.decoder_start_token_id is None else facts.decoder_start_token_id
+    if start is None:
+        raise FolderError(f"{where}: missing key `decoder_start_token_id`, the decoder's first; add it")
+    return start
+
+
+def end_of(facts: Writes, where: Path) -> int:
+    ends = facts.eos_token_id if isinstance(facts.eos_token_id, tuple) else (facts.eos_token_id,)
+    if len(ends) != 1 or ends[0] is None:
+        raise FolderError(
+            f"{where}: `eos_token_id` must be one token id, the one that ends a sentence, but is "
+            f"{files.quoted(facts.eos_token_id)}; give that one"
+        )
+    return ends[0]
 
 
 # --- names: where each tensor goes ----------------------------------------------------------------------------------
