@@ -55,12 +55,14 @@ test: $(READY) ## ruff, mypy and the quick tests: what must pass before a change
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m 'not slow'
+	@if $(PY) -c 'import triton' 2>/dev/null; then \
+	  $(TEST_ENV) TRITON_INTERPRET=1 $(PY) -m pytest -q -n $(WORKERS) tests/nn/kernels; fi
 
 test-slow: $(READY) ## the tests that train and measure
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
-test-device: $(READY) ## the laws on a GPU, in float32 and bfloat16
-	$(PY) -m pytest -q tests/laws --device cuda
+test-device: $(READY) ## the laws and the kernels on a GPU, in float32 and bfloat16
+	$(PY) -m pytest -q tests/nn/kernels tests/train/test_recorded.py tests/laws --device cuda
 
 lint: $(READY) ## ruff check, ruff format --check, mypy
 	$(PY) -m ruff check .

@@ -1,10 +1,11 @@
-"""Scaled dot-product attention (section 3.2.1): equation 1 as written, and three faster ways to the same numbers.
+"""Scaled dot-product attention (section 3.2.1): equation 1 as written, and four faster ways to the same numbers.
 
     explicit  equation 1, step by step; gives the weights too. Every other way is checked against it.
     fused     PyTorch's scaled_dot_product_attention: memory grows with length, not with its square (windows, packing
               and biases still need a mask tensor of that square)
     flex      FlexAttention: compiled from `Mask.allows` itself; skips blocks that nobody may look at
     packed    flash attention over sentences of different lengths laid end to end, without padding (CUDA)
+    tiles     our own kernel for rows of many short sentences, each tile of which holds several (CUDA)
 
 All take the same arguments and treat a query that may look at nothing the same way: its output is zeros. `attend`
 picks one through `choose`. Projections and heads are `attention`'s business; who may look at whom is `masks`'.
@@ -22,11 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attent.nn import kernels
 from attent.nn.checks import check_rate
 from attent.nn.masks import Mask
 
 FEW = 16  # queries at once, as in a step of decoding
-LONG_ROW = 512  # packed rows up to here are faster as a dense block-diagonal mask than as flash's tiles of 128
+LONG_ROW = 512  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
+
+TILE_WIDTHS = (16, 32, 64, 128)  # of heads
 
 
 class Request(NamedTuple):
@@ -56,6 +60,23 @@ def attend(
     request = Request(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
     check(request)
     return choose(backend, request).run(*request)
+
+
+def attend_joined(
+    asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout: float = 0.0, backend: str = "auto"
+) -> Tensor:
+    """`attend` for what lies side by side in memory, as one product leaves it.
+
+    `asked` are queries, keys and values (B, T, 3, H, D); or queries alone (B, Tq, 1, H, D), and `told` keys and values
+    (B, Tk, 2, H, D).
+    """
+    q, k, v = (x.transpose(1, 2) for part in (asked, told) if part is not None for x in part.unbind(2))
+    request = Request(q, k, v, mask, None, scale, dropout)
+    check(request)
+    chosen = choose(backend, request)
+    if chosen.joined is not None:
+        return chosen.joined(asked, told, mask, scale, dropout)
+    return chosen.run(*request)
 
 
 def explicit(
@@ -154,6 +175,19 @@ def packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, sca
     return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)  # (B * T, H, D) -> (B, H, T, D)
 
 
+def tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Equation 1 for packed sentences, several in a tile."""
+    k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
+    asked, *told = (x.transpose(1, 2) for x in (q, k, v))
+    return joined_tiles(asked[:, :, None], torch.stack(told, 2), mask, scale, dropout)
+
+
+def joined_tiles(asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout: float) -> Tensor:
+    from attent.nn.kernels import tiles as kernel
+
+    return kernel.attend(asked, told, mask, scale, dropout)
+
+
 def share_heads(x: Tensor, heads: int) -> Tensor:
     """(B, Hkv, T, D) -> (B, H, T, D): neighbouring query heads share one key/value head."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
@@ -184,6 +218,7 @@ class Backend:
     name: str
     run: Callable[..., Tensor]
     refuses: Callable[[Request], str | None]
+    joined: Callable[..., Tensor] | None = None  # the same for `attend_joined`, without taking it apart
 
 
 def never(request: Request) -> str | None:
@@ -230,11 +265,34 @@ def packed_refuses(request: Request) -> str | None:
     return None
 
 
+def tiles_refuses(request: Request) -> str | None:
+    q, k, mask = request.q, request.k, request.mask
+    if mask.packing is None:
+        return "the batch is not packed (`mask.packing` is None)"
+    if not kernels.usable(q):
+        missing = "" if kernels.INSTALLED else ", and Triton is not installed"
+        return f"its kernel runs on CUDA only, and these tensors are on {q.device.type}{missing}"
+    if request.bias is not None:
+        return "its kernel takes no bias"
+    if mask.window is not None:
+        return "its kernel takes no window"
+    if mask.causal and mask.packing[0] is not mask.packing[1]:
+        return "order between two different packings is not what its kernel means by it"
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"its kernel takes bfloat16, float16 and float32, not {q.dtype}"
+    if q.shape[-1] not in TILE_WIDTHS:
+        return f"its kernel takes heads {', '.join(map(str, TILE_WIDTHS))} wide, and these are {q.shape[-1]}"
+    if not (q.shape[2] and k.shape[2] and mask.packing[0].ends.shape[1]):
+        return "its kernel takes no empty rows"
+    return None
+
+
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("fused", fused, never),
         Backend("packed", packed, packed_refuses),
+        Backend("tiles", tiles, tiles_refuses, joined_tiles),
         Backend("flex", flex, flex_refuses),
         Backend("explicit", explicit_output, never),
     )
@@ -261,9 +319,10 @@ def check_name(name: str) -> None:
 
 
 def by_speed(request: Request) -> tuple[str, ...]:
-    """Long packed rows are mostly blocks that nobody may look at: worth skipping. Else the dense kernels win."""
-    long = request.mask.packing is not None and request.k.shape[2] > LONG_ROW
-    return ("packed", "fused") if long else ("fused",)
+    """Sentences that are long fill flash's own tiles; short ones share ours. What is not packed is dense."""
+    if request.mask.packing is None:
+        return ("fused",)
+    return ("packed", "tiles", "fused") if request.k.shape[2] > LONG_ROW else ("tiles", "fused")
 
 
 def check(request: Request) -> None:

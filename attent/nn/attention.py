@@ -14,15 +14,20 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.attend import attend, check_name, explicit
+from attent.nn.attend import attend, attend_joined, check_name, explicit
 from attent.nn.cache import KV
 from attent.nn.checks import check_heads
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
+
+if TYPE_CHECKING:
+    from attent.nn.block import View
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a module's parts
 
@@ -88,12 +93,18 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, seen: KV, mask: Mask, angles: Angles | None = None, bias: Tensor | None = None
     ) -> Tensor:
+        return self.output(self.look(self.ask(x, angles), seen, mask, bias))  # (B, T, H * D) -> (B, T, E)
+
+    def ask(self, x: Tensor, angles: Angles | None = None) -> Tensor:
+        """The queries of x."""
         q = self.split(self.query(x))
-        q = q if angles is None else angles.turn(q)
-        dropout = self.dropout if self.training else 0.0
+        return q if angles is None else angles.turn(q)
+
+    def look(self, q: Tensor, seen: KV, mask: Mask, bias: Tensor | None = None) -> Tensor:
+        """Concat(head_1 ... head_h), of which W^O makes the output: (B, T, H * D)."""
         seen, bias = seen.to(q.dtype), self.pick(bias)
         if self.heads:
-            heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, dropout, self.backend)
+            heads = attend(q, seen.keys, seen.values, mask, bias, self.scale, self.rate, self.backend)
         else:  # all were removed: (B, 0, T, D), of which W^O makes its bias; no kernel takes that
             heads, _ = explicit(q, seen.keys, seen.values, mask, bias, self.scale)
         if self.taps:
@@ -101,7 +112,30 @@ class Attention(nn.Module):
             look = Look(q.detach(), seen.keys.detach(), seen.values.detach(), mask, bias, self.scale)
             for tap in self.taps:  # beside the fast kernel, so that a tap changes no output
                 tap(look)
-        return self.output(heads.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H * D) -> (B, T, E)
+        return concat(heads)
+
+    def quickly(self, x: Tensor, memory: Tensor | None, view: View) -> Tensor:
+        """`look` where queries, keys and values are all new: those of one input come from one product, and go to the
+        kernel as they lie there. `memory` None: x looks at itself."""
+        own = memory is None
+        mask, angles, bias = (view.mask, view.angles, view.bias) if own else (view.memory_mask, None, None)
+        if self.heads != self.kv_heads or not self.heads or self.taps or angles is not None or bias is not None:
+            return self.look(self.ask(x, angles), self.remember(x if memory is None else memory, angles), mask, bias)
+        if memory is None:
+            asked, told = self.product(x, self.query, self.key, self.value), None
+        else:
+            asked, told = self.product(x, self.query), self.product(memory, self.key, self.value)
+        return concat(attend_joined(asked, told, mask, self.scale, self.rate, self.backend))
+
+    def product(self, x: Tensor, *layers: nn.Linear) -> Tensor:
+        """(B, T, E) -> (B, T, n, H, D)"""
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.heads, self.head_width))
+
+    @property
+    def rate(self) -> float:
+        return self.dropout if self.training else 0.0
 
     def remember(self, x: Tensor, angles: Angles | None = None) -> KV:
         """The keys and values by which x can be looked at, now or from a cache."""
@@ -120,6 +154,10 @@ class Attention(nn.Module):
             return bias[:, :0]
         # Slice by slice: a list of numbers would have to be brought to the device in every step.
         return torch.stack([bias[:, head] for head in self.kept], 1)
+
+
+def concat(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, H * D)
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attent.nn import kernels
 from attent.nn.attention import Attention, init_attention, split_evenly
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
 from attent.nn.checks import (
@@ -156,6 +158,16 @@ class Residual(nn.Module):
             return x + self.dropout(sublayer(self.norm(x)))
         return self.norm(x + self.dropout(sublayer(x)))  # LayerNorm(x + Sublayer(x)): the paper
 
+    def in_one_pass(self, x: Tensor, y: Tensor, last: nn.Linear) -> Tensor:
+        """The paper's, where last(y) is Sublayer(x): after the product one kernel does all of it."""
+        from attent.nn.kernels.add_norm import add_norm
+
+        norm, rate = self.norm, self.dropout.p if self.training else 0.0
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        assert norm.eps is not None
+        product = F.linear(y, last.weight)  # the bias is added where all else is
+        return add_norm(x, product, last.bias, norm.weight, getattr(norm, "bias", None), norm.eps, rate)
+
 
 class Block(nn.Module):
     """One of the N layers of figure 1: self-attention, encoder-decoder attention (decoders), feed-forward."""
@@ -178,6 +190,8 @@ class Block(nn.Module):
         self.feedforward_residual = make_residual(config)
 
     def forward(self, x: Tensor, view: View, cache: LayerCache | None = None) -> Tensor:
+        if cache is None and self.can_be_quick(x):
+            return self.quickly(x, view)
         x = self.own_residual(x, lambda x: self.self_attention(x, view, cache))
         if self.cross_residual is not None:
             x = self.cross_residual(x, lambda x: self.cross_attention(x, view, cache))
@@ -200,6 +214,24 @@ class Block(nn.Module):
             assert cache.cross is not None
             seen = cache.cross
         return self.cross(x, seen, view.memory_mask)
+
+    def quickly(self, x: Tensor, view: View) -> Tensor:
+        """The same by our kernels, to which a sub-layer is one thing up to its last product, and with it another."""
+        x = self.own_residual.in_one_pass(x, self.own.quickly(x, None, view), self.own.output)
+        if self.cross is not None and self.cross_residual is not None:
+            assert view.memory is not None
+            heads = self.cross.quickly(x, view.memory.states, view)
+            x = self.cross_residual.in_one_pass(x, heads, self.cross.output)
+        inner, last = self.feedforward.inner(x), self.feedforward.contract
+        return self.feedforward_residual.in_one_pass(x, inner, last)
+
+    def can_be_quick(self, x: Tensor) -> bool:
+        """In training on a GPU, with a norm behind each sub-layer, if nobody watches the parts."""
+        if self.own_residual.pre or not torch.is_grad_enabled() or not kernels.usable(x):
+            return False
+        parts = [part for part in (self.own, self.cross, self.feedforward) if part is not None]
+        fits = x.dtype == kernels.working_format(x) in kernels.FORMATS and 0 < x.shape[-1] <= kernels.WIDEST
+        return fits and x.numel() > 0 and not any(kernels.watched(part) for part in parts)
 
     def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
         weight = self.own.key.weight
@@ -250,12 +282,19 @@ class Stack(nn.Module):
             cache.see_itself()
         at = places(x, packing, cache)
         view = self.view(x, at, lengths, packing, memory, cache)
-        x = self.dropout(self.embedding_norm(self.positions.embed(x, at)))
+        below = None if packing is None else x.shape[1]
+        x = self.passed_on(self.dropout(self.embedding_norm(self.positions.embed(x, at, below))))
         for i, block in enumerate(self.blocks):
             x = block(x, view, None if cache is None else cache.layers[i])
         if cache is not None:
             cache.advance(x.shape[1], lengths)
         return self.output_dropout(self.norm(x))
+
+    def passed_on(self, x: Tensor) -> Tensor:
+        """In the format of the products, where a norm follows each sum and our kernels work it out in float32: half as
+        many bytes go from one sub-layer to the next. Without a norm behind each, small parts would get lost."""
+        after_each = self.config.norm_order == "post" and kernels.usable(x)
+        return x.to(kernels.working_format(x)) if after_each else x
 
     def view(
         self,

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attent.nn import kernels
 from attent.nn.checks import check_choice
 from attent.nn.dropout import Dropout
 
@@ -44,7 +46,21 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = ACTIVATIONS[self.activation](self.expand(x))  # (B, T, E) -> (B, T, inner)
+        return self.contract(self.inner(x))  # (B, T, inner) -> (B, T, E)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """All but the last product: (B, T, E) -> (B, T, inner)"""
+        if self.is_plain_relu and torch.is_grad_enabled() and kernels.usable(x):
+            from attent.nn.kernels.relu import product_relu
+
+            return product_relu(x, self.expand.weight, self.expand.bias)
+        inner = ACTIVATIONS[self.activation](self.expand(x))
         if self.gate is not None:
             inner = inner * self.gate(x)
-        return self.contract(self.dropout(inner))  # (B, T, inner) -> (B, T, E)
+        return self.dropout(inner)
+
+    @property
+    def is_plain_relu(self) -> bool:
+        """The paper's: nothing else is done to the inner numbers."""
+        plain = self.activation == "relu" and self.gate is None and self.expand.bias is not None
+        return plain and not (self.training and self.dropout.p)

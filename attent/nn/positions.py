@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.nn.checks import check_choice, check_even, check_positive, check_size
@@ -28,8 +29,12 @@ class Positions(nn.Module):
 
     max_length: int | None = None  # how many positions there are; None: any number
 
-    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
+        """`below` all of `at` lies, where that is known."""
         return x
+
+    def prepare(self, below: int, width: int, device: torch.device) -> None:
+        """Work out now what `embed` will need for places below this: a compiled graph would do so each time."""
 
     def angles(self, at: Tensor) -> Angles | None:
         return None
@@ -56,9 +61,23 @@ class Sinusoidal(Positions):
     def __init__(self, config: SinusoidalConfig) -> None:
         super().__init__()
         self.order = config.order
+        self.table: Tensor | None = None  # of the first places; not part of the model
 
-    def embed(self, x: Tensor, at: Tensor) -> Tensor:
-        return x + sinusoid(at, x.shape[-1], self.order).to(x.dtype)
+    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
+        if below is None or at.dim() == 1:
+            return x + sinusoid(at, x.shape[-1], self.order).to(x.dtype)
+        # Rows of packed sentences have each place many times: sines of float64 would take longer than two layers.
+        known = self.knows(below, x.device)
+        table = self.table if known else sinusoid(torch.arange(below, device=at.device), x.shape[-1], self.order)
+        assert table is not None
+        return x + F.embedding(at, table).to(x.dtype)
+
+    def prepare(self, below: int, width: int, device: torch.device) -> None:
+        if not self.knows(below, device):
+            self.table = sinusoid(torch.arange(below, device=device), width, self.order)
+
+    def knows(self, below: int, device: torch.device) -> bool:
+        return self.table is not None and self.table.device == device and len(self.table) >= below
 
 
 def sinusoid(at: Tensor, width: int, order: Order = "interleaved") -> Tensor:
@@ -96,7 +115,7 @@ class Learned(Positions):
         self.weight = nn.Parameter(torch.empty(config.max_length, width))
         normal(self.weight, std=width**-0.5)
 
-    def embed(self, x: Tensor, at: Tensor) -> Tensor:
+    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
         return x + self.weight[at]
 
 

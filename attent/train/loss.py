@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attent.nn import kernels
 from attent.nn.checks import check_rate, check_size
 
-CELLS = {"cpu": 2**21, "cuda": 2**27}  # logits at once: on CPU they stay in the cache, on a GPU they fill it
+CELLS = 2**21  # logits at once on a CPU: they stay in its cache
+SHARE = 32  # of a GPU's memory that may hold logits, one in so many: mostly a whole batch
 ALIGNED = 64  # of a GPU's matrix units: a vocabulary of 50,257 words takes three times as long as one of 50,304
 
 
@@ -95,7 +97,10 @@ def _may_count(states: Tensor) -> bool:
 
 
 def _chunk(weight: Tensor, states: Tensor) -> int:
-    cells = CELLS.get(states.device.type, CELLS["cuda"])
+    cells = CELLS
+    if states.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(states.device).total_memory
+        cells = memory // (SHARE * states.element_size())
     return max(1, cells // max(1, weight.shape[0] * states.shape[0]))
 
 
@@ -125,24 +130,10 @@ class _ProjectedLoss(torch.autograd.Function):
         facts: _Facts,
     ) -> tuple[Tensor, Tensor]:
         inputs = (states, weight, bias)
-        grads = _Gradients(
-            *(
-                torch.zeros_like(like, dtype=facts.exact) if like is not None and facts.learns and wanted else None
-                for like, wanted in zip(inputs, ctx.needs_input_grad, strict=False)
-            )
-        )
-        layer = _Layer(weight.to(facts.dtype), None if bias is None else bias.to(facts.dtype), facts)
-        loss, plain = (torch.zeros((), dtype=facts.exact, device=states.device) for _ in range(2))
-        for start in range(0, len(targets), facts.chunk):
-            part = slice(start, start + facts.chunk)
-            chunk = _Chunk.of(states[:, part].to(facts.dtype), targets[part], None if real is None else real[part])
-            more, nats, seen = layer.sums(chunk)
-            loss += more
-            plain += nats
-            if any(grad is not None for grad in grads):
-                layer.add_gradients(grads, part, chunk, seen)
-        if grads.weight is not None:
-            grads.weight.add_(layer.even_row)
+        wanted = _Wanted(*(facts.learns and needed for needed in ctx.needs_input_grad[:3]))
+        by_kernel = kernels.usable(weight) and not facts.alpha and facts.dtype != torch.float64
+        work = _kernel_sums if by_kernel else _plain_sums
+        loss, plain, grads = work(states, weight, bias, targets, real, facts, wanted)
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if like is None else like.dtype for like in inputs]
         ctx.mark_non_differentiable(plain)
@@ -158,12 +149,92 @@ class _ProjectedLoss(torch.autograd.Function):
         return (*scaled, None, None, None)
 
 
+class _Wanted(NamedTuple):
+    """Which gradients are asked for."""
+
+    states: bool
+    weight: bool
+    bias: bool
+
+
 class _Gradients(NamedTuple):
     """Sums so far; None where nobody asked."""
 
     states: Tensor | None  # (P, N, E)
     weight: Tensor | None  # (V, E)
     bias: Tensor | None  # (V,)
+
+
+def _kernel_sums(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    real: Tensor | None,
+    facts: _Facts,
+    wanted: _Wanted,
+) -> tuple[Tensor, Tensor, _Gradients]:
+    """On a GPU: products by its library, and all between them by our kernel."""
+    from attent.nn.kernels.loss import to_gradients
+
+    words, dtype = len(weight), facts.dtype
+    weight = aligned(weight.to(dtype))
+    bias = None if bias is None else aligned(bias.to(dtype))
+    sums = torch.zeros(2, dtype=torch.float32, device=states.device)
+    of_states = torch.empty_like(states, dtype=dtype) if wanted.states else None
+    of_weight = of_bias = None
+    for start in range(0, len(targets), facts.chunk):
+        part = slice(start, start + facts.chunk)
+        chunk, some = states[0, part].to(dtype), None if real is None else real[part]
+        if some is not None:  # whatever stands in filler, be it NaN, adds nothing to the weight's gradient
+            chunk = chunk.masked_fill(~some[:, None], 0)
+        logits = F.linear(chunk, weight, bias)
+        sums += to_gradients(logits, targets[part], some, words, facts.smoothing).sum(1)
+        if of_states is not None:
+            torch.mm(logits, weight, out=of_states[0, part])
+        if wanted.weight:
+            of_weight = _added(of_weight, logits.T[:words], chunk)
+        if wanted.bias:
+            here = logits[:, :words].sum(0, dtype=torch.float32)
+            of_bias = here if of_bias is None else of_bias + here
+    return sums[0], sums[1], _Gradients(of_states, of_weight, of_bias)
+
+
+def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right in float32, in which the product is worked out anyway."""
+    found = torch.mm(left, right, out_dtype=torch.float32) if left.dtype != torch.float32 else left @ right
+    return found if total is None else total.add_(found)
+
+
+def _plain_sums(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    real: Tensor | None,
+    facts: _Facts,
+    wanted: _Wanted,
+) -> tuple[Tensor, Tensor, _Gradients]:
+    """Wherever torch runs."""
+    grads = _Gradients(
+        *(
+            torch.zeros_like(like, dtype=facts.exact) if like is not None and asked else None
+            for like, asked in zip((states, weight, bias), wanted, strict=True)
+        )
+    )
+    layer = _Layer(weight.to(facts.dtype), None if bias is None else bias.to(facts.dtype), facts)
+    loss, plain = (torch.zeros((), dtype=facts.exact, device=states.device) for _ in range(2))
+    for start in range(0, len(targets), facts.chunk):
+        part = slice(start, start + facts.chunk)
+        chunk = _Chunk.of(states[:, part].to(facts.dtype), targets[part], None if real is None else real[part])
+        more, nats, seen = layer.sums(chunk)
+        loss += more
+        plain += nats
+        if any(grad is not None for grad in grads):
+            layer.add_gradients(grads, part, chunk, seen)
+    if grads.weight is not None:
+        grads.weight.add_(layer.even_row)
+    return loss, plain, grads
 
 
 class _Chunk(NamedTuple):
@@ -188,10 +259,9 @@ class _Chunk(NamedTuple):
 class _Softmax(NamedTuple):
     """What the gradients need of a chunk."""
 
-    p: Tensor  # (P, n, V) probabilities; or, where they were made with these in one go, the gradients of the logits
+    p: Tensor  # (P, n, V) probabilities
     apart: Tensor | None  # (n, V) with two passes: log p - log q
     divergences: Tensor | None  # (2, n) KL(P || Q), KL(Q || P)
-    ready: bool = False  # p are gradients
 
 
 class _Layer:
@@ -202,11 +272,7 @@ class _Layer:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, facts: _Facts) -> None:
-        self.words, self.facts = len(weight), facts
-        self.on_gpu = _on_gpu(weight) and not facts.alpha
-        self.weight, self.bias = (
-            (aligned(weight), None if bias is None else aligned(bias)) if self.on_gpu else (weight, bias)
-        )
+        self.weight, self.bias, self.facts = weight, bias, facts
         self.mean_row = weight.mean(0, dtype=facts.exact)  # (E,)
         self.mean_bias = 0.0 if bias is None else bias.mean(dtype=facts.exact)
         self.even_row = torch.zeros_like(self.mean_row)  # what the even share adds to each row of the weight's gradient
@@ -215,13 +281,8 @@ class _Layer:
         """The loss, the plain cross-entropy, and what the gradients need."""
         facts = self.facts
         logits = F.linear(chunk.states, self.weight, self.bias)
-        logits[..., self.words :] = float("-inf")  # no words: they fill up the matrix
         apart = logits[0].to(facts.exact) - logits[1] if facts.alpha else None
-        ready = self.on_gpu and facts.learns
-        if ready:
-            p, right, log_total = _compiled_gradients(logits, chunk.right, facts.smoothing, facts.exact)
-        else:
-            p, right, log_total = softmax(logits, chunk.right, facts.exact)
+        p, right, log_total = softmax(logits, chunk.right, facts.exact)
         plain = log_total - right  # (P, n)
         uniform = log_total - (chunk.states.to(facts.exact) @ self.mean_row + self.mean_bias)  # if all words were right
         loss = ((1 - facts.smoothing) * plain + facts.smoothing * uniform).mean(0)
@@ -230,14 +291,14 @@ class _Layer:
             apart.sub_((log_total[0] - log_total[1])[:, None])
             divergences = torch.stack([(p[0] * apart).sum(-1), -(p[1] * apart).sum(-1)])
             loss = loss + facts.alpha / 4 * divergences.sum(0)
-        return loss @ chunk.counts, plain.mean(0) @ chunk.counts, _Softmax(p, apart, divergences, ready)
+        return loss @ chunk.counts, plain.mean(0) @ chunk.counts, _Softmax(p, apart, divergences)
 
     def add_gradients(self, grads: _Gradients, part: slice, chunk: _Chunk, seen: _Softmax) -> None:
         facts, passes = self.facts, len(seen.p)
         even = facts.smoothing / passes
-        of_logits = seen.p if seen.ready else _logit_gradients(seen, chunk.right, facts)
+        of_logits = _logit_gradients(seen, chunk.right, facts)
         if grads.bias is not None:
-            of_bias = (chunk.counts @ of_logits[..., : self.words].to(facts.exact)).sum(0)
+            of_bias = (chunk.counts @ of_logits).sum(0)
             grads.bias.add_(of_bias - facts.smoothing / len(grads.bias) * chunk.counts.sum())
         of_logits = of_logits.to(facts.dtype)
         if grads.states is not None:
@@ -245,7 +306,7 @@ class _Layer:
             grads.states[:, part] = of_states if chunk.filler is None else of_states.masked_fill_(chunk.filler, 0)
         if grads.weight is not None:
             states = chunk.states.flatten(0, 1)
-            _add_product(grads.weight, of_logits.flatten(0, 1).T[: self.words], states)
+            _add_product(grads.weight, of_logits.flatten(0, 1).T, states)
             self.even_row.sub_(even / len(grads.weight) * states.sum(0, dtype=facts.exact))
 
 
@@ -264,26 +325,6 @@ def softmax(logits: Tensor, right: Tensor, exact: torch.dtype) -> tuple[Tensor, 
     log_p = F.log_softmax(logits, -1, dtype=exact)
     log_total = at_right - log_p.gather(-1, right)[..., 0]
     return log_p.exp_(), at_right, log_total
-
-
-def gradients(logits: Tensor, right: Tensor, smoothing: float, exact: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """As `softmax`, but in place of the probabilities what `_logit_gradients` makes of them, in the logits' format.
-
-    Compiled, the logits are read twice and the gradients written once, and nothing of float32 lies in memory: of a step
-    of GPT-2 on an H200 that is 1.5 ms instead of 9.
-    """
-    at_right = logits.gather(-1, right)[..., 0].to(exact)
-    log_total = logits.to(exact).logsumexp(-1)
-    p = (logits.to(exact) - log_total[..., None]).exp()
-    here = torch.arange(logits.shape[-1], device=logits.device) == right
-    return torch.where(here, p - (1 - smoothing), p).to(logits.dtype), at_right, log_total
-
-
-_compiled_gradients: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(gradients)
-
-
-def _on_gpu(weight: Tensor) -> bool:
-    return weight.device.type == "cuda"
 
 
 def aligned(rows: Tensor) -> Tensor:

@@ -19,6 +19,12 @@ from attent.nn.checks import check_rate
 from attent.train.loss import projected_loss, rdrop_loss
 
 
+def compiled(states: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """For the shapes that it meets. Small kernels that do not depend on one another become one: a step casts some 200
+    matrices to bfloat16 and back, and a GPU takes longer to begin with one of them than to do it."""
+    return torch.compile(states, dynamic=False, options={"combo_kernels": True})
+
+
 class Objective(nn.Module):
     """The label-smoothed cross-entropy of a model on a batch; with `rdrop` over 0, while training, R-Drop's loss.
 
@@ -33,7 +39,7 @@ class Objective(nn.Module):
         self.model, self.smoothing, self.rdrop = model, smoothing, rdrop
         self._states: Callable[..., Tensor] = self.states
         if compile:
-            self._states = torch.compile(self.states, dynamic=False)
+            self._states = compiled(self.states)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sums over the target's tokens: the loss, and the plain cross-entropy in nats, which has no gradient."""
@@ -50,6 +56,8 @@ class Objective(nn.Module):
         """The decoder's states. Doubled, every row stands there twice and meets two draws of dropout: one pass of
         twice the rows keeps a GPU busier than two passes, and wrappers see one use of each parameter."""
         source, target = batch.source, batch.target
+        for stack, side in ((self.model.encoder, source), (self.model.decoder, target)):
+            stack.positions.prepare(side.ids.shape[1], stack.config.width, side.ids.device)
         decoder_reads = shift_right(target.ids, self.model.config.start, target.packing)
         given = (source.ids, decoder_reads, source.lengths, target.lengths, batch.packing)
         return self._states(*(twice(given) if doubled else given))
@@ -100,7 +108,7 @@ class OneStack(nn.Module):
         self.model, self.smoothing = model, smoothing
         self._states: Callable[..., Tensor] = self.states
         if compile:
-            self._states = torch.compile(self.states, dynamic=False)
+            self._states = compiled(self.states)
 
     def forward(self, batch: Rows) -> tuple[Tensor, Tensor]:
         """Sums over what is to be told: the loss, and the plain cross-entropy in nats, which has no gradient."""

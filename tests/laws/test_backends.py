@@ -136,12 +136,29 @@ def must_refuse(backend: str, request: Request) -> str | None:
     mask, on_cpu = request.mask, request.q.device.type == "cpu"
     if backend == "flex" and on_cpu and request.q.requires_grad:
         return "no backward pass on CPU"
-    if backend != "packed":
+    if backend not in ("packed", "tiles"):
         return None
     if mask.packing is None:
         return "not packed"
     if on_cpu:
         return "CUDA only, and these tensors are on cpu"
+    return not_by_flash(request) if backend == "packed" else not_in_tiles(request)
+
+
+def not_in_tiles(request: Request) -> str | None:
+    mask = request.mask
+    if request.bias is not None:
+        return "no bias"
+    if mask.window is not None:
+        return "no window"
+    if mask.causal and mask.packing is not None and mask.packing[0] is not mask.packing[1]:
+        return "order between two different packings"
+    return None
+
+
+def not_by_flash(request: Request) -> str | None:
+    mask = request.mask
+    assert mask.packing is not None
     if request.q.dtype == torch.float32:
         return "takes bfloat16 and float16, not torch.float32"
     if request.bias is not None:

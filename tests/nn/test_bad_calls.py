@@ -167,11 +167,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     # --- backends
     "unknown backend": (
         look(backend="fusd"),
-        "`backend` must be auto or one of fused, packed, flex, explicit, but is 'fusd'; did you mean `fused`?",
+        "`backend` must be auto or one of fused, packed, tiles, flex, explicit, but is 'fusd'; did you mean `fused`?",
     ),
     "unknown backend of a model": (
         lambda: set_backend(Stack(ENCODER), "fusd"),
-        "`backend` must be auto or one of fused, packed, flex, explicit, but is 'fusd'; did you mean `fused`?",
+        "`backend` must be auto or one of fused, packed, tiles, flex, explicit, but is 'fusd'; did you mean `fused`?",
     ),
     "packed without packing": (
         look(backend="packed"),

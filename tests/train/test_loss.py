@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.train import loss as made
 from attent.train.loss import projected_loss, rdrop_loss
 
 N, E, V = 23, 8, 31
@@ -279,9 +278,9 @@ def test_chunks_have_a_fixed_room_whatever_the_vocabulary() -> None:
     from attent.train.loss import CELLS, _chunk
 
     states = torch.zeros(1, 9, 2)
-    assert _chunk(torch.zeros(8000, 2), states) == CELLS["cpu"] // 8000
-    assert _chunk(torch.zeros(8000, 2), torch.zeros(2, 9, 2)) == CELLS["cpu"] // 16000
-    assert _chunk(torch.zeros(CELLS["cpu"] + 1, 1), states) == 1
+    assert _chunk(torch.zeros(8000, 2), states) == CELLS // 8000
+    assert _chunk(torch.zeros(8000, 2), torch.zeros(2, 9, 2)) == CELLS // 16000
+    assert _chunk(torch.zeros(CELLS + 1, 1), states) == 1
 
 
 def test_a_mistake_is_told() -> None:
@@ -311,22 +310,3 @@ def test_a_compiler_goes_around_it() -> None:
         return 2 * projected_loss(states.tanh(), *case[1:], 0.1)[0]
 
     close(whole(case.states), 2 * reference(case._replace(states=case.states.tanh()), 0.1)[0], torch.float64)
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_way_of_gpus_is_the_same(
-    smoothing: float, bias: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
-    """A vocabulary filled up to a round number, and gradients made beside the softmax."""
-    monkeypatch.setattr(made, "_on_gpu", lambda _: True)
-    monkeypatch.setattr(made, "_compiled_gradients", made.gradients)
-    case = given(device, bias=bias)
-    assert V % made.ALIGNED
-    ours, theirs = projected_loss(*case, smoothing, chunk=5), reference(case, smoothing)
-    for one, other in zip(ours, theirs, strict=True):
-        close(one, other, torch.float64)
-    for one, other in zip(
-        torch.autograd.grad(ours[0], case.leaves), torch.autograd.grad(theirs[0], case.leaves), strict=True
-    ):
-        close(one, other, torch.float64)

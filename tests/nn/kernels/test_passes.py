@@ -1,0 +1,152 @@
+"""What is done in one pass is what torch does in several: norms, activations, losses and chance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attent.nn import Packing, Residual, kernels
+
+
+def grads(out: Tensor, inputs: list[Tensor], direction: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, inputs, direction, retain_graph=True)
+
+
+def agree(ours: Tensor, theirs: Tensor, inputs: list[Tensor], tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    direction = torch.randn_like(theirs)
+    for one, other in zip(grads(ours, inputs, direction), grads(theirs, inputs, direction), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 512), (70, 16)], ids=str)
+@pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
+@pytest.mark.parametrize("lacks", [True, False], ids=["bias", ""])
+def test_add_and_norm(shape: tuple[int, ...], centred: bool, lacks: bool, device: torch.device) -> None:
+    from attent.nn.kernels.add_norm import add_norm
+
+    width = shape[-1]
+    x, y = (torch.randn(shape, device=device).requires_grad_() for _ in range(2))
+    before, weight, bias = (torch.randn(width, device=device).requires_grad_() for _ in range(3))
+    ours = add_norm(x, y, before if lacks else None, weight, bias if centred else None, 1e-5, 0.0)
+    total = x + y + before if lacks else x + y
+    theirs = F.layer_norm(total, (width,), weight, bias) if centred else F.rms_norm(total, (width,), weight, 1e-5)
+    agree(ours, theirs, [x, y, weight, *([before] if lacks else []), *([bias] if centred else [])])
+
+
+def test_add_and_norm_drops_the_sub_layer_and_not_the_residual(device: torch.device) -> None:
+    from attent.nn.kernels.add_norm import _add_norm, _add_norm_backward
+
+    x, y, before = (
+        torch.randn(64, 32, device=device),
+        torch.randn(64, 32, device=device),
+        torch.randn(32, device=device),
+    )
+    ones, seed = torch.ones(32, device=device), torch.tensor([3, 9], dtype=torch.int32, device=device)
+    _, total, moments = _add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed)
+    kept = total != x
+    assert 0.7 < kept.float().mean() < 0.8
+    torch.testing.assert_close(total, torch.where(kept, x + (y + before) / 0.75, x))
+    of_x, of_y, sums = _add_norm_backward(torch.randn_like(x), total, moments, ones, True, 0.25, seed)
+    torch.testing.assert_close(of_y, torch.where(kept, of_x / 0.75, 0))
+    torch.testing.assert_close(sums[2], of_y.sum(0))
+
+
+def test_a_residual_in_one_pass(device: torch.device) -> None:
+    residual = Residual(nn.LayerNorm(32), 0.0, "post").to(device)
+    last = nn.Linear(16, 32).to(device)
+    x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
+    ours, theirs = residual.in_one_pass(x, y, last), residual(x, lambda _: last(y))
+    agree(ours, theirs, [x, y, *residual.parameters(), *last.parameters()])
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+def test_relu_with_its_product(rows: int, device: torch.device) -> None:
+    from attent.nn.kernels.relu import product_relu
+
+    x = torch.randn(2, rows, 16, device=device).requires_grad_()
+    weight, bias = (torch.randn(*shape, device=device).requires_grad_() for shape in ((48, 16), (48,)))
+    agree(product_relu(x, weight, bias), F.linear(x, weight, bias).relu(), [x, weight, bias], 1e-4)
+
+
+@pytest.mark.parametrize("words", [50, 64, 5000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_and_its_gradient(words: int, smoothing: float, device: torch.device) -> None:
+    from attent.nn.kernels.loss import to_gradients
+
+    logits = 5 * torch.randn(6, words + 14, device=device)
+    targets = torch.randint(0, words, (6,), device=device)
+    real = torch.tensor([True, True, False, True, True, True], device=device)
+    logits[2] = float("nan")
+    exact = logits[:, :words].double().nan_to_num().requires_grad_()
+    smoothed, plain = (F.cross_entropy(exact, targets, reduction="none", label_smoothing=s) for s in (smoothing, 0.0))
+    (wanted,) = torch.autograd.grad((smoothed * real).sum(), exact)
+    found = to_gradients(logits, targets, real, words, smoothing)
+    torch.testing.assert_close(
+        found.double(), torch.stack([smoothed * real, plain * real]).detach(), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(logits[:, :words].double(), wanted, rtol=1e-4, atol=1e-6)
+    assert not logits[:, words:].any()
+
+
+def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.device) -> None:
+    from attent.nn.kernels.add_norm import _add_norm
+
+    def draw(*seed: int) -> Tensor:
+        zeros, ones = torch.zeros(256, 64, device=device), torch.ones(64, device=device)
+        seeds = torch.tensor(seed, dtype=torch.int32, device=device)
+        kept = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds)[1] != 0
+        return (~kept).float()
+
+    masks = [draw(1, 2), draw(1, 3), draw(2, 2), draw(-5, 2**31 - 1), draw(0, 0)]
+    for dropped in masks:
+        assert 0.085 < dropped.mean() < 0.115  # 16,384 draws of 0.1: six deviations are 0.014
+        assert dropped.mean(0).max() < 0.25, "a column that is dropped too often"
+        both = (dropped[:, 1:] * dropped[:, :-1]).mean(), (dropped[1:] * dropped[:-1]).mean()
+        assert all(0.004 < share < 0.017 for share in both), "neighbours know of one another"
+    for i, one in enumerate(masks):
+        assert all(0.004 < (one * other).mean() < 0.017 for other in masks[:i]), "seeds know of one another"
+    assert torch.equal(draw(1, 2), masks[0])
+
+
+def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attent.nn import Memory, Stack, StackConfig
+
+    config = StackConfig(layers=1, width=32, heads=2, inner=64, dropout=0.0, causal=True, cross=True)
+    stack = Stack(config).to(device)
+    mine, theirs = Packing.of([[3, 4], [5]], 9, 2, device), Packing.of([[2, 6], [4]], 8, 2, device)
+    x, states = torch.randn(2, 9, 32, device=device), torch.randn(2, 8, 32, device=device)
+
+    def found() -> tuple[Tensor, ...]:
+        out = stack(x, packing=mine, memory=Memory(states, packing=theirs))
+        real = (mine.segments >= 0)[..., None]
+        return out * real, *torch.autograd.grad((out * real).square().sum(), list(stack.parameters()))
+
+    ours = found()
+    monkeypatch.setattr(kernels, "INSTALLED", False)
+    for one, other in zip(ours, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
+@pytest.mark.parametrize("chunk", [5, None])
+def test_the_whole_loss_is_the_same_through_the_kernel(
+    bias: bool, chunk: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attent.train.loss import ALIGNED, projected_loss
+
+    states, weight, offset = (torch.randn(*n, device=device).requires_grad_() for n in ((23, 16), (50, 16), (50,)))
+    assert len(weight) % ALIGNED
+    targets, real = torch.randint(0, 50, (23,), device=device), torch.rand(23, device=device) < 0.8
+    leaves = [states, weight, *([offset] if bias else [])]
+
+    def found() -> tuple[Tensor, ...]:
+        loss, plain = projected_loss(states, weight, offset if bias else None, targets, real, 0.1, chunk=chunk)
+        return loss, plain, *torch.autograd.grad(3 * loss, leaves)
+
+    ours = found()
+    monkeypatch.setattr(kernels, "INSTALLED", False)
+    for one, other in zip(ours, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

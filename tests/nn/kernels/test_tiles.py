@@ -1,0 +1,132 @@
+"""Our kernel for packed rows is equation 1: values and gradients, for random packings."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.nn import Mask, Packing
+from attent.nn.attend import attend, explicit
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def packings(seed: int, rows: int, device: torch.device) -> tuple[Packing, Packing]:
+    """Sentences of 0 to 40 tokens on either side, rows that are full, half empty, or hold nothing at all."""
+    dice = random.Random(seed)
+    source, target = [], []
+    for row in range(rows):
+        count = 0 if row == 1 else dice.randint(1, 7)
+        source.append([dice.choice([0, 1, 5, dice.randint(1, 40)]) for _ in range(count)])
+        target.append([dice.choice([0, 1, 5, dice.randint(1, 40)]) for _ in range(count)])
+    widths = [max(map(sum, side)) + dice.choice([0, 3, 40]) for side in (source, target)]
+    made = [Packing.of(side, max(1, width), 7, device) for side, width in zip((source, target), widths, strict=True)]
+    return made[0], made[1]
+
+
+def mask_of(kind: str, seed: int, device: torch.device) -> Mask:
+    queries, keys = packings(seed, 3, device)
+    if kind == "cross":
+        return Mask(packing=(queries, keys))
+    return Mask(causal=kind == "causal", packing=(queries, queries))
+
+
+def near(ours: Tensor, theirs: Tensor) -> None:
+    error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1e-9)
+    assert error < TOLERANCE[ours.dtype], f"off by {error:.1e}"
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+@pytest.mark.parametrize("kind", ["full", "causal", "cross"])
+def test_it_is_equation_1(kind: str, width: int, device: torch.device, dtype_of: torch.dtype) -> None:
+    for seed in range(20 if device.type == "cuda" else 1):
+        mask = mask_of(kind, seed, device)
+        assert mask.packing is not None
+        (_, Tq), (_, Tk) = (packing.shape for packing in mask.packing)
+        q, k, v = (torch.randn(3, 2, T, width, device=device, dtype=dtype_of).requires_grad_() for T in (Tq, Tk, Tk))
+        ours = attend(q, k, v, mask, backend="tiles")
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        theirs = explicit(*exact, mask)[0]
+        near(ours, theirs)
+        direction = torch.randn_like(ours)
+        given = torch.autograd.grad(ours, [q, k, v], direction)
+        wanted = torch.autograd.grad(theirs, exact, direction.double())
+        for one, other in zip(given, wanted, strict=True):
+            near(one, other)
+
+
+def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*given: Any, **more: Any) -> Tensor:
+        found = make(*given, **more)
+        return found.fill_(math.nan) if found.is_floating_point() else found
+
+    return made
+
+
+def test_every_number_is_written(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was never written would be whatever lay there: here, NaN."""
+    mask = mask_of("cross", 5, device)
+    assert mask.packing is not None
+    (_, Tq), (_, Tk) = (packing.shape for packing in mask.packing)
+    q, k, v = (torch.randn(3, 2, T, 16, device=device).requires_grad_() for T in (Tq, Tk, Tk))
+    for owner, name in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+    out = attend(q, k, v, mask, backend="tiles")
+    found = torch.autograd.grad(out.sum(), [q, k, v])
+    assert all(x.isfinite().all() for x in (out, *found))
+    queries, keys = mask.packing
+    assert not out.transpose(1, 2)[queries.segments < 0].any(), "filler looks at nothing"
+    assert not any(grad.transpose(1, 2)[keys.segments < 0].any() for grad in found[1:]), "nobody looks at filler"
+
+
+def test_joined_is_the_same_as_apart(device: torch.device) -> None:
+    from attent.nn.attend import attend_joined
+
+    for kind in ("causal", "cross"):
+        mask = mask_of(kind, 3, device)
+        assert mask.packing is not None
+        (_, Tq), (_, Tk) = (packing.shape for packing in mask.packing)
+        asked = torch.randn(3, Tq, 1 if kind == "cross" else 3, 2, 16, device=device)
+        told = torch.randn(3, Tk, 2, 2, 16, device=device) if kind == "cross" else None
+        parts = [x.transpose(1, 2) for part in (asked, told) if part is not None for x in part.unbind(2)]
+        ours = attend_joined(asked, told, mask, 0.25, backend="tiles")
+        assert torch.equal(ours, attend(*parts, mask, scale=0.25, backend="tiles"))
+
+
+def test_dropout_takes_weights_out_and_its_gradient_knows_which(device: torch.device) -> None:
+    """With values that are one-hot the output is the weights themselves; backward drops those that forward did."""
+    packing = Packing.of([[16]], 16, 1, device)
+    mask = Mask(packing=(packing, packing))
+    q, k = (torch.randn(1, 4, 16, 16, device=device) for _ in range(2))
+    v = torch.eye(16, device=device).expand(1, 4, 16, 16).clone().requires_grad_()
+    out = attend(q, k, v, mask, dropout=0.5, backend="tiles")
+    weights = explicit(q, k, v, mask)[1]
+    kept = out != 0
+    assert 0.4 < kept.float().mean() < 0.6
+    torch.testing.assert_close(out, torch.where(kept, 2 * weights, 0))
+    (of_v,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close(of_v, out.detach().sum(-2)[..., None].expand_as(of_v))
+
+
+def test_the_gradient_under_dropout_is_that_of_what_was_computed(device: torch.device) -> None:
+    packing = Packing.of([[9, 7]], 16, 2, device)
+    mask = Mask(causal=True, packing=(packing, packing))
+    q, k, v = (torch.randn(1, 1, 16, 16, device=device).requires_grad_() for _ in range(3))
+    torch.manual_seed(1)
+    out = attend(q, k, v, mask, dropout=0.3, backend="tiles")
+    one_hot = torch.eye(16, device=device)[None, None]
+    torch.manual_seed(1)
+    kept = attend(q, k, one_hot, mask, dropout=0.3, backend="tiles").detach() != 0
+    weights = explicit(q, k, v, mask)[1]
+    expected = torch.where(kept, weights / 0.7, 0) @ v
+    torch.testing.assert_close(out, expected)
+    direction = torch.randn_like(out)
+    given, wanted = (torch.autograd.grad(x, [q, k, v], direction, retain_graph=True) for x in (out, expected))
+    for one, other in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
