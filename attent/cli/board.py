@@ -9,7 +9,7 @@ from attent.train.config import TrainError
 from attent.train.events import Event, Progress, Validated
 
 SHOWN = {
-    Progress: ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second"),
+    Progress: ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second", "targets_per_second", "busy"),
     Validated: ("loss", "bleu", "chrf", "exact", "accuracy"),
 }
 GROUPS = {Progress: "train", Validated: "valid"}

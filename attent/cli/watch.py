@@ -232,15 +232,18 @@ def _bar(story: Story, width: int) -> RenderableType:
 
 
 def _numbers(progress: Progress, width: int) -> RenderableType:
+    wide, roomy = width >= 78, width >= 96
+    targets, busy = progress.targets_per_second, progress.busy
     cells = [
         ("loss", loss(progress.loss)),
         ("perplexity", perplexity(progress.perplexity)),
         ("tokens/s", speed(progress.tokens_per_second)),
-        ("learning rate", rate(progress.lr)),
+        *([("targets/s", speed(targets))] if targets is not None and roomy else []),
+        *([("GPU busy", share(busy))] if busy is not None else []),
+        *([("learning rate", rate(progress.lr))] if busy is None or roomy else []),
         ("gradient", gradient(progress.grad_norm)),
         ("time", duration(progress.seconds)),
     ]
-    wide = width >= 78
     shown = cells if wide else cells[:5]
     table = Table(box=None, padding=(0, 3 if wide else 2, 0, 0), pad_edge=False)
     for name, _ in shown:
@@ -309,6 +312,8 @@ def progress_line(event: Progress, steps: int) -> str:
         f"loss {loss(event.loss)}",
         f"ppl {perplexity(event.perplexity)}",
         f"{speed(event.tokens_per_second)} tokens/s",
+        "" if event.targets_per_second is None else f"({speed(event.targets_per_second)} targets/s)",
+        "" if event.busy is None else f"GPU {share(event.busy)} busy",
         f"lr {rate(event.lr)}",
         left(event.seconds_left),
     ]
@@ -354,6 +359,10 @@ def perplexity(value: float) -> str:
 def speed(value: float) -> str:
     """Three digits: 18,400."""
     return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f}%"
 
 
 def rate(value: float) -> str:

@@ -44,6 +44,8 @@ class Progress:
     tokens_per_second: float  # of all that is read, without filler
     seconds: float
     seconds_left: float | None
+    targets_per_second: float | None = None  # of the target tokens (masked words, texts, images) among them
+    busy: float | None = None  # the share of the time that a GPU was in an update, where that is known
 
 
 @dataclass(frozen=True, kw_only=True)

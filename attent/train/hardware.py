@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
+from attent.data.cache import cache_folder
+from attent.data.pairs import CorpusError
 from attent.train.config import Precision, TrainError
 from attent.train.speed import measure_bf16
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # torch's own name for the folder
 WORTH_IT = 1.3  # times as fast as float32, below which bfloat16 would give away digits for nothing
 
 
@@ -45,3 +51,26 @@ def describe(device: torch.device, precision: Precision, compiled: bool) -> str:
         threads = torch.get_num_threads()
         name = f"CPU, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else "Apple GPU"
     return ", ".join([name, precision, *(["compiled"] if compiled else [])])
+
+
+def keep_compiled() -> Path | None:
+    """What is compiled goes where the next start finds it: torch's own choice, a temporary folder, is lost when the
+    machine restarts. To be called before anything is compiled; None: it cannot be kept, and torch does as it likes."""
+    if os.environ.get(COMPILED, _torchs_choice()) != _torchs_choice():  # a person's
+        return Path(os.environ[COMPILED])
+    try:
+        folder = cache_folder() / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, CorpusError):
+        return None
+    if not os.access(folder, os.W_OK):
+        return None
+    os.environ[COMPILED] = str(folder)
+    return folder
+
+
+def _torchs_choice() -> str:
+    """As soon as torch is asked to compile something it writes this into the environment, as if someone had said so."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return os.path.abspath(default_cache_dir())

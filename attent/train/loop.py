@@ -26,10 +26,11 @@ from attent.train import chance, checkpoint
 from attent.train.checkpoint import Checkpoint
 from attent.train.config import TrainConfig, TrainError
 from attent.train.events import Ended, Note, Progress, Saved, Started, Tell, Validated
-from attent.train.hardware import describe
+from attent.train.hardware import describe, keep_compiled
 from attent.train.objective import Objective
 from attent.train.optimiser import Optimiser, gradient_norm, shorten
 from attent.train.pieces import Piece, cut, share
+from attent.train.recorded import WARM, Capture, Recorder, on_gpu
 from attent.train.schedule import learning_rate
 from attent.train.task import FIGURES, Batch, Batches, Judge, Judged, MakeObjective
 from attent.train.team import Team, full, placed
@@ -70,36 +71,68 @@ class Marks:
 
 @dataclass
 class Meter:
-    """Sums since the last report; they stay on the device until then."""
+    """Sums since the last report; they stay on the device until then, in the same tensors, which recordings add to."""
 
     device: torch.device
     since: float = field(default_factory=time.monotonic)
     updates: int = 0
-    tokens: int = 0
-    targets: float = 0.0
+    tokens: int = 0  # these two since the clock was set
+    units: int = 0
+    targets: float = 0.0  # of the pieces that this process has met
     sums: Tensor = field(init=False)  # loss, cross-entropy, norm
-    bad: Tensor = field(init=False)  # in a row, in all
+    bad: Tensor = field(init=False)  # updates without effect: in a row, in all
+    told: int = 0  # of all
 
     def __post_init__(self) -> None:
         exact = torch.float64 if self.device.type != "mps" else torch.float32
         self.sums = torch.zeros(3, dtype=exact, device=self.device)
         self.bad = torch.zeros(2, device=self.device)
 
-    def add(self, loss: Tensor, entropy: Tensor, targets: float) -> None:
+    def add(self, loss: Tensor, entropy: Tensor) -> None:
         self.sums[:2] += torch.stack([loss.detach(), entropy.detach()])
-        self.targets += targets
 
     def mark(self) -> tuple[Tensor, float]:
         return self.sums.clone(), self.targets
 
     def back_to(self, mark: tuple[Tensor, float]) -> None:
-        self.sums, self.targets = mark
+        self.sums.copy_(mark[0])
+        self.targets = mark[1]
 
-    def done(self, norm: Tensor, found_inf: Tensor, tokens: int) -> None:
-        self.updates += 1
-        self.tokens += tokens
+    def done(self, norm: Tensor, found_inf: Tensor) -> None:
         self.sums[2] += norm.nan_to_num(0.0, 0.0, 0.0)
-        self.bad = torch.stack([(self.bad[0] + 1) * found_inf, self.bad[1] + found_inf])
+        self.bad.copy_(torch.stack([(self.bad[0] + 1) * found_inf, self.bad[1] + found_inf]))
+
+    def count(self, batches: list[Batch]) -> None:
+        self.updates += 1
+        self.tokens += sum(batch.tokens for batch in batches)
+        self.units += sum(batch.units for batch in batches)
+
+    def set_clock(self) -> None:
+        """Speed is measured from here on."""
+        self.since, self.tokens, self.units = time.monotonic(), 0, 0
+
+    def taken(self) -> Tensor:
+        """The sums, on the host as soon as the device has come so far; from here on they begin anew."""
+        numbers = torch.empty(3, dtype=self.sums.dtype, pin_memory=self.device.type == "cuda")
+        numbers.copy_(self.sums, non_blocking=True)
+        self.sums.zero_()
+        self.updates, self.targets = 0, 0.0
+        self.set_clock()
+        return numbers
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What will be told of the updates up to now, once their sums are here."""
+
+    sums: Tensor
+    here: torch.cuda.Event | None
+    updates: int
+    targets: float
+    progress: Progress  # but for the sums
+
+    def is_here(self) -> bool:
+        return self.here is None or self.here.query()
 
 
 class Training:
@@ -126,6 +159,8 @@ class Training:
         self.marks = Marks(piece_tokens=config.piece_tokens)
         self.model = model.to(team.device).train()
         self.compiled = bool(config.compile)
+        if self.compiled:
+            keep_compiled()
         self.make = objective
         self.objective = objective(
             self.model, smoothing=config.label_smoothing, rdrop=config.rdrop or 0.0, compile=self.compiled
@@ -136,16 +171,27 @@ class Training:
         self.optimiser = Optimiser(self.learning, config)
         self.ema = {name: p.detach().clone() for name, p in self.learning.items()} if config.ema else {}
         self.meter = Meter(team.device)
-        self.began, self.first, self.mark = time.monotonic(), 0, time.monotonic()
+        self.reading: Reading | None = None
+        self.recorder: Recorder | None = None
+        self.factor = torch.zeros((), device=team.device)  # of the loss, in a recorded update
+        if self.compiled and team.device.type == "cuda":
+            self.record(on_gpu(team.device))
+        self.first, self.mark = 0, time.monotonic()
+        self.paced = (time.monotonic(), 0)  # since when, and since which update, the time that is left is judged
+        self.compiling: float | None = None  # since when
         self.stored = (-1, 0)  # of the checkpoint that was saved or filled in last: its step, and the last validated
 
     # ---- the page ----------------------------------------------------------------------------------------------------
 
     def run(self) -> Ended:
         """Update after update, from wherever the run stands."""
-        self.began = self.mark = time.monotonic()
+        self.mark = time.monotonic()
         self.first = self.marks.step
+        self.paced = (self.mark, self.first)
         self.tell(self.started())
+        if self.compiled and not self.over():
+            self.compiling = time.monotonic()
+            self.tell(Note(text="compiling: once for each model and machine, kept for the next start", step=self.first))
         try:
             self.look_back()
             while not (reason := self.over()):
@@ -205,19 +251,27 @@ class Training:
     def learn(self, batches: list[Batch], after: Position) -> None:
         """One update."""
         units = sum(batch.units for batch in batches)
-        self.gradients(batches, units)
-        norm = gradient_norm(self.learning.values())
-        found_inf = (~norm.isfinite()).float()
-        if self.config.clip_norm:
-            shorten(self.learning.values(), norm, self.config.clip_norm)
-        self.optimiser.step(self.rate(self.marks.step + 1), found_inf)
-        self.optimiser.zero_grad()
+        if not self.played(batches, units):
+            self.gradients(batches, units)
+            self.optimiser.set_rate(self.rate(self.marks.step + 1))
+            self.follow_gradients()
         self.marks.step += 1
         self.follow()
         self.marks.epoch, self.marks.at = after
         self.count(batches)
-        self.meter.done(norm, found_inf, sum(batch.tokens for batch in batches))
+        self.meter.count(batches)
+        self.settle()
         self.report()
+
+    def follow_gradients(self) -> None:
+        """Where none is asked for, the host waits for nothing here, so that it can be recorded."""
+        norm = gradient_norm(self.learning.values())
+        found_inf = (~norm.isfinite()).float()
+        if self.config.clip_norm:
+            shorten(self.learning.values(), norm, self.config.clip_norm)
+        self.optimiser.update(found_inf)
+        self.optimiser.zero_grad()
+        self.meter.done(norm, found_inf)
 
     # ---- one update --------------------------------------------------------------------------------------------------
 
@@ -233,7 +287,8 @@ class Training:
                         self.add_gradient(batch, piece, number, units, last)
                 return
             except torch.OutOfMemoryError:
-                smaller = self.smaller_pieces(batches)
+                had_more = self.recorder is not None and self.recorder.forget()
+                smaller = self.marks.piece_tokens if had_more else self.smaller_pieces(batches)
             self.optimiser.zero_grad()  # here, where the failed pass no longer holds its memory
             self.meter.back_to(mark)
             if self.team.device.type == "cuda":
@@ -250,7 +305,8 @@ class Training:
             loss, entropy = self.wrapped(part)
             # Behind the backward pass stands the mean over the processes, where the sum is wanted.
             (loss * (piece.weight * self.team.size / units)).backward()
-        self.meter.add(loss * piece.weight, entropy * piece.weight, part.units * piece.weight)
+        self.meter.add(loss * piece.weight, entropy * piece.weight)
+        self.meter.targets += part.units * piece.weight
 
     def smaller_pieces(self, batches: list[Batch]) -> int:
         """Half as many tokens at once as just now."""
@@ -269,6 +325,56 @@ class Training:
             )
         self.warn(f"out of memory with {now:,} tokens at once: going on with {half:,}; the update is the same")
         return half
+
+    # ---- recorded updates --------------------------------------------------------------------------------------------
+
+    def record(self, capture: Capture) -> None:
+        """From now on updates are repeated from recordings, where they can be."""
+        alone = self.team.size == 1 and self.config.accumulate == 1
+        if alone and self.optimiser.can_be_recorded():
+            self.optimiser.hold_rate()
+            self.recorder = Recorder(self.whole_update, self.team.device, capture)
+
+    def whole_update(self, batch: Batch) -> None:
+        """What a recording holds: the same as one piece of one batch that runs as usual."""
+        with self.precision():
+            loss, entropy = self.wrapped(batch)
+            (loss * self.factor).backward()
+        self.meter.add(loss, entropy)
+        self.follow_gradients()
+
+    def played(self, batches: list[Batch], units: int) -> bool:
+        """The update from a recording, if there is one for it."""
+        recorder, batch = self.recorder, batches[0]
+        if recorder is None or len(cut(batch, self.marks.piece_tokens, self.team.size)) > 1:
+            return False
+        recording = recorder.of(batch)
+        if recording is None:
+            if recorder.refused:
+                self.give_up_recording(recorder.refused)
+            return False
+        chance.fix(self.config.seed, self.marks.step, 0, 0)
+        self.optimiser.set_rate(self.rate(self.marks.step + 1))
+        self.factor.fill_(1 / units)
+        recorder.play(recording, batch, self.meter.bad)
+        self.meter.targets += batch.units
+        return True
+
+    def give_up_recording(self, reason: str) -> None:
+        self.optimiser.zero_grad()  # what is left of the attempt
+        self.recorder = None
+        self.warn(f"updates cannot be recorded as a CUDA graph, so each is launched by itself ({reason})")
+
+    def settle(self) -> None:
+        """The first updates compile and record: they tell nothing of the speed of the others."""
+        done = self.marks.step - self.first
+        if not self.compiled or done > WARM + 1:
+            return
+        if self.compiling is not None:
+            seconds, self.compiling = time.monotonic() - self.compiling, None
+            self.tell(Note(text=f"compiled in {seconds:.0f} s", step=self.marks.step))
+        self.meter.set_clock()
+        self.paced = (time.monotonic(), self.marks.step)
 
     def rate(self, step: int) -> float:
         config = self.config
@@ -324,43 +430,80 @@ class Training:
         return self.marks.seconds
 
     def report(self, now: bool = False) -> None:
-        meter = self.meter
-        due = now or time.monotonic() - meter.since >= REPORT or self.marks.step == self.first + 1
-        if not meter.updates or not self.team.any(due):
-            return
-        numbers = torch.cat([meter.sums.cpu(), torch.tensor([meter.targets], dtype=meter.sums.dtype)])
-        loss, entropy, norm, targets = self.team.sum(numbers).tolist()
-        norm /= self.team.size
+        """Told at once, or where the GPU has updates before it, when it has come so far: it is never made to wait."""
+        wait = now or self.recorder is None
+        self.tell_reading(wait)
+        first = self.marks.step == self.first + 1 and not self.compiled
+        due = now or first or time.monotonic() - self.meter.since >= REPORT
+        if self.meter.updates and self.team.any(due):
+            self.tell_reading(wait=True)
+            self.reading = self.read(now)
+            self.tell_reading(wait)
+
+    def read(self, now: bool) -> Reading:
+        meter, flight = self.meter, self.recorder.flight if self.recorder else None
+        if flight is not None and now:
+            flight.rest()
+        pace = flight.pace() if flight is not None else None
         seconds, elapsed = self.clock(), max(1e-9, time.monotonic() - meter.since)
+        if not meter.tokens:  # all of these updates have compiled
+            elapsed = math.nan
+        per_update = (time.monotonic() - self.paced[0]) / max(1, self.marks.step - self.paced[1])
         assert self.config.steps
-        pace = (time.monotonic() - self.began) / max(1, self.marks.step - self.first)
+        progress = Progress(
+            step=self.marks.step,
+            epoch=self.marks.epoch + self.marks.at / max(1, self.batches.steps(self.marks.epoch)),
+            loss=0.0,
+            perplexity=0.0,
+            lr=self.rate(self.marks.step),
+            grad_norm=0.0,
+            tokens_per_second=pace.tokens if pace else meter.tokens / elapsed,
+            targets_per_second=pace.units if pace else meter.units / elapsed,
+            busy=pace.busy if pace else None,
+            seconds=seconds,
+            seconds_left=per_update * (self.config.steps - self.marks.step),
+        )
+        updates, targets, sums = meter.updates, meter.targets, meter.taken()
+        here = None
+        if sums.is_pinned():
+            here = torch.cuda.Event()
+            here.record()
+        return Reading(sums, here, updates, targets, progress)
+
+    def tell_reading(self, wait: bool) -> None:
+        """What was read, as soon as it is here."""
+        reading = self.reading
+        if reading is None or not (wait or reading.is_here()):
+            return
+        if reading.here is not None:
+            reading.here.synchronize()
+        self.reading = None
+        numbers = torch.cat([reading.sums, torch.tensor([reading.targets], dtype=reading.sums.dtype)])
+        loss, entropy, norm, targets = self.team.sum(numbers).tolist()
         self.tell(
-            Progress(
-                step=self.marks.step,
-                epoch=self.marks.epoch + self.marks.at / max(1, self.batches.steps(self.marks.epoch)),
+            replace(
+                reading.progress,
                 loss=loss / max(1.0, targets),
                 perplexity=math.exp(min(entropy / max(1.0, targets), 50.0)) if math.isfinite(entropy) else math.inf,
-                lr=self.rate(self.marks.step),
-                grad_norm=norm / meter.updates,
-                tokens_per_second=meter.tokens / elapsed,
-                seconds=seconds,
-                seconds_left=pace * (self.config.steps - self.marks.step),
+                grad_norm=norm / self.team.size / reading.updates,
             )
         )
-        bad = meter.bad
-        self.meter = Meter(self.team.device)
-        self.meter.bad = bad
 
     # ---- gradients that are not finite -------------------------------------------------------------------------------
 
     def trouble(self) -> bool:
-        """Whether too many updates in a row came to nothing. On a GPU asked seldom, since asking makes it wait."""
-        if self.team.device.type != "cpu" and self.marks.step % MOST_BAD:
+        """Whether too many updates in a row came to nothing. A GPU is asked seldom, since asking makes it wait, or it
+        has told by itself."""
+        flight = self.recorder.flight if self.recorder else None
+        if flight is not None and flight.flying:
+            in_a_row, in_all = (int(number) for number in flight.bad)  # of a few updates ago
+        elif self.team.device.type != "cpu" and self.marks.step % MOST_BAD:
             return False
-        in_a_row, in_all = (int(number) for number in self.meter.bad.tolist())
-        if in_all:
-            self.marks.skipped += in_all
-            self.meter.bad[1] = 0
+        else:
+            in_a_row, in_all = (int(number) for number in self.meter.bad.tolist())
+        if (new := in_all - self.meter.told) > 0:
+            self.marks.skipped += new
+            self.meter.told = in_all
             so_far = f"({self.marks.skipped:,} so far)"
             self.warn(f"update {self.marks.step:,}: the gradient was not finite, so it was skipped {so_far}")
         return in_a_row >= MOST_BAD
@@ -376,7 +519,7 @@ class Training:
             )
         self.fill(found)
         self.marks.setbacks = setbacks
-        self.meter = Meter(self.team.device)
+        self.meter, self.reading = Meter(self.team.device), None
         self.warn(
             f"{MOST_BAD} gradients in a row were not finite: back from update {at:,} to {self.marks.step:,}, "
             f"with {FACTOR:g} times the learning rate"
@@ -389,6 +532,8 @@ class Training:
 
     def validate(self) -> None:
         self.report(now=True)
+        if self.recorder is not None:
+            self.recorder.pause()
         self.marks.validated = self.marks.step  # set back if it is interrupted
         try:
             with self.smoothed():
@@ -399,7 +544,7 @@ class Training:
             self.marks.validated = 0
             raise
         self.tell(event)
-        self.meter.since = time.monotonic()
+        self.meter.set_clock()
 
     def judged(self, model: Model | None) -> Validated:
         """The validation of a model that the first process has; the others are told the outcome."""
@@ -561,6 +706,8 @@ class Training:
                 )
         self.load_weights(found.tensors["weights"])
         self.optimiser.fill(found.tensors["optimiser"])
+        if self.recorder is not None:
+            self.recorder.forget()  # its updates would go on with the tensors of before
         for name, mean in found.tensors.get("ema", {}).items():
             if name in self.ema:
                 put(self.ema[name], mean)
@@ -570,6 +717,7 @@ class Training:
         self.marks.piece_tokens = min(sizes, default=None)  # what memory had room for, or what is asked for now
         self.first = self.marks.step
         self.mark = time.monotonic()
+        self.paced = (self.mark, self.first)
         self.stored = (self.marks.step, self.marks.validated)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

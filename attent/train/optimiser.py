@@ -25,18 +25,46 @@ class Optimiser:
         self.named = named
         self.fused = _can_fuse(named.values())
         self.parts = list(_parts(named, config, self.fused))
+        self.rate: Tensor | None = None
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """An update, unless `found_inf` is 1."""
+        self.set_rate(lr)
+        self.update(found_inf)
+
+    def set_rate(self, lr: float) -> None:
+        if self.rate is not None:
+            self.rate.fill_(lr)
+            return
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
+
+    def update(self, found_inf: Tensor) -> None:
+        """By the learning rate that is set."""
+        for part in self.parts:
             if isinstance(part, torch.optim.Muon) or not self.fused:
                 if not found_inf.item():
                     part.step()
             else:
+                capturing = found_inf.is_cuda and torch.cuda.is_current_stream_capturing()
+                for group in part.param_groups:
+                    group["capturable"] = capturing  # fused, it always is; torch wants it said, and only then
                 part.found_inf, part.grad_scale = found_inf, None  # type: ignore[attr-defined]
                 part.step()
+
+    def can_be_recorded(self) -> bool:
+        """Whether an update never asks the device."""
+        return self.fused and not any(isinstance(part, torch.optim.Muon) for part in self.parts)
+
+    def hold_rate(self) -> None:
+        """From now on the learning rate stands in a tensor, where a recorded update finds that of its turn."""
+        device = next(iter(self.named.values())).device
+        # torch's kernels read a float32 on a GPU, and a float64 is the float itself on a CPU.
+        self.rate = torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = self.rate
 
     def zero_grad(self) -> None:
         for part in self.parts:
@@ -114,6 +142,9 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 def shorten(parameters: Iterable[nn.Parameter], norm: Tensor, longest: float) -> None:
     """Gradients to at most this length, in place."""
     factor = (longest / (norm + 1e-6)).clamp(max=1.0)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if grads and not any(isinstance(grad, DTensor) for grad in grads):
+        torch._foreach_mul_(grads, factor)
+        return
+    for grad in grads:
+        grad.mul_(factor)
