@@ -1,0 +1,96 @@
+"""How much work an update of a Transformer is: the operations that its products need, the fewest bytes it must move.
+
+Both are counted from the model's shape and the lengths of real sentences: filler, work done twice and everything that
+is no matrix product counts for nothing, so that two programs that train the same model are measured by one ruler.
+How fast a machine multiplies and copies is measured in `train_gpu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attent.data.arrays import Array
+from attent.models import Seq2SeqConfig
+from attent.nn import StackConfig
+
+TRAINED = 3  # a forward pass and a backward pass of twice its work
+OPTIMISED = 4 * 8  # bytes of a weight: itself, its gradient and Adam's two means, float32, each read and written once
+KEPT = 2 * 2  # bytes of an activation in bfloat16: written once on the way forward, read once on the way back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops:
+    """Of forward and backward passes over some sentences."""
+
+    products: int  # with weights
+    attention: int  # of queries with keys, and of weights with values
+
+    @property
+    def total(self) -> int:
+        return self.products + self.attention
+
+
+def model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> Flops:
+    """Of sentence pairs with these lengths.
+
+    Products: 6 for each weight and each token that meets it. With S source and T target tokens, L layers of width d and
+    inner width ff, and V words that is
+
+        6 (S L (4d^2 + 2 d ff + 2d^2) + T (L (6d^2 + 2 d ff) + d V))
+
+    where the second 2d^2 are the decoder's keys and values of the source. Attention: 4d on the way forward for each
+    query and each key that it may look at, in each layer, and three times that with the way back. A sentence of n
+    tokens has n^2 such pairs where all is seen, n (n + 1) / 2 where nothing later is.
+    """
+    source, target = source.astype(np.int64), target.astype(np.int64)
+    encoder, decoder = config.encoder, config.decoder
+    ends, memory = _ends(decoder), _memory(decoder)  # of one attention: queries and output; keys and values
+    of_source = encoder.layers * (_ends(encoder) + _memory(encoder) + _inner(encoder)) + decoder.layers * memory
+    of_target = decoder.layers * (2 * ends + memory + _inner(decoder)) + decoder.width * config.targets
+    weights = int(source.sum()) * of_source + int(target.sum()) * of_target
+    own, causal, cross = (source * source).sum(), (target * (target + 1)).sum() // 2, (source * target).sum()
+    looks = encoder.layers * _heads(encoder) * int(own) + decoder.layers * _heads(decoder) * int(causal + cross)
+    return Flops(products=2 * TRAINED * weights, attention=4 * TRAINED * looks)
+
+
+def least_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, target_tokens: int) -> int:
+    """That an update must move, if nothing is moved twice and no kernel hands over through memory to the next.
+
+    The optimiser reads and writes weights, gradients and both of Adam's means (float32). Of the activations only those
+    count that the backward pass cannot do without: what enters each product, and queries, keys and values; they are
+    written once and read once in bfloat16. Logits, masks and norms count for nothing. No program comes near it.
+    """
+    encoder, decoder = config.encoder, config.decoder
+    width, cross = encoder.width, encoder.width + 2 * _heads(decoder)  # what enters it, its queries, what it comes to
+    of_source = encoder.layers * (_own(encoder) + width + encoder.inner) + decoder.layers * 2 * _shared(decoder)
+    of_target = decoder.layers * (_own(decoder) + cross + width + decoder.inner)
+    return OPTIMISED * parameters + KEPT * (source_tokens * of_source + target_tokens * of_target)
+
+
+def _own(stack: StackConfig) -> int:
+    """What self-attention keeps of a token: what enters it, queries, keys, values, and what they come to."""
+    return stack.width + 2 * _heads(stack) + 2 * _shared(stack)
+
+
+def _heads(stack: StackConfig) -> int:
+    """Numbers of a token's queries."""
+    return stack.heads * (stack.head_width or stack.width // stack.heads)
+
+
+def _shared(stack: StackConfig) -> int:
+    """Numbers of a token's keys, which query heads may share; of its values as many."""
+    return _heads(stack) // stack.heads * (stack.kv_heads or stack.heads)
+
+
+def _ends(stack: StackConfig) -> int:
+    return 2 * stack.width * _heads(stack)
+
+
+def _memory(stack: StackConfig) -> int:
+    return 2 * stack.width * _shared(stack)
+
+
+def _inner(stack: StackConfig) -> int:
+    return (3 if stack.gated else 2) * stack.width * stack.inner
