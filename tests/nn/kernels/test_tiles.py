@@ -38,7 +38,7 @@ def mask_of(kind: str, seed: int, device: torch.device) -> Mask:
 
 
 def near(ours: Tensor, theirs: Tensor) -> None:
-    error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1e-9)
+    error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1)  # a query that sees one key has no gradient
     assert error < TOLERANCE[ours.dtype], f"off by {error:.1e}"
 
 
