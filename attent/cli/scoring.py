@@ -15,7 +15,7 @@ from cyclopts import CycloptsError
 
 from attent import settings
 from attent.cli.score import Flags
-from attent.cli.searching import TranslateError, asked_language, in_flags, search_of, translator_of
+from attent.cli.searching import TranslateError, asked_language, dtype_of, in_flags, search_of, translator_of
 from attent.data.corpus import Corpus, corpora
 from attent.data.pairs import CorpusError, Languages, Pair
 from attent.decode.align import Measured, agreed, remember
@@ -271,7 +271,7 @@ def asked_search(flags: Flags) -> Search:
 
 def search_facts(search: Search, flags: Flags) -> dict[str, Any]:
     """All that the translations depend on besides the model."""
-    machine = {"engine": flags.engine, "dtype": flags.dtype, "ensemble": [str(folder) for folder in flags.ensemble]}
+    machine = {"engine": flags.engine, "dtype": dtype_of(flags), "ensemble": [str(folder) for folder in flags.ensemble]}
     return {**asdict(search), "formula": search.formula, **machine}
 
 
@@ -285,7 +285,7 @@ def in_words(search: Search, flags: Flags) -> str:
         f"at least {search.min_length:,}" if search.min_length else "",
         f"no {search.no_repeat_ngram_size} tokens twice" if search.no_repeat_ngram_size else "",
         f"engine {flags.engine}" if flags.engine else "",
-        flags.dtype if flags.dtype != "float32" else "",
+        dtype_of(flags) if dtype_of(flags) != "float32" else "",
         *(f"with {folder}" for folder in flags.ensemble),
     ]
     return ", ".join(filter(None, told))

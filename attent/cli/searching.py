@@ -149,7 +149,10 @@ class MachineFlags:
     device: Annotated[
         str | None, Parameter(group=MACHINE, help="cuda, cuda:1, mps or cpu; by default the best there is")
     ] = None
-    dtype: Annotated[Dtype, Parameter(group=MACHINE, help="of the torch engine")] = "float32"
+    dtype: Annotated[
+        Dtype | None,
+        Parameter(group=MACHINE, help="of the torch engine: by default bfloat16 on an NVIDIA GPU, else float32"),
+    ] = None
     threads: Annotated[
         int | None, Parameter(name=["--threads", "--cpu-threads"], group=MACHINE, help="by default all cores")
     ] = None
@@ -210,6 +213,13 @@ def translator_of(folders: Sequence[Path], flags: MachineFlags, say: Callable[[s
         batch_tokens=flags.batch_tokens,
         say=say,
     )
+
+
+def dtype_of(flags: MachineFlags) -> str:
+    """The format of numbers that the torch engine computes in."""
+    from attent.decode.translator import best_device, usual_dtype
+
+    return flags.dtype or usual_dtype(device_of(flags.device) or best_device())
 
 
 def check_run(folder: Path) -> None:

@@ -18,12 +18,13 @@ from attent.decode.graphs import Recorder, can_record
 from attent.decode.options import Hypothesis, Job, Search
 from attent.decode.rules import Rule
 from attent.decode.search import NEVER, Beams, Plan, State, Writer, banned, may_ask, results, step
-from attent.nn import Cache
+from attent.nn import Cache, kernels
 
 FEWER = 0.75  # finished sources are cleared away when no more than this share of a batch is left,
 FEWER_RECORDED = 0.5  # and where that means to record anew, this share
 WARM = 2  # steps before one is recorded: what is only done once must not be part of it
 REFILL = 8  # ... or replaced, as soon as there is one for every so many of a batch
+TOGETHER = 1024  # sources whose mean length tells how many find room on a GPU
 SHORT = 64  # tokens: sources up to twice as long are taken together, since full batches are worth more than narrow ones
 
 
@@ -53,15 +54,39 @@ class TorchEngine(Generic[State]):
         rules, demands = self.make_rules(search, jobs)
         never = banned(self.start, self.end, self.never, self.device)
         plan = Plan(search=search, start=self.start, end=self.end, never=never, rules=rules, demands=demands)
+        fast = self._lane(jobs, plan)
+        if fast is not None:
+            yield from fast
+            return
         for places in alike(jobs):
             yield from self._session(jobs, places, plan)
+
+    def _lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]] | None:
+        """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know."""
+        if not self.record or not jobs or not kernels.usable(plan.never):
+            return None
+        from attent.decode import lane
+
+        if not all(job.source and job.limit for job in jobs):
+            return None
+        found = lane.lane_of(self.model, plan)
+        return None if found is None else found.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop)
+
+    def _most(self, jobs: Sequence[Job], beams: int) -> int:
+        """Sources at once: nothing is filled up there, so that it is the longest together that count."""
+        some = sorted((len(job.source), job.limit) for job in jobs)[-TOGETHER:]
+        longest, limit = (-(-sum(numbers) // len(some)) for numbers in zip(*some, strict=True))
+        return self.batch_size(longest, limit, beams)
+
+    def _stop(self) -> None:
+        if self.stop is not None and self.stop():
+            raise Stopped
 
     def _session(self, jobs: Sequence[Job], places: list[int], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Jobs of like length, through one batch that is refilled."""
         session = Session(self, jobs, places, plan)
         while session.rows:
-            if self.stop is not None and self.stop():
-                raise Stopped
+            self._stop()
             session.step()
             if may_ask(session.steps - 1, self.device) or max(session.ages) == session.capacity:
                 yield from session.finished()

@@ -121,8 +121,13 @@ def needed(unit: int) -> int:
     return (max(TIMES, -(-LEAST // unit)) - 1) * unit
 
 
+FEWEST_AGAIN = min(needed(unit) for unit in range(1, LONGEST_UNIT + 1))  # tokens that have come before, in any loop
+
+
 def looping(ids: Sequence[int]) -> bool:
     """Does a unit of tokens come again and again, as `NoLoops` would not have let it?"""
+    if len(ids) - len(set(ids)) < FEWEST_AGAIN:
+        return False
     for unit in range(1, LONGEST_UNIT + 1):
         run = 0
         for before, after in zip(ids, ids[unit:], strict=False):

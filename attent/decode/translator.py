@@ -106,7 +106,8 @@ class Translator:
         folder        where the model comes from: what was made of it is kept there
         engine        None: CTranslate2 on a CPU, where it is installed and can do what is asked; else our own
         batch_tokens  source tokens, filled up and times the beams, searched for at once; None: what suits the device
-        record        let an NVIDIA GPU repeat steps by itself, which is quicker; nothing else may use it meanwhile
+        record        let an NVIDIA GPU repeat steps by itself, which is many times as quick; it then keeps some of its
+                      memory for the next call
         say           is told what a person may want to know, such as that another engine had to be taken
         """
         check_tokenizer(model, tokenizer)
@@ -124,13 +125,16 @@ class Translator:
         cls,
         *folders: str | Path,
         device: str | torch.device | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         engine: EngineName | None = None,
         threads: int | None = None,
         batch_tokens: int | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Translator:
-        """The translator of a folder, ours or a Hugging Face Marian or T5 one; of several folders, an ensemble."""
+        """The translator of a folder, ours or a Hugging Face Marian or T5 one; of several folders, an ensemble.
+
+        `dtype` None: bfloat16 on an NVIDIA GPU that computes in it, else float32.
+        """
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
         if engine not in (None, *get_args(EngineName)):
@@ -139,10 +143,12 @@ class Translator:
         models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [tokenizer_of(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
+        where = best_device() if device is None else torch.device(device)
+        dtype = usual_dtype(where) if dtype is None else dtype
         if dtype not in DTYPES:
             raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         model = models[0] if len(models) == 1 else Ensemble(models)
-        model = model.to(device=best_device() if device is None else torch.device(device), dtype=DTYPES[dtype]).eval()
+        model = model.to(device=where, dtype=DTYPES[dtype]).eval()
         home = paths[0] if len(paths) == 1 else None
         return cls(
             model, tokenizers[0], folder=home, engine=engine, threads=threads, batch_tokens=batch_tokens, say=say
@@ -184,7 +190,7 @@ class Translator:
         check_texts(texts)
         search = with_changes(search or Search(), beam_size, n_best)
         controls = one_for_each(control, len(texts))
-        pieces = [self._pieces(text, one, to, sentences, language) for text, one in zip(texts, controls, strict=True)]
+        pieces = self._pieces(texts, controls, to, sentences, language)
         units = units_of(pieces, controls, Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary, first)
         for wishes in dict.fromkeys(unit.control for unit in units):
             check_control(wishes, search)
@@ -203,7 +209,7 @@ class Translator:
         """The translation piece by piece, as soon as it is certain: what all beams agree on."""
         search = search or Search()
         check_control(control, search)
-        for piece in self._pieces(text, control, to, False, None):
+        for piece in self._pieces([text], [control], to, False, None)[0]:
             yield from self._streamed(Unit(piece.text, control), search, to)
             if piece.gap:
                 yield piece.gap
@@ -270,16 +276,22 @@ class Translator:
         return 0
 
     def _pieces(
-        self, text: str, control: Control, to: str | None, sentences: bool, language: str | None
-    ) -> list[Piece]:
-        """The text as it is translated: whole, or cut into sentences; space around it is not kept."""
-        text = self.cleaned(text)
+        self, texts: Sequence[str], controls: Sequence[Control], to: str | None, sentences: bool, language: str | None
+    ) -> list[list[Piece]]:
+        """The texts as they are translated: whole, or cut into sentences; space around them is not kept."""
         limit = min(self._long, self._limits[0] or self._long) - frame(to)
-        short = 4 * len(text) <= limit  # a character has at most four bytes, and a token at least one
+        clean = [self.cleaned(text) for text in texts]
+        counted = [text for text in clean if most_tokens(text) > limit]
+        counts = dict(zip(counted, self._count(counted), strict=True)) if counted and not sentences else {}
+        whole = [not sentences and counts.get(text, 0) <= limit for text in clean]
+        return [
+            ([Piece(text)] if text else []) if one else self._cut(text, control, limit, language)
+            for text, control, one in zip(clean, controls, whole, strict=True)
+        ]
+
+    def _cut(self, text: str, control: Control, limit: int, language: str | None) -> list[Piece]:
         if not text:
             return []
-        if not sentences and (short or self._count([text])[0] <= limit):
-            return [Piece(text)]
         pieces = windows(split(text, language), self._count, limit)
         if len(pieces) > 1 and (control.prefix or control.demanded):
             raise TranslationError(
@@ -308,7 +320,8 @@ class Translator:
 
     def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int) -> Job:
         limit = search.limit(len(row) - framing)
-        prefix, *demanded = self.tokenizer.target.encode([unit.control.prefix.strip(), *unit.control.demanded])
+        wanted = [unit.control.prefix.strip(), *unit.control.demanded]
+        prefix, *demanded = self.tokenizer.target.encode(wanted) if any(wanted) else ([], *([] for _ in wanted[1:]))
         return Job(
             source=row,
             prefix=tuple(prefix),
@@ -578,6 +591,11 @@ def with_terms(control: Control, text: str, glossary: Glossary | None) -> Contro
     return replace(control, demanded=(*control.demanded, *terms)) if terms else control
 
 
+def most_tokens(text: str) -> int:
+    """A character has at most four bytes, and a token at least one; ASCII stays what it is, behind a space."""
+    return len(text) + 1 if text.isascii() else 4 * len(text)
+
+
 def spelled_out(vocabulary: Vocabulary, row: Sequence[int]) -> bool:
     """Is there a character in it that has no piece of its own?"""
     return vocabulary.unknown in row or any(BYTE.fullmatch(piece) for piece in vocabulary.pieces(row))
@@ -686,3 +704,9 @@ def best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def usual_dtype(device: torch.device) -> str:
+    """Half of the bytes and many times the speed, where there are units for it; the numbers then have three digits."""
+    quick = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if quick else "float32"

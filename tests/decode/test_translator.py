@@ -462,6 +462,19 @@ def test_folders_are_loaded_one_or_several(here: Translator, model: Seq2Seq, tmp
     assert texts_of(two, TEXTS) == wanted
 
 
+def test_the_numbers_are_short_where_a_gpu_is_quick_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for quick, wanted in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, quick=quick: quick)
+        assert translator.usual_dtype(torch.device("cuda")) == wanted
+        assert translator.usual_dtype(torch.device("cpu")) == "float32"
+
+
+def test_no_text_has_more_tokens_than_it_is_thought_to(here: Translator) -> None:
+    some = [*TEXTS, *ODD, "xqz" * 9, "a  b", "\u00e4\u4e2d\U0001f600", "~"]
+    counts = [len(row) for row in here.tokenizer.source.encode(some)]
+    assert all(count <= translator.most_tokens(text) for count, text in zip(counts, some, strict=True))
+
+
 @pytest.mark.parametrize(
     ("folders", "changes", "words"),
     [

@@ -1,0 +1,438 @@
+"""The fast lane of a search: plain beam search with one Transformer on an NVIDIA GPU, all of it on the device.
+
+All sources are read first; what the decoder looks at of them lies end to end. A fixed number of rows, with the beams of
+a source each, takes steps that are recorded as a CUDA graph. A row whose source is done takes the next one inside the
+step: the host replays, and looks now and then, at numbers of some steps ago, how many rows are left; when these are
+few, steps of fewer rows go on. The hypotheses are those of `search`; what else can be asked for is `engine`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attent.decode.layers import Decoder, Kept, Twin, refuses
+from attent.decode.options import Hypothesis, Job
+from attent.decode.rules import MinLength
+from attent.decode.search import NEVER, Beams, Plan, Pool, results
+from attent.models import Seq2Seq
+from attent.nn.kernels import steps, usable
+
+LOOK = 4  # steps between two looks at how many rows are left; each look is one interval old
+SMALLEST = 8  # rows
+FEWEST = 1024  # beams that a step may have as well as fewer
+READ_AT_ONCE = 2**17  # tokens of sources
+SHARE = 0.25  # of the free memory that sources may have
+UNKNOWN_BYTES = 2**30
+MOST_LANES = 2  # kept for a model: of different beams, for instance
+FOREVER = 2**31 - 1
+
+
+def lane_of(model: object, plan: Plan) -> Lane | None:
+    """The lane for such a search, kept from the last one like it; None: this is not for a lane."""
+    if not can(model, plan):
+        return None
+    assert isinstance(model, Seq2Seq)
+    lanes = LANES.setdefault(model, {})
+    key = (plan.beams, plan.search.n_best, plan.start, plan.end, tuple(plan.never.tolist()))
+    lane = lanes.pop(key, None)
+    if lane is None or not lane.twin.fits(model):
+        while len(lanes) >= MOST_LANES:
+            del lanes[next(iter(lanes))]
+        lane = Lane(model, plan)
+    lanes[key] = lane
+    return lane
+
+
+LANES: weakref.WeakKeyDictionary[Seq2Seq, dict[object, Lane]] = weakref.WeakKeyDictionary()
+
+
+def can(model: object, plan: Plan) -> bool:
+    search = plan.search
+    plain = search.sampling is None and plan.groups == 1 and plan.demands is None
+    plain = plain and all(type(rule) is MinLength and rule.end == plan.end for rule in plan.rules)
+    if not plain or plan.beams > steps.MOST_BEAMS or torch.is_autocast_enabled(plan.never.device.type):
+        return False
+    if not usable(plan.never) or refuses(model) is not None:
+        return False
+    assert isinstance(model, Seq2Seq)
+    return 2 * plan.beams < model.config.targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """How much room a search wants."""
+
+    rows: int
+    places: int  # of all rows' caches
+    sources: int
+    leaves: int  # places of all sources' trees
+    tokens: int  # of all sources
+    longest: int  # target
+    widest: int  # source
+
+    def within(self, other: Need) -> bool:
+        return all(mine <= theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+
+    def rounded(self) -> Need:
+        return Need(**{name: roomy(number) for name, number in vars(self).items()})
+
+
+def roomy(number: int) -> int:
+    """A little more, so that the next search fits as well: 4, 5, 6 or 7 times a power of 2."""
+    unit = 1 << max(0, number.bit_length() - 3)
+    return -(-number // unit) * unit
+
+
+class Board:
+    """The state of a search on the device. Everything of a source stays where it is, whichever row works at it."""
+
+    def __init__(self, decoder: Decoder, plan: Plan, need: Need) -> None:
+        K, N, device = plan.beams, plan.search.n_best, plan.never.device
+        self.room, columns = need, need.places * K
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        def exact(*shape: int) -> Tensor:
+            return torch.zeros(*shape, device=device)
+
+        self.rows, self.read = whole(need.rows, steps.ROW), whole(need.rows, K)
+        self.counters, self.settings = whole(4), whole(2)  # next source, rows at work, sources; see `steps.likely`
+        self.penalties = exact(need.longest + 2)
+        self.sources, self.lengths, self.counts = (
+            whole(need.sources, steps.SOURCE),
+            whole(need.sources),
+            whole(need.sources),
+        )
+        self.sums = exact(need.sources, K)
+        self.scores, self.end_sums, self.pointers = (
+            exact(need.sources, N),
+            exact(need.sources, N),
+            whole(need.sources, N),
+        )
+        self.tokens = whole(need.leaves, K)
+        self.parents = torch.zeros(need.leaves, K, dtype=torch.int8, device=device)
+        self.ancestors = torch.zeros(2, columns if K > 1 else 1, dtype=torch.int8, device=device)
+        self.kept = []
+        for layer, across in zip(decoder.layers, decoder.across, strict=True):
+            own, cross = layer.own, across.heads
+            keys, values = (decoder.table.new_zeros(own.shared, columns, own.width) for _ in range(2))
+            self.kept.append(Kept(keys, values, decoder.table.new_zeros(need.tokens, 2, cross.shared, cross.width)))
+
+    def begin(self, rows: Tensor, sources: Tensor, plan: Plan) -> None:
+        """Nothing is written yet. Rows (R, 8) and sources (S, 4) are as `steps` has them."""
+        S, least = len(sources), max((rule.least for rule in plan.rules if isinstance(rule, MinLength)), default=0)
+        patience = plan.search.patience
+        enough = FOREVER if patience is None else round(patience * plan.beams)
+        self.rows.fill_(-1)
+        self.rows[: len(rows)] = rows
+        self.sources[:S] = sources
+        self.read.fill_(plan.start)
+        self.counters.copy_(torch.tensor([len(rows), len(rows), S, 0], dtype=torch.int32))
+        self.settings.copy_(torch.tensor([min(least, FOREVER), enough], dtype=torch.int32))
+        self.penalties.copy_(plan.penalty(torch.arange(len(self.penalties), device=self.rows.device)))
+        self.sums.fill_(NEVER)
+        self.sums[:, 0] = 0
+        for unset in (self.scores, self.end_sums):
+            unset.fill_(NEVER)
+        for zero in (self.lengths, self.counts, self.pointers):
+            zero.zero_()
+
+    def compact(self, size: int) -> None:
+        """The rows that are at work come first."""
+        order = (self.rows[:, 0] < 0).to(torch.uint8).argsort(stable=True)[:size]
+        rows, read = self.rows[order], self.read[order]
+        self.rows[:size], self.read[:size] = rows, read
+
+    def beams(self, S: int) -> Beams:
+        """As `search` has it, but in the place of tokens stands where the last of them is: (place + 1) * K + beam."""
+        sums, lengths, K = self.sums[:S], self.lengths[:S].long(), self.sums.shape[1]
+        last = lengths[:, None] * K + torch.arange(K, device=sums.device)
+        pointers = self.pointers[:S].long()
+        ended = Pool(pointers[:, :, None], self.end_sums[:S], self.scores[:S], pointers // K + 1)
+        return Beams(
+            tokens=last[:, :, None],
+            sums=sums,
+            lengths=lengths,
+            limits=self.sources[:S, 2].long(),
+            numbers=lengths,
+            count=self.counts[:S],
+            done=torch.ones_like(lengths, dtype=torch.bool),
+            ended=ended,
+            memories=(),
+        )
+
+
+class Lane:
+    """One model, ready for searches of so many beams. One search at a time."""
+
+    def __init__(self, model: Seq2Seq, plan: Plan) -> None:
+        self.twin = Twin(model, plan.never.tolist())
+        self.board: Board | None = None
+        self.graphs: dict[int, Any] = {}
+        self.pool: Any = None
+        self.busy = threading.Lock()
+
+    def search(
+        self,
+        model: object,
+        jobs: Sequence[Job],
+        plan: Plan,
+        most: int,
+        stop: Callable[[], None],
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """At most so many sources at work at once; `stop` may raise an error."""
+        assert isinstance(model, Seq2Seq)
+        order = sorted(range(len(jobs)), key=lambda place: (-jobs[place].limit, -len(jobs[place].source)))
+        device, held = plan.never.device, 0 if self.board is None else self.board.room.tokens
+        for lot in lots(order, jobs, max(held, room_for(self.twin.decoder, device))):
+            with self.busy, torch.no_grad(), on(device):
+                found = self._searched(model, [jobs[place] for place in lot], plan, most, stop)
+            yield from zip(lot, found, strict=True)
+
+    def _searched(
+        self, model: Seq2Seq, jobs: Sequence[Job], plan: Plan, most: int, stop: Callable[[], None]
+    ) -> list[list[Hypothesis]]:
+        held = 0 if self.board is None else self.board.room.rows  # its memory is no longer counted as free
+        rows = useful(jobs, max(most, held), plan.beams)
+        size = fitting(rows)
+        lot = Lot.of(jobs, rows, plan.never.device)
+        board = self._board(model, replace(lot.need, rows=size), plan)
+        self._read(lot, board)
+        board.begin(lot.rows, lot.sources, plan)
+        self._steps(board, size, plan, stop)
+        return self._found(board, lot, plan)
+
+    def _board(self, model: Seq2Seq, need: Need, plan: Plan) -> Board:
+        decoder = self.twin.decoder
+        if not decoder.reach(model.decoder, need.longest):
+            self._forget()
+        self.twin.encoder.reach(model.encoder, need.widest)
+        if self.board is None or not need.within(self.board.room):
+            self._forget()
+            self.board = None  # its memory is needed
+            self.board = Board(decoder, plan, need.rounded())
+        return self.board
+
+    def _forget(self) -> None:
+        """Graphs read the memory that they were recorded with."""
+        self.graphs.clear()
+        self.pool = None
+
+    def _read(self, lot: Lot, board: Board) -> None:
+        """What the decoder will look at, of all sources."""
+        for part in lot.parts:
+            first, last = part.tokens.start, part.tokens.stop
+            begins = lot.begins[part.sources] - first
+            states = self.twin.encoder.states(
+                lot.ids[first:last], lot.at[first:last], begins, lot.lengths[part.sources], part.longest
+            )
+            self.twin.decoder.remember(states, board.kept, first)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _steps(self, board: Board, size: int, plan: Plan, stop: Callable[[], None]) -> None:
+        looks: deque[Look] = deque()
+        while True:
+            stop()
+            for _ in range(LOOK):
+                self._play(board, size, plan)
+            looks.append(Look(board.counters))
+            if len(looks) < 2:
+                continue
+            left = looks.popleft().rows
+            if not left:
+                return
+            if 2 * fitting(left) <= size:
+                size = fitting(left)
+                board.compact(size)
+
+    def _play(self, board: Board, size: int, plan: Plan) -> None:
+        """One step; the first of its size is run as it is, and recorded for those that follow."""
+        if size in self.graphs:
+            self.graphs[size].replay()
+            return
+        self._step(board, size, plan)
+        if board.rows.device.type == "cuda":
+            self.graphs[size] = self._recorded(board, size, plan)
+
+    def _recorded(self, board: Board, size: int, plan: Plan) -> torch.cuda.CUDAGraph:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(board.rows.device)
+        self.pool = torch.cuda.graph_pool_handle() if self.pool is None else self.pool
+        stream.wait_stream(torch.cuda.current_stream(board.rows.device))
+        with torch.cuda.stream(stream):
+            # Other threads may go on with work of their own.
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                self._step(board, size, plan)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(board.rows.device).wait_stream(stream)
+        return graph
+
+    def _step(self, board: Board, size: int, plan: Plan) -> None:
+        rows, read = board.rows[:size], board.read[:size]
+        logits = self.twin.decoder.logits(rows, read, board.ancestors, board.kept)
+        ids, gains = steps.likely(logits, rows, board.settings, plan.beams, plan.end)
+        steps.turn(board, rows, read, ids, gains, plan.start, plan.end)
+
+    # --- what was found ----------------------------------------------------------------------------------------------
+
+    def _found(self, board: Board, lot: Lot, plan: Plan) -> list[list[Hypothesis]]:
+        S, N, K = len(lot.sources), plan.search.n_best, plan.beams
+        best = results(board.beams(S), plan)
+        pointers = best.tokens[:, :, 0].to(torch.int32)
+        tokens = steps.traced(pointers, lot.sources, board.tokens, board.parents, lot.need.longest)
+        written = (pointers // K).flatten().tolist()
+        parts = (tokens.cpu().numpy(), written, *(x.flatten().tolist() for x in (best.lengths, best.sums, best.scores)))
+        found = [
+            Hypothesis(ids=tuple(ids[:count].tolist()), log_prob=log_prob, score=score, ended=length > count)
+            for ids, count, length, log_prob, score in zip(*parts, strict=True)
+        ]
+        return [[one for one in found[at : at + N] if one.score > NEVER] for at in range(0, S * N, N)]
+
+
+class Look:
+    """How many rows were at work, when it was asked; who wants to know waits until the device is there."""
+
+    def __init__(self, counters: Tensor) -> None:
+        cuda = counters.device.type == "cuda"
+        self.seen = torch.empty(4, dtype=torch.int32, pin_memory=cuda)
+        self.seen.copy_(counters, non_blocking=cuda)
+        self.done = torch.cuda.Event() if cuda else None
+        if self.done is not None:
+            self.done.record()
+
+    @property
+    def rows(self) -> int:
+        if self.done is not None:
+            self.done.synchronize()
+        return int(self.seen[1])
+
+
+# --- sources -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Sources that are read at once."""
+
+    sources: slice  # in the order of lengths
+    tokens: slice
+    longest: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lot:
+    """Sources on the device, those with the longest targets first; their tokens lie end to end in the order of their
+    own lengths."""
+
+    ids: Tensor  # of all sources
+    at: Tensor  # of each token its place in its source
+    begins: Tensor  # of each source, in the order of lengths
+    lengths: Tensor
+    sources: Tensor
+    rows: Tensor
+    parts: list[Part]
+    need: Need
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], size: int, device: torch.device) -> Lot:
+        """Made on the host and brought over in one piece."""
+        limits = np.array([job.limit for job in jobs], dtype=np.int64)
+        widths = np.array([len(job.source) for job in jobs], dtype=np.int64)
+        order = np.argsort(-widths, kind="stable")
+        lengths = widths[order]
+        begins = before(lengths)
+        ids = np.fromiter(chain.from_iterable(jobs[place].source for place in order), np.int32, int(lengths.sum()))
+        at = np.arange(len(ids)) - np.repeat(begins, lengths)
+        memory = np.empty_like(begins)
+        memory[order] = begins
+        sources = np.stack([memory, widths, limits, before(limits)], 1)
+        rows = np.zeros((size, steps.ROW), dtype=np.int64)
+        rows[:, 0], rows[:, 2], rows[:, 3:7] = np.arange(size), before(limits[:size]), sources[:size]
+        need = Need(
+            rows=size,
+            places=int(limits[:size].sum()),
+            sources=len(jobs),
+            leaves=int(limits.sum()),
+            tokens=len(ids),
+            longest=int(limits.max()),
+            widest=int(lengths[0]),
+        )
+        parts = list(parts_of(lengths, begins))
+        there = brought([ids, at, begins, lengths, sources, rows], device)
+        return cls(there[0], there[1], there[2], there[3], there[4], there[5], parts, need)
+
+
+def brought(arrays: Sequence[Any], device: torch.device) -> list[Tensor]:
+    packed = torch.from_numpy(np.concatenate([array.ravel().astype(np.int32) for array in arrays]))
+    packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
+    pieces = packed.split([array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
+def lots(order: Sequence[int], jobs: Sequence[Job], tokens: int) -> Iterator[list[int]]:
+    """As many sources as so many tokens have together, at least one."""
+    lot: list[int] = []
+    total = 0
+    for place in order:
+        total += len(jobs[place].source)
+        if lot and total > tokens:
+            yield lot
+            lot, total = [], len(jobs[place].source)
+        lot.append(place)
+    if lot:
+        yield lot
+
+
+def parts_of(lengths: Any, begins: Any) -> Iterator[Part]:
+    first, count, ends = 0, len(lengths), begins + lengths
+    while first < count:
+        last = max(first + 1, int(np.searchsorted(ends, begins[first] + READ_AT_ONCE, "right")))
+        yield Part(slice(first, last), slice(int(begins[first]), int(ends[last - 1])), int(lengths[first]))
+        first = last
+
+
+def before(numbers: Any) -> Any:
+    """What comes before each, together."""
+    return np.cumsum(numbers) - numbers
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current GPU, which need not be the model's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def useful(jobs: Sequence[Job], most: int, beams: int) -> int:
+    """Rows that are worth having. A search takes as many steps as its longest target: more rows than all targets fill
+    in that time would stand empty. Few rows are no quicker than some more."""
+    lengths = [len(job.source) for job in jobs]
+    full = max(sum(lengths) // max(lengths), FEWEST // beams)
+    return min(most, len(jobs), fitting(full * 7 // 8))
+
+
+def fitting(rows: int) -> int:
+    """The number of rows of a step for so many: a power of 2, or one and a half times that."""
+    size = SMALLEST
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def room_for(decoder: Decoder, device: torch.device) -> int:
+    """Tokens of sources that there is memory for."""
+    each = sum(2 * across.heads.shared * across.heads.width for across in decoder.across)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else UNKNOWN_BYTES
+    return max(1, int(SHARE * free) // (each * decoder.table.element_size()))

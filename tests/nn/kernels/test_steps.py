@@ -1,0 +1,275 @@
+"""What a step of decoding needs, each kernel beside the plain way; the fast lane that they make, beside the search."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.decode import lane
+from attent.decode.engine import TorchEngine
+from attent.decode.layers import refuses
+from attent.decode.options import Hypothesis, Job, Sampling, Search
+from attent.decode.rules import MinLength, NoLoops
+from attent.decode.search import Plan, banned, likeliest
+from attent.look import record
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import decoder_of
+from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
+from attent.nn.attend import explicit
+from attent.nn.kernels import INTERPRETED, steps
+from tests.decode.toys import texts
+
+START, END, PAD = 0, 1, 2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def rows_of(lengths: list[int], memory: list[int], limit: int, device: torch.device) -> Tensor:
+    """As `steps` has them: each row's cache and memory behind those before it; the second row has no source."""
+    rows = torch.zeros(len(lengths), steps.ROW, dtype=torch.int32)
+    for i, (length, tokens) in enumerate(zip(lengths, memory, strict=True)):
+        before = sum(memory[:i])
+        rows[i] = torch.tensor([i if i != 1 else -1, length, i * limit, before, tokens, limit, 0, 0])
+    return rows.to(device)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("K", "heads", "shared"), [(1, 2, 2), (3, 4, 2), (4, 2, 1)])
+def test_each_beam_sees_the_columns_of_its_ancestors_and_its_own(
+    K: int, heads: int, shared: int, device: torch.device, dtype_of: torch.dtype
+) -> None:
+    D, limit, lengths = 16, 40, [0, 5, 1, 17, 39]
+    R, columns = len(lengths), len(lengths) * limit * K
+    rows = rows_of(lengths, [0] * R, limit, device)
+    qkv = torch.randn(R * K, (heads + 2 * shared) * D, device=device).to(dtype_of)
+    keys, values = (torch.randn(shared, columns, D, device=device).to(dtype_of) for _ in range(2))
+    past_keys, past_values = keys.clone(), values.clone()
+    ancestors = torch.randint(0, K, (R, limit, K), device=device)
+    for row, length in enumerate(lengths):  # up to some place all have the same
+        rows[row, 7] = alike = length // 2
+        ancestors[row, :alike] = ancestors[row, :alike, :1]
+    table = torch.full((2, columns), 100, dtype=torch.int8, device=device)
+    for row, length in enumerate(lengths):
+        half = table[length % 2].view(R, limit, K)
+        half[row, :length] = ancestors[row, :length].to(torch.int8)
+    got = steps.look_back(qkv, keys, values, table, rows, K, heads, 0.3).float().view(R, K, heads, D)
+    parts = qkv.float().view(R, K, heads + 2 * shared, D)
+    for row, length in enumerate(lengths):
+        if row == 1:
+            continue
+        for k in range(K):
+            at = [(row * limit + t) * K + int(ancestors[row, t, k]) for t in range(length)]
+            q, own_key, own_value = parts[row, k].split([heads, shared, shared])
+            seen = [
+                torch.cat([past[:, at].float(), own[:, None]], 1)[None]
+                for past, own in ((past_keys, own_key), (past_values, own_value))
+            ]
+            wanted = explicit(q[None, :, None], *seen, Mask(), None, 0.3)[0][0, :, 0]
+            torch.testing.assert_close(got[row, k], wanted, rtol=TOLERANCE[dtype_of], atol=TOLERANCE[dtype_of])
+            column = (row * limit + length) * K + k
+            assert torch.equal(keys[:, column].float(), own_key)
+            assert torch.equal(values[:, column].float(), own_value)
+    changed = (keys != past_keys).any(-1).any(0).sum()
+    assert changed == (R - 1) * K
+
+
+def test_the_beams_of_a_row_look_at_its_own_source(device: torch.device, dtype_of: torch.dtype) -> None:
+    K, heads, shared, D, memory = 3, 4, 2, 16, [1, 9, 16, 35]
+    rows = rows_of([0] * 4, memory, 10, device)
+    q = torch.randn(4 * K, heads * D, device=device).to(dtype_of)
+    kept = torch.randn(sum(memory), 2, shared, D, device=device).to(dtype_of)
+    got = steps.look_across(q, kept, rows, K, 0.3).float().view(4, K, heads, D)
+    for row in (0, 2, 3):
+        begin = sum(memory[:row])
+        k, v = (kept[begin : begin + memory[row], i].float().transpose(0, 1)[None] for i in range(2))
+        wanted = explicit(q.float().view(4, K, heads, D)[row].transpose(0, 1)[None], k, v, Mask(), None, 0.3)[0][0]
+        torch.testing.assert_close(got[row].transpose(0, 1), wanted, rtol=TOLERANCE[dtype_of], atol=TOLERANCE[dtype_of])
+
+
+def test_a_source_sees_all_of_itself_and_nothing_else(device: torch.device, dtype_of: torch.dtype) -> None:
+    H, shared, D, lengths = 4, 2, 16, [40, 33, 16, 3, 1]
+    begins = [sum(lengths[:i]) for i in range(len(lengths))]
+    qkv = torch.randn(sum(lengths), (H + 2 * shared) * D, device=device).to(dtype_of)
+    places = (torch.tensor(x, dtype=torch.int32, device=device) for x in (begins, lengths))
+    got = steps.look_around(qkv, *places, max(lengths), (H, shared, D), 0.3).float()
+    for begin, length in zip(begins, lengths, strict=True):
+        mine = qkv[begin : begin + length].float().unflatten(-1, (-1, D)).transpose(0, 1)[None]
+        wanted = explicit(*mine.split([H, shared, shared], 1), Mask(), None, 0.3)[0][0].transpose(0, 1).flatten(1)
+        torch.testing.assert_close(
+            got[begin : begin + length], wanted, rtol=TOLERANCE[dtype_of], atol=TOLERANCE[dtype_of]
+        )
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("K", "V"), [(1, 40), (2, 200), (4, 5000)])
+@pytest.mark.parametrize("even", [False, True])
+def test_the_likeliest_words_are_those_of_the_search(K: int, V: int, even: bool, device: torch.device) -> None:
+    """Where many are equal, the lowest number comes first."""
+    logits = torch.randn(2 * K, V, device=device) * 2
+    logits = logits.round() if even else logits
+    logits[:, 3] = float("-inf")
+    logits[0, END] = 9.0
+    rows = rows_of([0, 0], [0, 0], 9, device)
+    rows[1, 0], rows[1, 1] = 1, 5
+    settings = torch.tensor([3, 0], dtype=torch.int32, device=device)  # row 0 may not end yet
+    ids, gains = steps.likely(logits, rows, settings, K, END)
+    total = logits.logsumexp(-1, keepdim=True)
+    allowed = logits.clone()
+    allowed[:K, END] = float("-inf")
+    values, places = likeliest(allowed, 1 if K == 1 else 2 * K)
+    assert ids.tolist() == places.tolist()
+    torch.testing.assert_close(gains, values - total, rtol=1e-5, atol=1e-5)
+
+
+# --- the lane --------------------------------------------------------------------------------------------------------
+
+
+def made(device: torch.device, ends: float, vocab: int, **more: Any) -> Seq2Seq:
+    torch.manual_seed(0)
+    stack = StackConfig(**{"layers": 1, "width": 32, "heads": 2, "inner": 24, "dropout": 0.0, **more})
+    config = Seq2SeqConfig(
+        vocab=vocab, encoder=stack, decoder=decoder_of(stack), output_bias=True, start=START, end=END
+    )
+    model = Seq2Seq(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+        assert model.output.bias is not None
+        model.output.bias[END] += ends
+    return model.eval().to(device)
+
+
+def jobs(count: int, vocab: int) -> list[Job]:
+    chance = random.Random(0)
+    return [
+        Job(
+            source=[*(chance.randrange(3, vocab) for _ in range(chance.randrange(20))), END],
+            number=number,
+            limit=chance.choice((2, 5) if INTERPRETED else (1, 2, 5, 9, 30)),
+        )
+        for number in range(count)
+    ]
+
+
+def in_the_lane(model: Seq2Seq, some: list[Job], plan: Plan, most: int) -> list[list[Hypothesis]]:
+    assert lane.can(model, plan)
+    return searched(model, some, plan, most, record=True)
+
+
+def plan_of(search: Search, device: torch.device, rules: Any = ()) -> Plan:
+    return Plan(search=search, start=START, end=END, never=banned(START, END, (PAD,), device), rules=rules)
+
+
+def searched(model: Seq2Seq, some: list[Job], plan: Plan, most: int = 50, record: bool = False) -> list[Any]:
+    engine: TorchEngine[Any] = TorchEngine(
+        model=model,
+        start=START,
+        end=END,
+        never=(PAD,),
+        pad=PAD,
+        device=plan.never.device,
+        batch_size=lambda source, target, beams: most,
+        make_rules=lambda search, jobs: (plan.rules, None),
+        record=record,
+    )
+    found = list(engine.search(some, plan.search))
+    return [best for _, best in sorted(found, key=lambda one: one[0])]
+
+
+PRE = {"norm_order": "pre", "norm": "rms", "kv_heads": 1, "activation": "silu", "gated": True}
+LEARNED = {"norm_order": "pre", "positions": LearnedConfig(max_length=30), "bias": False}
+CASES: dict[str, Any] = {
+    "greedy": (2.0, 30, {}, Search(beam_size=1), 0, 2),
+    "beam 4": (3.0, 30, {}, Search(beam_size=4, n_best=2, length_penalty_type="wu"), 0, 2),
+    "impatient": (4.0, 150, PRE, Search(beam_size=3, n_best=3, patience=1.0), 0, 2),
+    "not too short": (6.0, 70, LEARNED, Search(beam_size=2, length_penalty_type="none", cut_equals=True), 3, 4),
+    "normed first": (4.0, 75, {"embedding_norm": True}, Search(beam_size=3, length_penalty=1.0), 0, 9),
+}
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "SMALLEST", 2)
+    monkeypatch.setattr(lane, "LOOK", 1)
+    monkeypatch.setattr(lane, "READ_AT_ONCE", 40)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize(("ends", "vocab", "more", "search", "least", "most"), CASES.values(), ids=CASES.keys())
+def test_the_lane_finds_what_the_search_finds(
+    ends: float,
+    vocab: int,
+    more: Any,
+    search: Search,
+    least: int,
+    most: int,
+    device: torch.device,
+) -> None:
+    """With fewer rows than sources, so that rows are filled again; and read in several parts."""
+    model, some = made(device, ends, vocab, **more), jobs(5 if INTERPRETED else 60, vocab)
+    rules = (MinLength(least, END, device),) if least else ()
+    plan = plan_of(search, device, rules)
+    wanted = searched(model, some, plan)
+    got = in_the_lane(model, some, plan, most)
+    assert [texts(one) for one in got] == [texts(one) for one in wanted]
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-4)
+        assert [one.log_prob for one in ours] == pytest.approx([one.log_prob for one in theirs], abs=1e-4)
+    assert INTERPRETED or len({one.ended for best in wanted for one in best}) == 2
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_lane_is_kept_and_sees_weights_that_were_changed_in_place(device: torch.device) -> None:
+    model, some, plan = made(device, 3.0, 30), jobs(2, 30), plan_of(Search(beam_size=2), device)
+    in_the_lane(model, some, plan, 2)
+    kept = lane.lane_of(model, plan)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= -0.7
+    wanted = searched(model, some, plan)
+    assert [texts(one) for one in in_the_lane(model, some, plan, 2)] == [texts(one) for one in wanted]
+    assert lane.lane_of(model, plan) is kept
+    model.output.bias = torch.nn.Parameter(torch.zeros_like(model.output.weight[:, 0]))
+    assert lane.lane_of(model, plan) is not kept
+
+
+def test_what_is_not_plain_is_left_to_the_search(device: torch.device) -> None:
+    model, search = made(device, 3.0, 30), Search(beam_size=2)
+    assert lane.can(model, plan_of(search, device))
+    for other in (replace(search, groups=2), Search(sampling=Sampling()), replace(search, beam_size=17)):
+        assert not lane.can(model, plan_of(other, device))
+    assert not lane.can(model, plan_of(search, device, (NoLoops(device),)))
+    assert not lane.can(model, plan_of(replace(search, beam_size=16), device))  # hardly more words than that
+    with record(model):
+        assert refuses(model) is not None
+    assert refuses(model) is None
+    hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
+    assert refuses(model) is not None
+    hook.remove()
+    assert refuses(model.double()) is not None
+    assert refuses(made(device, 3.0, 30, positions=AlibiConfig())) is not None
+    assert refuses(made(device, 3.0, 30, window=(3, None))) is not None
+    assert refuses(made(device, 3.0, 30).train()) is not None
+
+
+def test_a_lot_has_as_many_sources_as_memory_has_room_for() -> None:
+    some = [Job(source=[5] * length, limit=1) for length in (3, 9, 1, 4, 4)]
+    assert list(lane.lots([1, 3, 4, 0, 2], some, 9)) == [[1], [3, 4], [0, 2]]
+    assert list(lane.lots([0], some, 1)) == [[0]]
+
+
+def test_there_are_no_more_rows_than_the_longest_source_leaves_work_for() -> None:
+    equal = [Job(source=[5] * 10, limit=60)] * 5000
+    assert lane.useful(equal, 1024, 4) == 1024
+    assert lane.useful(equal[:100], 1024, 4) == 100
+    mixed = [Job(source=[5] * 100, limit=150), *[Job(source=[5] * 20, limit=70)] * 4000]
+    assert 600 < lane.useful(mixed, 1024, 4) <= 801
+    assert [lane.fitting(rows) for rows in (1, 9, 100, 769)] == [8, 12, 128, 1024]
