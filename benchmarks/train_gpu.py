@@ -3,6 +3,7 @@
     python -m benchmarks.train_gpu                                     base, lengths as in WMT, 25,600 tokens a side
     python -m benchmarks.train_gpu --size small base big --lengths 15 29 1024
     python -m benchmarks.train_gpu --tokens 25600 65536 --only ours --profile
+    python -m benchmarks.train_gpu --without-compiled                  theirs only as it comes: to compile takes minutes
     python -m benchmarks.train_gpu --device cpu                        the same, tiny, to see that it runs
 
 Token ids are drawn at random; lengths are log-normal (29: mean 29 + 30 tokens, up to 200; 15: image captions; 1024:
@@ -157,6 +158,12 @@ class Found:
     reports: list[float] = field(default_factory=list)  # target tokens/s that our loop tells
     kernels: dict[str, float] = field(default_factory=dict)  # ms of one of our updates, by kernel
     busy: float = 0.0  # ms of one of our updates in which some kernel runs
+    failed: dict[str, str] = field(default_factory=dict)  # which of theirs, and why
+
+    def warm(self, name: str, seconds: float, pace: Round) -> None:
+        """Told at once: a run that is cut short has said something then."""
+        self.warming[name] = seconds
+        print(f"{name}: warm after {seconds:.1f} s, at first {pace.speed:,.0f} target tokens/s", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -174,7 +181,8 @@ def main(words: Sequence[str] | None = None) -> None:
             seconds=asked.seconds, corpus=CORPUS[device.type],
         )  # fmt: skip
         try:
-            facts["cases"].append(tried(case, ceiling, asked))
+            facts["cases"].append(told := tried(case, ceiling, asked))
+            failed += len(told["failed"])
         except RuntimeError:  # out of memory, most likely: the other cases are still worth having
             failed += 1
             traceback.print_exc()
@@ -193,6 +201,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of a round, about")
     parser.add_argument("--only", choices=("ours", "theirs"))
+    parser.add_argument("--without-compiled", action="store_true", help="transformers only as it comes")
     parser.add_argument("--profile", action="store_true", help="tell where our time goes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="a file for all numbers")
@@ -215,26 +224,21 @@ def tried(case: Case, ceiling: Ceiling, asked: argparse.Namespace) -> dict[str, 
         account = Account.of(case, store, found, ceiling)
     for line in account.lines(profile=asked.profile):
         print(line, flush=True)
-    gc.collect()
     torch._dynamo.reset()  # graphs and their memory go with the case
-    if case.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free(case.device)
     return account.facts()
 
 
 def compare(case: Case, store: Store, home: Path, asked: argparse.Namespace) -> Found:
     """All ways in turns. Ours is a loop that is not left before its end, so that the others' turns are inside it."""
     found = Found()
-    rivals: dict[str, Rival] = {}
-    if asked.only != "ours":
-        rivals[EAGER] = Rival(case, store, compiled=False)
-        if case.device.type == "cuda":
-            rivals[COMPILED] = Rival(case, store, compiled=True)
+    rivals = {name: Rival(case, store, compiled=name == COMPILED) for name in theirs(case, asked)}
 
     def turns() -> None:
-        for name, rival in rivals.items():
-            found.warming.setdefault(name, rival.warmed())
-            found.rounds.setdefault(name, []).append(rival.turn())
+        for name in list(rivals):
+            if not took_turn(name, rivals[name], found):
+                del rivals[name]
+                free(case.device)
 
     if asked.only == "theirs":
         for _ in range(case.rounds):
@@ -242,6 +246,33 @@ def compare(case: Case, store: Store, home: Path, asked: argparse.Namespace) -> 
     else:
         Ours(case, store, home, found, turns).run()
     return found
+
+
+def theirs(case: Case, asked: argparse.Namespace) -> Iterator[str]:
+    if asked.only != "ours":
+        yield EAGER
+        if case.device.type == "cuda" and not asked.without_compiled:
+            yield COMPILED
+
+
+def took_turn(name: str, rival: Rival, found: Found) -> bool:
+    """One that fails, compiling or out of memory, is told of and has no more turns: the others go on."""
+    try:
+        if not rival.updates:
+            found.warm(name, *rival.warmed())
+        found.rounds.setdefault(name, []).append(rival.turn())
+    except Exception as error:  # noqa: BLE001  (a compiler fails in many ways)
+        traceback.print_exc(limit=-3)
+        found.rounds.pop(name, None)
+        found.failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
+        print(f"{name}: failed, and is left out", flush=True)
+    return name not in found.failed
+
+
+def free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
@@ -298,8 +329,9 @@ class Ours:
         began = time.perf_counter()
         yield from islice(walk, self.case.warm)
         self.case.synchronise()
-        self.found.warming[OURS] = time.perf_counter() - began
+        warming = time.perf_counter() - began
         pace = yield from self.round(walk, self.case.settle)
+        self.found.warm(OURS, warming, pace)
         updates = updates_of(pace, self.case.seconds)
         for _ in range(self.case.rounds):
             self.turns()
@@ -352,13 +384,11 @@ class Rival:
         self.batches = case.batches(store, "bucketed").walk(workers=0, pin=case.device.type == "cuda")
         self.updates = 0  # of a round
 
-    def warmed(self) -> float:
-        """Seconds of the first updates; then it is known how many make a round."""
-        if self.updates:
-            return 0.0
-        warm = self.round(self.case.warm)
-        self.updates = updates_of(self.round(self.case.settle), self.case.seconds)
-        return warm.seconds
+    def warmed(self) -> tuple[float, Round]:
+        """Seconds of the first updates, and how fast the next ones are: then it is known how many make a round."""
+        warm, pace = self.round(self.case.warm), self.round(self.case.settle)
+        self.updates = updates_of(pace, self.case.seconds)
+        return warm.seconds, pace
 
     def turn(self) -> Round:
         return self.round(self.updates)
@@ -578,6 +608,8 @@ class Account:
         yield "|---|---|---|---|---|"
         for name in sorted(self.found.rounds, key=[EAGER, COMPILED, OURS].index):
             yield self.row(name)
+        for name, reason in self.found.failed.items():
+            yield f"| {name} | failed: {reason[:90].replace('|', ' ')} | | | |"
         warming = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.found.warming.items())
         yield f"\nthe first {self.case.warm} updates, compiling included: {warming}"
         if OURS in self.found.rounds:
@@ -637,7 +669,7 @@ class Account:
         rounds = {name: [asdict(one) for one in all_of] for name, all_of in self.found.rounds.items()}
         facts: dict[str, Any] = {
             **case, "rounds": rounds, "warming": self.found.warming, "flops_per_target": self.flops,
-            "reports": self.found.reports,
+            "reports": self.found.reports, "failed": self.found.failed,
         }  # fmt: skip
         if OURS in rounds:
             by_flops, by_bytes = self.bounds

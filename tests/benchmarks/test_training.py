@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from attent.data.store import Store
 from attent.train import loop
 from benchmarks import loss_curve, train_gpu
 from tests.train.runs import write_corpus
@@ -33,6 +35,49 @@ def test_ours_and_theirs_are_told_in_one_table(
         assert all(one["updates"] >= 2 and one["seconds"] > 0 for one in rounds)
         assert all(0 < one["targets"] < 96 * one["updates"] for one in rounds)  # filler is not counted
     assert case["bound_ms"]["flops"] > 0
+
+
+class Broken:
+    """Marian, where its first update fails."""
+
+    updates = 0
+
+    def __init__(self, case: train_gpu.Case, store: Store, *, compiled: bool) -> None:
+        pass
+
+    def warmed(self) -> tuple[float, train_gpu.Round]:
+        raise KeyError("no such kernel")
+
+
+def test_one_of_theirs_that_fails_is_told_of_and_the_rest_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_gpu, "measured", lambda device: train_gpu.Ceiling(flops=1e12, bytes=1e11))
+    monkeypatch.setitem(train_gpu.CORPUS, "cpu", 600)
+    monkeypatch.setattr(train_gpu, "Rival", Broken)
+    with pytest.raises(SystemExit, match="1"):
+        train_gpu.main([*TINY, "--json", str(tmp_path / "found.json")])
+    printed = capsys.readouterr().out
+    assert "attent: warm after" in printed
+    assert "| transformers | failed: KeyError: 'no such kernel' |" in printed
+    (case,) = json.loads((tmp_path / "found.json").read_text())["cases"]
+    assert list(case["failed"]) == ["transformers"]
+    assert {name: len(rounds) for name, rounds in case["rounds"].items()} == {"attent": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("", ["transformers", "transformers, compiled"]),
+        ("--without-compiled", ["transformers"]),
+        ("--only ours", []),
+    ],
+)
+def test_theirs_are_those_that_were_asked_for(words: str, names: list[str]) -> None:
+    case = train_gpu.Case(
+        size="tiny", lengths="29", tokens=96, vocab=40, device=torch.device("cuda"), rounds=1, seconds=1.0, corpus=600
+    )
+    assert list(train_gpu.theirs(case, train_gpu.arguments(words.split()))) == names
 
 
 def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
@@ -69,22 +114,64 @@ def test_a_kernel_belongs_to_the_group_that_its_name_tells(kernel: str, group: s
     assert train_gpu.group_of(kernel) == group
 
 
-def test_without_dropout_the_fast_curve_is_the_reference_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "REPORT", loop.REPORT)  # it is set there
+def curves(tmp_path: Path, words: str) -> dict[str, Any]:
     data, picture, numbers = write_corpus(tmp_path / "corpus.tsv", 60), tmp_path / "curve.svg", tmp_path / "curve.json"
-    words = (
-        f"--device cpu --steps 4 --vocab 320 --tokens 128 --dropout 0 --data {data} --svg {picture} --json {numbers}"
-    )
-    loss_curve.main(words.split())
-    found = json.loads(numbers.read_text())
-    assert {name: len(losses) for name, losses in found["curves"].items()} == {
-        "fast": 4, "reference": 4, "other draw": 4
-    }  # fmt: skip
-    assert found["distances"]["fast"] < 1e-3
+    files = f"--data {data} --svg {picture} --json {numbers}"
+    loss_curve.main(f"--device cpu --vocab 320 --tokens 128 {files} {words}".split())
     assert ET.parse(picture).getroot().tag.endswith("svg")
+    return json.loads(numbers.read_text())
 
 
-def test_a_curve_that_goes_elsewhere_is_far_from_the_reference() -> None:
-    straight = [5 - 0.01 * i for i in range(100)]
-    assert loss_curve.distance(straight, [loss + 0.1 for loss in straight]) == pytest.approx(0.1)
+def test_without_dropout_the_fast_curve_is_the_reference_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "REPORT", loop.REPORT)  # it is set there
+    found = curves(tmp_path, "--steps 4 --dropout 0 --draws 3 --exact")
+    assert {name: [len(run) for run in runs] for name, runs in found["curves"].items()} == {
+        "fast": [4], "reference": [4]
+    }  # fmt: skip
+    both = found["compared"][loss_curve.LAST]
+    assert abs(both["difference"]) < 1e-3
+    assert both["error"] is None
+    assert "one run of each cannot tell" in capsys.readouterr().out
+
+
+def test_every_draw_of_dropout_is_another_and_both_ways_meet_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "REPORT", loop.REPORT)
+    found = curves(tmp_path, "--steps 2 --dropout 0.3 --draws 2")
+    fast, reference = found["curves"]["fast"], found["curves"]["reference"]
+    assert len(fast) == len(reference) == 2
+    assert fast[0][0] != pytest.approx(fast[1][0], abs=1e-3)
+    assert reference[0][0] != pytest.approx(reference[1][0], abs=1e-3)
+    assert found["compared"][loss_curve.AREA]["error"] > 0
+
+
+def test_means_are_compared_by_the_standard_error_of_their_difference() -> None:
+    near = loss_curve.contrasted([4.0, 5.0, 6.0], [3.5, 4.5, 5.5])
+    assert near.difference == pytest.approx(0.5)
+    assert near.error == pytest.approx((1 / 3 + 1 / 3) ** 0.5)  # both have a standard deviation of 1
+    assert near.within
+    far = loss_curve.contrasted([4.0, 5.0, 6.0], [2.3, 3.3, 4.3])
+    assert not far.within
+    assert "+1.7000 apart, more than 2 standard errors of it (1.6330)" in str(far)
+
+
+def test_curves_that_go_elsewhere_are_not_within_chance() -> None:
+    straight = [[5 - 0.01 * i + 0.001 * draw for i in range(100)] for draw in range(4)]
+    elsewhere = [[loss + (0.1 if i >= 50 else 0.0) for i, loss in enumerate(losses)] for losses in straight]
+    assert loss_curve.share_within({"fast": straight, "reference": straight}) == 1
+    assert loss_curve.share_within({"fast": elsewhere, "reference": straight}) == pytest.approx(26 / 76)
     assert loss_curve.smoothed([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+
+
+def test_a_picture_has_every_draw_the_means_their_difference_and_a_band() -> None:
+    runs = [[5 - 0.01 * i + 0.001 * draw for i in range(60)] for draw in range(3)]
+    several = loss_curve.svg({"fast": runs, "reference": runs}, "a & b")
+    assert several.count('fill="none"') == 2 * 3 + 2 + 1
+    assert several.count('Z" clip-path') == 1
+    one = loss_curve.svg({"fast": runs[:1], "reference": runs[:1]}, "a & b")
+    assert one.count('fill="none"') == 2 + 1
+    assert 'Z" clip-path' not in one
+    ET.fromstring(several)
