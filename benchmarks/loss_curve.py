@@ -21,7 +21,6 @@ import argparse
 import gc
 import json
 import math
-import shutil
 import statistics
 import tempfile
 import time
@@ -111,7 +110,7 @@ def write(curves: Curves, asked: argparse.Namespace) -> None:
     """The files that were asked for, of what there is so far."""
     if asked.svg:
         draws = f"{len(curves[FAST])} draw{'s' * (len(curves[FAST]) > 1)} of dropout each" if asked.dropout else ""
-        about = [f"{asked.size}, {asked.steps:,} updates", draws or "no dropout", machine()]
+        about = [f"{asked.size}, {asked.steps:,} updates", draws or "no dropout", machine().partition(", Python")[0]]
         Path(asked.svg).write_text(svg(curves, "; ".join(about)), encoding="utf-8")
     if asked.json:
         settings = {name: getattr(asked, name) for name in ("size", "steps", "dropout", "exact")}
@@ -168,6 +167,13 @@ def prepared(home: Path, asked: argparse.Namespace) -> Task:
     )
 
 
+class Unsaved(loop.Training):
+    """Of which only the losses are wanted."""
+
+    def save(self) -> None:
+        pass
+
+
 def learned(task: Task, name: str, way: Way, seed: int, out: Path) -> Losses:
     """The loss of every update. Models are new, their code is not: only the first run of a way compiles it."""
     began = time.perf_counter()
@@ -180,11 +186,12 @@ def learned(task: Task, name: str, way: Way, seed: int, out: Path) -> Losses:
     set_backend(model, way.backend)
     events: list[Event] = []
     with own_kernels(way.kernels):
-        loop.Training(model, task.tokenizer, config, batches, None, None, out, Team(task.device), events.append).run()
-    shutil.rmtree(out)  # its last checkpoint
-    gc.collect()  # a run and its recordings hold on to each other, and to the GPU's memory
+        Unsaved(model, task.tokenizer, config, batches, None, None, out, Team(task.device), events.append).run()
+    if task.device.type == "cuda":
+        gc.collect()  # a run and its recordings hold on to each other, and to memory
     losses = list(by_update(events))
-    attention = f"{way.backend} attention, {'our' if way.kernels else 'no'} kernels"
+    ours = way.kernels and kernels.INSTALLED and task.device.type == "cuda"
+    attention = f"{way.backend} attention, {'our' if ours else 'no'} kernels"
     how = f"{config.precision}, {'compiled' if config.compile else 'uncompiled'}, {attention}"
     print(f"{name} {seed}: {last(losses):.4f} in {time.perf_counter() - began:.1f} s ({how})", flush=True)
     return losses
@@ -276,7 +283,7 @@ def drawn(values: Sequence[float]) -> Drawn:
 
 
 def contrasted(fast: Sequence[float], reference: Sequence[float]) -> Compared:
-    """What dropout draws is another in each way, though the seeds be the same: nothing pairs one run with another."""
+    """On a GPU our kernels draw dropout by themselves: one seed is another draw in each way, and nothing pairs them."""
     one, other = drawn(fast), drawn(reference)
     error = None
     if one.spread is not None and other.spread is not None:
@@ -439,7 +446,7 @@ def apart_panel(curves: Curves) -> Iterator[str]:
         yield text(LEFT + 178, 412, f"within {ERRORS:g} standard errors: what chance alone does", colour=QUIET)
     yield from panel.axes()
     yield panel.line(apart, DIFFERENCE, 1.8)
-    yield text(WIDTH - RIGHT + 8, 558, "updates", anchor="end", colour=QUIET, size=11)
+    yield text(WIDTH - RIGHT, HEIGHT - 22, "updates", anchor="end", colour=QUIET, size=11)
     yield text(LEFT, HEIGHT - 22, verdict(curves), size=12)
 
 

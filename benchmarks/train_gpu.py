@@ -261,7 +261,7 @@ def took_turn(name: str, rival: Rival, found: Found) -> bool:
         if not rival.updates:
             found.warm(name, *rival.warmed())
         found.rounds.setdefault(name, []).append(rival.turn())
-    except Exception as error:  # noqa: BLE001  (a compiler fails in many ways)
+    except Exception as error:  # noqa: BLE001 - a compiler fails in many ways
         traceback.print_exc(limit=-3)
         found.rounds.pop(name, None)
         found.failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
