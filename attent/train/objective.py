@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attent.data.batches import Batch
 from attent.data.rows import Rows
 from attent.models import Seq2Seq, shift_right
-from attent.nn import Packing
+from attent.nn import Packing, kernels
 from attent.nn.checks import check_rate
 from attent.train.loss import projected_loss, rdrop_loss
 
@@ -22,7 +22,13 @@ from attent.train.loss import projected_loss, rdrop_loss
 def compiled(states: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """For the shapes that it meets. Small kernels that do not depend on one another become one: a step casts some 200
     matrices to bfloat16 and back, and a GPU takes longer to begin with one of them than to do it."""
-    return torch.compile(states, dynamic=False, options={"combo_kernels": True})
+    run = torch.compile(states, dynamic=False, options={"combo_kernels": True})
+
+    def asked_first(ids: Tensor, *more: Any) -> Tensor:
+        kernels.usable(ids)  # tries one, which no compiler should see
+        return run(ids, *more)
+
+    return asked_first
 
 
 class Objective(nn.Module):

@@ -12,21 +12,47 @@ builds of torch, and nothing here is imported without it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import warnings
 
 import torch
 from torch import Tensor, nn
 
 FORMATS = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 8192  # rows that a norm can have: they stay in registers
+OLDEST = (8, 0)  # GPUs: from here on they have bfloat16
 INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run step by step on a CPU: slow, and good for tests
 
 
 def usable(x: Tensor) -> bool:
     """May a kernel be given this tensor?"""
-    return INSTALLED and (x.device.type == "cuda" or (INTERPRETED and x.device.type == "cpu"))
+    if not INSTALLED:
+        return False
+    return works(x.device.index) if x.device.type == "cuda" else INTERPRETED and x.device.type == "cpu"
+
+
+@torch.compiler.assume_constant_result
+def works(index: int | None) -> bool:
+    """Can this GPU run them? Asked once, outside of compiled code first, since it is tried."""
+    return _works(torch.cuda.current_device() if index is None else index)
+
+
+@functools.cache
+def _works(index: int) -> bool:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(index) < OLDEST:
+        return False
+    try:
+        from attent.nn.kernels.trial import runs
+
+        with torch.cuda.device(index):
+            return runs(torch.device("cuda", index))
+    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver may say: all has another way
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"Triton's kernels cannot be used here, so that all is slower: {reason[0]}", stacklevel=2)
+        return False
 
 
 def working_format(x: Tensor) -> torch.dtype:
