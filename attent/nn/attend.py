@@ -62,21 +62,42 @@ def attend(
     return choose(backend, request).run(*request)
 
 
-def attend_joined(
-    asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout: float = 0.0, backend: str = "auto"
-) -> Tensor:
-    """`attend` for what lies side by side in memory, as one product leaves it.
+class Joined(NamedTuple):
+    """Queries, keys and values side by side in memory, as one product leaves them. If that has added biases which it
+    knows as mere numbers (detached), they stand here to be given their gradient."""
 
-    `asked` are queries, keys and values (B, T, 3, H, D); or queries alone (B, Tq, 1, H, D), and `told` keys and values
-    (B, Tk, 2, H, D).
-    """
-    q, k, v = (x.transpose(1, 2) for part in (asked, told) if part is not None for x in part.unbind(2))
-    request = Request(q, k, v, mask, None, scale, dropout)
+    asked: Tensor  # (B, T, 3, H, D); or queries alone (B, Tq, 1, H, D)
+    told: Tensor | None  # keys and values (B, Tk, 2, H, D), where these are not of the same tokens
+    of_asked: Tensor | None = None  # (3, H, D) or (1, H, D)
+    of_told: Tensor | None = None  # (2, H, D)
+
+    def apart(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as they lie there."""
+        both = self.asked.unbind(2) if self.told is None else (*self.asked.unbind(2), *self.told.unbind(2))
+        q, k, v = (x.transpose(1, 2) for x in both)
+        return q, k, v
+
+    def whole(self) -> Joined:
+        """The same numbers, which now know where their biases come from."""
+        asked = self.asked if self.of_asked is None else self.asked + gradient_of(self.of_asked, self.asked)
+        if self.told is None or self.of_told is None:
+            return Joined(asked, self.told)
+        return Joined(asked, self.told + gradient_of(self.of_told, self.told))
+
+
+def gradient_of(bias: Tensor, like: Tensor) -> Tensor:
+    """Zeros, through which a gradient reaches the bias."""
+    return (bias - bias.detach()).to(like.dtype)
+
+
+def attend_joined(joined: Joined, mask: Mask, scale: float, dropout: float = 0.0, backend: str = "auto") -> Tensor:
+    """`attend` without taking apart what lies together, where a backend can."""
+    request = Request(*joined.apart(), mask, None, scale, dropout)
     check(request)
     chosen = choose(backend, request)
     if chosen.joined is not None:
-        return chosen.joined(asked, told, mask, scale, dropout)
-    return chosen.run(*request)
+        return chosen.joined(joined, mask, scale, dropout)
+    return chosen.run(*joined.whole().apart(), mask, None, scale, dropout)
 
 
 def explicit(
@@ -179,13 +200,13 @@ def tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scal
     """Equation 1 for packed sentences, several in a tile."""
     k, v = share_heads(k, q.shape[1]), share_heads(v, q.shape[1])
     asked, *told = (x.transpose(1, 2) for x in (q, k, v))
-    return joined_tiles(asked[:, :, None], torch.stack(told, 2), mask, scale, dropout)
+    return joined_tiles(Joined(asked[:, :, None], torch.stack(told, 2)), mask, scale, dropout)
 
 
-def joined_tiles(asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout: float) -> Tensor:
+def joined_tiles(joined: Joined, mask: Mask, scale: float, dropout: float) -> Tensor:
     from attent.nn.kernels import tiles as kernel
 
-    return kernel.attend(asked, told, mask, scale, dropout)
+    return kernel.attend(*joined, mask, scale, dropout)
 
 
 def share_heads(x: Tensor, heads: int) -> Tensor:

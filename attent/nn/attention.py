@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.attend import attend, attend_joined, check_name, explicit
+from attent.nn.attend import Joined, attend, attend_joined, check_name, explicit
 from attent.nn.cache import KV
 from attent.nn.checks import check_heads
 from attent.nn.masks import Mask
@@ -122,16 +122,20 @@ class Attention(nn.Module):
         if self.heads != self.kv_heads or not self.heads or self.taps or angles is not None or bias is not None:
             return self.look(self.ask(x, angles), self.remember(x if memory is None else memory, angles), mask, bias)
         if memory is None:
-            asked, told = self.product(x, self.query, self.key, self.value), None
+            asked, of_asked = self.product(x, self.query, self.key, self.value)
+            joined = Joined(asked, None, of_asked)
         else:
-            asked, told = self.product(x, self.query), self.product(memory, self.key, self.value)
-        return concat(attend_joined(asked, told, mask, self.scale, self.rate, self.backend))
+            asked, of_asked = self.product(x, self.query)
+            told, of_told = self.product(memory, self.key, self.value)
+            joined = Joined(asked, told, of_asked, of_told)
+        return concat(attend_joined(joined, mask, self.scale, self.rate, self.backend))
 
-    def product(self, x: Tensor, *layers: nn.Linear) -> Tensor:
-        """(B, T, E) -> (B, T, n, H, D)"""
-        weight = torch.cat([layer.weight for layer in layers])
+    def product(self, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
+        """(B, T, E) -> (B, T, n, H, D), and the biases, (n, H, D), which get their gradient from the kernel."""
+        shape = len(layers), self.heads, self.head_width
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.heads, self.head_width))
+        found = F.linear(x, torch.cat([layer.weight for layer in layers]), None if bias is None else bias.detach())
+        return found.unflatten(-1, shape), None if bias is None else bias.view(shape)
 
     @property
     def rate(self) -> float:

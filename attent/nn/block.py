@@ -158,15 +158,20 @@ class Residual(nn.Module):
             return x + self.dropout(sublayer(self.norm(x)))
         return self.norm(x + self.dropout(sublayer(x)))  # LayerNorm(x + Sublayer(x)): the paper
 
-    def in_one_pass(self, x: Tensor, y: Tensor, last: nn.Linear) -> Tensor:
-        """The paper's, where last(y) is Sublayer(x): after the product one kernel does all of it."""
-        from attent.nn.kernels.add_norm import add_norm
+    def in_one_pass(self, x: Tensor, y: Tensor, last: nn.Linear, twice: bool = True) -> tuple[Tensor, Tensor]:
+        """The paper's, where last(y) is Sublayer(x): after the product one kernel does all of it. Given twice: for the
+        next sub-layer, and to be added to what that makes of it."""
+        from attent.nn.kernels.add_norm import add_norm, add_norm_twice
 
         norm, rate = self.norm, self.dropout.p if self.training else 0.0
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
         assert norm.eps is not None
         product = F.linear(y, last.weight)  # the bias is added where all else is
-        return add_norm(x, product, last.bias, norm.weight, getattr(norm, "bias", None), norm.eps, rate)
+        given = x, product, last.bias, norm.weight, getattr(norm, "bias", None), norm.eps, rate
+        if twice:
+            return add_norm_twice(*given)
+        out = add_norm(*given)
+        return out, out
 
 
 class Block(nn.Module):
@@ -217,13 +222,14 @@ class Block(nn.Module):
 
     def quickly(self, x: Tensor, view: View) -> Tensor:
         """The same by our kernels, to which a sub-layer is one thing up to its last product, and with it another."""
-        x = self.own_residual.in_one_pass(x, self.own.quickly(x, None, view), self.own.output)
+        x, beside = self.own_residual.in_one_pass(x, self.own.quickly(x, None, view), self.own.output)
         if self.cross is not None and self.cross_residual is not None:
             assert view.memory is not None
             heads = self.cross.quickly(x, view.memory.states, view)
-            x = self.cross_residual.in_one_pass(x, heads, self.cross.output)
+            x, beside = self.cross_residual.in_one_pass(beside, heads, self.cross.output)
         inner, last = self.feedforward.inner(x), self.feedforward.contract
-        return self.feedforward_residual.in_one_pass(x, inner, last)
+        x, _ = self.feedforward_residual.in_one_pass(beside, inner, last, twice=False)
+        return x
 
     def can_be_quick(self, x: Tensor) -> bool:
         """In training on a GPU, with a norm behind each sub-layer, if nobody watches the parts."""

@@ -25,8 +25,21 @@ def add_norm(
     """(..., E) -> (..., E). `before` is added to y. Without a bias it is RMSNorm, with one LayerNorm."""
     shape, width = x.shape, x.shape[-1]
     seed = seeds(x.device) if dropout else None
-    out, *_ = _add_norm(x.reshape(-1, width), y.reshape(-1, width), before, weight, bias, eps, dropout, seed)
+    out, *_ = _add_norm(x.reshape(-1, width), y.reshape(-1, width), before, weight, bias, eps, dropout, seed, False)
     return out.view(shape)
+
+
+def add_norm_twice(
+    x: Tensor, y: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """The same numbers two times. Whoever uses them in two places so gets the gradients of both back here, where they
+    are added in the pass that reads them: writing a copy is less work than another pass that adds them."""
+    shape, width = x.shape, x.shape[-1]
+    seed = seeds(x.device) if dropout else None
+    out, twin, *_ = _add_norm(
+        x.reshape(-1, width), y.reshape(-1, width), before, weight, bias, eps, dropout, seed, True
+    )
+    return out.view(shape), twin.view(shape)
 
 
 # --- for torch -----------------------------------------------------------------------------------------------------
@@ -42,29 +55,35 @@ def _add_norm(
     eps: float,
     dropout: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm (N, E), the sum (N, E), and of each row its mean and the inverse of its deviation (2, N)."""
+    twice: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm (N, E), again or nothing, the sum (N, E), and of each row its mean and the inverse of its deviation
+    (2, N)."""
     x, y = x.contiguous(), y.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
+    twin = torch.empty_like(x) if twice else x.new_empty(0)
     moments = x.new_empty(2, len(x), dtype=torch.float32)
     block, rows, warps = _form(x)
     add_norm_forward[(triton.cdiv(len(x), rows),)](
         x, y, weight if before is None else before, weight, weight if bias is None else bias,
-        x if seed is None else seed, out, total, moments, len(x), x.shape[1], eps, dropout,
-        BEFORE=before is not None, CENTRED=bias is not None, DROPS=dropout > 0, E=block, ROWS=rows, num_warps=warps,
+        x if seed is None else seed, out, twin, total, moments, len(x), x.shape[1], eps, dropout,
+        BEFORE=before is not None, CENTRED=bias is not None, DROPS=dropout > 0, TWICE=twice,
+        E=block, ROWS=rows, num_warps=warps,
     )  # fmt: skip
-    return out, total, moments
+    return out, twin, total, moments
 
 
 @_add_norm.register_fake
-def _(x, y, before, weight, bias, eps, dropout, seed):
+def _(x, y, before, weight, bias, eps, dropout, seed, twice):
     like = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return like, torch.empty_like(like), x.new_empty(2, len(x), dtype=torch.float32)
+    twin = torch.empty_like(like) if twice else x.new_empty(0)
+    return like, twin, torch.empty_like(like), x.new_empty(2, len(x), dtype=torch.float32)
 
 
 @torch.library.custom_op("attent::add_norm_backward", mutates_args=())
 def _add_norm_backward(
     grad: Tensor,
+    other: Tensor | None,
     total: Tensor,
     moments: Tensor,
     weight: Tensor,
@@ -73,48 +92,50 @@ def _add_norm_backward(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of y (nothing, where they are the same), and of the weight, the bias and what was added to y
-    (3, E)."""
+    (3, E). `other` is the gradient of the twin."""
     grad = grad.contiguous()
+    other = grad if other is None else other.contiguous()
+    twice = other is not grad
     of_x = torch.empty_like(total)
     of_y = torch.empty_like(total) if dropout else total.new_empty(0)
     block, rows, warps = _form(total)
     count = min(triton.cdiv(len(total), rows), programs(total))
     parts = total.new_empty(count, 3, total.shape[1], dtype=torch.float32)
     add_norm_backward[(count,)](
-        grad, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
+        grad, other, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
         len(total), total.shape[1], dropout,
-        CENTRED=centred, DROPS=dropout > 0, E=block, ROWS=rows, num_warps=warps,
+        CENTRED=centred, DROPS=dropout > 0, TWICE=twice, E=block, ROWS=rows, num_warps=warps,
     )  # fmt: skip
     return of_x, of_y, sum_rows(parts)
 
 
 @_add_norm_backward.register_fake
-def _(grad, total, moments, weight, centred, dropout, seed):
+def _(grad, other, total, moments, weight, centred, dropout, seed):
     of_y = torch.empty_like(total) if dropout else total.new_empty(0)
     return torch.empty_like(total), of_y, total.new_empty(3, total.shape[1], dtype=torch.float32)
 
 
 def _remember(ctx, inputs, output):
-    _, _, before, weight, bias, _, dropout, seed = inputs
-    _, total, moments = output
+    _, _, before, weight, bias, _, dropout, seed, twice = inputs
+    _, _, total, moments = output
     ctx.save_for_backward(total, moments, weight, seed)
     ctx.dtypes = None if before is None else before.dtype, weight.dtype, None if bias is None else bias.dtype
-    ctx.dropout = dropout
+    ctx.dropout, ctx.twice = dropout, twice
 
 
-def _gradients(ctx, grad, *_):
+def _gradients(ctx, grad, other, *_):
     total, moments, weight, seed = ctx.saved_tensors
     of_before, of_weight, of_bias = ctx.dtypes
-    of_x, of_y, sums = _add_norm_backward(grad, total, moments, weight, of_bias is not None, ctx.dropout, seed)
+    of_x, of_y, sums = _add_norm_backward(
+        grad, other if ctx.twice else None, total, moments, weight, of_bias is not None, ctx.dropout, seed
+    )
     return (
         of_x,
         of_y if ctx.dropout else of_x,
         None if of_before is None else sums[2].to(of_before),
         sums[0].to(of_weight),
         None if of_bias is None else sums[1].to(of_bias),
-        None,
-        None,
-        None,
+        *[None] * 4,
     )
 
 
@@ -133,8 +154,9 @@ def _form(x: Tensor) -> tuple[int, int, int]:
 
 @triton.jit
 def add_norm_forward(
-    X, Y, Before, Weight, Bias, Seeds, Out, Total, Moments, N, width, eps, rate,
-    BEFORE: tl.constexpr, CENTRED: tl.constexpr, DROPS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+    X, Y, Before, Weight, Bias, Seeds, Out, Twin, Total, Moments, N, width, eps, rate,
+    BEFORE: tl.constexpr, CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     e = tl.arange(0, E)
@@ -159,14 +181,16 @@ def add_norm_forward(
     if CENTRED:
         out += tl.load(Bias + e, mask=e < width, other=0.0).to(tl.float32)[None, :]
     tl.store(Out + place, out.to(Out.dtype.element_ty), mask=inside)
+    if TWICE:
+        tl.store(Twin + place, out.to(Out.dtype.element_ty), mask=inside)
     tl.store(Moments + rows, mean, mask=rows < N)
     tl.store(Moments + N + rows, scale, mask=rows < N)
 
 
 @triton.jit
 def add_norm_backward(
-    Grad, Total, Moments, Weight, Seeds, GradX, GradY, Parts, N, width, rate,
-    CENTRED: tl.constexpr, DROPS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+    Grad, Other, Total, Moments, Weight, Seeds, GradX, GradY, Parts, N, width, rate,
+    CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Some rows after another, `programs` apart; what is summed over rows stays in registers until the end."""
     e = tl.arange(0, E)
@@ -179,6 +203,8 @@ def add_norm_backward(
         inside = (rows < N)[:, None] & (e < width)[None, :]
         place = rows.to(tl.int64)[:, None] * width + e[None, :]
         grad = tl.load(Grad + place, mask=inside, other=0.0).to(tl.float32)
+        if TWICE:
+            grad += tl.load(Other + place, mask=inside, other=0.0).to(tl.float32)
         total = tl.load(Total + place, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(Moments + rows, mask=rows < N, other=0.0)
         scale = tl.load(Moments + N + rows, mask=rows < N, other=0.0)

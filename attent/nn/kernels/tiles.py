@@ -6,7 +6,8 @@ full with sentences of 15 tokens as with those of 150. Flash kernels give each s
 stay empty.
 
 Queries, keys and values come as one product left them, (B, T, 3, H, D), or queries and memory apart; and so their
-gradients go back, without a copy. The rule is `Mask.allows` for a packing, with or without order.
+gradients go back, without a copy, and with them those of the biases of that product: sums over all tokens, of which
+each tile has its share at hand. The rule is `Mask.allows` for a packing, with or without order.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ import triton.language as tl
 from torch import Tensor
 
 from attent.nn.kernels.chance import kept, seeds
+from attent.nn.kernels.sums import sum_rows
 from attent.nn.masks import Mask
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)  # kernels work with powers of 2
 
 
-def attend(asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout: float) -> Tensor:
-    """`asked` is (B, Tq, 3, H, D), queries, keys and values; or (B, Tq, 1, H, D), and `told` (B, Tk, 2, H, D).
-
-    -> (B, H, Tq, D)
-    """
+def attend(
+    asked: Tensor,
+    told: Tensor | None,
+    of_asked: Tensor | None,
+    of_told: Tensor | None,
+    mask: Mask,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """The first four are a `Joined`. -> (B, H, Tq, D)"""
     assert mask.packing is not None
     queries, keys = mask.packing
     seed = seeds(asked.device) if dropout else None
-    out, _ = _tiles(
-        asked, told, queries.segments, queries.ends, keys.segments, keys.ends, mask.causal, scale, dropout, seed
-    )
+    places = queries.segments, queries.ends, keys.segments, keys.ends
+    out, _ = _tiles(asked, told, of_asked, of_told, *places, mask.causal, scale, dropout, seed)
     return out.transpose(1, 2)
 
 
@@ -46,6 +52,8 @@ def attend(asked: Tensor, told: Tensor | None, mask: Mask, scale: float, dropout
 def _tiles(
     asked: Tensor,
     told: Tensor | None,
+    of_asked: Tensor | None,
+    of_told: Tensor | None,
     segments_q: Tensor,
     ends_q: Tensor,
     segments_k: Tensor,
@@ -73,7 +81,7 @@ def _tiles(
 
 
 @_tiles.register_fake
-def _(asked, told, segments_q, ends_q, segments_k, ends_k, causal, scale, dropout, seed):
+def _(asked, *_):
     B, Tq, _, H, D = asked.shape
     return asked.new_empty(B, Tq, H, D), asked.new_empty(B, H, Tq, dtype=torch.float32)
 
@@ -85,6 +93,8 @@ def _tiles_backward(
     log_sums: Tensor,
     asked: Tensor,
     told: Tensor | None,
+    of_asked: Tensor | None,
+    of_told: Tensor | None,
     segments_q: Tensor,
     ends_q: Tensor,
     segments_k: Tensor,
@@ -93,45 +103,54 @@ def _tiles_backward(
     scale: float,
     dropout: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of `asked` and of `told` (of nothing, where that was None)."""
-    of_asked = torch.empty_like(asked, memory_format=torch.contiguous_format)
-    of_told = asked.new_empty(0) if told is None else torch.empty_like(told, memory_format=torch.contiguous_format)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `asked`, of `told` (of nothing, where that was None), and of all biases (3, H, D)."""
+    for_asked = torch.empty_like(asked, memory_format=torch.contiguous_format)
+    for_told = asked.new_empty(0) if told is None else torch.empty_like(told, memory_format=torch.contiguous_format)
     q, k, v = _parts(asked, told)
-    dq, dk, dv = _parts(of_asked, None if told is None else of_told)
+    dq, dk, dv = _parts(for_asked, None if told is None else for_told)
     grad = grad if grad.stride()[1:] == out.stride()[1:] else grad.contiguous()
     B, Tq, H, D = q.shape
     form = _form(asked)
-    grid = (2 * H, max(triton.cdiv(Tq, form["M"]), triton.cdiv(k.shape[1], form["M"])), B)
-    attend_backward[grid](
-        q, k, v, out, grad, log_sums, dq, dk, dv,
+    blocks = max(triton.cdiv(Tq, form["M"]), triton.cdiv(k.shape[1], form["M"]))
+    adds_up = of_asked is not None
+    sums = asked.new_empty(B * blocks if adds_up else 0, 3, H, D, dtype=torch.float32)
+    attend_backward[(2 * H, blocks, B)](
+        q, k, v, out, grad, log_sums, dq, dk, dv, sums,
         segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         dq.stride(0), dq.stride(1), dq.stride(2), dk.stride(0), dk.stride(1), dk.stride(2), grad.stride(0),
         Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
-        CAUSAL=causal, DROPS=dropout > 0, D=D, **form,
+        CAUSAL=causal, DROPS=dropout > 0, SUMS=adds_up, D=D, **form,
     )  # fmt: skip
-    return of_asked, of_told
+    return for_asked, for_told, sum_rows(sums) if adds_up else sums
 
 
 @_tiles_backward.register_fake
-def _(grad, out, log_sums, asked, told, *_):
-    of_told = asked.new_empty(0) if told is None else torch.empty_like(told, memory_format=torch.contiguous_format)
-    return torch.empty_like(asked, memory_format=torch.contiguous_format), of_told
+def _(grad, out, log_sums, asked, told, of_asked, *_):
+    for_told = asked.new_empty(0) if told is None else torch.empty_like(told, memory_format=torch.contiguous_format)
+    H, D = asked.shape[-2:]
+    of_biases = asked.new_empty(*((0, 3, H, D) if of_asked is None else (3, H, D)), dtype=torch.float32)
+    return torch.empty_like(asked, memory_format=torch.contiguous_format), for_told, of_biases
 
 
 def _remember(ctx, inputs, output):
-    asked, told, segments_q, ends_q, segments_k, ends_k, causal, scale, dropout, seed = inputs
-    ctx.save_for_backward(asked, told, segments_q, ends_q, segments_k, ends_k, seed, *output)
+    *tensors, causal, scale, dropout, seed = inputs
+    ctx.save_for_backward(*tensors, seed, *output)
     ctx.facts = causal, scale, dropout
 
 
 def _gradients(ctx, grad, _):
-    asked, told, segments_q, ends_q, segments_k, ends_k, seed, out, log_sums = ctx.saved_tensors
-    of_asked, of_told = _tiles_backward(
-        grad, out, log_sums, asked, told, segments_q, ends_q, segments_k, ends_k, *ctx.facts, seed
+    *tensors, seed, out, log_sums = ctx.saved_tensors
+    _, told, of_asked, of_told, *_ = tensors
+    for_asked, for_told, of_biases = _tiles_backward(grad, out, log_sums, *tensors, *ctx.facts, seed)
+    return (
+        for_asked,
+        None if told is None else for_told,
+        None if of_asked is None else (of_biases if told is None else of_biases[:1]).to(of_asked.dtype),
+        None if of_told is None else of_biases[1:].to(of_told.dtype),
+        *[None] * 8,
     )
-    return of_asked, None if told is None else of_told, *[None] * 8
 
 
 _tiles.register_autograd(_gradients, setup_context=_remember)
@@ -182,9 +201,10 @@ def attend_forward(
     low, high = _span(mine, EndsK + b * S, S)
     if CAUSAL:
         high = tl.minimum(high, block * M + M)
-    q = tl.load(Q + b * q_row + h * q_head + rows[:, None] * q_token + d[None, :], mask=inside[:, None], other=0.0)
+    Q += b * q_row + h * q_head
     K += b * k_row + h * k_head
     V += b * k_row + h * k_head
+    q = tl.load(Q + rows[:, None] * q_token + d[None, :], mask=inside[:, None], other=0.0)
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     out = tl.zeros((M, D), tl.float32)
@@ -218,11 +238,13 @@ def attend_forward(
 
 @triton.jit
 def attend_backward(
-    Q, K, V, Out, Grad, LogSums, GradQ, GradK, GradV, SegmentsQ, EndsQ, SegmentsK, EndsK, Seeds,
+    Q, K, V, Out, Grad, LogSums, GradQ, GradK, GradV, Sums,
+    SegmentsQ, EndsQ, SegmentsK, EndsK, Seeds,
     q_row, q_token, q_head, k_row, k_token, k_head,
     gq_row, gq_token, gq_head, gk_row, gk_token, gk_head, grad_row,
     Tq, Tk, S, H, scale, rate,
-    CAUSAL: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, SUMS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys, or one of queries, of one head."""
     h, block, b = tl.program_id(0) % H, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -234,25 +256,29 @@ def attend_backward(
     LogSums += (b * H + h) * Tq
     SegmentsQ += b * Tq
     SegmentsK += b * Tk
-    if (tl.program_id(0) < H) & (block * M < Tk):
+    Sums += ((b * tl.num_programs(1) + block) * 3 * H + h) * D
+    if tl.program_id(0) < H:
         _of_keys(
-            Q, K, V, Out, Grad, LogSums, GradK + b * gk_row + h * gk_head, GradV + b * gk_row + h * gk_head,
+            Q, K, V, Out, Grad, LogSums,
+            GradK + b * gk_row + h * gk_head, GradV + b * gk_row + h * gk_head, Sums,
             SegmentsQ, EndsQ + b * S, SegmentsK, Seeds, q_token, k_token, gk_token,
-            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, DROPS, D, M, N, EXACT,
+            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, DROPS, SUMS, D, M, N, EXACT,
         )  # fmt: skip
-    if (tl.program_id(0) >= H) & (block * M < Tq):
+    else:
         _of_queries(
-            Q, K, V, Out, Grad, LogSums, GradQ + b * gq_row + h * gq_head,
+            Q, K, V, Out, Grad, LogSums, GradQ + b * gq_row + h * gq_head, Sums,
             SegmentsQ, SegmentsK, EndsK + b * S, Seeds, q_token, k_token, gq_token,
-            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, DROPS, D, M, N, EXACT,
+            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, DROPS, SUMS, D, M, N, EXACT,
         )  # fmt: skip
 
 
 @triton.jit
 def _of_keys(
-    Q, K, V, Out, Grad, LogSums, GradK, GradV, SegmentsQ, EndsQ, SegmentsK, Seeds, q_token, k_token, gk_token,
+    Q, K, V, Out, Grad, LogSums, GradK, GradV, Sums,
+    SegmentsQ, EndsQ, SegmentsK, Seeds, q_token, k_token, gk_token,
     block, before, Tq, Tk, S, H, scale, rate,
-    CAUSAL: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, SUMS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     d = tl.arange(0, D)
@@ -295,13 +321,18 @@ def _of_keys(
     of_k = of_k * (scale * LN_2)
     tl.store(GradK + place, of_k.to(GradK.dtype.element_ty), mask=inside[:, None])
     tl.store(GradV + place, of_v.to(GradV.dtype.element_ty), mask=inside[:, None])
+    if SUMS:
+        tl.store(Sums + H * D + d, tl.sum(of_k, 0))
+        tl.store(Sums + 2 * H * D + d, tl.sum(of_v, 0))
 
 
 @triton.jit
 def _of_queries(
-    Q, K, V, Out, Grad, LogSums, GradQ, SegmentsQ, SegmentsK, EndsK, Seeds, q_token, k_token, gq_token,
+    Q, K, V, Out, Grad, LogSums, GradQ, Sums,
+    SegmentsQ, SegmentsK, EndsK, Seeds, q_token, k_token, gq_token,
     block, before, Tq, Tk, S, H, scale, rate,
-    CAUSAL: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPS: tl.constexpr, SUMS: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     d = tl.arange(0, D)
@@ -338,3 +369,5 @@ def _of_queries(
     place = rows[:, None] * gq_token + d[None, :]
     of_q = of_q * (scale * LN_2)
     tl.store(GradQ + place, of_q.to(GradQ.dtype.element_ty), mask=inside[:, None])
+    if SUMS:
+        tl.store(Sums + d, tl.sum(of_q, 0))

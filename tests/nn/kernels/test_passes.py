@@ -45,11 +45,11 @@ def test_add_and_norm_drops_the_sub_layer_and_not_the_residual(device: torch.dev
         torch.randn(32, device=device),
     )
     ones, seed = torch.ones(32, device=device), torch.tensor([3, 9], dtype=torch.int32, device=device)
-    _, total, moments = _add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed)
+    _, _, total, moments = _add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed, False)
     kept = total != x
     assert 0.7 < kept.float().mean() < 0.8
     torch.testing.assert_close(total, torch.where(kept, x + (y + before) / 0.75, x))
-    of_x, of_y, sums = _add_norm_backward(torch.randn_like(x), total, moments, ones, True, 0.25, seed)
+    of_x, of_y, sums = _add_norm_backward(torch.randn_like(x), None, total, moments, ones, True, 0.25, seed)
     torch.testing.assert_close(of_y, torch.where(kept, of_x / 0.75, 0))
     torch.testing.assert_close(sums[2], of_y.sum(0))
 
@@ -58,8 +58,14 @@ def test_a_residual_in_one_pass(device: torch.device) -> None:
     residual = Residual(nn.LayerNorm(32), 0.0, "post").to(device)
     last = nn.Linear(16, 32).to(device)
     x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
-    ours, theirs = residual.in_one_pass(x, y, last), residual(x, lambda _: last(y))
-    agree(ours, theirs, [x, y, *residual.parameters(), *last.parameters()])
+    inputs = [x, y, *residual.parameters(), *last.parameters()]
+    theirs = residual(x, lambda _: last(y))
+    ours, same = residual.in_one_pass(x, y, last, twice=False)
+    assert same is ours
+    agree(ours, theirs, inputs)
+    ours, twin = residual.in_one_pass(x, y, last)
+    assert torch.equal(ours, twin)
+    agree(ours + twin.sin(), theirs + theirs.sin(), inputs)
 
 
 @pytest.mark.parametrize("rows", [1, 37])
@@ -71,12 +77,12 @@ def test_relu_with_its_product(rows: int, device: torch.device) -> None:
     agree(product_relu(x, weight, bias), F.linear(x, weight, bias).relu(), [x, weight, bias], 1e-4)
 
 
-@pytest.mark.parametrize("words", [50, 64, 5000])
+@pytest.mark.parametrize(("words", "more"), [(50, 14), (64, 0), (64, 64), (5000, 40), (8192, 0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_and_its_gradient(words: int, smoothing: float, device: torch.device) -> None:
+def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, device: torch.device) -> None:
     from attent.nn.kernels.loss import to_gradients
 
-    logits = 5 * torch.randn(6, words + 14, device=device)
+    logits = 5 * torch.randn(6, words + more, device=device)
     targets = torch.randint(0, words, (6,), device=device)
     real = torch.tensor([True, True, False, True, True, True], device=device)
     logits[2] = float("nan")
@@ -97,7 +103,7 @@ def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.d
     def draw(*seed: int) -> Tensor:
         zeros, ones = torch.zeros(256, 64, device=device), torch.ones(64, device=device)
         seeds = torch.tensor(seed, dtype=torch.int32, device=device)
-        kept = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds)[1] != 0
+        kept = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds, False)[2] != 0
         return (~kept).float()
 
     masks = [draw(1, 2), draw(1, 3), draw(2, 2), draw(-5, 2**31 - 1), draw(0, 0)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.attend import attend, explicit
+from attent.nn.attend import Joined, attend, attend_joined, explicit
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -85,18 +85,24 @@ def test_every_number_is_written(device: torch.device, monkeypatch: pytest.Monke
     assert not any(grad.transpose(1, 2)[keys.segments < 0].any() for grad in found[1:]), "nobody looks at filler"
 
 
-def test_joined_is_the_same_as_apart(device: torch.device) -> None:
-    from attent.nn.attend import attend_joined
-
-    for kind in ("causal", "cross"):
-        mask = mask_of(kind, 3, device)
-        assert mask.packing is not None
-        (_, Tq), (_, Tk) = (packing.shape for packing in mask.packing)
-        asked = torch.randn(3, Tq, 1 if kind == "cross" else 3, 2, 16, device=device)
-        told = torch.randn(3, Tk, 2, 2, 16, device=device) if kind == "cross" else None
-        parts = [x.transpose(1, 2) for part in (asked, told) if part is not None for x in part.unbind(2)]
-        ours = attend_joined(asked, told, mask, 0.25, backend="tiles")
-        assert torch.equal(ours, attend(*parts, mask, scale=0.25, backend="tiles"))
+@pytest.mark.parametrize("lacks", [True, False], ids=["biases", ""])
+@pytest.mark.parametrize("kind", ["causal", "cross"])
+def test_joined_is_the_same_as_apart(kind: str, lacks: bool, device: torch.device) -> None:
+    mask = mask_of(kind, 3, device)
+    assert mask.packing is not None
+    (_, Tq), (_, Tk) = (packing.shape for packing in mask.packing)
+    shapes = [(3, Tq, 1, 2, 16), (3, Tk, 2, 2, 16)] if kind == "cross" else [(3, Tq, 3, 2, 16)]
+    given = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+    biases = [torch.randn(shape[2:], device=device).requires_grad_() for shape in shapes] if lacks else []
+    joined = Joined(*((*given, None)[:2]), *((*biases, None, None)[:2]))
+    ours = attend_joined(joined, mask, 0.25, backend="tiles")
+    theirs = attend_joined(joined, mask, 0.25, backend="explicit")
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    direction, leaves = torch.randn_like(ours), [*given, *biases]
+    for one, other in zip(
+        torch.autograd.grad(ours, leaves, direction), torch.autograd.grad(theirs, leaves, direction), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_dropout_takes_weights_out_and_its_gradient_knows_which(device: torch.device) -> None:
