@@ -971,7 +971,7 @@ FAULTS = """
 
 # tiles: the gradient of a softmax is that of an exponential
 @ nn/kernels/tiles.py: nn/kernels/test_tiles.py -k equation
-- of_scores = shares * (of_shares - even[None, :])
+- of_scores = shares * (of_shares - centre[None, :])
 + of_scores = shares * of_shares
 
 # tiles: values learn from what was dropped
@@ -996,8 +996,8 @@ FAULTS = """
 
 # add and norm: the bias learns from what was dropped
 @ nn/kernels/add_norm.py: nn/kernels/test_passes.py -k drops
-- of_before += of_y
-+ of_before += of_total
+- of_lacking += of_y
++ of_lacking += of_total
 
 # add and norm: the last rows are not summed
 @ nn/kernels/sums.py: nn/kernels/test_passes.py -k relu
@@ -1016,13 +1016,13 @@ FAULTS = """
 
 # loss: gpus do not smooth
 @ nn/kernels/loss.py: nn/kernels/test_passes.py -k loss
-- - smoothing / words - tl.where
-+ - tl.where
+- share = smoothing / words
++ share = 0.0
 
 # loss: gpus learn from filler
 @ nn/kernels/loss.py: nn/kernels/test_passes.py -k loss
-- tl.where((at < words) & real, p, 0.0)
-+ tl.where(at < words, p, 0.0)
+- p = tl.where((at < words) & real, p, 0.0)
++ p = tl.where(at < words, p, 0.0)
 
 # loss: rows that fill up the matrix are words
 @ nn/kernels/loss.py: nn/kernels/test_passes.py -k loss

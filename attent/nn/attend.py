@@ -31,6 +31,7 @@ FEW = 16  # queries at once, as in a step of decoding
 LONG_ROW = 512  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
 
 TILE_WIDTHS = (16, 32, 64, 128)  # of heads
+MOST_ROWS = 2**16 - 1  # of a batch: a GPU counts programs so far in that direction
 
 
 class Request(NamedTuple):
@@ -305,6 +306,9 @@ def tiles_refuses(request: Request) -> str | None:
         return f"its kernel takes heads {', '.join(map(str, TILE_WIDTHS))} wide, and these are {q.shape[-1]}"
     if not (q.shape[2] and k.shape[2] and mask.packing[0].ends.shape[1]):
         return "its kernel takes no empty rows"
+    if q.shape[0] > MOST_ROWS or 3 * max(q.shape[2], k.shape[2]) * q.shape[1] * q.shape[3] >= 2**31:
+        sizes = f"{q.shape[0]:,} of {k.shape[2]:,} tokens"
+        return f"its kernel takes at most {MOST_ROWS:,} rows of 2**31 numbers, and these are {sizes}"
     return None
 
 

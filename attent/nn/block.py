@@ -161,17 +161,14 @@ class Residual(nn.Module):
     def in_one_pass(self, x: Tensor, y: Tensor, last: nn.Linear, twice: bool = True) -> tuple[Tensor, Tensor]:
         """The paper's, where last(y) is Sublayer(x): after the product one kernel does all of it. Given twice: for the
         next sub-layer, and to be added to what that makes of it."""
-        from attent.nn.kernels.add_norm import add_norm, add_norm_twice
+        from attent.nn.kernels.add_norm import add_norm
 
         norm, rate = self.norm, self.dropout.p if self.training else 0.0
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
         assert norm.eps is not None
         product = F.linear(y, last.weight)  # the bias is added where all else is
-        given = x, product, last.bias, norm.weight, getattr(norm, "bias", None), norm.eps, rate
-        if twice:
-            return add_norm_twice(*given)
-        out = add_norm(*given)
-        return out, out
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        return add_norm(x, product, last.bias, norm.weight, bias, norm.eps, rate, twice=twice)
 
 
 class Block(nn.Module):
@@ -232,12 +229,24 @@ class Block(nn.Module):
         return x
 
     def can_be_quick(self, x: Tensor) -> bool:
-        """In training on a GPU, with a norm behind each sub-layer, if nobody watches the parts."""
+        """In training on a GPU, with a norm behind each sub-layer, if no part was replaced by another kind."""
         if self.own_residual.pre or not torch.is_grad_enabled() or not kernels.usable(x):
             return False
-        parts = [part for part in (self.own, self.cross, self.feedforward) if part is not None]
         fits = x.dtype == kernels.working_format(x) in kernels.FORMATS and 0 < x.shape[-1] <= kernels.WIDEST
-        return fits and x.numel() > 0 and not any(kernels.watched(part) for part in parts)
+        return fits and x.numel() > 0 and self.is_plain()
+
+    def is_plain(self) -> bool:
+        attentions = [self.own] if self.cross is None else [self.own, self.cross]
+        residuals = [self.own_residual, self.cross_residual, self.feedforward_residual]
+        linear = [layer for each in attentions for layer in (each.query, each.key, each.value, each.output)]
+        linear += [self.feedforward.expand, self.feedforward.contract]
+        norms = [residual.norm for residual in residuals if residual is not None]
+        return (
+            all(kernels.plain(each, Attention) for each in attentions)
+            and kernels.plain(self.feedforward, FeedForward)
+            and all(kernels.plain(layer, nn.Linear) for layer in linear)
+            and all(has_usual_weights(norm) for norm in norms)
+        )
 
     def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
         weight = self.own.key.weight
@@ -349,6 +358,13 @@ class Stack(nn.Module):
         ancestors = None if beams == 1 else torch.full((rows, beams, capacity), -1, device=device)
         lengths = None if memory is None else memory.lengths
         return Cache(layers, memory_lengths=lengths, beams=beams, ancestors=ancestors)
+
+
+def has_usual_weights(norm: nn.Module) -> bool:
+    """LayerNorm with weight and bias, or RMSNorm with a weight, as `make_norm` makes them."""
+    if not kernels.plain(norm, nn.LayerNorm, nn.RMSNorm) or norm.eps is None:
+        return False
+    return norm.weight is not None and getattr(norm, "bias", norm.weight) is not None
 
 
 def places(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:

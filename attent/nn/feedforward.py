@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """All but the last product: (B, T, E) -> (B, T, inner)"""
-        if self.is_plain_relu and torch.is_grad_enabled() and kernels.usable(x):
+        if self.is_plain_relu and torch.is_grad_enabled() and self.fits(x):
             from attent.nn.kernels.relu import product_relu
 
             return product_relu(x, self.expand.weight, self.expand.bias)
@@ -58,6 +58,11 @@ class FeedForward(nn.Module):
         if self.gate is not None:
             inner = inner * self.gate(x)
         return self.dropout(inner)
+
+    def fits(self, x: Tensor) -> bool:
+        return (
+            kernels.usable(x) and kernels.working_format(x) in kernels.FORMATS and kernels.plain(self.expand, nn.Linear)
+        )
 
     @property
     def is_plain_relu(self) -> bool:

@@ -62,6 +62,7 @@ class Sinusoidal(Positions):
         super().__init__()
         self.order = config.order
         self.table: Tensor | None = None  # of the first places; not part of the model
+        self.smaller: list[Tensor] = []  # tables of before, which a recording (CUDA graph) may still read
 
     def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
         if below is None or at.dim() == 1:
@@ -74,6 +75,8 @@ class Sinusoidal(Positions):
 
     def prepare(self, below: int, width: int, device: torch.device) -> None:
         if not self.knows(below, device):
+            if self.table is not None:
+                self.smaller.append(self.table)
             self.table = sinusoid(torch.arange(below, device=device), width, self.order)
 
     def knows(self, below: int, device: torch.device) -> bool:

@@ -25,6 +25,8 @@ def pick_device(asked: str | None) -> torch.device:
     try:
         device = torch.device(asked)
         torch.zeros(1, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels and events are of the current one
     except (RuntimeError, AssertionError) as error:
         found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "only cpu"
         reason = str(error).splitlines()[0]

@@ -197,6 +197,10 @@ def _kernel_sums(
         if wanted.bias:
             here = logits[:, :words].sum(0, dtype=torch.float32)
             of_bias = here if of_bias is None else of_bias + here
+    if wanted.weight and of_weight is None:  # there is no token
+        of_weight = torch.zeros_like(weight[:words], dtype=torch.float32)
+    if wanted.bias and of_bias is None:
+        of_bias = torch.zeros(words, device=weight.device)
     return sums[0], sums[1], _Gradients(of_states, of_weight, of_bias)
 
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.data.batches import Batch
+from attent.data.batches import Batch, Text
 from attent.data.rows import Rows
 from attent.models import Seq2Seq, shift_right
-from attent.nn import Packing, kernels
+from attent.nn import Packing, Stack, kernels
 from attent.nn.checks import check_rate
 from attent.train.loss import projected_loss, rdrop_loss
 
@@ -62,8 +62,8 @@ class Objective(nn.Module):
         """The decoder's states. Doubled, every row stands there twice and meets two draws of dropout: one pass of
         twice the rows keeps a GPU busier than two passes, and wrappers see one use of each parameter."""
         source, target = batch.source, batch.target
-        for stack, side in ((self.model.encoder, source), (self.model.decoder, target)):
-            stack.positions.prepare(side.ids.shape[1], stack.config.width, side.ids.device)
+        prepare(self.model.encoder, source)
+        prepare(self.model.decoder, target)
         decoder_reads = shift_right(target.ids, self.model.config.start, target.packing)
         given = (source.ids, decoder_reads, source.lengths, target.lengths, batch.packing)
         return self._states(*(twice(given) if doubled else given))
@@ -80,6 +80,12 @@ class Objective(nn.Module):
         of_source, of_target = packing or (None, None)
         memory = self.model.encode(source, source_lengths, packing=of_source)
         return self.model.decode(target, memory, target_lengths, packing=of_target)
+
+
+def prepare(stack: Stack, text: Text) -> None:
+    """What packed rows will ask for, worked out where no compiler sees it."""
+    if text.packing is not None:
+        stack.positions.prepare(text.ids.shape[1], stack.config.width, text.ids.device)
 
 
 Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[Packing, Packing] | None]
@@ -119,6 +125,7 @@ class OneStack(nn.Module):
     def forward(self, batch: Rows) -> tuple[Tensor, Tensor]:
         """Sums over what is to be told: the loss, and the plain cross-entropy in nats, which has no gradient."""
         text = batch.text
+        prepare(getattr(self.model, "decoder", None) or self.model.encoder, text)
         return self.told(self._states(text.ids, text.lengths, text.packing), batch)
 
     def states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:

@@ -182,6 +182,21 @@ def test_compiled_it_is_one_graph_with_the_same_loss(
     same_gradients(of, ours, theirs)
 
 
+def test_a_table_of_positions_stays_where_a_recording_reads_it() -> None:
+    """Validation meets longer sentences, in batches that are not packed: nothing may move for these."""
+    of = model()
+    objective = Objective(of)
+    objective(packed())
+    positions = of.encoder.positions
+    table = positions.table
+    assert table is not None
+    objective(padded([([5] * 60, [6] * 70)]))
+    assert positions.table is table
+    positions.prepare(100, of.config.encoder.width, torch.device("cpu"))
+    assert len(positions.table) == 100
+    assert any(kept is table for kept in positions.smaller)
+
+
 def test_a_mistake_is_told() -> None:
     with pytest.raises(ValueError, match="`smoothing` must be at least 0 and less than 1, but is 2"):
         Objective(model(), smoothing=2)

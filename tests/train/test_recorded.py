@@ -426,3 +426,5 @@ def test_on_a_gpu_an_update_that_is_not_finite_is_skipped_and_many_go_back(tmp_p
     assert sick.training.marks.setbacks == 1
     assert sick.training.marks.step == 60
     assert all(bool(tensor.isfinite().all()) for tensor in sick.weights().values())
+    assert sick.training.recorder is not None
+    assert sick.training.recorder.recordings, "it was not recorded anew"

@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import os
 import warnings
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,13 @@ def working_format(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def watched(module: nn.Module) -> bool:
-    """Does somebody wait for the module itself to be called?"""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def launched_at(x: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whichever the tensors are on."""
+    return torch.cuda.device_of(x)
+
+
+def plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Is it of one of these kinds, with its forward, and does nobody wait for it to be called?"""
+    of_a_kind = any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds)
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return of_a_kind and "forward" not in vars(layer) and not any(hooks)

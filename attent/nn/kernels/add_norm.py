@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attent.nn.kernels import launched_at
 from attent.nn.kernels.chance import kept, seeds
 from attent.nn.kernels.sums import programs, sum_rows
 
@@ -20,26 +21,27 @@ AT_ONCE = 1024  # numbers that a program takes at once, unless a row has more
 
 
 def add_norm(
-    x: Tensor, y: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dropout: float
-) -> Tensor:
-    """(..., E) -> (..., E). `before` is added to y. Without a bias it is RMSNorm, with one LayerNorm."""
-    shape, width = x.shape, x.shape[-1]
-    seed = seeds(x.device) if dropout else None
-    out, *_ = _add_norm(x.reshape(-1, width), y.reshape(-1, width), before, weight, bias, eps, dropout, seed, False)
-    return out.view(shape)
-
-
-def add_norm_twice(
-    x: Tensor, y: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dropout: float
+    x: Tensor,
+    y: Tensor,
+    lacking: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    dropout: float,
+    *,
+    twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The same numbers two times. Whoever uses them in two places so gets the gradients of both back here, where they
-    are added in the pass that reads them: writing a copy is less work than another pass that adds them."""
+    """(..., E) -> (..., E), and the same again. `lacking` is added to y. With a bias it is LayerNorm, without RMSNorm.
+
+    `twice` writes the numbers two times. Whoever uses them in two places so gets the gradients of both back here, where
+    they are added in the pass that reads them: writing a copy is less work than another pass that adds them.
+    """
     shape, width = x.shape, x.shape[-1]
     seed = seeds(x.device) if dropout else None
-    out, twin, *_ = _add_norm(
-        x.reshape(-1, width), y.reshape(-1, width), before, weight, bias, eps, dropout, seed, True
-    )
-    return out.view(shape), twin.view(shape)
+    flat = x.reshape(-1, width), y.reshape(-1, width)
+    out, twin, *_ = _add_norm(*flat, lacking, weight, bias, eps, dropout, seed, twice)
+    out = out.view(shape)
+    return out, twin.view(shape) if twice else out
 
 
 # --- for torch -----------------------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ def add_norm_twice(
 def _add_norm(
     x: Tensor,
     y: Tensor,
-    before: Tensor | None,
+    lacking: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
@@ -64,17 +66,18 @@ def _add_norm(
     twin = torch.empty_like(x) if twice else x.new_empty(0)
     moments = x.new_empty(2, len(x), dtype=torch.float32)
     block, rows, warps = _form(x)
-    add_norm_forward[(triton.cdiv(len(x), rows),)](
-        x, y, weight if before is None else before, weight, weight if bias is None else bias,
-        x if seed is None else seed, out, twin, total, moments, len(x), x.shape[1], eps, dropout,
-        BEFORE=before is not None, CENTRED=bias is not None, DROPS=dropout > 0, TWICE=twice,
-        E=block, ROWS=rows, num_warps=warps,
-    )  # fmt: skip
+    with launched_at(x):
+        add_norm_forward[(triton.cdiv(len(x), rows),)](
+            x, y, weight if lacking is None else lacking, weight, weight if bias is None else bias,
+            x if seed is None else seed, out, twin, total, moments, len(x), x.shape[1], eps, dropout,
+            LACKING=lacking is not None, CENTRED=bias is not None, DROPS=dropout > 0, TWICE=twice,
+            E=block, ROWS=rows, num_warps=warps,
+        )  # fmt: skip
     return out, twin, total, moments
 
 
 @_add_norm.register_fake
-def _(x, y, before, weight, bias, eps, dropout, seed, twice):
+def _(x, y, lacking, weight, bias, eps, dropout, seed, twice):
     like = torch.empty_like(x, memory_format=torch.contiguous_format)
     twin = torch.empty_like(like) if twice else x.new_empty(0)
     return like, twin, torch.empty_like(like), x.new_empty(2, len(x), dtype=torch.float32)
@@ -101,11 +104,12 @@ def _add_norm_backward(
     block, rows, warps = _form(total)
     count = min(triton.cdiv(len(total), rows), programs(total))
     parts = total.new_empty(count, 3, total.shape[1], dtype=torch.float32)
-    add_norm_backward[(count,)](
-        grad, other, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
-        len(total), total.shape[1], dropout,
-        CENTRED=centred, DROPS=dropout > 0, TWICE=twice, E=block, ROWS=rows, num_warps=warps,
-    )  # fmt: skip
+    with launched_at(grad):
+        add_norm_backward[(count,)](
+            grad, other, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
+            len(total), total.shape[1], dropout,
+            CENTRED=centred, DROPS=dropout > 0, TWICE=twice, E=block, ROWS=rows, num_warps=warps,
+        )  # fmt: skip
     return of_x, of_y, sum_rows(parts)
 
 
@@ -116,23 +120,23 @@ def _(grad, other, total, moments, weight, centred, dropout, seed):
 
 
 def _remember(ctx, inputs, output):
-    _, _, before, weight, bias, _, dropout, seed, twice = inputs
+    _, _, lacking, weight, bias, _, dropout, seed, twice = inputs
     _, _, total, moments = output
     ctx.save_for_backward(total, moments, weight, seed)
-    ctx.dtypes = None if before is None else before.dtype, weight.dtype, None if bias is None else bias.dtype
+    ctx.dtypes = None if lacking is None else lacking.dtype, weight.dtype, None if bias is None else bias.dtype
     ctx.dropout, ctx.twice = dropout, twice
 
 
 def _gradients(ctx, grad, other, *_):
     total, moments, weight, seed = ctx.saved_tensors
-    of_before, of_weight, of_bias = ctx.dtypes
+    of_lacking, of_weight, of_bias = ctx.dtypes
     of_x, of_y, sums = _add_norm_backward(
         grad, other if ctx.twice else None, total, moments, weight, of_bias is not None, ctx.dropout, seed
     )
     return (
         of_x,
         of_y if ctx.dropout else of_x,
-        None if of_before is None else sums[2].to(of_before),
+        None if of_lacking is None else sums[2].to(of_lacking),
         sums[0].to(of_weight),
         None if of_bias is None else sums[1].to(of_bias),
         *[None] * 4,
@@ -154,8 +158,8 @@ def _form(x: Tensor) -> tuple[int, int, int]:
 
 @triton.jit
 def add_norm_forward(
-    X, Y, Before, Weight, Bias, Seeds, Out, Twin, Total, Moments, N, width, eps, rate,
-    BEFORE: tl.constexpr, CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr,
+    X, Y, Lacking, Weight, Bias, Seeds, Out, Twin, Total, Moments, N, width, eps, rate,
+    LACKING: tl.constexpr, CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -163,8 +167,8 @@ def add_norm_forward(
     inside = (rows < N)[:, None] & (e < width)[None, :]
     place = rows.to(tl.int64)[:, None] * width + e[None, :]
     y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
-    if BEFORE:
-        y += tl.load(Before + e, mask=e < width, other=0.0).to(tl.float32)[None, :]
+    if LACKING:
+        y += tl.load(Lacking + e, mask=e < width, other=0.0).to(tl.float32)[None, :]
     if DROPS:
         y = tl.where(kept(Seeds, place, rate), y / (1 - rate), 0.0)
     total = tl.load(X + place, mask=inside, other=0.0).to(tl.float32) + y
@@ -197,7 +201,7 @@ def add_norm_backward(
     weight = tl.load(Weight + e, mask=e < width, other=0.0).to(tl.float32)
     of_weight = tl.zeros((ROWS, E), tl.float32)
     of_bias = tl.zeros((ROWS, E), tl.float32)
-    of_before = tl.zeros((ROWS, E), tl.float32)
+    of_lacking = tl.zeros((ROWS, E), tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < N)[:, None] & (e < width)[None, :]
@@ -222,10 +226,10 @@ def add_norm_backward(
         if DROPS:
             of_y = tl.where(kept(Seeds, place, rate), of_total / (1 - rate), 0.0)
             tl.store(GradY + place, of_y.to(GradY.dtype.element_ty), mask=inside)
-            of_before += of_y
+            of_lacking += of_y
         else:
-            of_before += of_total
+            of_lacking += of_total
     parts = Parts + tl.program_id(0) * 3 * width + e
     tl.store(parts, tl.sum(of_weight, 0), mask=e < width)
     tl.store(parts + width, tl.sum(of_bias, 0), mask=e < width)
-    tl.store(parts + 2 * width, tl.sum(of_before, 0), mask=e < width)
+    tl.store(parts + 2 * width, tl.sum(of_lacking, 0), mask=e < width)

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attent.nn.kernels import launched_at
+
 CHUNK = 4096  # words at once
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
@@ -17,12 +19,14 @@ def to_gradients(logits: Tensor, targets: Tensor, real: Tensor | None, words: in
     (2, N). Columns from `words` on are no words; filler has neither loss nor gradient."""
     N, V = logits.shape
     found = logits.new_empty(2, N, dtype=torch.float32)
-    flags = targets if real is None else real.view(torch.uint8)
+    targets = targets.contiguous()
+    flags = targets if real is None else real.contiguous().view(torch.uint8)
     chunk = min(CHUNK, triton.next_power_of_2(V))
-    _to_gradients[(N,)](
-        logits, targets, flags, found, N, V, words, smoothing,
-        ALL_REAL=real is None, EVEN=words == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
-    )  # fmt: skip
+    with launched_at(logits):
+        _to_gradients[(N,)](
+            logits, targets, flags, found, N, V, words, smoothing,
+            ALL_REAL=real is None, EVEN=words == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
+        )  # fmt: skip
     return found
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attent.nn.kernels import working_format
+from attent.nn.kernels import launched_at, working_format
 from attent.nn.kernels.sums import programs, sum_rows
 
 ROWS, COLUMNS = 16, 256  # of a tile
@@ -44,7 +44,8 @@ def _relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     across = triton.cdiv(width, COLUMNS)
     down = max(1, min(triton.cdiv(N, ROWS), programs(grad) // across))
     parts = grad.new_empty(down, width, dtype=torch.float32)
-    _where_over_zero[(across, down)](grad, out, found, parts, N, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4)
+    with launched_at(grad):
+        _where_over_zero[(across, down)](grad, out, found, parts, N, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4)
     return found, sum_rows(parts)
 
 

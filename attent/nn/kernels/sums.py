@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attent.nn.kernels import launched_at
+
 EACH_UNIT = 8  # programs for each multiprocessor: enough that one computes while others wait for memory
 ROWS, COLUMNS = 256, 32
 
@@ -22,7 +24,10 @@ def sum_rows(parts: Tensor) -> Tensor:
     """(P, ...) -> (...), in float32."""
     width = parts[0].numel()
     found = parts.new_empty(parts.shape[1:])
-    _sum_rows[(triton.cdiv(width, COLUMNS),)](parts, found, len(parts), width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4)
+    with launched_at(parts):
+        _sum_rows[(triton.cdiv(width, COLUMNS),)](
+            parts, found, len(parts), width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+        )
     return found
 
 

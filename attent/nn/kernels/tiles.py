@@ -12,13 +12,14 @@ each tile has its share at hand. The rule is `Mask.allows` for a packing, with o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from attent.nn.kernels import launched_at
 from attent.nn.kernels.chance import kept, seeds
 from attent.nn.kernels.sums import sum_rows
 from attent.nn.masks import Mask
@@ -40,9 +41,24 @@ def attend(
     assert mask.packing is not None
     queries, keys = mask.packing
     seed = seeds(asked.device) if dropout else None
-    places = queries.segments, queries.ends, keys.segments, keys.ends
-    out, _ = _tiles(asked, told, of_asked, of_told, *places, mask.causal, scale, dropout, seed)
+    places = [x.contiguous() for x in (queries.segments, queries.ends, keys.segments, keys.ends)]
+    out, _ = _tiles(
+        dense(asked),
+        None if told is None else dense(told),
+        of_asked,
+        of_told,
+        *places,
+        mask.causal,
+        scale,
+        dropout,
+        seed,
+    )
     return out.transpose(1, 2)
+
+
+def dense(x: Tensor) -> Tensor:
+    """A head's numbers lie side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 # --- for torch -----------------------------------------------------------------------------------------------------
@@ -68,15 +84,17 @@ def _tiles(
     B, Tq, H, D = q.shape
     out = asked.new_empty(B, Tq, H, D)
     log_sums = asked.new_empty(B, H, Tq, dtype=torch.float32)
-    form = _form(asked)
-    grid = (H, triton.cdiv(Tq, form["M"]), B)
-    attend_forward[grid](
-        q, k, v, out, log_sums,
-        segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
-        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-        Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
-        CAUSAL=causal, DROPS=dropout > 0, D=D, **form,
-    )  # fmt: skip
+    form = form_of(asked)
+    grid = (H, triton.cdiv(Tq, form.queries), B)
+    with launched_at(asked):
+        attend_forward[grid](
+            q, k, v, out, log_sums,
+            segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
+            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+            Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
+            CAUSAL=causal, DROPS=dropout > 0, D=D, M=form.queries, N=form.keys, EXACT=form.exact,
+            num_warps=4, num_stages=1, maxnreg=form.registers,
+        )  # fmt: skip
     return out, log_sums
 
 
@@ -111,18 +129,20 @@ def _tiles_backward(
     dq, dk, dv = _parts(for_asked, None if told is None else for_told)
     grad = grad if grad.stride()[1:] == out.stride()[1:] else grad.contiguous()
     B, Tq, H, D = q.shape
-    form = _form(asked)
-    blocks = max(triton.cdiv(Tq, form["M"]), triton.cdiv(k.shape[1], form["M"]))
+    form = form_of(asked)
+    blocks = max(triton.cdiv(Tq, form.queries), triton.cdiv(k.shape[1], form.queries))
     adds_up = of_asked is not None
     sums = asked.new_empty(B * blocks if adds_up else 0, 3, H, D, dtype=torch.float32)
-    attend_backward[(2 * H, blocks, B)](
-        q, k, v, out, grad, log_sums, dq, dk, dv, sums,
-        segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
-        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-        dq.stride(0), dq.stride(1), dq.stride(2), dk.stride(0), dk.stride(1), dk.stride(2), grad.stride(0),
-        Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
-        CAUSAL=causal, DROPS=dropout > 0, SUMS=adds_up, D=D, **form,
-    )  # fmt: skip
+    with launched_at(asked):
+        attend_backward[(2 * H, blocks, B)](
+            q, k, v, out, grad, log_sums, dq, dk, dv, sums,
+            segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
+            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+            dq.stride(0), dq.stride(1), dq.stride(2), dk.stride(0), dk.stride(1), dk.stride(2), grad.stride(0),
+            Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
+            CAUSAL=causal, DROPS=dropout > 0, SUMS=adds_up, D=D, M=form.queries, N=form.keys, EXACT=form.exact,
+            num_warps=4, num_stages=1, maxnreg=form.registers,
+        )  # fmt: skip
     return for_asked, for_told, sum_rows(sums) if adds_up else sums
 
 
@@ -163,12 +183,20 @@ def _parts(asked: Tensor, told: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     return asked[:, :, 0], told[:, :, 0], told[:, :, 1]
 
 
-def _form(x: Tensor) -> dict[str, Any]:
-    """Sizes of tiles, measured on an H200. With more registers a thread, too few tiles are at work at once."""
+class Form(NamedTuple):
+    """How a kernel is cut up."""
+
+    queries: int  # of a tile, or keys, where a tile is of keys
+    keys: int  # at once, or queries
+    exact: bool = False
+    registers: int | None = None  # of a thread, at most: with more, too few tiles are at work at once
+
+
+def form_of(x: Tensor) -> Form:
+    """Measured on an H200."""
     if x.dtype == torch.float32:
-        return {"M": 32, "N": 32, "EXACT": True, "num_warps": 4, "num_stages": 1}
-    registers = {"maxnreg": 128} if x.device.type == "cuda" and x.shape[-1] <= 64 else {}
-    return {"M": 64, "N": 32, "EXACT": False, "num_warps": 4, "num_stages": 1, **registers}
+        return Form(32, 32, exact=True)
+    return Form(64, 32, registers=128 if x.shape[-1] <= 64 else None)
 
 
 # --- for the GPU ---------------------------------------------------------------------------------------------------
@@ -222,12 +250,12 @@ def attend_forward(
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shares = tl.exp2(scores - base[:, None])
-        before = tl.exp2(top - base)
-        total = total * before + tl.sum(shares, 1)
+        shrunk = tl.exp2(top - base)
+        total = total * shrunk + tl.sum(shares, 1)
         if DROPS:
             index = ((b * H + h) * Tq + rows[:, None]) * Tk + columns[None, :]
             shares = tl.where(kept(Seeds, index, rate), shares / (1 - rate), 0.0)
-        out = out * before[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=precision)
+        out = out * shrunk[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=precision)
         top = higher
     out = out / tl.where(total == 0, 1.0, total)[:, None]
     log_sum = tl.where(total == 0, 0.0, top + tl.log2(tl.where(total == 0, 1.0, total)))
@@ -276,7 +304,7 @@ def attend_backward(
 def _of_keys(
     Q, K, V, Out, Grad, LogSums, GradK, GradV, Sums,
     SegmentsQ, EndsQ, SegmentsK, Seeds, q_token, k_token, gk_token,
-    block, before, Tq, Tk, S, H, scale, rate,
+    block, index, Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, SUMS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -301,7 +329,7 @@ def _of_keys(
         grad = tl.load(Grad + place, mask=there[:, None], other=0.0)
         out = tl.load(Out + place, mask=there[:, None], other=0.0)
         log_sums = tl.load(LogSums + rows, mask=there, other=0.0)
-        even = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+        centre = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
         seen = mine[:, None] == theirs[None, :]
         if CAUSAL:
             seen = seen & (rows[None, :] >= columns[:, None])
@@ -309,13 +337,13 @@ def _of_keys(
         shares = tl.where(seen, tl.exp2(scores - log_sums[None, :]), 0.0)
         of_shares = tl.dot(v, tl.trans(grad), input_precision=precision)
         if DROPS:
-            keeps = kept(Seeds, (before + rows[None, :]) * Tk + columns[:, None], rate)
+            keeps = kept(Seeds, (index + rows[None, :]) * Tk + columns[:, None], rate)
             of_shares = tl.where(keeps, of_shares / (1 - rate), 0.0)
             dropped = tl.where(keeps, shares / (1 - rate), 0.0)
             of_v += tl.dot(dropped.to(grad.dtype), grad, input_precision=precision)
         else:
             of_v += tl.dot(shares.to(grad.dtype), grad, input_precision=precision)
-        of_scores = shares * (of_shares - even[None, :])
+        of_scores = shares * (of_shares - centre[None, :])
         of_k += tl.dot(of_scores.to(q.dtype), q, input_precision=precision)
     place = columns[:, None] * gk_token + d[None, :]
     of_k = of_k * (scale * LN_2)
@@ -330,7 +358,7 @@ def _of_keys(
 def _of_queries(
     Q, K, V, Out, Grad, LogSums, GradQ, Sums,
     SegmentsQ, SegmentsK, EndsK, Seeds, q_token, k_token, gq_token,
-    block, before, Tq, Tk, S, H, scale, rate,
+    block, index, Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, SUMS: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -347,7 +375,7 @@ def _of_queries(
     grad = tl.load(Grad + place, mask=inside[:, None], other=0.0)
     out = tl.load(Out + place, mask=inside[:, None], other=0.0)
     log_sums = tl.load(LogSums + rows, mask=inside, other=0.0)
-    even = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+    centre = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     of_q = tl.zeros((M, D), tl.float32)
     for start in range(low, high, N):
         columns = start + tl.arange(0, N)
@@ -362,9 +390,9 @@ def _of_queries(
         shares = tl.where(seen, tl.exp2(scores - log_sums[:, None]), 0.0)
         of_shares = tl.dot(grad, tl.trans(v), input_precision=precision)
         if DROPS:
-            keeps = kept(Seeds, (before + rows[:, None]) * Tk + columns[None, :], rate)
+            keeps = kept(Seeds, (index + rows[:, None]) * Tk + columns[None, :], rate)
             of_shares = tl.where(keeps, of_shares / (1 - rate), 0.0)
-        of_scores = shares * (of_shares - even[:, None])
+        of_scores = shares * (of_shares - centre[:, None])
         of_q += tl.dot(of_scores.to(k.dtype), k, input_precision=precision)
     place = rows[:, None] * gq_token + d[None, :]
     of_q = of_q * (scale * LN_2)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn import Packing, Residual, kernels
+from attent.nn import Packing, Residual, Stack, StackConfig, kernels
 
 
 def grads(out: Tensor, inputs: list[Tensor], direction: Tensor) -> tuple[Tensor, ...]:
@@ -30,7 +30,7 @@ def test_add_and_norm(shape: tuple[int, ...], centred: bool, lacks: bool, device
     width = shape[-1]
     x, y = (torch.randn(shape, device=device).requires_grad_() for _ in range(2))
     before, weight, bias = (torch.randn(width, device=device).requires_grad_() for _ in range(3))
-    ours = add_norm(x, y, before if lacks else None, weight, bias if centred else None, 1e-5, 0.0)
+    ours, _ = add_norm(x, y, before if lacks else None, weight, bias if centred else None, 1e-5, 0.0)
     total = x + y + before if lacks else x + y
     theirs = F.layer_norm(total, (width,), weight, bias) if centred else F.rms_norm(total, (width,), weight, 1e-5)
     agree(ours, theirs, [x, y, weight, *([before] if lacks else []), *([bias] if centred else [])])
@@ -97,6 +97,59 @@ def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, devi
     assert not logits[:, words:].any()
 
 
+def test_filler_and_targets_may_lie_apart_in_memory(device: torch.device) -> None:
+    from attent.nn.kernels.loss import to_gradients
+
+    logits, targets = torch.randn(6, 64, device=device), torch.randint(0, 64, (6, 3), device=device)
+    real = torch.rand(6, 2, device=device) < 0.5
+    given, wanted = logits.clone(), logits.clone()
+    one = to_gradients(given, targets[:, 1], real[:, 1], 64, 0.1)
+    assert torch.equal(one, to_gradients(wanted, targets[:, 1].clone(), real[:, 1].clone(), 64, 0.1))
+    assert torch.equal(given, wanted)
+
+
+def test_a_loss_of_no_token_has_a_gradient_of_zeros(device: torch.device) -> None:
+    from attent.train.loss import projected_loss
+
+    states, weight = torch.zeros(0, 16, device=device), torch.randn(50, 16, device=device).requires_grad_()
+    loss, _ = projected_loss(states, weight, None, torch.zeros(0, dtype=torch.int64, device=device), None, 0.1)
+    (found,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(found, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
+def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of: torch.dtype) -> None:
+    """As training runs: products, norms and the loss in bfloat16, sums in float32."""
+    from attent.nn.kernels.add_norm import add_norm
+    from attent.nn.kernels.relu import product_relu
+    from attent.train.loss import projected_loss
+
+    tolerance = 1e-4 if dtype_of == torch.float32 else 3e-2
+    x, y = (torch.randn(70, 32, device=device, dtype=dtype_of).requires_grad_() for _ in range(2))
+    weight, bias = (torch.randn(32, device=device).requires_grad_() for _ in range(2))
+    matrix = torch.randn(64, 32, device=device, dtype=dtype_of).requires_grad_()
+    offset = torch.randn(64, device=device, dtype=dtype_of).requires_grad_()
+    targets, real = torch.randint(0, 64, (70,), device=device), torch.rand(70, device=device) < 0.9
+    leaves = [x, y, weight, matrix, offset, *([bias] if centred else [])]
+
+    def found(by_kernels: bool) -> list[Tensor]:
+        exact = [leaf if by_kernels else leaf.double() for leaf in leaves]
+        x, y, weight, matrix, offset, *more = exact
+        if by_kernels:
+            normed, _ = add_norm(x, y, None, weight, more[0] if more else None, 1e-5, 0.0)
+            inner = product_relu(normed, matrix, offset)
+        else:
+            total = x + y
+            normed = F.layer_norm(total, (32,), weight, *more) if more else F.rms_norm(total, (32,), weight, 1e-5)
+            inner = F.linear(normed, matrix, offset).relu()
+        loss, _ = projected_loss(inner @ matrix, matrix, None, targets, real, 0.1)
+        return [loss, *torch.autograd.grad(loss, leaves)]
+
+    for one, other in zip(found(True), found(False), strict=True):
+        error = (one.double() - other.double()).norm() / other.double().norm()
+        assert error < tolerance, f"off by {error:.1e}"
+
+
 def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.device) -> None:
     from attent.nn.kernels.add_norm import _add_norm
 
@@ -118,7 +171,7 @@ def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.d
 
 
 def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attent.nn import Memory, Stack, StackConfig
+    from attent.nn import Memory
 
     config = StackConfig(layers=1, width=32, heads=2, inner=64, dropout=0.0, causal=True, cross=True)
     stack = Stack(config).to(device)
@@ -156,3 +209,43 @@ def test_the_whole_loss_is_the_same_through_the_kernel(
     monkeypatch.setattr(kernels, "INSTALLED", False)
     for one, other in zip(ours, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+class Louder(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return super().forward(input) + 1
+
+
+def replaced(stack: Stack, name: str) -> None:
+    """Something else in the place of a layer, as adapters of other libraries put it there."""
+    owner, _, leaf = name.rpartition(".")
+    old = stack.get_submodule(name)
+    new = Louder(old.in_features, old.out_features).to(old.weight.device)
+    new.load_state_dict(old.state_dict())
+    setattr(stack.get_submodule(owner), leaf, new)
+
+
+@pytest.mark.parametrize("part", ["own.query", "own.output", "feedforward.expand", "feedforward.contract"])
+def test_a_layer_with_a_forward_of_its_own_is_called(
+    part: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(StackConfig(layers=1, width=32, heads=2, inner=64, dropout=0.0)).to(device)
+    replaced(stack, f"blocks.0.{part}")
+    packing, x = Packing.of([[3, 4], [5]], 9, 2, device), torch.randn(2, 9, 32, device=device)
+    ours = stack(x, packing=packing)
+    monkeypatch.setattr(kernels, "INSTALLED", False)
+    torch.testing.assert_close(ours, stack(x, packing=packing), rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_and_other_norms_are_not_passed_by(device: torch.device) -> None:
+    block = Stack(StackConfig(layers=1, width=32, heads=2, inner=64)).to(device).blocks[0]
+    x = torch.randn(2, 9, 32, device=device)
+    assert block.can_be_quick(x)
+    for part in (block.own, block.own.value, block.feedforward, block.own_residual.norm):
+        hook = part.register_forward_hook(lambda *_: None)
+        assert not block.can_be_quick(x)
+        hook.remove()
+    assert block.can_be_quick(x)
+    for norm in (nn.LayerNorm(32, bias=False), nn.LayerNorm(32, elementwise_affine=False), nn.Identity()):
+        block.own_residual.norm = norm
+        assert not block.can_be_quick(x)

@@ -136,3 +136,11 @@ def test_the_gradient_under_dropout_is_that_of_what_was_computed(device: torch.d
     given, wanted = (torch.autograd.grad(x, [q, k, v], direction, retain_graph=True) for x in (out, expected))
     for one, other in zip(given, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_tensors_may_lie_in_memory_as_they_like(device: torch.device) -> None:
+    one = Packing.of([[9, 7]], 16, 2, device)
+    packing = Packing(*(x.expand(3, -1) for x in (one.segments, one.positions, one.ends)), one.longest)
+    mask = Mask(packing=(packing, packing))
+    q, k, v = (torch.randn(3, 2, 16, 32, device=device)[..., ::2] for _ in range(3))
+    torch.testing.assert_close(attend(q, k, v, mask, backend="tiles"), explicit(q, k, v, mask)[0], rtol=1e-4, atol=1e-5)
