@@ -186,10 +186,7 @@ def bound(
         f"{floor / seconds:.0%} of the bound; {work / seconds / 1e12:.0f} TFLOP/s"
     )
     if device.type == "cuda":
-        print(
-            f"beam {beams}  the GPU is busy for {busy(model, jobs, beams, device) / seconds:.0%} of the time",
-            flush=True,
-        )
+        print(f"beam {beams}  the GPU is busy for {busy(model, jobs, beams, device):.0%} of the time", flush=True)
 
 
 def flops(jobs: Sequence[Job], beams: int, size: Size) -> float:
@@ -211,11 +208,10 @@ def least_bytes(jobs: Sequence[Job], size: Size, each: int) -> float:
 
 
 def busy(model: Any, jobs: Sequence[Job], beams: int, device: torch.device) -> float:
-    """Seconds of all kernels together."""
+    """The share of all kernels in the time of one run; the profiler's own work is part of that time."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        search(model, jobs, beams, device)
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+        seconds = timed(lambda: search(model, jobs, beams, device), device)
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / seconds
 
 
 # --- the two -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,7 @@ class Asked:
         if flags.save:
             save(outputs, flags.save)
         evaluation = evaluate(texts.sources, texts.references, outputs, names=flags.metrics, language=texts.language)
+        dtype = dtype_of(flags) if model else ""
         compared = paired(outputs, others, texts.references, flags.metrics, texts.language) if others else []
         return Results(
             data=texts.name,
@@ -164,8 +165,8 @@ class Asked:
             no_pairs=texts.no_pairs,
             model=str(model) if model else None,
             hypotheses=str(flags.hypotheses) if flags.hypotheses else None,
-            search=search_facts(self.search, flags) if model else None,
-            searched=in_words(self.search, flags) if model else None,
+            search=search_facts(self.search, flags, dtype) if model else None,
+            searched=in_words(self.search, flags, dtype) if model else None,
             evaluation=evaluation,
             against=str(flags.against) if flags.against else None,
             paired=tuple(compared),
@@ -185,9 +186,9 @@ class Asked:
         return outputs
 
     def measured(self, model: Path | None) -> Results:
-        """By the model alone: nothing is translated."""
+        """By the model alone: nothing is translated. What is measured has all its digits, unless it is to be short."""
         assert model is not None
-        loaded = Loaded.of(self.flags, model)
+        loaded = Loaded.of(replace(self.flags, dtype=self.flags.dtype or "float32"), model)
         return Results(
             data=self.texts.name,
             pairs=len(self.texts.sources),
@@ -269,13 +270,13 @@ def asked_search(flags: Flags) -> Search:
         raise CycloptsError(msg=in_flags(str(error)), command_chain=("score",)) from error
 
 
-def search_facts(search: Search, flags: Flags) -> dict[str, Any]:
+def search_facts(search: Search, flags: Flags, dtype: str) -> dict[str, Any]:
     """All that the translations depend on besides the model."""
-    machine = {"engine": flags.engine, "dtype": dtype_of(flags), "ensemble": [str(folder) for folder in flags.ensemble]}
+    machine = {"engine": flags.engine, "dtype": dtype, "ensemble": [str(folder) for folder in flags.ensemble]}
     return {**asdict(search), "formula": search.formula, **machine}
 
 
-def in_words(search: Search, flags: Flags) -> str:
+def in_words(search: Search, flags: Flags, dtype: str) -> str:
     """`beam 4 until no better can come, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
     most = f"source + {MORE}" if search.max_length is None else f"{search.max_length:,}"
     told = [
@@ -285,7 +286,7 @@ def in_words(search: Search, flags: Flags) -> str:
         f"at least {search.min_length:,}" if search.min_length else "",
         f"no {search.no_repeat_ngram_size} tokens twice" if search.no_repeat_ngram_size else "",
         f"engine {flags.engine}" if flags.engine else "",
-        dtype_of(flags) if dtype_of(flags) != "float32" else "",
+        dtype if dtype != "float32" else "",
         *(f"with {folder}" for folder in flags.ensemble),
     ]
     return ", ".join(filter(None, told))

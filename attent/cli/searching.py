@@ -216,10 +216,12 @@ def translator_of(folders: Sequence[Path], flags: MachineFlags, say: Callable[[s
 
 
 def dtype_of(flags: MachineFlags) -> str:
-    """The format of numbers that the torch engine computes in."""
+    """The format of numbers that the model is loaded in."""
     from attent.decode.translator import best_device, usual_dtype
 
-    return flags.dtype or usual_dtype(device_of(flags.device) or best_device())
+    if flags.dtype or flags.engine == "ctranslate2":  # which has formats of its own
+        return flags.dtype or "float32"
+    return usual_dtype(device_of(flags.device) or best_device())
 
 
 def check_run(folder: Path) -> None:

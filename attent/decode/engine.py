@@ -6,19 +6,20 @@ the place of a finished one is never longer than it. The search itself is `searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 import torch
 from torch import Tensor
 
+from attent.decode import lanes
 from attent.decode.demand import Demands
 from attent.decode.graphs import Recorder, can_record
 from attent.decode.options import Hypothesis, Job, Search
 from attent.decode.rules import Rule
-from attent.decode.search import NEVER, Beams, Plan, State, Writer, banned, may_ask, results, step
-from attent.nn import Cache, kernels
+from attent.decode.search import NEVER, Beams, Plan, State, Writer, banned, may_ask, results, step, unwritten
+from attent.nn import Cache
 
 FEWER = 0.75  # finished sources are cleared away when no more than this share of a batch is left,
 FEWER_RECORDED = 0.5  # and where that means to record anew, this share
@@ -46,6 +47,7 @@ class TorchEngine(Generic[State]):
     make_rules: Callable[[Search, Sequence[Job]], tuple[tuple[Rule, ...], Demands | None]]
     stop: Callable[[], bool] | None = None  # asked at every step: is the rest no longer wanted?
     record: bool = True  # let an NVIDIA GPU repeat steps by itself
+    say: Callable[[str], None] | None = None  # is told what a person may want to know
 
     def refuses(self, search: Search, jobs: Sequence[Job]) -> str | None:
         return None
@@ -54,29 +56,49 @@ class TorchEngine(Generic[State]):
         rules, demands = self.make_rules(search, jobs)
         never = banned(self.start, self.end, self.never, self.device)
         plan = Plan(search=search, start=self.start, end=self.end, never=never, rules=rules, demands=demands)
-        fast = self._lane(jobs, plan)
-        if fast is not None:
-            yield from fast
-            return
-        for places in alike(jobs):
+        left = set(range(len(jobs)))
+        for place, found in self._in_lane(jobs, plan):
+            left.remove(place)
+            yield place, found
+        for places in alike(jobs, left):
             yield from self._session(jobs, places, plan)
 
-    def _lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]] | None:
-        """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know."""
-        if not self.record or not jobs or not kernels.usable(plan.never):
-            return None
-        from attent.decode import lane
+    def _in_lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know. Should that
+        fail, as where kernels cannot be compiled, what is not found yet is left to the others."""
+        found = None
+        while self.record:
+            try:
+                found = self._lane(jobs, plan) if found is None else found
+                one = next(found, None)
+            except lanes.failures() as error:
+                self._left_lane(error)
+                return
+            if one is None:
+                return
+            yield one
 
-        if not all(job.source and job.limit for job in jobs):
-            return None
-        found = lane.lane_of(self.model, plan)
-        return None if found is None else found.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop)
+    def _lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
+        lane = lanes.lane_of(self.model, jobs, plan, unwritten(self.start, self.end, self.never))
+        if lane is None:
+            return iter(())
+        return lane.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop)
+
+    def _left_lane(self, error: Exception) -> None:
+        lanes.forget(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
+        if self.say is not None:
+            reason = next(iter(str(error).splitlines()), "")
+            self.say(f"our own kernels fail here ({type(error).__name__}: {reason}); a slower way is taken")
 
     def _most(self, jobs: Sequence[Job], beams: int) -> int:
         """Sources at once: nothing is filled up there, so that it is the longest together that count."""
-        some = sorted((len(job.source), job.limit) for job in jobs)[-TOGETHER:]
-        longest, limit = (-(-sum(numbers) // len(some)) for numbers in zip(*some, strict=True))
-        return self.batch_size(longest, limit, beams)
+        some = sorted(((job.limit, len(job.source)) for job in jobs), reverse=True)[:TOGETHER]
+        while True:
+            limit, longest = (-(-sum(numbers) // len(some)) for numbers in zip(*some, strict=True))
+            most = self.batch_size(longest, limit, beams)
+            if most >= len(some):
+                return most
+            some = some[:most]
 
     def _stop(self) -> None:
         if self.stop is not None and self.stop():
@@ -204,10 +226,10 @@ class Session(Generic[State]):
             self.recorder = None
 
 
-def alike(jobs: Sequence[Job]) -> Iterator[list[int]]:
+def alike(jobs: Sequence[Job], places: Iterable[int]) -> Iterator[list[int]]:
     """Places of jobs, the longest first, in groups whose longest has at most twice the tokens of its shortest; what is
     shorter than `SHORT` counts as that long."""
-    order = sorted(range(len(jobs)), key=lambda place: -len(jobs[place].source))
+    order = sorted(places, key=lambda place: (-len(jobs[place].source), place))
     group: list[int] = []
     for place in order:
         if group and 2 * max(len(jobs[place].source), SHORT) < len(jobs[group[0]].source):

@@ -244,7 +244,8 @@ class Desk:
 
     def _recorded(self, upto: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Other threads may go on with work of their own.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self._step(upto)
         return graph
 

@@ -66,7 +66,8 @@ class Recorder:
     def _recorded(self, upto: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self.cache.used = (upto - 1) * self.cache.beams
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Other threads may go on with work of their own.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             grown = step(self.model, self.cache, self.beams, self.plan)
             for mine, new in zip(tensors(self.beams), tensors(grown), strict=True):
                 if mine is not new:

@@ -9,10 +9,9 @@ few, steps of fewer rows go on. The hypotheses are those of `search`; what else 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -21,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decode.layers import Decoder, Kept, Twin, refuses
+from attent.decode.layers import Decoder, Kept, Twin
 from attent.decode.options import Hypothesis, Job
 from attent.decode.rules import MinLength
 from attent.decode.search import NEVER, Beams, Plan, Pool, results
 from attent.models import Seq2Seq
-from attent.nn.kernels import steps, usable
+from attent.nn.kernels import steps
 
 LOOK = 4  # steps between two looks at how many rows are left; each look is one interval old
 SMALLEST = 8  # rows
@@ -34,39 +33,8 @@ FEWEST = 1024  # beams that a step may have as well as fewer
 READ_AT_ONCE = 2**17  # tokens of sources
 SHARE = 0.25  # of the free memory that sources may have
 UNKNOWN_BYTES = 2**30
-MOST_LANES = 2  # kept for a model: of different beams, for instance
+MOST_LEAVES = 2**28  # tokens in the trees of all sources: their places must be int32, and have room
 FOREVER = 2**31 - 1
-
-
-def lane_of(model: object, plan: Plan) -> Lane | None:
-    """The lane for such a search, kept from the last one like it; None: this is not for a lane."""
-    if not can(model, plan):
-        return None
-    assert isinstance(model, Seq2Seq)
-    lanes = LANES.setdefault(model, {})
-    key = (plan.beams, plan.search.n_best, plan.start, plan.end, tuple(plan.never.tolist()))
-    lane = lanes.pop(key, None)
-    if lane is None or not lane.twin.fits(model):
-        while len(lanes) >= MOST_LANES:
-            del lanes[next(iter(lanes))]
-        lane = Lane(model, plan)
-    lanes[key] = lane
-    return lane
-
-
-LANES: weakref.WeakKeyDictionary[Seq2Seq, dict[object, Lane]] = weakref.WeakKeyDictionary()
-
-
-def can(model: object, plan: Plan) -> bool:
-    search = plan.search
-    plain = search.sampling is None and plan.groups == 1 and plan.demands is None
-    plain = plain and all(type(rule) is MinLength and rule.end == plan.end for rule in plan.rules)
-    if not plain or plan.beams > steps.MOST_BEAMS or torch.is_autocast_enabled(plan.never.device.type):
-        return False
-    if not usable(plan.never) or refuses(model) is not None:
-        return False
-    assert isinstance(model, Seq2Seq)
-    return 2 * plan.beams < model.config.targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +55,13 @@ class Need:
     def rounded(self) -> Need:
         return Need(**{name: roomy(number) for name, number in vars(self).items()})
 
+    def with_room_for(self, other: Need) -> Need:
+        """For either: who searches now for this and then for that shall not make a new board each time."""
+        return Need(**{name: max(number, getattr(other, name)) for name, number in vars(self).items()})
+
+
+LEAST = Need(rows=SMALLEST, places=1024, sources=256, leaves=2**14, tokens=4096, longest=256, widest=256)
+
 
 def roomy(number: int) -> int:
     """A little more, so that the next search fits as well: 4, 5, 6 or 7 times a power of 2."""
@@ -99,7 +74,8 @@ class Board:
 
     def __init__(self, decoder: Decoder, plan: Plan, need: Need) -> None:
         K, N, device = plan.beams, plan.search.n_best, plan.never.device
-        self.room, columns = need, need.places * K
+        columns = need.places * K
+        self.room = need
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
@@ -107,20 +83,18 @@ class Board:
         def exact(*shape: int) -> Tensor:
             return torch.zeros(*shape, device=device)
 
-        self.rows, self.read = whole(need.rows, steps.ROW), whole(need.rows, K)
-        self.counters, self.settings = whole(4), whole(2)  # next source, rows at work, sources; see `steps.likely`
+        self.rows = whole(need.rows, steps.ROW)
+        self.read = whole(need.rows, K)
+        self.counters = whole(4)
+        self.settings = whole(2)
         self.penalties = exact(need.longest + 2)
-        self.sources, self.lengths, self.counts = (
-            whole(need.sources, steps.SOURCE),
-            whole(need.sources),
-            whole(need.sources),
-        )
+        self.sources = whole(need.sources, steps.SOURCE)
+        self.lengths = whole(need.sources)
+        self.counts = whole(need.sources)
         self.sums = exact(need.sources, K)
-        self.scores, self.end_sums, self.pointers = (
-            exact(need.sources, N),
-            exact(need.sources, N),
-            whole(need.sources, N),
-        )
+        self.scores = exact(need.sources, N)
+        self.end_sums = exact(need.sources, N)
+        self.pointers = whole(need.sources, N)
         self.tokens = whole(need.leaves, K)
         self.parents = torch.zeros(need.leaves, K, dtype=torch.int8, device=device)
         self.ancestors = torch.zeros(2, columns if K > 1 else 1, dtype=torch.int8, device=device)
@@ -132,9 +106,10 @@ class Board:
 
     def begin(self, rows: Tensor, sources: Tensor, plan: Plan) -> None:
         """Nothing is written yet. Rows (R, 8) and sources (S, 4) are as `steps` has them."""
-        S, least = len(sources), max((rule.least for rule in plan.rules if isinstance(rule, MinLength)), default=0)
+        S = len(sources)
+        least = max((rule.least for rule in plan.rules if isinstance(rule, MinLength)), default=0)
         patience = plan.search.patience
-        enough = FOREVER if patience is None else round(patience * plan.beams)
+        enough = FOREVER if patience is None else min(FOREVER, round(patience * plan.beams))
         self.rows.fill_(-1)
         self.rows[: len(rows)] = rows
         self.sources[:S] = sources
@@ -152,8 +127,8 @@ class Board:
     def compact(self, size: int) -> None:
         """The rows that are at work come first."""
         order = (self.rows[:, 0] < 0).to(torch.uint8).argsort(stable=True)[:size]
-        rows, read = self.rows[order], self.read[order]
-        self.rows[:size], self.read[:size] = rows, read
+        self.rows[:size] = self.rows[order]
+        self.read[:size] = self.read[order]
 
     def beams(self, S: int) -> Beams:
         """As `search` has it, but in the place of tokens stands where the last of them is: (place + 1) * K + beam."""
@@ -178,10 +153,12 @@ class Lane:
     """One model, ready for searches of so many beams. One search at a time."""
 
     def __init__(self, model: Seq2Seq, plan: Plan) -> None:
-        self.twin = Twin(model, plan.never.tolist())
+        with alone(plan.never.device):
+            self.twin = Twin(model, plan.never)
         self.board: Board | None = None
         self.graphs: dict[int, Any] = {}
         self.pool: Any = None
+        self.stream: torch.cuda.Stream | None = None  # what is recorded in several could not share the pool
         self.busy = threading.Lock()
 
     def search(
@@ -192,27 +169,56 @@ class Lane:
         most: int,
         stop: Callable[[], None],
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """At most so many sources at work at once; `stop` may raise an error."""
+        """At most so many sources at work at once; `stop` may raise an error. Where memory is short after all, fewer
+        are taken together."""
         assert isinstance(model, Seq2Seq)
         order = sorted(range(len(jobs)), key=lambda place: (-jobs[place].limit, -len(jobs[place].source)))
-        device, held = plan.never.device, 0 if self.board is None else self.board.room.tokens
-        for lot in lots(order, jobs, max(held, room_for(self.twin.decoder, device))):
-            with self.busy, torch.no_grad(), on(device):
-                found = self._searched(model, [jobs[place] for place in lot], plan, most, stop)
-            yield from zip(lot, found, strict=True)
+        held = 0 if self.board is None else self.board.room.tokens
+        tokens = max(held, room_for(self.twin.decoder, plan.never.device))
+        waiting = deque(lots(order, jobs, tokens, MOST_LEAVES // plan.beams))
+        while waiting:
+            lot = waiting.popleft()
+            found = self._tried(model, [jobs[place] for place in lot], plan, most, stop)
+            if found is None:
+                most, half = max(1, min(most, len(lot)) // 2), len(lot) // 2
+                waiting.extendleft((lot[half:], lot[:half]))
+            else:
+                yield from zip(lot, found, strict=True)
+
+    def _tried(
+        self, model: Seq2Seq, jobs: Sequence[Job], plan: Plan, most: int, stop: Callable[[], None]
+    ) -> list[list[Hypothesis]] | None:
+        """None: there was no memory for so many."""
+        with self.busy, alone(plan.never.device):
+            try:
+                return self._searched(model, jobs, plan, most, stop)
+            except torch.OutOfMemoryError:
+                if len(jobs) == 1:
+                    raise
+            # Here, not above: an error that is being handled keeps alive all that was at work.
+            self._forget()
+            self.board = None
+            torch.cuda.empty_cache()
+            return None
 
     def _searched(
         self, model: Seq2Seq, jobs: Sequence[Job], plan: Plan, most: int, stop: Callable[[], None]
     ) -> list[list[Hypothesis]]:
-        held = 0 if self.board is None else self.board.room.rows  # its memory is no longer counted as free
-        rows = useful(jobs, max(most, held), plan.beams)
+        rows = useful(jobs, max(most, self._held(jobs)), plan.beams)
         size = fitting(rows)
         lot = Lot.of(jobs, rows, plan.never.device)
+        self.twin.take(model)
         board = self._board(model, replace(lot.need, rows=size), plan)
         self._read(lot, board)
         board.begin(lot.rows, lot.sources, plan)
         self._steps(board, size, plan, stop)
         return self._found(board, lot, plan)
+
+    def _held(self, jobs: Sequence[Job]) -> int:
+        """Rows that there is room for already: its memory is no longer counted as free."""
+        if self.board is None:
+            return 0
+        return min(self.board.room.rows, self.board.room.places // max(job.limit for job in jobs))
 
     def _board(self, model: Seq2Seq, need: Need, plan: Plan) -> Board:
         decoder = self.twin.decoder
@@ -221,8 +227,9 @@ class Lane:
         self.twin.encoder.reach(model.encoder, need.widest)
         if self.board is None or not need.within(self.board.room):
             self._forget()
+            more = need.rounded().with_room_for(LEAST if self.board is None else self.board.room)
             self.board = None  # its memory is needed
-            self.board = Board(decoder, plan, need.rounded())
+            self.board = Board(decoder, plan, more)
         return self.board
 
     def _forget(self) -> None:
@@ -268,17 +275,21 @@ class Lane:
             self.graphs[size] = self._recorded(board, size, plan)
 
     def _recorded(self, board: Board, size: int, plan: Plan) -> torch.cuda.CUDAGraph:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(board.rows.device)
+        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream(board.rows.device)
+        self.stream = torch.cuda.Stream(board.rows.device) if self.stream is None else self.stream
         self.pool = torch.cuda.graph_pool_handle() if self.pool is None else self.pool
-        stream.wait_stream(torch.cuda.current_stream(board.rows.device))
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(now)
+        with torch.cuda.stream(self.stream):
             # Other threads may go on with work of their own.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 self._step(board, size, plan)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(board.rows.device).wait_stream(stream)
+            except BaseException:
+                with suppress(RuntimeError):  # that it cannot be ended well is no news, and would hide what is
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        now.wait_stream(self.stream)
         return graph
 
     def _step(self, board: Board, size: int, plan: Plan) -> None:
@@ -361,7 +372,9 @@ class Lot:
         memory[order] = begins
         sources = np.stack([memory, widths, limits, before(limits)], 1)
         rows = np.zeros((size, steps.ROW), dtype=np.int64)
-        rows[:, 0], rows[:, 2], rows[:, 3:7] = np.arange(size), before(limits[:size]), sources[:size]
+        rows[:, 0] = np.arange(size)
+        rows[:, steps.ROOM.value] = before(limits[:size])
+        rows[:, steps.MEMORY.value : steps.TREE.value + 1] = sources[:size]
         need = Need(
             rows=size,
             places=int(limits[:size].sum()),
@@ -383,15 +396,17 @@ def brought(arrays: Sequence[Any], device: torch.device) -> list[Tensor]:
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
-def lots(order: Sequence[int], jobs: Sequence[Job], tokens: int) -> Iterator[list[int]]:
-    """As many sources as so many tokens have together, at least one."""
+def lots(order: Sequence[int], jobs: Sequence[Job], tokens: int, leaves: int) -> Iterator[list[int]]:
+    """As many sources as so many tokens have together, and whose targets may have so many; at least one."""
     lot: list[int] = []
-    total = 0
+    read = written = 0
     for place in order:
-        total += len(jobs[place].source)
-        if lot and total > tokens:
+        read += len(jobs[place].source)
+        written += jobs[place].limit
+        if lot and (read > tokens or written > leaves):
             yield lot
-            lot, total = [], len(jobs[place].source)
+            lot = []
+            read, written = len(jobs[place].source), jobs[place].limit
         lot.append(place)
     if lot:
         yield lot
@@ -410,9 +425,13 @@ def before(numbers: Any) -> Any:
     return np.cumsum(numbers) - numbers
 
 
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels are launched on the current GPU, which need not be the model's."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+@contextmanager
+def alone(device: torch.device) -> Iterator[None]:
+    """Kernels are launched on the current GPU, which need not be the model's. What is made in inference mode could not
+    be written outside of it, and a lane is kept for who comes next."""
+    on: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), on:
+        yield
 
 
 def useful(jobs: Sequence[Job], most: int, beams: int) -> int:

@@ -1,8 +1,9 @@
 """A model as the fast lane runs it: a few large products, and the kernels of `steps` between them. The encoder reads
 sources that lie end to end, the decoder takes a step of many beams.
 
-The numbers are those of `attent.nn.Stack`. Matrices that read the same input are laid side by side once; all others are
-the model's own. Which models can be run so, `refuses` tells; the search itself is `lane`'s.
+The numbers are those of `attent.nn.Stack`. Matrices that read the same input lie side by side, in memory that stays and
+is written anew for each search; all others are the model's own. Which models can be run so, `refuses` tells; the search
+itself is `lane`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as hooked
 
 from attent.models import Seq2Seq
 from attent.models.embedding import Embedding, Output
@@ -27,6 +29,7 @@ KNOWN = (Attention, Block, Dropout, Embedding, FeedForward, Output, Residual, St
 TORCH = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS = (16, 32, 64, 128)  # widths
+FEWEST_PLACES = 256  # that there are positions for
 ALIGNED = 8  # words: rows of logits that begin anywhere would be read one by one
 
 
@@ -34,19 +37,45 @@ def refuses(model: object) -> str | None:
     """Why a model cannot be run so, as the end of a sentence; None: it can."""
     if type(model) is not Seq2Seq:
         return f"it is a {type(model).__name__}"
-    stacks, parts = (model.encoder, model.decoder), list(model.modules())[1:]
-    changed = [part for part in parts if type(part) not in (*KNOWN, *TORCH) or part._forward_hooks]
-    if changed or any(part._forward_pre_hooks for part in parts):
+    parts = list(model.modules())[1:]
+    if model.training or any(part.training for part in parts):
+        return "it, or a part of it, is being trained"
+    if {"begin", "step"} & vars(model).keys() or any(is_changed(part) for part in parts) or is_watched(parts):
         return "a part of it was replaced, or is hooked"
-    dtype = model.output.weight.dtype
-    if dtype not in DTYPES or any(parameter.dtype != dtype for parameter in model.parameters()):
-        return "its numbers are not all of one format"
+    weights, first = list(model.parameters()), model.output.weight
+    if first.dtype not in DTYPES or any(one.dtype != first.dtype or one.device != first.device for one in weights):
+        return "its numbers are not all of one format and on one device"
+    if any(type(one) is not nn.Parameter for one in weights):
+        return "its weights are no plain ones"
+    stacks = (model.encoder, model.decoder)
     if not all(isinstance(stack.positions, Learned | Sinusoidal) and stack.config.window is None for stack in stacks):
         return "it has relative positions, or a window"
+    if not all(is_plain(block) for stack in stacks for block in stack.blocks):
+        return "a part of it is of another kind"
     attentions = [part for part in parts if isinstance(part, Attention)]
     if any(one.taps or not one.heads or one.head_width not in HEADS for one in attentions):
         return f"its heads are tapped, gone, or of a width other than {HEADS}"
-    return "it is being trained" if model.training else None
+    return None
+
+
+def is_changed(part: nn.Module) -> bool:
+    """Is it of a class of its own, or was it given a `forward` of its own?"""
+    return type(part) not in (*KNOWN, *TORCH) or "forward" in vars(part)
+
+
+def is_watched(parts: Sequence[nn.Module]) -> bool:
+    """Does somebody wait for a part to be called, or for anything?"""
+    if hooked._global_forward_hooks or hooked._global_forward_pre_hooks:
+        return True
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+
+
+def is_plain(block: Block) -> bool:
+    """Are sub-layers what they are called, and do layers that will lie side by side have biases together?"""
+    attentions = [one for one in (block.own, block.cross) if one is not None]
+    if type(block.feedforward) is not FeedForward or any(type(one) is not Attention for one in attentions):
+        return False
+    return all((one.query.bias is None) == (one.key.bias is None) == (one.value.bias is None) for one in attentions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +93,11 @@ class Linear:
         return cls(torch.cat([layer.weight.detach() for layer in layers]), bias)
 
     def take(self, *layers: nn.Linear) -> None:
-        """The layers were changed."""
+        """The layers may have been changed, also by those whom nothing counts: through `data`, or by a CUDA graph."""
         if len(layers) > 1:
-            self.weight.copy_(torch.cat([layer.weight.detach() for layer in layers]))
+            torch.cat([layer.weight.detach() for layer in layers], out=self.weight)
             if self.bias is not None:
-                self.bias.copy_(torch.cat([layer.bias.detach() for layer in layers]))
+                torch.cat([layer.bias.detach() for layer in layers], out=self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -100,7 +129,7 @@ class Norm:
         return cls(norm.weight.detach(), bias, norm.eps)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Heads:
     """What one attention is, besides its matrices."""
 
@@ -152,7 +181,6 @@ class Layer:
         )
 
     def take(self, block: Block) -> None:
-        """Its weights were changed."""
         self.qkv.take(block.own.query, block.own.key, block.own.value)
 
 
@@ -199,16 +227,17 @@ class Side:
         self.places = self.table.new_zeros(0, self.table.shape[1])
 
     def take(self, stack: Stack) -> None:
-        """Weights were changed, where they are."""
+        """Copies of weights are made anew, where they are."""
         for layer, block in zip(self.layers, stack.blocks, strict=True):
             layer.take(block)
-        self.places.copy_(self._places(stack.positions, len(self.places)))
+        if isinstance(stack.positions, Learned):
+            self.places.copy_(stack.positions.weight[: len(self.places)])
 
     def reach(self, stack: Stack, longest: int) -> bool:
         """Are there positions for so many tokens? If not, there are now, elsewhere."""
         if longest <= len(self.places):
             return True
-        self.places = self._places(stack.positions, max(longest, 2 * len(self.places)))
+        self.places = self._places(stack.positions, max(longest, 2 * len(self.places), FEWEST_PLACES))
         return False
 
     def _places(self, positions: Positions, longest: int) -> Tensor:
@@ -246,33 +275,34 @@ class Encoder(Side):
 class Decoder(Side):
     """Of beams side by side; `never` are words that it does not write."""
 
-    def __init__(self, model: Seq2Seq, never: Sequence[int]) -> None:
+    def __init__(self, model: Seq2Seq, never: Tensor) -> None:
         super().__init__(model.target_embedding, model.decoder)
         self.across = [Across.of(block.cross) for block in model.decoder.blocks]
-        self.never, self.output_scale = list(never), model.output.scale
-        self.output = self._output(model.output)
+        self.never = never.clone()
+        self.output_scale = model.output.scale
+        weight = model.output.weight.detach()
+        V, missing = len(weight), -len(weight) % ALIGNED
+        weight = weight.new_zeros(V + missing, weight.shape[1]) if missing else weight
+        self.output = Linear(weight, weight.new_full((V + missing,), float("-inf")))
+        self._take_output(model.output)
 
-    def take(self, stack: Stack) -> None:
-        super().take(stack)
-        for across, block in zip(self.across, stack.blocks, strict=True):
+    def take_all(self, model: Seq2Seq) -> None:
+        self.take(model.decoder)
+        for across, block in zip(self.across, model.decoder.blocks, strict=True):
             across.take(block.cross)
+        self._take_output(model.output)
 
-    def take_output(self, output: Output) -> None:
-        new = self._output(output)
-        for mine, other in ((self.output.weight, new.weight), (self.output.bias, new.bias)):
-            assert mine is not None
-            assert other is not None
-            if mine.data_ptr() != other.data_ptr():
-                mine.copy_(other)
-
-    def _output(self, output: Output) -> Linear:
+    def _take_output(self, output: Output) -> None:
         """The words that are never written have a bias of -inf, and so have those that fill up the last row."""
-        V, weight = output.weight.shape[0], output.weight.detach()
-        missing = -V % ALIGNED
-        bias = weight.new_zeros(V) if output.bias is None else output.bias.detach()
-        bias = F.pad(bias, (0, missing), value=float("-inf")).clone()
-        bias[self.never] = float("-inf")
-        return Linear(F.pad(weight, (0, 0, 0, missing)) if missing else weight, bias)
+        V, weight, bias = len(output.weight), self.output.weight, self.output.bias
+        assert bias is not None
+        if len(weight) > V:
+            weight[:V].copy_(output.weight)
+        if output.bias is None:
+            bias[:V].zero_()
+        else:
+            bias[:V].copy_(output.bias)
+        bias.index_fill_(0, self.never, float("-inf"))
 
     def remember(self, states: Tensor, kept: Sequence[Kept], at: int) -> None:
         """The keys and values of some sources' states (N, E), behind those of so many tokens."""
@@ -296,22 +326,19 @@ class Decoder(Side):
 class Twin:
     """Both sides of a model."""
 
-    def __init__(self, model: Seq2Seq, never: Sequence[int]) -> None:
+    def __init__(self, model: Seq2Seq, never: Tensor) -> None:
         self.encoder = Encoder(model.source_embedding, model.encoder)
         self.decoder = Decoder(model, never)
-        self.known = versions(model)
+        self.facts = facts(model)
 
     def fits(self, model: Seq2Seq) -> bool:
-        """Are the weights still at their places? If they were changed there, they are read again."""
-        now = versions(model)
-        if [place for place, _ in now] != [place for place, _ in self.known]:
-            return False
-        if now != self.known:
-            self.encoder.take(model.encoder)
-            self.decoder.take(model.decoder)
-            self.decoder.take_output(model.output)
-            self.known = now
-        return True
+        """Are the weights still at their places? What is recorded reads them there."""
+        return self.facts == facts(model)
+
+    def take(self, model: Seq2Seq) -> None:
+        """The weights as they are now."""
+        self.encoder.take(model.encoder)
+        self.decoder.take_all(model)
 
 
 def residuals(block: Block) -> Iterator[Residual]:
@@ -321,6 +348,12 @@ def residuals(block: Block) -> Iterator[Residual]:
     yield block.feedforward_residual
 
 
-def versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Where each weight lies, and how often it was written over."""
-    return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in model.parameters()]
+def facts(model: Seq2Seq) -> list[object]:
+    """Where each weight lies, and the numbers besides that become part of a recording."""
+    parts = list(model.modules())
+    return [
+        *(one.data_ptr() for one in model.parameters()),
+        *(Heads.of(part) for part in parts if isinstance(part, Attention)),
+        *(part.eps for part in parts if isinstance(part, nn.LayerNorm | nn.RMSNorm)),
+        *(part.scale for part in (model.source_embedding, model.target_embedding, model.output)),
+    ]

@@ -504,9 +504,13 @@ def check(end: int, max_length: int) -> None:
 
 
 def banned(start: int, end: int, never: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(unwritten(start, end, never), dtype=torch.int64, device=device)
+
+
+def unwritten(start: int, end: int, never: Sequence[int]) -> tuple[int, ...]:
     """No target holds the start, yet published Marian models would often write it."""
     tokens = {token for token in (start, *never) if token >= 0} - {end}  # below 0: a prompt is begun from
-    return torch.tensor(sorted(tokens), dtype=torch.int64, device=device)
+    return tuple(sorted(tokens))
 
 
 def may_ask(t: int, device: torch.device) -> bool:

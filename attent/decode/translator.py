@@ -133,7 +133,7 @@ class Translator:
     ) -> Translator:
         """The translator of a folder, ours or a Hugging Face Marian or T5 one; of several folders, an ensemble.
 
-        `dtype` None: bfloat16 on an NVIDIA GPU that computes in it, else float32.
+        `dtype` None: bfloat16 for our own engine on an NVIDIA GPU that computes in it, else float32.
         """
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
@@ -144,7 +144,8 @@ class Translator:
         tokenizers = [tokenizer_of(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
         where = best_device() if device is None else torch.device(device)
-        dtype = usual_dtype(where) if dtype is None else dtype
+        if dtype is None:  # CTranslate2 has formats of its own, and is made from the weights as they are
+            dtype = "float32" if engine == "ctranslate2" else usual_dtype(where)
         if dtype not in DTYPES:
             raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         model = models[0] if len(models) == 1 else Ensemble(models)
@@ -411,6 +412,7 @@ class Translator:
             make_rules=self._ruler.rules,
             stop=stop,
             record=self.record,
+            say=self.say,
         )
 
     @cached_property
@@ -708,5 +710,5 @@ def best_device() -> torch.device:
 
 def usual_dtype(device: torch.device) -> str:
     """Half of the bytes and many times the speed, where there are units for it; the numbers then have three digits."""
-    quick = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bfloat16" if quick else "float32"
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return "bfloat16" if nvidia and torch.cuda.get_device_capability(device) >= (8, 0) else "float32"

@@ -132,7 +132,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scal
     additive = visible if bias is None else hide(bias.to(q.dtype), visible)
     if additive is not None:  # kernels that take a mask do not share heads by themselves
         k, v = share_heads(k, H), share_heads(v, H)
-    if additive is not None and q.device.type == "cuda" and Tq <= FEW and not torch.is_grad_enabled():
+    if additive is not None and q.device.type == "cuda" and Tq <= FEW and not dropout and not torch.is_grad_enabled():
         out = few(q, k, v, additive, scale)
         return out.masked_fill(~mask.sees_something(B, Tq, Tk, q.device), 0)
     out = F.scaled_dot_product_attention(
@@ -152,6 +152,8 @@ def few(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tens
     """
     if additive.dtype == torch.bool:
         additive = torch.zeros_like(additive, dtype=torch.float32).masked_fill(~additive, float("-inf"))
+    if q.dtype == torch.float16:  # it ends at 65,504
+        q, scale = q * scale, 1.0
     scores = torch.add(additive, q @ k.transpose(-2, -1), alpha=scale)
     return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype) @ v
 

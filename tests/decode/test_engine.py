@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from attent.decode import lanes
 from attent.decode import search as searching
 from attent.decode.engine import Session, Stopped, TorchEngine, alike
 from attent.decode.options import Hypothesis, Job, Sampling, Search
@@ -152,9 +153,12 @@ def test_sources_of_like_length_are_taken_together_the_longest_first(monkeypatch
     monkeypatch.setattr("attent.decode.engine.SHORT", 8)
     lengths = [3, 70, 9, 31, 8, 30, 16, 1, 15]
     some = [Job(source=[3] * length) for length in lengths]
-    assert [[lengths[place] for place in group] for group in alike(some)] == [[70], [31, 30, 16], [15, 9, 8, 3, 1]]
+    all_of_them = range(len(some))
+    groups = [[lengths[place] for place in group] for group in alike(some, all_of_them)]
+    assert groups == [[70], [31, 30, 16], [15, 9, 8, 3, 1]]
+    assert [[lengths[place] for place in group] for group in alike(some, {1, 3, 7})] == [[70], [31], [1]]
     monkeypatch.setattr("attent.decode.engine.SHORT", 100)
-    assert [len(group) for group in alike(some)] == [9]
+    assert [len(group) for group in alike(some, all_of_them)] == [9]
 
 
 def test_the_pad_behind_short_sources_is_told_by_lengths() -> None:
@@ -302,6 +306,56 @@ def test_groups_give_no_text_twice_and_the_best_first(diversity: float) -> None:
     assert different[0] != different[1]
     if diversity >= 0.5:  # who pays little goes another's way to the end
         assert all(len(got) == 6 for job, got in zip(some, found, strict=True) if job.limit > 8)
+
+
+# --- the lane --------------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A lane that finds two, and then no compiler, or no memory."""
+
+    def __init__(self, found: Sequence[list[Hypothesis]], error: Exception) -> None:
+        self.found, self.error = found, error
+
+    def search(self, *_: Any) -> Iterator[tuple[int, list[Hypothesis]]]:
+        yield from ((place, self.found[place]) for place in (4, 0))
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "again"), [(RuntimeError("no C compiler\nat all"), False), (torch.OutOfMemoryError("full"), True)]
+)
+def test_what_the_lane_leaves_is_found_all_the_same(
+    error: Exception, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Seq2Seq(Seq2SeqConfig(vocab=30, encoder=STACK, decoder=decoder_of(STACK), start=START, end=END)).eval()
+    some, search = jobs(6), Search(beam_size=2)
+    wanted = searched(engine(model, 3), some, search)
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes, "lane_of", lambda *_: Failing(wanted, error))
+        got = searched(engine(model, 3, say=said.append), some, search)
+    assert [texts(one) for one in got] == [texts(one) for one in wanted]
+    assert (got[0], got[4]) == (wanted[0], wanted[4])
+    (sentence,) = said
+    assert sentence.startswith(f"our own kernels fail here ({type(error).__name__}: {str(error).splitlines()[0]});")
+    assert (model not in lanes.FAILED) == again
+
+
+def test_a_lane_that_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "lane_of", lambda *_: Failing([[]] * 6, Stopped()))
+    with pytest.raises(Stopped):
+        searched(engine(Toy(6, 1.0), 3), jobs(6), Search())
+
+
+def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
+    """Of sources and targets that have nothing to do with one another, too; 1,000 tokens find room here."""
+    one = engine(Toy(6, 1.0), 1, batch_size=lambda source, target, beams: max(1, 1000 // (source + target)))
+    short = [Job(source=[3] * 90, limit=10)] * 2000
+    assert one._most(short, 1) == 10
+    assert one._most([*short, *[Job(source=[3], limit=99)] * 500], 1) == 10
+    assert one._most([Job(source=[3], limit=499), *[Job(source=[3], limit=9)] * 500], 1) == 50
+    assert one._most([Job(source=[3], limit=5000)], 1) == 1
 
 
 # --- a session by itself ---------------------------------------------------------------------------------------------

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from attent.decode import force
+from attent.cli.score import Flags
+from attent.cli.scoring import scored
+from attent.decode import force, translator
 from attent.decode.force import Forced, ForceError, encoded, forced, log_probs_of_ids, perplexity
 from attent.interop.ctranslate2 import never_written
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import decoder_of
 from attent.nn import LearnedConfig, StackConfig
 from attent.train.choose import for_tokenizer
+from attent.train.loop import write_model
 from tests.text.corpus import lines, tokenizer
 
 STACK = StackConfig(layers=2, width=16, heads=2, inner=24, dropout=0.5)
@@ -125,3 +129,20 @@ def test_what_does_not_belong_together_is_refused() -> None:
         forced(made(), tokenizer(), ["a"], ["a", "b"])
     with pytest.raises(ForceError, match="`batch_tokens` must be 2 or more, but is 1"):
         forced(made(), tokenizer(), ["a"], ["a"], batch_tokens=1)
+
+
+def test_a_command_that_measures_has_all_digits_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made().float().eval()
+    write_model(tmp_path / "model", model, tokenizer())
+    pairs = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCES, TARGETS, strict=True))
+    (tmp_path / "test.tsv").write_text(pairs, encoding="utf-8")
+    monkeypatch.setattr(translator, "usual_dtype", lambda device: "bfloat16")
+    flags = Flags(src="en", tgt="de", force=True, device="cpu")
+    wanted = sum(one.log_prob for one in forced(model, tokenizer(), SOURCES, TARGETS, to="de"))
+    for dtype, exact in ((None, True), ("bfloat16", False)):
+        found = scored(tmp_path / "model", [str(tmp_path / "test.tsv")], replace(flags, dtype=dtype)).forced
+        assert found is not None
+        difference = abs(sum(one.log_prob for one in found) - wanted)
+        assert (difference < 1e-4) == exact

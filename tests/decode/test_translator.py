@@ -463,10 +463,26 @@ def test_folders_are_loaded_one_or_several(here: Translator, model: Seq2Seq, tmp
 
 
 def test_the_numbers_are_short_where_a_gpu_is_quick_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for quick, wanted in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, quick=quick: quick)
-        assert translator.usual_dtype(torch.device("cuda")) == wanted
-        assert translator.usual_dtype(torch.device("cpu")) == "float32"
+    capabilities = {"cuda:0": (7, 5), "cuda:1": (9, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
+    assert translator.usual_dtype(torch.device("cuda:0")) == "float32"
+    assert translator.usual_dtype(torch.device("cuda:1")) == "bfloat16"
+    assert translator.usual_dtype(torch.device("cpu")) == "float32"
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert translator.usual_dtype(torch.device("cuda:1")) == "float32"
+
+
+def test_what_is_converted_has_all_its_digits(
+    here: Translator, model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "one", model.float(), here.tokenizer)
+    model.double()
+    monkeypatch.setattr(translator, "usual_dtype", lambda device: "bfloat16")
+    formats = {
+        engine: next(Translator.load(tmp_path / "one", device="cpu", engine=engine).model.parameters()).dtype
+        for engine in (None, "torch", "ctranslate2")
+    }
+    assert formats == {None: torch.bfloat16, "torch": torch.bfloat16, "ctranslate2": torch.float32}
 
 
 def test_no_text_has_more_tokens_than_it_is_thought_to(here: Translator) -> None:

@@ -4,10 +4,8 @@ ancestors, attention at sources laid end to end, the likeliest words, and the be
 The state of a search stays on the GPU, and nothing waits for the host: a row of beams whose source is done takes the
 next source by itself. How the parts go together is `attent.decode.lane`'s; each rule is that of `attent.decode.search`.
 
-A row is (source, tokens written, first place of its cache, first token and tokens of its memory, most tokens, first
-place of its tree, places up to which all its beams have the same ancestors); the source is -1 where there is none. A
-place has a column for each beam. In the tree stand the token that each beam wrote at each place, and the beam that it
-went on from.
+A row is a source and how far its beams are, in eight numbers that are named below. A place has a column for each beam.
+In the tree stand the token that each beam wrote at each place, and the beam that it went on from.
 """
 
 from __future__ import annotations
@@ -19,8 +17,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROW = 8  # numbers of a row
-SOURCE = 4  # of a source: its first token and tokens in the memory, most tokens of its target, first place of its tree
+ROW = 8  # numbers of a row: the source, -1 where there is none, and
+LENGTH = tl.constexpr(1)  # tokens written
+ROOM = tl.constexpr(2)  # first place of its cache
+MEMORY = tl.constexpr(3)  # first token of its source among all
+TOKENS = tl.constexpr(4)  # of its source
+LIMIT = tl.constexpr(5)  # most tokens
+TREE = tl.constexpr(6)  # first place of its tree
+ALIKE = tl.constexpr(7)  # places up to which all its beams have the same ancestors
+SOURCE = 4  # numbers of a source: MEMORY to TREE of a row that takes it
+WIDE_ROW = tl.constexpr(ROW)
+WIDE_SOURCE = tl.constexpr(SOURCE)
+NEXT = tl.constexpr(0)  # counters: the next source,
+AT_WORK = tl.constexpr(1)  # rows that have a source,
+SOURCES = tl.constexpr(2)  # all sources
+LEAST = tl.constexpr(0)  # settings: tokens before an end is allowed,
+ENOUGH = tl.constexpr(1)  # ends to wait for
 GROUP = 64  # words that are first looked at by their best alone
 CHUNK = 32  # groups that one program surveys
 COLUMNS = 16  # that queries meet at once; of 16, 32 and 64, with one warp or two, the fastest on an H200
@@ -134,12 +146,12 @@ def candidates(beams: int) -> int:
 # --- beams -----------------------------------------------------------------------------------------------------------
 
 
-class Board(Protocol):
+class State(Protocol):
     """The state of a search; `attent.decode.lane` has it."""
 
     sources: Tensor  # (S, 4)
-    counters: Tensor  # the next source, rows at work, sources that there are
-    settings: Tensor  # tokens before an end is allowed, ends to wait for
+    counters: Tensor
+    settings: Tensor
     penalties: Tensor  # of each length
     ancestors: Tensor
     sums: Tensor  # (S, K) of log-probabilities
@@ -152,19 +164,21 @@ class Board(Protocol):
     parents: Tensor  # (leaves, K)
 
 
-def turn(board: Board, rows: Tensor, read: Tensor, ids: Tensor, gains: Tensor, start: int, end: int) -> None:
+def turn(state: State, rows: Tensor, read: Tensor, ids: Tensor, gains: Tensor, start: int, end: int) -> None:
     """With the likeliest words of each beam (R * K, C), the next turn of every row; all that follows is written."""
-    K, N, C = read.shape[1], board.scores.shape[1], ids.shape[1]
+    K = read.shape[1]
+    N = state.scores.shape[1]
+    C = ids.shape[1]
     _turn[(len(rows),)](
-        rows, board.sources, board.counters, board.settings, board.penalties, ids, gains, read, board.ancestors,
-        board.ancestors.shape[1], board.sums, board.lengths, board.counts, board.scores, board.end_sums,
-        board.pointers, board.tokens, board.parents, start, end,
+        rows, state.sources, state.counters, state.settings, state.penalties, ids, gains, read, state.ancestors,
+        state.ancestors.shape[1], state.sums, state.lengths, state.counts, state.scores, state.end_sums,
+        state.pointers, state.tokens, state.parents, start, end,
         K, power(K), C, power(C), N, power(N), 32, num_warps=1,
     )  # fmt: skip
 
 
 def traced(pointers: Tensor, sources: Tensor, tokens: Tensor, parents: Tensor, longest: int) -> Tensor:
-    """The tokens that lead to each pointer (S, N): (S * N, longest); what stands behind them is nothing."""
+    """The tokens that lead to each pointer (S, N): (S * N, longest); what stands behind them is not written at all."""
     S, N = pointers.shape
     out = torch.empty(S * N, longest, dtype=torch.int32, device=pointers.device)
     _trace[(triton.cdiv(S * N, 32),)](
@@ -179,9 +193,9 @@ def traced(pointers: Tensor, sources: Tensor, tokens: Tensor, parents: Tensor, l
 @triton.jit
 def _embed(Tokens, Rows, Table, Places, Out, scale, width, K: tl.constexpr, E: tl.constexpr):
     beam = tl.program_id(0)
-    row = Rows + beam // K * 8
+    row = Rows + beam // K * WIDE_ROW
     if tl.load(row) >= 0:
-        length = tl.load(row + 1)
+        length = tl.load(row + LENGTH)
         token = tl.load(Tokens + beam).to(tl.int64)
         e = tl.arange(0, E)
         x = tl.load(Table + token * width + e, mask=e < width, other=0.0).to(tl.float32) * scale
@@ -219,7 +233,8 @@ def _met(q, Keys, Values, place, read, seen, top, mass, sums, scale):
     score = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
     score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(top, tl.max(score, 1))
-    fade, weight = tl.exp(top - higher), tl.exp(score - higher[:, None])
+    fade = tl.exp(top - higher)
+    weight = tl.exp(score - higher[:, None])
     sums = tl.dot(weight.to(values.dtype), values, sums * fade[:, None], input_precision="ieee")
     return higher, mass * fade + tl.sum(weight, 1), sums
 
@@ -232,11 +247,16 @@ def _look_back(
     """Each beam has its own new column to begin with. Up to some place all have the same ancestors: a column for each.
     From there on all beams meet all columns, but see those of their own ancestors alone; what is nobody's is not
     read."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    if tl.load(Rows + row * 8) >= 0:
-        length, room = tl.load(Rows + row * 8 + 1), tl.load(Rows + row * 8 + 2)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    facts = Rows + row * WIDE_ROW
+    if tl.load(facts) >= 0:
+        length = tl.load(facts + LENGTH)
+        room = tl.load(facts + ROOM)
         shared = head // (H // HKV)
-        beam, d, c = tl.arange(0, KP), tl.arange(0, D), tl.arange(0, BLOCK)
+        beam = tl.arange(0, KP)
+        d = tl.arange(0, D)
+        c = tl.arange(0, BLOCK)
         real = (beam < K)[:, None]
         new = QKV + (row * K + beam).to(tl.int64)[:, None] * ((H + 2 * HKV) * D) + d[None, :]
         q = tl.load(new + head * D, mask=real, other=0.0)
@@ -250,10 +270,10 @@ def _look_back(
         top = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
         mass = tl.full((KP,), 1.0, tl.float32)
         sums = value.to(tl.float32)
-        whose = Ancestors + (length % 2) * columns.to(tl.int64) + room.to(tl.int64) * K
+        whose = Ancestors + (length % 2).to(tl.int64) * columns + room.to(tl.int64) * K
         alike = length
         if K > 1:
-            alike = tl.load(Rows + row * 8 + 7)
+            alike = tl.load(facts + ALIKE)
         for first in range(0, alike, BLOCK):
             read = first + c < alike
             column = (first + c) * K
@@ -280,10 +300,15 @@ def _look_across(
     H: tl.constexpr, HKV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The beams of a row share what they look at."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    if tl.load(Rows + row * 8) >= 0:
-        begin, length = tl.load(Rows + row * 8 + 3), tl.load(Rows + row * 8 + 4)
-        beam, d, t = tl.arange(0, KP), tl.arange(0, D), tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    facts = Rows + row * WIDE_ROW
+    if tl.load(facts) >= 0:
+        begin = tl.load(facts + MEMORY)
+        length = tl.load(facts + TOKENS)
+        beam = tl.arange(0, KP)
+        d = tl.arange(0, D)
+        t = tl.arange(0, BLOCK)
         real = (beam < K)[:, None]
         mine = (row * K + beam).to(tl.int64)[:, None] * (H * D) + head * D + d[None, :]
         keys = Memory + begin.to(tl.int64) * (2 * HKV * D) + head // (H // HKV) * D
@@ -304,11 +329,14 @@ def _look_around(
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one source at all of it."""
-    source, head, first_query = tl.program_id(0), tl.program_id(1), tl.program_id(2) * QUERIES
+    source = tl.program_id(0)
+    head = tl.program_id(1)
+    first_query = tl.program_id(2) * QUERIES
     length = tl.load(Lengths + source)
     if first_query < length:
         at = first_query + tl.arange(0, QUERIES)
-        d, t = tl.arange(0, D), tl.arange(0, BLOCK)
+        d = tl.arange(0, D)
+        t = tl.arange(0, BLOCK)
         wide = (H + 2 * HKV) * D
         begin = tl.load(Begins + source).to(tl.int64)
         mine = QKV + begin * wide
@@ -327,10 +355,11 @@ def _look_around(
 
 @triton.jit
 def _ranked(values, places):
-    """Whole numbers that are greater where the value is, and of equal ones where the place is lower."""
+    """Whole numbers that are greater where the value is, and of equal ones where the place is lower. A place may be a
+    constant: Triton makes one of every whole number that it is given as 1, and constants have no `to`."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
+    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - places)
 
 
 @triton.jit
@@ -344,8 +373,9 @@ def _survey(
     K: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Of each group of words its best, without the end; of the chunk what the sum of all probabilities needs."""
-    beam, chunk = tl.program_id(0), tl.program_id(1)
-    if tl.load(Rows + beam // K * 8) >= 0:
+    beam = tl.program_id(0)
+    chunk = tl.program_id(1)
+    if tl.load(Rows + beam // K * WIDE_ROW) >= 0:
         group = chunk * GROUPS + tl.arange(0, GROUPS)
         word = group[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
         logits = tl.load(Logits + beam.to(tl.int64) * V + word, mask=word < V, other=float("-inf")).to(tl.float32)
@@ -356,7 +386,7 @@ def _survey(
         peaks = tl.max(tl.where(word == end, float("-inf"), logits), 1)
         tl.store(Peaks + beam.to(tl.int64) * (tl.num_programs(1) * GROUPS) + group, peaks)
         part = Parts + (beam * tl.num_programs(1) + chunk) * 2
-        tl.store(part, calm)
+        tl.store(part, top)
         tl.store(part + 1, mass)
 
 
@@ -368,7 +398,7 @@ def _pick(
 ):  # fmt: skip
     """The best words lie in the groups whose own best are the best. The end has no group: it stands by itself."""
     beam = tl.program_id(0)
-    row = Rows + beam // K * 8
+    row = Rows + beam // K * WIDE_ROW
     if tl.load(row) >= 0:
         lowest = tl.full((), -(2**63), tl.int64)
         chunk = tl.arange(0, CHUNKS)
@@ -378,7 +408,8 @@ def _pick(
         top = tl.max(tops, 0)
         total = top + tl.log(tl.sum(masses * tl.exp(tops - top), 0))
 
-        group, nth = tl.arange(0, GROUPS), tl.arange(0, NEARP)
+        group = tl.arange(0, GROUPS)
+        nth = tl.arange(0, NEARP)
         peaks = tl.load(Peaks + beam.to(tl.int64) * groups + group, mask=group < groups, other=0.0)
         ranks = tl.where(group < groups, _ranked(peaks, group), lowest)
         nearest = tl.zeros((NEARP,), tl.int64)
@@ -393,10 +424,11 @@ def _pick(
         there = (nth < NEAR)[:, None] & (word < V) & (word != end)
         logits = tl.load(mine + word, mask=there, other=0.0).to(tl.float32)
         ranks = tl.where(there, _ranked(logits, word), lowest)
-        allowed = tl.load(row + 1) >= tl.load(Settings)
+        allowed = tl.load(row + LENGTH) >= tl.load(Settings + LEAST)
         last = tl.where(allowed, tl.load(mine + end).to(tl.float32), float("-inf"))
         ended = _ranked(last, end)
-        rank, likeliest = tl.arange(0, CP), tl.zeros((CP,), tl.int64)
+        rank = tl.arange(0, CP)
+        likeliest = tl.zeros((CP,), tl.int64)
         for i in range(C):
             best = tl.maximum(tl.max(tl.max(ranks, 1), 0), ended)
             ranks = tl.where(ranks == best, lowest, ranks)
@@ -419,116 +451,159 @@ def _turn(
     """One source: the best continuations of its beams, which of them end, which go on, and whether any can still win.
     Behind the last one the row takes the next source. One warp: what is read before is written over after."""
     number = tl.program_id(0)
-    row = Rows + number * 8
+    row = Rows + number * WIDE_ROW
     source = tl.load(row)
     if source >= 0:
-        lowest = tl.full((), -(2**63), tl.int64)
-        length, room, limit, tree = tl.load(row + 1), tl.load(row + 2), tl.load(row + 5), tl.load(row + 6)
-        beam, rank, nth = tl.arange(0, KP), tl.arange(0, CP), tl.arange(0, NP)
+        length = tl.load(row + LENGTH)
+        limit = tl.load(row + LIMIT)
+        beam = tl.arange(0, KP)
+        nth = tl.arange(0, NP)
         sums = Sums + source * K
-        ids, gains = Ids + number * (K * C), Gains + number * (K * C)
+        parent, token, total = _continued(Ids + number * (K * C), Gains + number * (K * C), sums, K, KP, C, CP)
+        possible = (tl.arange(0, CP) < C) & (total > float("-inf"))
+        ends = possible & (token == end) & (tl.arange(0, CP) < K)
+        new_parent, new_token, new_sum = _going(parent, token, total, possible & (token != end), end, KP, C, CP)
 
-        place = beam[:, None] * C + rank[None, :]
-        inside = (beam < K)[:, None] & (rank < C)[None, :]
-        before = tl.load(sums + beam, mask=beam < K, other=float("-inf"))
-        ranks = before[:, None] + tl.load(gains + place, mask=inside, other=float("-inf"))
-        ranks = tl.where(inside, _ranked(ranks, place), lowest)
-        order = tl.zeros((CP,), tl.int64)
-        for i in range(C):
-            best = tl.max(tl.max(ranks, 1), 0)
-            ranks = tl.where(ranks == best, lowest, ranks)
-            order = tl.where(rank == i, best, order)
-        chosen = tl.where(rank < C, _place(order), 0)
-        parent = chosen // C
-        token = tl.load(ids + chosen, mask=rank < C, other=0)
-        total = tl.load(sums + parent, mask=rank < C, other=float("-inf"))
-        total += tl.load(gains + chosen, mask=rank < C, other=float("-inf"))
-
-        possible = (rank < C) & (total > float("-inf"))
-        ends = possible & (token == end) & (rank < K)
-        goes = possible & (token != end)
-        going = tl.sum(goes.to(tl.int32), 0)
-        behind = tl.cumsum(((rank < C) & (goes == 0)).to(tl.int32), 0) + going
-        to = tl.where(goes, tl.cumsum(goes.to(tl.int32), 0), behind) - 1
-        mine = (to[None, :] == beam[:, None]) & (rank < C)[None, :]
-        alive = mine & goes[None, :]
-        new_parent = tl.sum(tl.where(mine, parent[None, :], 0), 1)
-        new_token = tl.sum(tl.where(mine, tl.where(goes, token, end)[None, :], 0), 1)
-        new_sum = tl.sum(tl.where(alive, total[None, :], 0.0), 1)
-        new_sum = tl.where(tl.sum(alive.to(tl.int32), 1) > 0, new_sum, float("-inf"))
-
-        pool = source * N + nth
-        old = tl.load(Scores + pool, mask=nth < N, other=float("-inf"))
+        old = tl.load(Scores + source * N + nth, mask=nth < N, other=float("-inf"))
         ended = tl.sum(ends.to(tl.int32), 0)
         if ended > 0:
             score = tl.div_rn(total, tl.load(Penalties + length + 1) + tl.zeros((CP,), tl.float32))
-            kept_ranks = tl.where(nth < N, _ranked(old, nth), lowest)
-            new_ranks = tl.where(ends, _ranked(score, NP + rank), lowest)
-            ranking = tl.zeros((NP,), tl.int64)
-            for i in range(N):
-                best = tl.maximum(tl.max(kept_ranks, 0), tl.max(new_ranks, 0))
-                kept_ranks = tl.where(kept_ranks == best, lowest, kept_ranks)
-                new_ranks = tl.where(new_ranks == best, lowest, new_ranks)
-                ranking = tl.where(nth == i, best, ranking)
-            kept = _place(ranking)
-            stays = (nth < N) & (kept < NP)
-            comes = (kept[:, None] - NP == rank[None, :]) & ends[None, :] & (nth < N)[:, None]
-            old_sum = tl.load(EndSums + source * N + kept, mask=stays, other=0.0)
-            old_score = tl.load(Scores + source * N + kept, mask=stays, other=0.0)
-            old_pointer = tl.load(Pointers + source * N + kept, mask=stays, other=0)
+            pools = source * N
             pointer = length * K + parent
-            tl.debug_barrier()
-            old = tl.where(stays, old_score, tl.sum(tl.where(comes, score[None, :], 0.0), 1))
-            tl.store(Scores + pool, old, mask=nth < N)
-            end_sum = tl.where(stays, old_sum, tl.sum(tl.where(comes, total[None, :], 0.0), 1))
-            tl.store(EndSums + pool, end_sum, mask=nth < N)
-            pointer = tl.where(stays, old_pointer, tl.sum(tl.where(comes, pointer[None, :], 0), 1))
-            tl.store(Pointers + pool, pointer, mask=nth < N)
+            old = _put_aside(
+                Scores + pools, EndSums + pools, Pointers + pools, old, ends, score, total, pointer, N, NP, CP
+            )
 
         count = tl.load(Counts + source) + ended
         worst = tl.max(tl.where(nth == N - 1, old, float("-inf")), 0)
         hope = tl.div_rn(tl.max(tl.where(beam < K, new_sum, float("-inf")), 0), tl.load(Penalties + limit))
-        done = (length + 1 >= limit) | (hope <= worst) | (count >= tl.load(Settings + 1))
+        done = (length + 1 >= limit) | (hope <= worst) | (count >= tl.load(Settings + ENOUGH))
         tl.debug_barrier()
         tl.store(sums + beam, new_sum, mask=beam < K)
         tl.store(Lengths + source, length + 1)
         tl.store(Counts + source, count)
-        leaf = (tree + length) * K + beam
+        leaf = (tl.load(row + TREE) + length) * K + beam
         tl.store(Tokens + leaf, new_token, mask=beam < K)
         tl.store(Parents + leaf, new_parent.to(tl.int8), mask=beam < K)
 
+        read = Read + number * K + beam
         if done:
-            following = tl.atomic_add(Counters, 1)
-            if following < tl.load(Counters + 2):
-                tl.store(row, following)
-                tl.store(row + 1, 0)
-                tl.store(row + 7, 0)
-                tl.store(row + 3, tl.load(Sources + following * 4))
-                tl.store(row + 4, tl.load(Sources + following * 4 + 1))
-                tl.store(row + 5, tl.load(Sources + following * 4 + 2))
-                tl.store(row + 6, tl.load(Sources + following * 4 + 3))
-                tl.store(Read + number * K + beam, start + tl.zeros((KP,), tl.int32), mask=beam < K)
-            else:
-                tl.store(row, -1)
-                tl.atomic_add(Counters + 1, -1)
+            _take_next(row, Sources, Counters)
+            tl.store(read, start + tl.zeros((KP,), tl.int32), mask=beam < K)
         else:
-            tl.store(row + 1, length + 1)
-            tl.store(Read + number * K + beam, new_token, mask=beam < K)
+            tl.store(row + LENGTH, length + 1)
+            tl.store(read, new_token, mask=beam < K)
             if K > 1:
-                now = Ancestors + (length % 2) * columns.to(tl.int64)
-                after = Ancestors + ((length + 1) % 2) * columns.to(tl.int64)
-                alike = length + 1
-                for first in range(0, length + 1, BLOCK):
-                    t = first + tl.arange(0, BLOCK)
-                    column = ((room + t) * K)[:, None]
-                    seen = (t < length)[:, None] & (beam < K)[None, :]
-                    whose = tl.load(now + column + new_parent[None, :], mask=seen, other=0)
-                    whose = tl.where((t == length)[:, None], new_parent[None, :].to(tl.int8), whose)
-                    tl.store(after + column + beam[None, :], whose, mask=(t <= length)[:, None] & (beam < K)[None, :])
-                    whose = tl.where((beam < K)[None, :], whose.to(tl.int32), tl.max(whose.to(tl.int32), 1)[:, None])
-                    differ = (tl.max(whose, 1) != tl.min(whose, 1)) & (t <= length)
-                    alike = tl.minimum(alike, tl.min(tl.where(differ, t, alike), 0))
-                tl.store(row + 7, alike)
+                _descend(row, Ancestors, columns, length, new_parent, K, KP, BLOCK)
+
+
+@triton.jit
+def _continued(ids, gains, sums, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
+    """The C best continuations of all beams, the best first: the beam, the token and the sum of each."""
+    lowest = tl.full((), -(2**63), tl.int64)
+    beam = tl.arange(0, KP)
+    rank = tl.arange(0, CP)
+    place = beam[:, None] * C + rank[None, :]
+    inside = (beam < K)[:, None] & (rank < C)[None, :]
+    before = tl.load(sums + beam, mask=beam < K, other=float("-inf"))
+    ranks = before[:, None] + tl.load(gains + place, mask=inside, other=float("-inf"))
+    ranks = tl.where(inside, _ranked(ranks, place), lowest)
+    order = tl.zeros((CP,), tl.int64)
+    for i in range(C):
+        best = tl.max(tl.max(ranks, 1), 0)
+        ranks = tl.where(ranks == best, lowest, ranks)
+        order = tl.where(rank == i, best, order)
+    chosen = tl.where(rank < C, _place(order), 0)
+    parent = chosen // C
+    token = tl.load(ids + chosen, mask=rank < C, other=0)
+    total = tl.load(sums + parent, mask=rank < C, other=float("-inf"))
+    total += tl.load(gains + chosen, mask=rank < C, other=float("-inf"))
+    return parent, token, total
+
+
+@triton.jit
+def _going(parent, token, total, goes, end, KP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
+    """The beams from here: the first of those that go on, and where these are too few, empty ones."""
+    beam = tl.arange(0, KP)
+    rank = tl.arange(0, CP)
+    going = tl.sum(goes.to(tl.int32), 0)
+    behind = tl.cumsum(((rank < C) & (goes == 0)).to(tl.int32), 0) + going
+    to = tl.where(goes, tl.cumsum(goes.to(tl.int32), 0), behind) - 1
+    mine = (to[None, :] == beam[:, None]) & (rank < C)[None, :]
+    alive = mine & goes[None, :]
+    new_parent = tl.sum(tl.where(mine, parent[None, :], 0), 1)
+    new_token = tl.sum(tl.where(mine, tl.where(goes, token, end)[None, :], 0), 1)
+    new_sum = tl.sum(tl.where(alive, total[None, :], 0.0), 1)
+    new_sum = tl.where(tl.sum(alive.to(tl.int32), 1) > 0, new_sum, float("-inf"))
+    return new_parent, new_token, new_sum
+
+
+@triton.jit
+def _put_aside(
+    Scores, EndSums, Pointers, old, ends, score, total, pointer, N: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr
+):
+    """The N best of what had ended and what ends now; of equals what was there first. Their scores."""
+    lowest = tl.full((), -(2**63), tl.int64)
+    rank = tl.arange(0, CP)
+    nth = tl.arange(0, NP)
+    kept_ranks = tl.where(nth < N, _ranked(old, nth), lowest)
+    new_ranks = tl.where(ends, _ranked(score, NP + rank), lowest)
+    ranking = tl.zeros((NP,), tl.int64)
+    for i in range(N):
+        best = tl.maximum(tl.max(kept_ranks, 0), tl.max(new_ranks, 0))
+        kept_ranks = tl.where(kept_ranks == best, lowest, kept_ranks)
+        new_ranks = tl.where(new_ranks == best, lowest, new_ranks)
+        ranking = tl.where(nth == i, best, ranking)
+    kept = _place(ranking)
+    stays = (nth < N) & (kept < NP)
+    comes = (kept[:, None] - NP == rank[None, :]) & ends[None, :] & (nth < N)[:, None]
+    old_score = tl.load(Scores + kept, mask=stays, other=0.0)
+    old_sum = tl.load(EndSums + kept, mask=stays, other=0.0)
+    old_pointer = tl.load(Pointers + kept, mask=stays, other=0)
+    tl.debug_barrier()
+    best_scores = tl.where(stays, old_score, tl.sum(tl.where(comes, score[None, :], 0.0), 1))
+    tl.store(Scores + nth, best_scores, mask=nth < N)
+    end_sum = tl.where(stays, old_sum, tl.sum(tl.where(comes, total[None, :], 0.0), 1))
+    tl.store(EndSums + nth, end_sum, mask=nth < N)
+    best_pointers = tl.where(stays, old_pointer, tl.sum(tl.where(comes, pointer[None, :], 0), 1))
+    tl.store(Pointers + nth, best_pointers, mask=nth < N)
+    return best_scores
+
+
+@triton.jit
+def _take_next(row, Sources, Counters):
+    """The row begins with the next source, or is at rest."""
+    following = tl.atomic_add(Counters + NEXT, 1)
+    if following < tl.load(Counters + SOURCES):
+        tl.store(row, following)
+        tl.store(row + LENGTH, 0)
+        tl.store(row + ALIKE, 0)
+        for fact in tl.static_range(MEMORY, TREE + 1):
+            tl.store(row + fact, tl.load(Sources + following * WIDE_SOURCE + fact - MEMORY))
+    else:
+        tl.store(row, -1)
+        tl.atomic_add(Counters + AT_WORK, -1)
+
+
+@triton.jit
+def _descend(row, Ancestors, columns, length, new_parent, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr):
+    """Each beam has the ancestors of the one that it goes on from, and that one."""
+    beam = tl.arange(0, KP)
+    room = tl.load(row + ROOM)
+    now = Ancestors + (length % 2).to(tl.int64) * columns
+    after = Ancestors + ((length + 1) % 2).to(tl.int64) * columns
+    alike = length + 1
+    for first in range(0, length + 1, BLOCK):
+        t = first + tl.arange(0, BLOCK)
+        column = ((room + t) * K)[:, None]
+        seen = (t < length)[:, None] & (beam < K)[None, :]
+        whose = tl.load(now + column + new_parent[None, :], mask=seen, other=0)
+        whose = tl.where((t == length)[:, None], new_parent[None, :].to(tl.int8), whose)
+        tl.store(after + column + beam[None, :], whose, mask=(t <= length)[:, None] & (beam < K)[None, :])
+        whose = tl.where((beam < K)[None, :], whose.to(tl.int32), tl.max(whose.to(tl.int32), 1)[:, None])
+        differ = (tl.max(whose, 1) != tl.min(whose, 1)) & (t <= length)
+        alike = tl.minimum(alike, tl.min(tl.where(differ, t, alike), 0))
+    tl.store(row + ALIKE, alike)
 
 
 @triton.jit
@@ -537,8 +612,9 @@ def _trace(Pointers, Trees, Tokens, Parents, Out, count, width, K: tl.constexpr,
     nth = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = nth < count
     pointer = tl.load(Pointers + nth, mask=inside, other=0)
-    tree = tl.load(Trees + nth // N * 4 + 3, mask=inside, other=0)
-    place, beam = pointer // K - 1, pointer % K
+    tree = tl.load(Trees + nth // N * WIDE_SOURCE + (TREE - MEMORY), mask=inside, other=0)
+    place = pointer // K - 1
+    beam = pointer % K
     for _ in range(tl.max(place, 0) + 1):
         there = inside & (place >= 0)
         leaf = (tree + place) * K + beam

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
-from attent.decode import lane
+from attent.decode import lane, lanes
 from attent.decode.engine import TorchEngine
 from attent.decode.layers import refuses
 from attent.decode.options import Hypothesis, Job, Sampling, Search
 from attent.decode.rules import MinLength, NoLoops
-from attent.decode.search import Plan, banned, likeliest
+from attent.decode.search import Plan, banned, likeliest, unwritten
 from attent.look import record
+from attent.look.silence import Part, silenced
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import decoder_of
 from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
@@ -26,6 +29,30 @@ from tests.decode.toys import texts
 
 START, END, PAD = 0, 1, 2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Specialised:
+    """A kernel in the interpreter, with what Triton does for a GPU: a whole number that is 1 becomes a constant, with
+    which not all can be done that can be done with a number."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        parameters = inspect.signature(kernel.fn).parameters.values()
+        self.plain = [parameter.annotation is inspect.Parameter.empty for parameter in parameters]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> None:
+            given = zip(arguments, self.plain, strict=True)
+            changed = [tl.constexpr(1) if plain and type(one) is int and one == 1 else one for one, plain in given]
+            self.kernel[grid](*changed, **options)
+
+        return launch
+
+
+@pytest.fixture(autouse=INTERPRETED)
+def specialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("embed", "add", "look_back", "look_across", "look_around", "survey", "pick", "turn", "trace"):
+        monkeypatch.setattr(steps, f"_{name}", Specialised(getattr(steps, f"_{name}")))
 
 
 def rows_of(lengths: list[int], memory: list[int], limit: int, device: torch.device) -> Tensor:
@@ -38,6 +65,15 @@ def rows_of(lengths: list[int], memory: list[int], limit: int, device: torch.dev
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_token_of_one_sees_itself(device: torch.device) -> None:
+    qkv = torch.randn(1, 48, device=device)
+    keys, values = torch.zeros(2, 1, 1, 16, device=device)
+    rows, nobody = rows_of([0], [0], 1, device), torch.zeros(2, 1, dtype=torch.int8, device=device)
+    got = steps.look_back(qkv, keys, values, nobody, rows, 1, 1, 0.3)
+    torch.testing.assert_close(got, qkv[:, 32:])
+    assert torch.equal(values[0], qkv[:, 32:])
 
 
 @pytest.mark.parametrize(("K", "heads", "shared"), [(1, 2, 2), (3, 4, 2), (4, 2, 1)])
@@ -109,7 +145,7 @@ def test_a_source_sees_all_of_itself_and_nothing_else(device: torch.device, dtyp
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("K", "V"), [(1, 40), (2, 200), (4, 5000)])
+@pytest.mark.parametrize(("K", "V"), [(1, 40), (2, 200), (4, 2100)])
 @pytest.mark.parametrize("even", [False, True])
 def test_the_likeliest_words_are_those_of_the_search(K: int, V: int, even: bool, device: torch.device) -> None:
     """Where many are equal, the lowest number comes first."""
@@ -127,6 +163,19 @@ def test_the_likeliest_words_are_those_of_the_search(K: int, V: int, even: bool,
     values, places = likeliest(allowed, 1 if K == 1 else 2 * K)
     assert ids.tolist() == places.tolist()
     torch.testing.assert_close(gains, values - total, rtol=1e-5, atol=1e-5)
+
+
+def test_words_that_are_all_impossible_have_no_share_in_the_sum(device: torch.device) -> None:
+    """Those of a whole chunk, while the others are far below 0."""
+    V = steps.GROUP * steps.CHUNK + 1
+    logits = torch.full((1, V), -200.0, device=device)
+    logits[0, 7] = -150.0
+    logits[0, -1] = float("-inf")
+    ids, gains = steps.likely(
+        logits, rows_of([0], [0], 9, device), torch.zeros(2, dtype=torch.int32, device=device), 1, END
+    )
+    assert ids.tolist() == [[7]]
+    assert float(gains) == pytest.approx(0.0, abs=1e-5)
 
 
 # --- the lane --------------------------------------------------------------------------------------------------------
@@ -160,8 +209,12 @@ def jobs(count: int, vocab: int) -> list[Job]:
 
 
 def in_the_lane(model: Seq2Seq, some: list[Job], plan: Plan, most: int) -> list[list[Hypothesis]]:
-    assert lane.can(model, plan)
+    assert lane_of(model, some, plan) is not None
     return searched(model, some, plan, most, record=True)
+
+
+def lane_of(model: Seq2Seq, some: list[Job], plan: Plan) -> lane.Lane | None:
+    return lanes.lane_of(model, some, plan, unwritten(START, END, (PAD,)))
 
 
 def plan_of(search: Search, device: torch.device, rules: Any = ()) -> Plan:
@@ -179,6 +232,7 @@ def searched(model: Seq2Seq, some: list[Job], plan: Plan, most: int = 50, record
         batch_size=lambda source, target, beams: most,
         make_rules=lambda search, jobs: (plan.rules, None),
         record=record,
+        say=pytest.fail,  # that the lane was left
     )
     found = list(engine.search(some, plan.search))
     return [best for _, best in sorted(found, key=lambda one: one[0])]
@@ -187,11 +241,10 @@ def searched(model: Seq2Seq, some: list[Job], plan: Plan, most: int = 50, record
 PRE = {"norm_order": "pre", "norm": "rms", "kv_heads": 1, "activation": "silu", "gated": True}
 LEARNED = {"norm_order": "pre", "positions": LearnedConfig(max_length=30), "bias": False}
 CASES: dict[str, Any] = {
-    "greedy": (2.0, 30, {}, Search(beam_size=1), 0, 2),
+    "greedy": (2.0, 30, {"embedding_norm": True}, Search(beam_size=1), 0, 2),
     "beam 4": (3.0, 30, {}, Search(beam_size=4, n_best=2, length_penalty_type="wu"), 0, 2),
-    "impatient": (4.0, 150, PRE, Search(beam_size=3, n_best=3, patience=1.0), 0, 2),
+    "impatient": (4.0, 150, PRE, Search(beam_size=3, n_best=3, length_penalty=1.0, patience=1.0), 0, 2),
     "not too short": (6.0, 70, LEARNED, Search(beam_size=2, length_penalty_type="none", cut_equals=True), 3, 4),
-    "normed first": (4.0, 75, {"embedding_norm": True}, Search(beam_size=3, length_penalty=1.0), 0, 9),
 }
 
 
@@ -214,7 +267,7 @@ def test_the_lane_finds_what_the_search_finds(
     device: torch.device,
 ) -> None:
     """With fewer rows than sources, so that rows are filled again; and read in several parts."""
-    model, some = made(device, ends, vocab, **more), jobs(5 if INTERPRETED else 60, vocab)
+    model, some = made(device, ends, vocab, **more), jobs(3 if INTERPRETED else 60, vocab)
     rules = (MinLength(least, END, device),) if least else ()
     plan = plan_of(search, device, rules)
     wanted = searched(model, some, plan)
@@ -228,42 +281,172 @@ def test_the_lane_finds_what_the_search_finds(
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_lane_is_kept_and_sees_weights_that_were_changed_in_place(device: torch.device) -> None:
+    """Also by those whom nothing counts, and by whoever was there first in inference mode."""
     model, some, plan = made(device, 3.0, 30), jobs(2, 30), plan_of(Search(beam_size=2), device)
-    in_the_lane(model, some, plan, 2)
-    kept = lane.lane_of(model, plan)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= -0.7
-    wanted = searched(model, some, plan)
-    assert [texts(one) for one in in_the_lane(model, some, plan, 2)] == [texts(one) for one in wanted]
-    assert lane.lane_of(model, plan) is kept
+    with torch.inference_mode():
+        in_the_lane(model, some, plan, 2)
+    kept = lane_of(model, some, plan)
+    for parameter in model.parameters():
+        parameter.data.mul_(-0.7)
+    with silenced(model, [Part("decoder.blocks.0.cross")]):
+        wanted = searched(model, some, plan)
+        assert [texts(one) for one in in_the_lane(model, some, plan, 2)] == [texts(one) for one in wanted]
+    assert lane_of(model, some, plan) is kept
+    model.decoder.blocks[0].own.scale *= 2
+    assert lane_of(model, some, plan) is not kept
+
+
+def test_lanes_of_weights_that_are_elsewhere_now_are_given_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, some = made(device, 3.0, 30), jobs(2, 30)
+    plans = [plan_of(Search(beam_size=beams), device) for beams in (1, 2, 3)]
+    one, two, three = (lane_of(model, some, plan) for plan in plans)
+    assert list(lanes.LANES[model].values()) == [two, three]
     model.output.bias = torch.nn.Parameter(torch.zeros_like(model.output.weight[:, 0]))
-    assert lane.lane_of(model, plan) is not kept
+    again = lane_of(model, some, plans[0])
+    assert again is not one
+    assert list(lanes.LANES[model].values()) == [again]
+    monkeypatch.setattr(lanes.kernels, "usable", lambda x: False)
+    assert lane_of(model, some, plans[0]) is None
+    assert model not in lanes.LANES
 
 
 def test_what_is_not_plain_is_left_to_the_search(device: torch.device) -> None:
     model, search = made(device, 3.0, 30), Search(beam_size=2)
-    assert lane.can(model, plan_of(search, device))
+    assert lanes.can(model, plan_of(search, device))
     for other in (replace(search, groups=2), Search(sampling=Sampling()), replace(search, beam_size=17)):
-        assert not lane.can(model, plan_of(other, device))
-    assert not lane.can(model, plan_of(search, device, (NoLoops(device),)))
-    assert not lane.can(model, plan_of(replace(search, beam_size=16), device))  # hardly more words than that
+        assert not lanes.can(model, plan_of(other, device))
+    assert not lanes.can(model, plan_of(search, device, (NoLoops(device),)))
+    assert not lanes.can(model, plan_of(replace(search, beam_size=16), device))  # hardly more words than that
     with record(model):
         assert refuses(model) is not None
     assert refuses(model) is None
     hook = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
     assert refuses(model) is not None
     hook.remove()
-    assert refuses(model.double()) is not None
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert refuses(model) is not None
+    hook.remove()
+    assert refuses(model) is None
     assert refuses(made(device, 3.0, 30, positions=AlibiConfig())) is not None
     assert refuses(made(device, 3.0, 30, window=(3, None))) is not None
-    assert refuses(made(device, 3.0, 30).train()) is not None
+
+
+class Short(torch.nn.Parameter):
+    """As weights of few bits are."""
+
+
+def with_a_forward(model: Seq2Seq) -> None:
+    model.decoder.blocks[0].own.forward = lambda *_: None  # type: ignore[method-assign, assignment]
+
+
+def with_another_kind(model: Seq2Seq) -> None:
+    model.decoder.blocks[0].feedforward = torch.nn.Identity()  # type: ignore[assignment]
+
+
+def with_other_weights(model: Seq2Seq) -> None:
+    model.output.bias = Short(torch.zeros_like(model.output.weight[:, 0]))
+
+
+CHANGES: dict[str, Any] = {
+    "trained": lambda model: model.train(),
+    "trained in part": lambda model: model.decoder.train(),
+    "of eight bytes": lambda model: model.double(),
+    "on two devices": lambda model: model.encoder.to("meta"),
+    "a forward of its own": with_a_forward,
+    "another kind": with_another_kind,
+    "other weights": with_other_weights,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_model_that_was_changed_is_left_to_the_search(change: Any, device: torch.device) -> None:
+    model = made(device, 3.0, 30)
+    change(model)
+    assert refuses(model) is not None
+
+
+def test_what_has_no_position_is_left_to_the_search(device: torch.device) -> None:
+    model, plan = made(device, 3.0, 30, positions=LearnedConfig(max_length=8)), plan_of(Search(beam_size=2), device)
+    fitting = [Job(source=[5] * 8, limit=8)]
+    assert lane_of(model, fitting, plan) is not None
+    for other in (Job(source=[5] * 9, limit=8), Job(source=[5] * 8, limit=9), Job(source=[], limit=8)):
+        assert lane_of(model, [*fitting, other], plan) is None
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def made_lane(device: torch.device, beams: int = 2) -> tuple[Seq2Seq, Plan, lane.Lane]:
+    model, plan = made(device, 3.0, 30), plan_of(Search(beam_size=beams, patience=1e10), device)
+    return model, plan, lane.Lane(model, plan)
+
+
+def test_a_board_that_had_to_grow_has_room_for_what_was_before(device: torch.device) -> None:
+    model, plan, mine = made_lane(device)
+    long = replace(lane.LEAST, longest=3000, places=3000)
+    many = replace(lane.LEAST, sources=5000, rows=96)
+    first = mine._board(model, lane.LEAST, plan)
+    assert mine._board(model, replace(lane.LEAST, rows=1, longest=2), plan) is first
+    mine._board(model, long, plan)
+    both = mine._board(model, many, plan)
+    assert mine._board(model, long, plan) is both
+    assert mine._board(model, many, plan) is both
+    none = torch.zeros(0, steps.ROW, dtype=torch.int32, device=device)
+    both.begin(none, none[:, : steps.SOURCE], plan)
+    assert both.settings.tolist() == [0, lane.FOREVER]
+
+
+def test_rows_that_are_at_work_come_first_in_their_order(device: torch.device) -> None:
+    model, plan, mine = made_lane(device)
+    board = mine._board(model, lane.LEAST, plan)
+    board.rows[:, 0] = torch.tensor([-1, 5, -1, 2, 7, -1, -1, -1])
+    board.read[:] = torch.arange(16, device=device).view(8, 2)
+    board.compact(4)
+    assert board.rows[:4, 0].tolist() == [5, 2, 7, -1]
+    assert board.read[:3].tolist() == [[2, 3], [6, 7], [8, 9]]
+
+
+def test_no_more_rows_are_held_than_their_targets_have_room_for(device: torch.device) -> None:
+    model, plan, mine = made_lane(device)
+    assert mine._held([Job(source=[5], limit=2)]) == 0
+    mine._board(model, replace(lane.LEAST, rows=40, places=1024), plan)
+    assert mine._held([Job(source=[5], limit=2)]) == 40
+    assert mine._held([Job(source=[5], limit=2), Job(source=[5], limit=100)]) == 10
+
+
+@pytest.mark.parametrize("together", [3, 0])
+def test_fewer_sources_are_taken_together_where_memory_is_short(
+    together: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def short(mine: lane.Lane, model: Seq2Seq, some: list[Job], plan: Plan, most: int, stop: Any) -> list[Any]:
+        mine._board(model, lane.LEAST, plan)
+        asked.append((len(some), most))
+        if len(some) > together:
+            raise torch.OutOfMemoryError
+        return [[job.number] for job in some]
+
+    monkeypatch.setattr(lane.Lane, "_searched", short)
+    model, plan, mine = made_lane(device)
+    some = [Job(source=[5], number=number, limit=9) for number in range(9)]
+    found = mine.search(model, some, plan, 1000, lambda: None)
+    if together:
+        assert dict(found) == {number: [number] for number in range(9)}
+        assert asked == [(9, 1000), (4, 4), (2, 2), (2, 2), (5, 2), (2, 1), (3, 1)]
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            list(found)
+        assert [count for count, _ in asked] == [9, 4, 2, 1]
 
 
 def test_a_lot_has_as_many_sources_as_memory_has_room_for() -> None:
     some = [Job(source=[5] * length, limit=1) for length in (3, 9, 1, 4, 4)]
-    assert list(lane.lots([1, 3, 4, 0, 2], some, 9)) == [[1], [3, 4], [0, 2]]
-    assert list(lane.lots([0], some, 1)) == [[0]]
+    assert list(lane.lots([1, 3, 4, 0, 2], some, 9, 9)) == [[1], [3, 4], [0, 2]]
+    assert list(lane.lots([1, 3, 4, 0, 2], some, 99, 2)) == [[1, 3], [4, 0], [2]]
+    assert list(lane.lots([0], some, 1, 0)) == [[0]]
 
 
 def test_there_are_no_more_rows_than_the_longest_source_leaves_work_for() -> None:
