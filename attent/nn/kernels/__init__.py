@@ -35,10 +35,13 @@ def usable(x: Tensor) -> bool:
     return works(x.device.index) if x.device.type == "cuda" else INTERPRETED and x.device.type == "cpu"
 
 
-@torch.compiler.assume_constant_result
 def works(index: int | None) -> bool:
     """Can this GPU run them? Asked once, outside of compiled code first, since it is tried."""
     return _works(torch.cuda.current_device() if index is None else index)
+
+
+# As torch.compiler.assume_constant_result marks it; that would import the compiler, which takes two seconds.
+works._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
