@@ -29,7 +29,6 @@ from attent.nn.masks import Mask
 
 FEW = 16  # queries at once, as in a step of decoding
 LONG_ROW = 512  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
-
 TILE_WIDTHS = (16, 32, 64, 128)  # of heads
 MOST_ROWS = 2**16 - 1  # of a batch: a GPU counts programs so far in that direction
 
@@ -294,15 +293,16 @@ def tiles_refuses(request: Request) -> str | None:
     if mask.packing is None:
         return "the batch is not packed (`mask.packing` is None)"
     if not kernels.usable(q):
-        missing = "" if kernels.INSTALLED else ", and Triton is not installed"
-        return f"its kernel runs on CUDA only, and these tensors are on {q.device.type}{missing}"
+        if q.device.type == "cuda":
+            return "its kernel needs Triton, a C compiler and an NVIDIA GPU with bfloat16, and one of these is missing"
+        return f"its kernel runs on CUDA only, and these tensors are on {q.device.type}"
     if request.bias is not None:
         return "its kernel takes no bias"
     if mask.window is not None:
         return "its kernel takes no window"
     if mask.causal and mask.packing[0] is not mask.packing[1]:
         return "order between two different packings is not what its kernel means by it"
-    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+    if q.dtype not in kernels.FORMATS:
         return f"its kernel takes bfloat16, float16 and float32, not {q.dtype}"
     if q.shape[-1] not in TILE_WIDTHS:
         return f"its kernel takes heads {', '.join(map(str, TILE_WIDTHS))} wide, and these are {q.shape[-1]}"

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from attent.nn import kernels
 from attent.nn.checks import check_rate, check_size
 
-CELLS = 2**21  # logits at once on a CPU: they stay in its cache
-SHARE = 32  # of a GPU's memory that may hold logits, one in so many: mostly a whole batch
+CELLS = {"cpu": 2**21, "cuda": 2**27}  # logits at once: on CPU they stay in the cache, on a GPU they fill it
+SHARE = 32  # of a GPU's memory that our kernel's logits may take, one in so many: mostly a whole batch
 ALIGNED = 64  # of a GPU's matrix units: a vocabulary of 50,257 words takes three times as long as one of 50,304
 
 
@@ -81,7 +81,8 @@ def _loss(
         dtype = torch.get_autocast_dtype(kind)
     else:
         dtype = torch.promote_types(states.dtype, weight.dtype)
-    facts = _Facts(*rates, chunk or _chunk(weight, states), dtype, torch.is_grad_enabled())
+    by_kernel = kernels.usable(weight) and not rates[1] and dtype != torch.float64
+    facts = _Facts(*rates, chunk or _chunk(weight, states, by_kernel), dtype, torch.is_grad_enabled(), by_kernel)
     with torch.autocast(kind, enabled=False):
         apply: Callable[..., tuple[Tensor, Tensor]] = _ProjectedLoss.apply
         return apply(states, weight, bias, targets, real, facts)
@@ -96,11 +97,12 @@ def _may_count(states: Tensor) -> bool:
     return states.device.type == "cpu"
 
 
-def _chunk(weight: Tensor, states: Tensor) -> int:
-    cells = CELLS
-    if states.device.type == "cuda":
+def _chunk(weight: Tensor, states: Tensor, by_kernel: bool = False) -> int:
+    """Tokens at once. Our kernel holds nothing beside the logits; softmax and R-Drop hold several times as much."""
+    cells = CELLS.get(states.device.type, CELLS["cuda"])
+    if by_kernel and states.device.type == "cuda":
         memory = torch.cuda.get_device_properties(states.device).total_memory
-        cells = memory // (SHARE * states.element_size())
+        cells = max(cells, memory // (SHARE * states.element_size()))
     return max(1, cells // max(1, weight.shape[0] * states.shape[0]))
 
 
@@ -110,6 +112,7 @@ class _Facts(NamedTuple):
     chunk: int
     dtype: torch.dtype  # of the matrix products; the softmax is float32 at least
     learns: bool
+    by_kernel: bool
 
     @property
     def exact(self) -> torch.dtype:
@@ -131,8 +134,7 @@ class _ProjectedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         inputs = (states, weight, bias)
         wanted = _Wanted(*(facts.learns and needed for needed in ctx.needs_input_grad[:3]))
-        by_kernel = kernels.usable(weight) and not facts.alpha and facts.dtype != torch.float64
-        work = _kernel_sums if by_kernel else _plain_sums
+        work = _kernel_sums if facts.by_kernel else _plain_sums
         loss, plain, grads = work(states, weight, bias, targets, real, facts, wanted)
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if like is None else like.dtype for like in inputs]

@@ -278,9 +278,9 @@ def test_chunks_have_a_fixed_room_whatever_the_vocabulary() -> None:
     from attent.train.loss import CELLS, _chunk
 
     states = torch.zeros(1, 9, 2)
-    assert _chunk(torch.zeros(8000, 2), states) == CELLS // 8000
-    assert _chunk(torch.zeros(8000, 2), torch.zeros(2, 9, 2)) == CELLS // 16000
-    assert _chunk(torch.zeros(CELLS + 1, 1), states) == 1
+    assert _chunk(torch.zeros(8000, 2), states) == CELLS["cpu"] // 8000
+    assert _chunk(torch.zeros(8000, 2), torch.zeros(2, 9, 2)) == CELLS["cpu"] // 16000
+    assert _chunk(torch.zeros(CELLS["cpu"] + 1, 1), states) == 1
 
 
 def test_a_mistake_is_told() -> None:
