@@ -64,6 +64,7 @@ PAD, BEGIN, END, WORDS = 0, 1, 2, 4  # ids; words begin at the last
 SMOOTHING = 0.1
 WARM = {"cuda": 24, "cpu": 2}  # updates before the clock runs: they compile, record, and settle the allocator
 SETTLE = {"cuda": 10, "cpu": 1}  # untimed at the beginning of a round: more than were made ahead in the meantime
+STEADY, MOST_SETTLING = 1.1, 12  # theirs is warm when it gets no faster by a tenth, or after so many tries
 PROFILED = 10
 BEFORE = 2  # reports of our loop at the beginning of a round that are left out
 OURS, EAGER, COMPILED = "attent", "transformers", "transformers, compiled"
@@ -386,7 +387,11 @@ class Rival:
 
     def warmed(self) -> tuple[float, Round]:
         """Seconds of the first updates, and how fast the next ones are: then it is known how many make a round."""
-        warm, pace = self.round(self.case.warm), self.round(self.case.settle)
+        warm, before, pace = self.round(self.case.warm), 0.0, self.round(self.case.settle)
+        for _ in range(MOST_SETTLING):  # each shape of a batch is new to the allocator
+            if pace.speed < STEADY * before:
+                break
+            before, pace = pace.speed, self.round(self.case.settle)
         self.updates = updates_of(pace, self.case.seconds)
         return warm.seconds, pace
 

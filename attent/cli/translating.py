@@ -10,9 +10,12 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,14 +26,17 @@ from cyclopts import CycloptsError
 from attent import settings
 from attent.cli.data import visible
 from attent.cli.output import Output
-from attent.cli.reading import Line, Source, from_json, opened, plain, source_of
+from attent.cli.reading import Block, Line, Read, Source, from_json, opened, plain, source_of
 from attent.cli.searching import TranslateError, asked_language, in_flags, search_of, translator_of
 from attent.cli.translate import Flags
 from attent.data.fill import Filled, fill, kind_of
+from attent.data.pairs import CorpusError
 from attent.decode import Control, Glossary, Search, Translation, Translator
 from attent.train.card import duration
 
 CPU_BLOCK, GPU_BLOCK = 256, 4096  # lines that are translated together
+AHEAD = 3  # blocks at work at once on a GPU: it searches for one, while others' texts become ids and ids become texts
+SWITCH = 1e-4  # seconds after which Python lets another thread go on: with 5 ms, as usual, the GPU would wait for texts
 REDRAW = 0.25  # seconds between looks at the progress
 MOST_LEFT = 20  # units that were not filled, told one by one
 MOST_ALIGNED = 2000  # words of a line whose alignment is asked for: its weights are as many as words times words
@@ -138,7 +144,7 @@ class Desk:
         source, target = told.get("src"), self.to or told.get("tgt")
         return source or None, target if isinstance(target, str) and "," not in target else None
 
-    @property
+    @cached_property
     def control(self) -> Control:
         """Of every text."""
         return Control(prefix=self.flags.prefix, demanded=self.flags.must, forbidden=self.flags.must_not)
@@ -158,16 +164,24 @@ class Desk:
     def block(self) -> int:
         return CPU_BLOCK if self.translator.device.type == "cpu" else GPU_BLOCK
 
+    @property
+    def ahead(self) -> int:
+        return 0 if self.translator.device.type == "cpu" else AHEAD
+
     def control_of(self, line: Line) -> Control:
         """Of a line with wishes of its own."""
         base = self.control
+        if line.prefix is None and not line.must and not line.must_not:
+            return base
         return Control(
             prefix=base.prefix if line.prefix is None else line.prefix,
             demanded=(*base.demanded, *line.must),
             forbidden=(*base.forbidden, *line.must_not),
         )
 
-    def translate(self, lines: Sequence[Line], first: int = 0) -> list[Translation]:
+    def translate(
+        self, lines: Sequence[Line], first: int = 0, stop: Callable[[], bool] | None = None
+    ) -> list[Translation]:
         """`first` is the place of the first line among all: chance depends on it."""
         if self.flags.alignment:
             check_words(lines)
@@ -183,6 +197,7 @@ class Desk:
             language=self.flags.src,
             guard=self.flags.guard,
             first=first,
+            stop=stop,
         )
 
     def candidates(self, lines: Sequence[Line], first: int) -> list[list[str]]:
@@ -204,34 +219,81 @@ def translate_lines(desk: Desk, source: Source, out: TextIO, screen: Screen) -> 
     read = from_json if desk.flags.input_type == "json" else plain
     output, number, done = desk.output, 0, 0
     screen.start(source.size, quiet=out.isatty())
-    for block in source.blocks(desk.block, read):
-        found = translations(desk, block.lines, block.first, source.name)
-        for given, translation in zip(block.lines, found, strict=False):  # not all, if one is at fault
-            for line in output.lines(translation, number):
-                out.write(f"{indented(line, given.text) if output.plain else line}\n")
-            number += 1
-            if translation.parts > 1 and not desk.flags.sentences:
-                screen.tell(
-                    f"{source.name}, line {number:,}: is too long to be read at once, and was translated in "
-                    f"{translation.parts:,} parts"
-                )
-        out.flush()
-        done += block.bytes
-        screen.show(number, done)
+    with closing(at_work(desk, source, read)) as blocks:
+        for block, (found, fault) in blocks:
+            for given, translation in zip(block.lines, found, strict=False):  # not all, if one is at fault
+                for line in output.lines(translation, number):
+                    out.write(f"{indented(line, given.text) if output.plain else line}\n")
+                number += 1
+                if translation.parts > 1 and not desk.flags.sentences:
+                    screen.tell(
+                        f"{source.name}, line {number:,}: is too long to be read at once, and was translated in "
+                        f"{translation.parts:,} parts"
+                    )
+            out.flush()
+            if fault is not None:
+                raise fault
+            done += block.bytes
+            screen.show(number, done)
     if number == 0:
         screen.tell(f"{source.name}: is empty, there is nothing to translate")
 
 
-def translations(desk: Desk, lines: Sequence[Line], first: int, name: str) -> Iterator[Translation]:
-    """Of all lines at once; where that cannot be done, of those before the one that is at fault."""
+def at_work(desk: Desk, source: Source, read: Read) -> Generator[tuple[Block, Done], None, None]:
+    """Blocks and what they became, in their order. None is held back while there is nothing more to read yet."""
+    blocks = source.blocks(desk.block, read)
+    if desk.ahead == 0:
+        yield from ((block, translations(desk, block.lines, block.first, source.name)) for block in blocks)
+        return
+    waiting: deque[tuple[Block, Future[Done]]] = deque()
+    problem = None
+    with workers(desk.ahead) as (pool, over):
+        try:
+            for block in blocks:
+                task = pool.submit(translations, desk, block.lines, block.first, source.name, over.is_set)
+                waiting.append((block, task))
+                while waiting and (len(waiting) > desk.ahead or not source.ready()):
+                    yield waiting[0][0], waiting.popleft()[1].result()
+        except (TranslateError, CorpusError) as error:  # a line cannot be read: those before it can
+            problem = error
+        for block, task in waiting:
+            yield block, task.result()
+        if problem is not None:
+            raise problem
+
+
+@contextmanager
+def workers(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
+    """Threads, and what tells them that nobody waits for them any more."""
+    over, interval = threading.Event(), sys.getswitchinterval()
+    pool = ThreadPoolExecutor(count, "attent texts")
+    sys.setswitchinterval(SWITCH)
     try:
-        yield from desk.translate(lines, first)
+        yield pool, over
+    finally:
+        over.set()
+        pool.shutdown(cancel_futures=True)
+        sys.setswitchinterval(interval)
+
+
+Done = tuple[list[Translation], TranslateError | None]
+
+
+def translations(
+    desk: Desk, lines: Sequence[Line], first: int, name: str, stop: Callable[[], bool] | None = None
+) -> Done:
+    """Of all lines at once; where that cannot be done, of those before the one that is at fault, and what it is."""
+    try:
+        return desk.translate(lines, first, stop), None
     except ValueError as error:
         if len(lines) == 1:
-            raise TranslateError(f"{name}, line {first + 1:,}: {in_flags(str(error))}") from error
+            return [], TranslateError(f"{name}, line {first + 1:,}: {in_flags(str(error))}")
         half = len(lines) // 2
-        yield from translations(desk, lines[:half], first, name)
-        yield from translations(desk, lines[half:], first + half, name)
+        found, fault = translations(desk, lines[:half], first, name, stop)
+        if fault is not None:
+            return found, fault
+        more, fault = translations(desk, lines[half:], first + half, name, stop)
+        return [*found, *more], fault
 
 
 def indented(line: str, like: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -126,8 +127,8 @@ FEWEST_AGAIN = min(needed(unit) for unit in range(1, LONGEST_UNIT + 1))  # token
 
 def looping(ids: Sequence[int]) -> bool:
     """Does a unit of tokens come again and again, as `NoLoops` would not have let it?"""
-    if len(ids) - len(set(ids)) < FEWEST_AGAIN:
-        return False
+    if len(ids) - len(set(ids)) < FEWEST_AGAIN or len(ids) - len(set(pairwise(ids))) < FEWEST_AGAIN:
+        return False  # they come in a row: but for the first, so do pairs of them
     for unit in range(1, LONGEST_UNIT + 1):
         run = 0
         for before, after in zip(ids, ids[unit:], strict=False):

@@ -11,6 +11,7 @@ circles is searched for again, and of many candidates the one is taken that the 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ from attent.models import Seq2Seq
 from attent.models.folder import MANIFEST, read_files
 from attent.text.sample import SPACE
 from attent.text.split import Piece, joined, split, windows
-from attent.text.tokenizer import Tokenizer, Vocabulary
+from attent.text.tokenizer import Tokenizer, Vocabulary, framed
 
 EngineName = Literal["torch", "ctranslate2"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -119,6 +120,7 @@ class Translator:
         self.record = record
         self.said: set[str] = set()
         self._say = say
+        self._busy = threading.RLock()  # one search at a time; others may have their texts read and written meanwhile
 
     @classmethod
     def load(
@@ -191,18 +193,20 @@ class Translator:
         check_texts(texts)
         search = with_changes(search or Search(), beam_size, n_best)
         controls = one_for_each(control, len(texts))
-        pieces = self._pieces(texts, controls, to, sentences, language)
+        read: dict[str, list[int]] = {}
+        pieces = self._pieces(texts, controls, to, sentences, language, read)
         units = units_of(pieces, controls, Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary, first)
         for wishes in dict.fromkeys(unit.control for unit in units):
             check_control(wishes, search)
-        rows = self.tokenizer.encode_source([unit.text for unit in units], to)
-        with evaluating(self.model):
+        rows = self._read([unit.text for unit in units], to, read)
+        with self._busy, evaluating(self.model):
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
             groups = [[next(found) for _ in some] for some in pieces]
-            made = [
-                self._joined(text, some, group, search) for text, some, group in zip(texts, pieces, groups, strict=True)
-            ]
-            return self._aligned(made, units, rows, groups) if alignment else made
+            links = self._links(units, rows, groups) if alignment else [None] * len(texts)
+        return [
+            self._joined(text, some, group, search, link)
+            for text, some, group, link in zip(texts, pieces, groups, links, strict=True)
+        ]
 
     def stream(
         self, text: str, search: Search | None = None, *, to: str | None = None, control: Control = FREE
@@ -210,7 +214,7 @@ class Translator:
         """The translation piece by piece, as soon as it is certain: what all beams agree on."""
         search = search or Search()
         check_control(control, search)
-        for piece in self._pieces([text], [control], to, False, None)[0]:
+        for piece in self._pieces([text], [control], to, False, None, {})[0]:
             yield from self._streamed(Unit(piece.text, control), search, to)
             if piece.gap:
                 yield piece.gap
@@ -277,14 +281,21 @@ class Translator:
         return 0
 
     def _pieces(
-        self, texts: Sequence[str], controls: Sequence[Control], to: str | None, sentences: bool, language: str | None
+        self,
+        texts: Sequence[str],
+        controls: Sequence[Control],
+        to: str | None,
+        sentences: bool,
+        language: str | None,
+        read: dict[str, list[int]],
     ) -> list[list[Piece]]:
-        """The texts as they are translated: whole, or cut into sentences; space around them is not kept."""
+        """The texts as they are translated: whole, or cut into sentences; space around them is not kept. What had to be
+        encoded to know is left in `read`."""
         limit = min(self._long, self._limits[0] or self._long) - frame(to)
         clean = [self.cleaned(text) for text in texts]
-        counted = [text for text in clean if most_tokens(text) > limit]
-        counts = dict(zip(counted, self._count(counted), strict=True)) if counted and not sentences else {}
-        whole = [not sentences and counts.get(text, 0) <= limit for text in clean]
+        counted = [] if sentences else [text for text in clean if most_tokens(text) > limit]
+        read.update(zip(counted, self.tokenizer.source.encode(counted), strict=True))
+        whole = [not sentences and len(read.get(text, ())) <= limit for text in clean]
         return [
             ([Piece(text)] if text else []) if one else self._cut(text, control, limit, language)
             for text, control, one in zip(clean, controls, whole, strict=True)
@@ -303,24 +314,35 @@ class Translator:
 
     def cleaned(self, text: str) -> str:
         """As the model reads it."""
-        return text.translate(self._strange).strip()
+        found, plain = self._strange
+        return (text.translate(plain) if found.search(text) else text).strip()
 
     @cached_property
-    def _strange(self) -> dict[int, str | None]:
+    def _strange(self) -> tuple[re.Pattern[str], dict[int, str | None]]:
         """Spaces that the model has never met become plain ones, and signs that nobody sees go; what it has a piece for
-        it knows."""
+        it knows. A pattern that finds them is many times as quick as what replaces them."""
         source = self.tokenizer.source
         odd = [*SPACES, *HIDDEN]
         rows = source.encode([f"a{one}a" for one in odd])
         plain = source.encode(["aa"])[0]
         strange = [one for one, row in zip(odd, rows, strict=True) if spelled_out(source, row) or row == plain]
-        return {ord(one): " " if one in SPACES else None for one in strange}
+        return re.compile(f"[{''.join(strange)}]" if strange else "(?!)"), {
+            ord(one): " " if one in SPACES else None for one in strange
+        }
 
     def _count(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in self.tokenizer.source.encode(texts)]
 
+    def _read(self, texts: Sequence[str], to: str | None, read: dict[str, list[int]]) -> list[list[int]]:
+        """As `encode_source` has it, without encoding again what was."""
+        new = [text for text in texts if text not in read]
+        read.update(zip(new, self.tokenizer.source.encode(new), strict=True))
+        return framed([[*read[text]] for text in texts], self.tokenizer.source, to)
+
     def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int) -> Job:
         limit = search.limit(len(row) - framing)
+        if unit.control == FREE:
+            return Job(source=row, number=unit.number, limit=min(limit, self._limits[1] or limit))
         wanted = [unit.control.prefix.strip(), *unit.control.demanded]
         prefix, *demanded = self.tokenizer.target.encode(wanted) if any(wanted) else ([], *([] for _ in wanted[1:]))
         return Job(
@@ -468,12 +490,17 @@ class Translator:
         return [found[place] for place in order[: search.n_best]]
 
     def _joined(
-        self, text: str, pieces: Sequence[Piece], groups: Sequence[list[Hypothesis]], search: Search
+        self,
+        text: str,
+        pieces: Sequence[Piece],
+        groups: Sequence[list[Hypothesis]],
+        search: Search,
+        alignment: Alignment | None,
     ) -> Translation:
         """The translation of a text from those of its parts."""
         if len(groups) == 1:
             candidates = [self._candidate(one) for one in groups[0]]
-            return made_of(candidates, text, 1)
+            return made_of(candidates, text, 1, alignment)
         best = [self._candidate(group[0]) for group in groups]
         log_prob = sum(one.log_prob for one in best)
         length = sum(len(one.tokens) + one.ended for one in best)
@@ -484,7 +511,7 @@ class Translator:
             tokens=tuple(token for one in best for token in one.tokens),
             ended=all(one.ended for one in best),
         )
-        return made_of([whole], text, len(groups))
+        return made_of([whole], text, len(groups), alignment)
 
     def _candidate(self, found: Hypothesis) -> Candidate:
         target = self.tokenizer.target
@@ -496,14 +523,13 @@ class Translator:
             ended=found.ended,
         )
 
-    def _aligned(
+    def _links(
         self,
-        made: list[Translation],
         units: Sequence[Unit],
         rows: Sequence[Sequence[int]],
         groups: Sequence[Sequence[list[Hypothesis]]],
-    ) -> list[Translation]:
-        """With which word comes from which: the cross-attention, when the model reads its own translation."""
+    ) -> list[Alignment]:
+        """Which word comes from which: the cross-attention, when the model reads its own translation."""
         model = self.model.members[0] if isinstance(self.model, Ensemble) else self.model
         choice = default_choice(model) if self.folder is None else choice_of(self.folder, model)
         best = [group[0] for some in groups for group in some]
@@ -514,10 +540,7 @@ class Translator:
         sources = [unit.text for unit in units]
         found = iter(align_rows(model, self.tokenizer, sources, targets, pairs, choice))
         words = iter(len(source.split()) for source in sources)
-        return [
-            replace(one, alignment=in_a_row([(next(found), next(words)) for _ in some]))
-            for one, some in zip(made, groups, strict=True)
-        ]
+        return [in_a_row([(next(found), next(words)) for _ in some]) for some in groups]
 
     # --- step by step --------------------------------------------------------------------------------------------
 
@@ -644,7 +667,9 @@ def frame(to: str | None) -> int:
     return 1 if to is None else 2
 
 
-def made_of(candidates: Sequence[Candidate], source: str, parts: int) -> Translation:
+def made_of(
+    candidates: Sequence[Candidate], source: str, parts: int, alignment: Alignment | None = None
+) -> Translation:
     best = candidates[0] if candidates else NOTHING
     return Translation(
         source=source,
@@ -654,6 +679,7 @@ def made_of(candidates: Sequence[Candidate], source: str, parts: int) -> Transla
         tokens=best.tokens,
         ended=best.ended,
         n_best=tuple(candidates),
+        alignment=alignment,
         parts=parts,
     )
 

@@ -210,15 +210,21 @@ class Pieces:
         check_ids(ids, self.size)
         heard = [int(i) for i in ids if i not in self._silent]
         # By names where one was added: SentencePiece takes what it does not know for text.
-        text: str = self.processor.decode(self.pieces(heard) if any(i in self._added for i in heard) else heard)
+        named = self._added and any(i in self._added for i in heard)
+        text: str = self.processor.decode(self.pieces(heard) if named else heard)
         if self._escapes and ESCAPE in text:
             return text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE)
         return text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
+        names = self._names
+        return [names[i] for i in ids]
+
+    @cached_property
+    def _names(self) -> list[str]:
         own = self.processor.get_piece_size()
-        return [self.processor.id_to_piece(int(i)) if i < own else self._name(int(i)) for i in ids]
+        return [*self.processor.id_to_piece(list(range(own))), *map(self._name, range(own, self.size))]
 
     def _name(self, i: int) -> str:
         """Of an id behind the model's own."""
@@ -231,8 +237,8 @@ class Pieces:
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
-    outside = [int(i) for i in ids if not 0 <= i < size]
-    if outside:
+    if len(ids) and not (min(ids) >= 0 and max(ids) < size):
+        outside = [int(i) for i in ids if not 0 <= i < size]
         raise TokenizerError(f"ids must be from 0 to {size - 1}, but one is {outside[0]}; is it of another model?")
 
 

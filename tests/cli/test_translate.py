@@ -205,6 +205,53 @@ def test_each_block_is_written_out_before_the_next_is_read(desk: Desk, monkeypat
     assert seen == [0, 1, 2]
 
 
+@pytest.fixture
+def some_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: several blocks are at work at once."""
+    monkeypatch.setattr(Desk, "ahead", 2)
+    monkeypatch.setattr("attent.cli.translating.CPU_BLOCK", 1)
+
+
+@pytest.mark.usefixtures("some_ahead")
+def test_blocks_that_are_at_work_at_once_stay_in_order(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
+    found = printed(capsys, learned, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
+    loaded, words = models.read(learned), Tokenizer.load(learned)
+    expected = [translate(loaded, words, [text], to="de", beam_size=1)[0] for text in TEXT]
+    assert found == [" ".join(line.splitlines()) for line in expected] * 2
+
+
+@pytest.mark.usefixtures("some_ahead")
+@pytest.mark.parametrize("wrong", ["{}", '{"text": "a dog", "must": [""]}'], ids=["no line", "not to be done"])
+def test_what_comes_before_a_line_at_fault_is_written_and_nothing_behind_it(
+    learned: Path, wrong: str, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = ['{"text": "a dog"}'] * 4 + [wrong] + ['{"text": "a man"}'] * 4
+    (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    capsys.readouterr()
+    words = ["translate", str(learned), str(tmp_path / "text.jsonl"), "--input-type", "json", "--to", "de"]
+    assert cli.main(words) == 1
+    found = capsys.readouterr()
+    assert found.out.count("\n") == 4
+    assert "text.jsonl, line 5: " in found.err
+
+
+@pytest.mark.usefixtures("some_ahead")
+def test_no_block_is_held_back_while_nothing_more_comes(desk: Desk) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
+    more = [True, True, False, False]  # behind each line: the third has to be waited for
+    seen = []
+
+    def chunks() -> Iterator[bytes]:
+        for _ in more:
+            seen.append(out.buffer.getvalue().count(b"\n"))  # type: ignore[attr-defined]
+            yield f"{DOG}\n".encode()
+
+    source = Source(name="text", chunks=chunks(), ready=lambda: more[len(seen) - 1])
+    translate_lines(desk, source, out, Screen(io.StringIO()))
+    assert seen == [0, 0, 0, 3]
+
+
 def test_a_file_is_written_where_it_is_asked_for_and_never_over_what_is_read(
     learned: Path, tmp_path: Path, capsys: Capture
 ) -> None:
