@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decode.rules import MinLength
+from attent.decode.rules import MinLength, NoLoops
 from attent.decode.search import Beams, Plan, Pool, Writer, step
 from attent.nn import Cache
 
@@ -25,7 +25,7 @@ STRETCH = 32  # places of a cache that a graph more looks at: so many steps are 
 def can_record(state: object, plan: Plan) -> bool:
     """Is this known to run without the host? Rules that look things up in tables are left as they are."""
     on_cuda = isinstance(state, Cache) and plan.never.device.type == "cuda"
-    return on_cuda and all(isinstance(rule, MinLength) for rule in plan.all_rules)
+    return on_cuda and all(isinstance(rule, MinLength | NoLoops) for rule in plan.all_rules)
 
 
 class Recorder:

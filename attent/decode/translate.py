@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attent.decode.engine import Stopped
+from attent.decode.lanes import forget
 from attent.decode.options import Search
 from attent.decode.translator import Translator
 from attent.models import Seq2Seq
@@ -33,6 +34,8 @@ def translate(
     stop          asked again and again; if it answers True, `Stopped` is raised
     """
     search = Search(beam_size=beam_size, length_penalty=length_penalty, max_length=max_length)
-    # Nothing is recorded: whoever trains the model may use the GPU meanwhile.
-    translator = Translator(model, tokenizer, batch_tokens=batch_tokens, record=False)
-    return [one.text for one in translator.translate(texts, search, to=to, stop=stop)]
+    translator = Translator(model, tokenizer, batch_tokens=batch_tokens)
+    try:
+        return [one.text for one in translator.translate(texts, search, to=to, stop=stop)]
+    finally:
+        forget(model)  # whoever trains it has a better use for the memory

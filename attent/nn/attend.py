@@ -28,7 +28,7 @@ from attent.nn.checks import check_rate
 from attent.nn.masks import Mask
 
 FEW = 16  # queries at once, as in a step of decoding
-LONG_ROW = 512  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
+LONG_ROW = 2048  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
 TILE_WIDTHS = (16, 32, 64, 128)  # of heads
 MOST_ROWS = 2**16 - 1  # of a batch: a GPU counts programs so far in that direction
 
