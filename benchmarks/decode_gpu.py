@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attent.decode.engine import TorchEngine
 from attent.decode.options import Job, Search
@@ -105,7 +106,7 @@ def main() -> None:
 def compare(ours: Any, theirs: Any, jobs: list[Job], beams: int, device: torch.device, asked: Any) -> list[Speed]:
     ways: dict[str, Callable[[], None]] = {"attent": lambda: search(ours, jobs, beams, device)}
     if theirs is not None:
-        ways["transformers"] = lambda: generate(theirs, jobs, beams, device, asked.batch)
+        ways["transformers"] = lambda: generated(theirs, jobs, beams, device, asked.batch)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(asked.rounds + 1):  # the first warms up
         for name, way in ways.items():
@@ -233,6 +234,12 @@ def search(model: Any, jobs: Sequence[Job], beams: int, device: torch.device) ->
     )
     found = dict(engine.search(jobs, Search(beam_size=beams)))
     assert all(len(found[i][0].ids) == job.limit for i, job in enumerate(jobs))
+
+
+def generated(model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: int) -> None:
+    """Not with cuDNN: that takes a tenth of a second for each new shape of attention, and every step has one."""
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        generate(model, jobs, beams, device, size)
 
 
 def generate(model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: int) -> None:

@@ -6,6 +6,7 @@ What was asked for is `translate`'s, where lines come from `reading`'s, what the
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -32,6 +33,7 @@ from attent.cli.translate import Flags
 from attent.data.fill import Filled, fill, kind_of
 from attent.data.pairs import CorpusError
 from attent.decode import Control, Glossary, Search, Translation, Translator
+from attent.decode.control import FREE
 from attent.train.card import duration
 
 CPU_BLOCK, GPU_BLOCK = 256, 4096  # lines that are translated together
@@ -54,6 +56,7 @@ def start(model: Path, file: Path | None, flags: Flags) -> None:
         tags = translator.tokenizer.source.tags
         to = asked_language(flags.tgt if tags and flags.to is None else flags.to, tags, model)
         translator.translate([], search)  # its engine is made ready: what is wrong with it is no fault of a line
+        gc.freeze()  # all this stays: to look through it for garbage again and again takes as long as the texts do
         desk = Desk(translator=translator, search=search, to=to, glossary=glossary, flags=flags)
         if file is not None and is_filled(file):
             fill_file(desk, content, file, screen)
@@ -147,7 +150,8 @@ class Desk:
     @cached_property
     def control(self) -> Control:
         """Of every text."""
-        return Control(prefix=self.flags.prefix, demanded=self.flags.must, forbidden=self.flags.must_not)
+        asked = Control(prefix=self.flags.prefix, demanded=self.flags.must, forbidden=self.flags.must_not)
+        return FREE if asked == FREE else asked
 
     @property
     def output(self) -> Output:

@@ -129,6 +129,7 @@ class Board:
         order = (self.rows[:, 0] < 0).to(torch.uint8).argsort(stable=True)[:size]
         self.rows[:size] = self.rows[order]
         self.read[:size] = self.read[order]
+        self.rows[size:] = -1  # where they were before, they must not be found again
 
     def beams(self, S: int) -> Beams:
         """As `search` has it, but in the place of tokens stands where the last of them is: (place + 1) * K + beam."""
@@ -259,7 +260,7 @@ class Lane:
             if len(looks) < 2:
                 continue
             left = looks.popleft().rows
-            if not left:
+            if left <= 0:
                 return
             if 2 * fitting(left) <= size:
                 size = fitting(left)

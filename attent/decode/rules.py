@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import eq
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -122,19 +123,18 @@ def needed(unit: int) -> int:
     return (max(TIMES, -(-LEAST // unit)) - 1) * unit
 
 
-FEWEST_AGAIN = min(needed(unit) for unit in range(1, LONGEST_UNIT + 1))  # tokens that have come before, in any loop
+NEEDED = tuple(needed(unit) for unit in range(1, LONGEST_UNIT + 1))
+FEWEST_AGAIN = min(NEEDED)  # tokens that have come before, in any loop
 
 
 def looping(ids: Sequence[int]) -> bool:
     """Does a unit of tokens come again and again, as `NoLoops` would not have let it?"""
     if len(ids) - len(set(ids)) < FEWEST_AGAIN or len(ids) - len(set(pairwise(ids))) < FEWEST_AGAIN:
         return False  # they come in a row: but for the first, so do pairs of them
-    for unit in range(1, LONGEST_UNIT + 1):
-        run = 0
-        for before, after in zip(ids, ids[unit:], strict=False):
-            run = run + 1 if before == after else 0
-            if run == needed(unit):
-                return True
+    for unit, enough in enumerate(NEEDED, 1):
+        again = [*map(eq, ids, ids[unit:])]
+        if sum(again) >= enough and enough <= max(len([*run]) for same, run in groupby(again) if same):
+            return True
     return False
 
 
@@ -143,8 +143,7 @@ class NoLoops:
     back, and how many tokens in a row have been those that stood so far before them."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        units = range(1, LONGEST_UNIT + 1)
-        self.enough = torch.tensor([needed(unit) - 1 for unit in units], device=device)
+        self.enough = torch.tensor([enough - 1 for enough in NEEDED], device=device)
 
     def begin(self, jobs: Sequence[Job]) -> Tensor:
         state = self.enough.new_zeros(len(jobs), 2 * LONGEST_UNIT)

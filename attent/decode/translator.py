@@ -196,16 +196,17 @@ class Translator:
         read: dict[str, list[int]] = {}
         pieces = self._pieces(texts, controls, to, sentences, language, read)
         units = units_of(pieces, controls, Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary, first)
-        for wishes in dict.fromkeys(unit.control for unit in units):
+        for wishes in {id(unit.control): unit.control for unit in units}.values():
             check_control(wishes, search)
         rows = self._read([unit.text for unit in units], to, read)
         with self._busy, evaluating(self.model):
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
             groups = [[next(found) for _ in some] for some in pieces]
             links = self._links(units, rows, groups) if alignment else [None] * len(texts)
+        written = self._written(groups)
         return [
             self._joined(text, some, group, search, link)
-            for text, some, group, link in zip(texts, pieces, groups, links, strict=True)
+            for text, some, group, link in zip(texts, pieces, written, links, strict=True)
         ]
 
     def stream(
@@ -245,7 +246,7 @@ class Translator:
             tokens = self._next_tokens(job, count)
             jobs = [replace(job, prefix=(*job.prefix, token), whole_words=False) for token in tokens]
             found = dict(self.torch_engine(None).search(jobs, search))
-        made = [made_of([self._candidate(some[0])], text, 1) for some in found.values() if some]
+        made = [made_of(some, text, 1) for (some,) in self._written([[some[:1]] for some in found.values() if some])]
         kept = [one for one in made if not any(has_word(one.text, word) for word in control.forbidden)]
         return sorted(kept, key=lambda one: -one.score)
 
@@ -341,7 +342,7 @@ class Translator:
 
     def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int) -> Job:
         limit = search.limit(len(row) - framing)
-        if unit.control == FREE:
+        if unit.control is FREE:
             return Job(source=row, number=unit.number, limit=min(limit, self._limits[1] or limit))
         wanted = [unit.control.prefix.strip(), *unit.control.demanded]
         prefix, *demanded = self.tokenizer.target.encode(wanted) if any(wanted) else ([], *([] for _ in wanted[1:]))
@@ -378,7 +379,9 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each unit, each different unit searched for once; by chance, each by itself."""
         asked = with_risk(search, risk)
-        keys: list[object] = list(range(len(units))) if search.sampling else list(units)
+        alike = all(unit.control is units[0].control for unit in units)
+        same: list[object] = [unit.text for unit in units] if alike else list(units)
+        keys = list(range(len(units))) if search.sampling else same
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
         jobs = {key: self._job(units[place], rows[place], asked, framing) for key, place in places.items()}
         found = dict(zip(jobs, self._searched(list(jobs.values()), asked, stop), strict=True))
@@ -493,15 +496,14 @@ class Translator:
         self,
         text: str,
         pieces: Sequence[Piece],
-        groups: Sequence[list[Hypothesis]],
+        groups: Sequence[list[Candidate]],
         search: Search,
         alignment: Alignment | None,
     ) -> Translation:
         """The translation of a text from those of its parts."""
         if len(groups) == 1:
-            candidates = [self._candidate(one) for one in groups[0]]
-            return made_of(candidates, text, 1, alignment)
-        best = [self._candidate(group[0]) for group in groups]
+            return made_of(groups[0], text, 1, alignment)
+        best = [group[0] for group in groups]
         log_prob = sum(one.log_prob for one in best)
         length = sum(len(one.tokens) + one.ended for one in best)
         whole = Candidate(
@@ -513,15 +515,21 @@ class Translator:
         )
         return made_of([whole], text, len(groups), alignment)
 
-    def _candidate(self, found: Hypothesis) -> Candidate:
+    def _written(self, groups: Sequence[Sequence[Sequence[Hypothesis]]]) -> list[list[list[Candidate]]]:
+        """The hypotheses of each part of each text, as text."""
         target = self.tokenizer.target
-        return Candidate(
-            text=target.decode(found.ids).strip(),
-            score=found.score,
-            log_prob=found.log_prob,
-            tokens=tuple(target.pieces(found.ids)),
-            ended=found.ended,
-        )
+        texts = iter(target.decode_all([one.ids for parts in groups for some in parts for one in some]))
+
+        def candidate(found: Hypothesis) -> Candidate:
+            return Candidate(
+                text=next(texts).strip(),
+                score=found.score,
+                log_prob=found.log_prob,
+                tokens=tuple(target.pieces(found.ids)),
+                ended=found.ended,
+            )
+
+        return [[[candidate(one) for one in some] for some in parts] for parts in groups]
 
     def _links(
         self,

@@ -16,12 +16,14 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attent.nn import kernels
 from attent.nn.checks import check_rate
@@ -29,6 +31,7 @@ from attent.nn.masks import Mask
 
 FEW = 16  # queries at once, as in a step of decoding
 LONG_ROW = 2048  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 TILE_WIDTHS = (16, 32, 64, 128)  # of heads
 MOST_ROWS = 2**16 - 1  # of a batch: a GPU counts programs so far in that direction
 
@@ -134,13 +137,22 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scal
     if additive is not None and q.device.type == "cuda" and Tq <= FEW and not dropout and not torch.is_grad_enabled():
         out = few(q, k, v, additive, scale)
         return out.masked_fill(~mask.sees_something(B, Tq, Tk, q.device), 0)
-    out = F.scaled_dot_product_attention(
-        q, k, v, additive, dropout, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != H
-    )
+    with any_shape(q):
+        out = F.scaled_dot_product_attention(
+            q, k, v, additive, dropout, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != H
+        )
     if visible is None or q.device.type == "cpu":
         return out
     # cuDNN, which CUDA may pick for half precision, gives the mean of all values to a query that sees nothing.
     return out.masked_fill(~mask.sees_something(B, Tq, Tk, q.device), 0)
+
+
+def any_shape(q: Tensor) -> AbstractContextManager[object]:
+    """Without cuDNN, which takes 70 to 400 ms for each new shape of half precision (measured on an H200): whoever does
+    not train has new ones all the time. Who trains has the same again and again, and cuDNN is quick then."""
+    if q.device.type != "cuda" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return nullcontext()
+    return sdpa_kernel(WITHOUT_CUDNN)
 
 
 def few(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tensor:

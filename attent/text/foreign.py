@@ -158,6 +158,9 @@ class Marian:
         text: str = self._processor.decode([self._names[i] for i in ids if i not in self._silent])
         return text.replace("▁", " ").strip()
 
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
         return [self._names[i] for i in ids]
@@ -366,6 +369,9 @@ class Fast:
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)

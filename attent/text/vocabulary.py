@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
@@ -90,6 +91,9 @@ class Vocabulary(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text; specials and tags are left out."""
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each: of many at once more quickly than one by one."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id as people look at it: `▁man`, `<0xE2>`, `<2de>`."""
@@ -207,14 +211,20 @@ class Pieces:
         return spelling, spelling.sampler()
 
     def decode(self, ids: Sequence[int]) -> str:
-        check_ids(ids, self.size)
-        heard = [int(i) for i in ids if i not in self._silent]
+        return self.decode_all([ids])[0]
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        for ids in rows:
+            check_ids(ids, self.size)
+        heard = [
+            [*ids] if self._silent.isdisjoint(ids) else [int(i) for i in ids if i not in self._silent] for ids in rows
+        ]
         # By names where one was added: SentencePiece takes what it does not know for text.
-        named = self._added and any(i in self._added for i in heard)
-        text: str = self.processor.decode(self.pieces(heard) if named else heard)
-        if self._escapes and ESCAPE in text:
-            return text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE)
-        return text
+        named = bool(self._added) and not self._added.keys().isdisjoint(chain.from_iterable(heard))
+        texts: list[str] = self.processor.decode([self.pieces(ids) for ids in heard] if named else heard, num_threads=1)
+        if self._escapes and any(ESCAPE in text for text in texts):
+            return [text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE) for text in texts]
+        return texts
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)

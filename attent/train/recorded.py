@@ -7,6 +7,7 @@ changes (learning rate, the loss's divisor) stands in tensors too. What an updat
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
@@ -30,9 +31,12 @@ Capture = Callable[[Work], Work]  # of something to do, what does the same again
 
 def on_gpu(device: torch.device) -> Capture:
     """By a CUDA graph. All graphs share one pool: none leaves anything there that another needs."""
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    stream, graphs, pool = torch.cuda.Stream(device), weakref.WeakSet[torch.cuda.CUDAGraph](), None
 
     def capture(work: Work) -> Work:
+        nonlocal pool
+        if not graphs:  # torch gives a pool up with the last graph of it, and lets nobody in again
+            pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
             # Threads that make batches ask for pinned memory meanwhile: only what this thread does may spoil it.
@@ -45,6 +49,7 @@ def on_gpu(device: torch.device) -> Capture:
         except RuntimeError:
             clean_up(device, pool)
             raise
+        graphs.add(graph)
         return graph.replay
 
     return capture

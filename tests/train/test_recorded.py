@@ -17,7 +17,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from attent.data.batches import Batch
 from attent.train import checkpoint
 from attent.train.config import TrainConfig
-from attent.train.events import Progress
+from attent.train.events import Note, Progress
 from attent.train.hardware import COMPILED, keep_compiled
 from attent.train.loop import MOST_BAD, Training
 from attent.train.recorded import AHEAD, MOST, WARM, Recorder, Work, kind_of, on_gpu, tensors_of
@@ -426,5 +426,5 @@ def test_on_a_gpu_an_update_that_is_not_finite_is_skipped_and_many_go_back(tmp_p
     assert sick.training.marks.setbacks == 1
     assert sick.training.marks.step == 60
     assert all(bool(tensor.isfinite().all()) for tensor in sick.weights().values())
-    assert sick.training.recorder is not None
+    assert sick.training.recorder is not None, [event for event in sick.told if isinstance(event, Note)]
     assert sick.training.recorder.recordings, "it was not recorded anew"

@@ -280,6 +280,17 @@ def test_the_lane_finds_what_the_search_finds(
 
 
 @pytest.mark.usefixtures("small_steps")
+@pytest.mark.skipif(INTERPRETED, reason="takes minutes in the interpreter")
+@pytest.mark.parametrize("beams", [1, 4])
+def test_many_rows_that_become_few_find_what_the_search_finds(beams: int, device: torch.device) -> None:
+    """Rows come to rest anywhere among the others, and steps become smaller again and again."""
+    model, some = made(device, 2.0, 30), jobs(300, 30)
+    plan = plan_of(Search(beam_size=beams), device)
+    wanted, got = searched(model, some, plan), in_the_lane(model, some, plan, 96)
+    assert [texts(one) for one in got] == [texts(one) for one in wanted]
+
+
+@pytest.mark.usefixtures("small_steps")
 def test_a_lane_is_kept_and_sees_weights_that_were_changed_in_place(device: torch.device) -> None:
     """Also by those whom nothing counts, and by whoever was there first in inference mode."""
     model, some, plan = made(device, 3.0, 30), jobs(2, 30), plan_of(Search(beam_size=2), device)
@@ -406,6 +417,9 @@ def test_rows_that_are_at_work_come_first_in_their_order(device: torch.device) -
     board.compact(4)
     assert board.rows[:4, 0].tolist() == [5, 2, 7, -1]
     assert board.read[:3].tolist() == [[2, 3], [6, 7], [8, 9]]
+    board.rows[1, 0] = -1
+    board.compact(4)
+    assert board.rows[:, 0].tolist() == [5, 7, -1, -1, -1, -1, -1, -1]
 
 
 def test_no_more_rows_are_held_than_their_targets_have_room_for(device: torch.device) -> None:

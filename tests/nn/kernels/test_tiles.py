@@ -37,8 +37,9 @@ def mask_of(kind: str, seed: int, device: torch.device) -> Mask:
     return Mask(causal=kind == "causal", packing=(queries, queries))
 
 
-def near(ours: Tensor, theirs: Tensor) -> None:
-    error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1)  # a query that sees one key has no gradient
+def near(ours: Tensor, theirs: Tensor, size: float = 1) -> None:
+    """As near as numbers of this `size` can be: of a query that sees one key the gradient is 0, a difference of two."""
+    error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=size)
     assert error < TOLERANCE[ours.dtype], f"off by {error:.1e}"
 
 
@@ -57,8 +58,9 @@ def test_it_is_equation_1(kind: str, width: int, device: torch.device, dtype_of:
         direction = torch.randn_like(ours)
         given = torch.autograd.grad(ours, [q, k, v], direction)
         wanted = torch.autograd.grad(theirs, exact, direction.double())
+        size = wanted[2].norm().item()
         for one, other in zip(given, wanted, strict=True):
-            near(one, other)
+            near(one, other, size)
 
 
 def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
