@@ -67,7 +67,7 @@ def start(model: Path, file: Path | None, flags: Flags) -> None:
         else:
             if file is None and stream.isatty():
                 screen.tell("type text, a sentence a line; Ctrl-D ends")
-            with written(flags.out) as out:
+            with opened_for(flags.out) as out:
                 translate_lines(desk, source_of(stream, file), out, screen)
 
 
@@ -120,7 +120,7 @@ def check_filling(file: Path | None, flags: Flags) -> None:
         )
 
 
-def written(out: Path | None) -> AbstractContextManager[TextIO]:
+def opened_for(out: Path | None) -> AbstractContextManager[TextIO]:
     if out is None or str(out) == "-":
         return nullcontext(sys.stdout)
     return open(out.expanduser(), "w", encoding="utf-8", newline="\n")
@@ -221,42 +221,42 @@ class Desk:
 def translate_lines(desk: Desk, source: Source, out: TextIO, screen: Screen) -> None:
     """Each block is written as soon as it is translated, so that what is done stays done."""
     read = from_json if desk.flags.input_type == "json" else plain
-    output, number, done = desk.output, 0, 0
+    number, done = 0, 0
     screen.start(source.size, quiet=out.isatty())
     with closing(at_work(desk, source, read)) as blocks:
-        for block, (found, fault) in blocks:
-            for given, translation in zip(block.lines, found, strict=False):  # not all, if one is at fault
-                for line in output.lines(translation, number):
-                    out.write(f"{indented(line, given.text) if output.plain else line}\n")
-                number += 1
-                if translation.parts > 1 and not desk.flags.sentences:
-                    screen.tell(
-                        f"{source.name}, line {number:,}: is too long to be read at once, and was translated in "
-                        f"{translation.parts:,} parts"
-                    )
+        for block, written in blocks:
+            out.write(written.text)
             out.flush()
-            if fault is not None:
-                raise fault
+            number += written.lines
+            for line, parts in written.cut:
+                screen.tell(
+                    f"{source.name}, line {line:,}: is too long to be read at once, and was translated in "
+                    f"{parts:,} parts"
+                )
+            if written.fault is not None:
+                raise TranslateError(written.fault)
             done += block.bytes
             screen.show(number, done)
     if number == 0:
         screen.tell(f"{source.name}: is empty, there is nothing to translate")
 
 
-def at_work(desk: Desk, source: Source, read: Read) -> Generator[tuple[Block, Done], None, None]:
+def at_work(desk: Desk, source: Source, read: Read) -> Generator[tuple[Block, Written], None, None]:
     """Blocks and what they became, in their order. None is held back while there is nothing more to read yet."""
     blocks = source.blocks(desk.block, read)
     if desk.ahead == 0:
-        yield from ((block, translations(desk, block.lines, block.first, source.name)) for block in blocks)
+        yield from ((block, write_lines(desk, block.lines, block.first, source.name)) for block in blocks)
         return
-    waiting: deque[tuple[Block, Future[Done]]] = deque()
-    problem = None
-    with workers(desk.ahead) as (pool, over):
+    from attent.cli.clerks import Office, clerks_for
+
+    waiting: deque[tuple[Block, Future[Written]]] = deque()
+    problem, clerks = None, clerks_for(desk)
+    ahead = max(desk.ahead, clerks)
+    with closing(Office(desk, source, clerks)) as office, workers(ahead) as (pool, over):
         try:
             for block in blocks:
-                task = pool.submit(translations, desk, block.lines, block.first, source.name, over.is_set)
-                waiting.append((block, task))
-                while waiting and (len(waiting) > desk.ahead or not source.ready()):
+                waiting.append((block, pool.submit(office.write, block, over.is_set)))
+                while waiting and (len(waiting) > ahead or not source.ready()):
                     yield waiting[0][0], waiting.popleft()[1].result()
         except (TranslateError, CorpusError) as error:  # a line cannot be read: those before it can
             problem = error
@@ -280,18 +280,39 @@ def workers(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
         sys.setswitchinterval(interval)
 
 
-Done = tuple[list[Translation], TranslateError | None]
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What the lines of a block became."""
+
+    text: str
+    lines: int  # of the source that are in it
+    cut: list[tuple[int, int]]  # which were too long to be read at once, from 1, and into how many parts they were cut
+    fault: str | None  # of the line behind these, if there is one
+
+
+def write_lines(
+    desk: Desk, lines: Sequence[Line], first: int, name: str, stop: Callable[[], bool] | None = None
+) -> Written:
+    output = desk.output
+    found, fault = translations(desk, lines, first, name, stop)
+    rows = [
+        indented(row, given.text) if output.plain else row
+        for number, (given, translation) in enumerate(zip(lines, found, strict=False), first)
+        for row in output.lines(translation, number)
+    ]
+    long = [] if desk.flags.sentences else [(n, one.parts) for n, one in enumerate(found, first + 1) if one.parts > 1]
+    return Written(text="".join(f"{row}\n" for row in rows), lines=len(found), cut=long, fault=fault)
 
 
 def translations(
     desk: Desk, lines: Sequence[Line], first: int, name: str, stop: Callable[[], bool] | None = None
-) -> Done:
+) -> tuple[list[Translation], str | None]:
     """Of all lines at once; where that cannot be done, of those before the one that is at fault, and what it is."""
     try:
         return desk.translate(lines, first, stop), None
     except ValueError as error:
         if len(lines) == 1:
-            return [], TranslateError(f"{name}, line {first + 1:,}: {in_flags(str(error))}")
+            return [], f"{name}, line {first + 1:,}: {in_flags(str(error))}"
         half = len(lines) // 2
         found, fault = translations(desk, lines[:half], first, name, stop)
         if fault is not None:

@@ -28,7 +28,7 @@ def in_order(work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], work
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work,))
     try:
         for task in tasks:
-            with _no_main_script():
+            with no_main_script():
                 waiting.append(pool.submit(_do, *task))
             if len(waiting) > AHEAD * workers:
                 yield waiting.popleft().result()
@@ -39,7 +39,7 @@ def in_order(work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], work
 
 
 @contextmanager
-def _no_main_script() -> Iterator[None]:
+def no_main_script() -> Iterator[None]:
     """A process started meanwhile does not import the caller's script, so that the script needs no guard."""
     main = sys.modules["__main__"]
     kept: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
@@ -58,7 +58,12 @@ _work: Callable[..., Any]
 def _begin(work: Callable[..., Any]) -> None:
     global _work
     _work = work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller hears it, and stops us
+    obey()
+
+
+def obey() -> None:
+    """The caller hears Ctrl-C, and stops us; without it we are nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

@@ -395,6 +395,13 @@ class Translator:
             found = {key: self._least_risk(some, search) for key, some in found.items()}
         return [found[key] for key in keys]
 
+    def search(
+        self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None = None
+    ) -> list[list[Hypothesis]]:
+        """For whoever has text and ids elsewhere; one search at a time."""
+        with self._busy, evaluating(self.model):
+            return self._searched(jobs, search, stop)
+
     def _searched(self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in jobs]
         for engine, places in self._shared(jobs, search, stop):

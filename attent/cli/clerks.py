@@ -1,0 +1,193 @@
+"""Long texts on a GPU: it finds translations faster than one Python turns text into ids and ids into text.
+
+A clerk is a process that has the tokenizer and all that was asked for, but no weights. It is given lines, asks for
+every search that they need, and gives back lines of output. Clerks take seconds to come, so they are called when there
+is work for them, and until then it is done here; here is also done what is left of one that goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from attent.cli.reading import Block, Line, Source
+from attent.cli.translating import Desk, Written, write_lines
+from attent.data.crew import no_main_script, obey
+from attent.decode import Translator
+from attent.decode.options import Hypothesis, Job, Search
+from attent.models import Seq2Seq
+
+LONG = 4 * 2**20  # bytes of a text for which clerks are worth their coming; where its size is not known,
+FROM_LINE = 16_384  # they are called when there are so many lines
+MOST = 6  # clerks: as many keep the fastest search of an H200 busy
+READY = "ready"
+PATIENCE = 5  # seconds for a clerk to go
+
+
+def clerks_for(desk: Desk) -> int:
+    """How many are worth having; none where they could not do without the weights."""
+    model = desk.translator.model
+    if desk.translator.device.type == "cpu" or not isinstance(model, Seq2Seq) or desk.flags.alignment:
+        return 0
+    return min(MOST, (os.cpu_count() or 1) // 2)
+
+
+class Office:
+    """Whoever is free takes the next block; if nobody is, it is done here."""
+
+    def __init__(self, desk: Desk, source: Source, count: int) -> None:
+        self.desk, self.name, self.count = desk, source.name, count
+        self.from_line = 0 if source.size is not None and source.size >= LONG else FROM_LINE
+        self.all: list[Clerk] = []
+        self.called: list[Clerk] = []  # who are not here yet
+        self.free: list[Clerk] = []
+        self.lock = threading.Lock()
+
+    def write(self, block: Block, stop: Callable[[], bool]) -> Written:
+        clerk = self._one(block)
+        while clerk is not None:
+            with suppress(OSError, EOFError):
+                done = clerk.write(block, self.name, stop)
+                with self.lock:
+                    self.free.append(clerk)
+                return done
+            clerk = self._one(block)  # that one has gone
+        return write_lines(self.desk, block.lines, block.first, self.name, stop)
+
+    def _one(self, block: Block) -> Clerk | None:
+        with self.lock:
+            if block.first >= self.from_line and self.count:
+                self.all = [Clerk(self.desk) for _ in range(self.count)]
+                self.called, self.count = self.all, 0
+            come = [clerk for clerk in self.called if clerk.has_come()]
+            self.called = [clerk for clerk in self.called if clerk not in come]
+            self.free += come
+            return self.free.pop() if self.free else None
+
+    def close(self) -> None:
+        """Nobody has work any more."""
+        for clerk in self.all:
+            clerk.connection.close()
+        for clerk in self.called:
+            clerk.process.terminate()
+        for clerk in self.all:
+            clerk.process.join(PATIENCE)
+
+
+class Clerk:
+    """The side of it that has the weights."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.translator = desk.translator
+        context = get_context("spawn")  # a process with a GPU cannot be forked
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, Task.of(desk)), name="attent clerk", daemon=True)
+        with no_main_script():
+            self.process.start()
+        theirs.close()
+
+    def has_come(self) -> bool:
+        with suppress(OSError, EOFError):
+            return self.connection.poll() and self.connection.recv() == READY
+        return False
+
+    def write(self, block: Block, name: str, stop: Callable[[], bool]) -> Written:
+        plain = all(line == Line(text=line.text) for line in block.lines)
+        self.connection.send(([line.text for line in block.lines] if plain else block.lines, block.first, name))
+        while not isinstance(told := self.connection.recv(), Written):
+            rows, search = told
+            self.connection.send(self._found(rows, search, stop))
+        return told
+
+    def _found(self, rows: list[tuple[Any, ...]], search: Search, stop: Callable[[], bool]) -> object:
+        try:
+            found = self.translator.search([unpacked(*row) for row in rows], search, stop)
+        except ValueError as error:  # what a line asks for cannot be done: it is told which line
+            return error
+        return [[(one.ids, one.log_prob, one.score, one.ended) for one in some] for some in found]
+
+
+def packed(job: Job) -> tuple[Any, ...]:
+    """As few objects as can be: thousands of jobs go from process to process at once."""
+    more = job.prefix, job.demanded, job.forbidden, job.whole_words
+    return job.source, job.number, job.limit, more if any(more) else None
+
+
+def unpacked(source: Sequence[int], number: int, limit: int, more: tuple[Any, ...] | None) -> Job:
+    if more is None:
+        return Job(source=source, number=number, limit=limit)
+    prefix, demanded, forbidden, whole_words = more
+    return Job(
+        source=source, prefix=prefix, demanded=demanded, forbidden=forbidden, whole_words=whole_words, number=number,
+        limit=limit,
+    )  # fmt: skip
+
+
+# --- in the other process ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a clerk must know."""
+
+    desk: dict[str, Any]  # but for the translator
+    tokenizer: Any
+    config: Any
+    folder: Any
+
+    @classmethod
+    def of(cls, desk: Desk) -> Task:
+        facts = {name: value for name, value in vars(desk).items() if name in ("search", "to", "glossary", "flags")}
+        translator = desk.translator
+        return cls(desk=facts, tokenizer=translator.tokenizer, config=translator.model.config, folder=translator.folder)
+
+
+class Remote:
+    """An engine that asks the process that has the weights."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def search(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
+        if not jobs:
+            return
+        self.connection.send(([packed(job) for job in jobs], search))
+        found = self.connection.recv()
+        if isinstance(found, ValueError):
+            raise found
+        for place, some in enumerate(found):
+            yield place, [Hypothesis(ids=ids, log_prob=p, score=score, ended=e) for ids, p, score, e in some]
+
+
+class Asking(Translator):
+    """A translator whose only engine is elsewhere."""
+
+    remote: Remote
+
+    def torch_engine(self, stop: Callable[[], bool] | None = None) -> Any:
+        return self.remote
+
+
+def serve(connection: Connection, task: Task) -> None:
+    """Until nobody asks any more."""
+    obey()
+    torch.set_num_threads(1)
+    with torch.device("meta"):  # its shape is known, and nothing of it is needed
+        model = Seq2Seq(task.config).eval()
+    translator = Asking(model, task.tokenizer, folder=task.folder)
+    translator.remote = Remote(connection)
+    desk = Desk(translator=translator, **task.desk)
+    with suppress(EOFError, OSError):
+        connection.send(READY)
+        while True:
+            lines, first, name = connection.recv()
+            given = [Line(text=line) if isinstance(line, str) else line for line in lines]
+            connection.send(write_lines(desk, given, first, name))

@@ -1,0 +1,117 @@
+"""Processes that have no weights write what the one that has them would write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from attent.cli import clerks
+from attent.cli.clerks import Office, clerks_for, packed, unpacked
+from attent.cli.reading import Block, Line, Source
+from attent.cli.translate import Flags
+from attent.cli.translating import Desk, write_lines
+from attent.decode import Search, Translator
+from attent.decode.options import Job
+from tests.text.corpus import lines as corpus_lines
+from tests.text.corpus import tokenizer
+from tests.train.toys import model
+
+WAIT = 60  # seconds until a process must have come
+PLAIN = [*(Line(text=text) for text in corpus_lines()[0][:4]), Line(text=""), Line(text="  a dog "), Line(text="a dog")]
+WISHES = [Line(text="a dog", prefix="ein", must=("Hund",)), Line(text="a man", must_not=("Mann",))]
+LONG = [Line(text="a dog sees a man. " * 60)]
+WRONG = [Line(text="a dog"), Line(text="a man", must=("",)), Line(text="a dog")]
+
+
+@pytest.fixture(scope="module")
+def desk() -> Desk:
+    translator = Translator(model().eval(), tokenizer())
+    search = Search(n_best=2, beam_size=2, max_length=12)
+    return Desk(translator=translator, search=search, to="de", glossary=None, flags=Flags(n_best=2))
+
+
+@pytest.fixture(scope="module")
+def office(desk: Desk) -> Iterator[Office]:
+    """With one clerk who has come."""
+    source = Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG)
+    made = Office(desk, source, 1)
+    try:
+        asked(made, PLAIN)  # the first is done here, and calls for help
+        (clerk,) = made.called
+        assert clerk.connection.poll(WAIT)
+        yield made
+    finally:
+        made.close()
+        assert not any(clerk.process.is_alive() for clerk in made.all)
+
+
+def asked(office: Office, lines: list[Line]) -> object:
+    return office.write(Block(lines=lines, first=10, bytes=1), lambda: False)
+
+
+@pytest.mark.parametrize("lines", [PLAIN, WISHES, LONG, WRONG], ids=["plain", "wishes", "long", "wrong"])
+def test_a_clerk_writes_what_is_written_here(lines: list[Line], desk: Desk, office: Office) -> None:
+    searched = []
+    search = desk.translator.search
+    desk.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
+    try:
+        found = asked(office, lines)
+    finally:
+        desk.translator.search = search  # type: ignore[method-assign]
+    assert found == write_lines(desk, lines, 10, "text")
+    assert searched, "no clerk has asked for it"
+    assert lines is not WRONG or "text, line 12: " in found.fault  # type: ignore[attr-defined]
+    assert lines is not LONG or found.cut[0][0] == 11  # type: ignore[attr-defined]
+
+
+def test_what_a_clerk_leaves_is_done_here(desk: Desk) -> None:
+    made = Office(desk, Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG), 1)
+    try:
+        asked(made, PLAIN)
+        (clerk,) = made.called
+        assert clerk.connection.poll(WAIT)
+        clerk.process.kill()
+        clerk.process.join(WAIT)
+        assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+        assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+        assert not made.free
+    finally:
+        made.close()
+
+
+def test_nobody_is_called_for_a_short_text(desk: Desk) -> None:
+    made = Office(desk, Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG - 1), 1)
+    asked(made, PLAIN)
+    assert not made.all
+    assert made.from_line == clerks.FROM_LINE
+
+
+def test_one_who_has_not_come_is_not_waited_for(desk: Desk) -> None:
+    made = Office(desk, Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG), 1)
+    asked(made, PLAIN)
+    began = time.monotonic()
+    made.close()
+    assert not made.all[0].process.is_alive()
+    assert time.monotonic() - began < clerks.PATIENCE
+
+
+def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clerks_for(desk) == 0
+    monkeypatch.setattr(Translator, "device", type("Gpu", (), {"type": "cuda"})())
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert clerks_for(desk) == clerks.MOST
+    assert clerks_for(replace(desk, flags=Flags(alignment="hard"))) == 0
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert clerks_for(desk) == 0
+
+
+def test_a_job_is_the_same_when_it_arrives() -> None:
+    plain = Job(source=[4, 5, 2], number=7, limit=9)
+    wished = Job(source=[4, 2], prefix=(5,), demanded=((6, 7),), forbidden=("no",), whole_words=True, number=1, limit=3)
+    for job in (plain, wished):
+        assert unpacked(*packed(job)) == job
