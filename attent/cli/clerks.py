@@ -8,12 +8,14 @@ is work for them, and until then it is done here; here is also done what is left
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -34,8 +36,8 @@ PATIENCE = 5  # seconds for a clerk to go
 
 def clerks_for(desk: Desk) -> int:
     """How many are worth having; none where they could not do without the weights."""
-    model = desk.translator.model
-    if desk.translator.device.type == "cpu" or not isinstance(model, Seq2Seq) or desk.flags.alignment:
+    model, device, quick = desk.translator.model, desk.translator.device, desk.translator.engine == "ctranslate2"
+    if device.type == "cpu" or quick or not isinstance(model, Seq2Seq) or desk.flags.alignment:
         return 0
     return min(MOST, (os.cpu_count() or 1) // 2)
 
@@ -64,13 +66,24 @@ class Office:
 
     def _one(self, block: Block) -> Clerk | None:
         with self.lock:
-            if block.first >= self.from_line and self.count:
-                self.all = [Clerk(self.desk) for _ in range(self.count)]
-                self.called, self.count = self.all, 0
+            calls, self.count = (self.count, 0) if block.first >= self.from_line else (0, self.count)
+        if calls:
+            self._call(calls)
+        with self.lock:
             come = [clerk for clerk in self.called if clerk.has_come()]
             self.called = [clerk for clerk in self.called if clerk not in come]
             self.free += come
             return self.free.pop() if self.free else None
+
+    def _call(self, count: int) -> None:
+        """As many as come: where a process cannot be started, there are fewer."""
+        task = ForkingPickler.dumps(Task.of(self.desk))
+        with suppress(OSError):
+            for _ in range(count):
+                clerk = Clerk(self.desk.translator, task)
+                with self.lock:
+                    self.all.append(clerk)
+                    self.called.append(clerk)
 
     def close(self) -> None:
         """Nobody has work any more."""
@@ -85,18 +98,27 @@ class Office:
 class Clerk:
     """The side of it that has the weights."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.translator = desk.translator
+    def __init__(self, translator: Translator, task: Any) -> None:
+        self.translator, self.task = translator, task
         context = get_context("spawn")  # a process with a GPU cannot be forked
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, Task.of(desk)), name="attent clerk", daemon=True)
-        with no_main_script():
-            self.process.start()
-        theirs.close()
+        # With next to nothing for arguments: whoever starts a process waits until it has read them.
+        self.process = context.Process(target=serve, args=(theirs,), name="attent clerk", daemon=True)
+        try:
+            with no_main_script(), deaf():
+                self.process.start()
+        except OSError:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
 
     def has_come(self) -> bool:
+        """If so, it is told what it must know."""
         with suppress(OSError, EOFError):
-            return self.connection.poll() and self.connection.recv() == READY
+            if self.connection.poll() and self.connection.recv() == READY:
+                self.connection.send_bytes(self.task)
+                return True
         return False
 
     def write(self, block: Block, name: str, stop: Callable[[], bool]) -> Written:
@@ -129,6 +151,20 @@ def unpacked(source: Sequence[int], number: int, limit: int, more: tuple[Any, ..
         source=source, prefix=prefix, demanded=demanded, forbidden=forbidden, whole_words=whole_words, number=number,
         limit=limit,
     )  # fmt: skip
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C before it can say what to do then."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # it starts with the first process, and would listen again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- in the other process ------------------------------------------------------------------------------------------
@@ -176,18 +212,22 @@ class Asking(Translator):
         return self.remote
 
 
-def serve(connection: Connection, task: Task) -> None:
+def serve(connection: Connection) -> None:
     """Until nobody asks any more."""
     obey()
     torch.set_num_threads(1)
-    with torch.device("meta"):  # its shape is known, and nothing of it is needed
-        model = Seq2Seq(task.config).eval()
-    translator = Asking(model, task.tokenizer, folder=task.folder)
-    translator.remote = Remote(connection)
-    desk = Desk(translator=translator, **task.desk)
     with suppress(EOFError, OSError):
         connection.send(READY)
+        desk = desk_of(connection.recv(), connection)
         while True:
             lines, first, name = connection.recv()
             given = [Line(text=line) if isinstance(line, str) else line for line in lines]
             connection.send(write_lines(desk, given, first, name))
+
+
+def desk_of(task: Task, connection: Connection) -> Desk:
+    with torch.device("meta"):  # its shape is known, and nothing of it is needed
+        model = Seq2Seq(task.config).eval()
+    translator = Asking(model, task.tokenizer, folder=task.folder)
+    translator.remote = Remote(connection)
+    return Desk(translator=translator, **task.desk)

@@ -256,7 +256,7 @@ def at_work(desk: Desk, source: Source, read: Read) -> Generator[tuple[Block, Wr
         try:
             for block in blocks:
                 waiting.append((block, pool.submit(office.write, block, over.is_set)))
-                while waiting and (len(waiting) > ahead or not source.ready()):
+                while waiting and (len(waiting) > ahead or waiting[0][1].done() or not source.ready()):
                     yield waiting[0][0], waiting.popleft()[1].result()
         except (TranslateError, CorpusError) as error:  # a line cannot be read: those before it can
             problem = error

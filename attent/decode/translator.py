@@ -122,6 +122,12 @@ class Translator:
         self._say = say
         self._busy = threading.RLock()  # one search at a time; others may have their texts read and written meanwhile
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_busy"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _busy=threading.RLock())
+
     @classmethod
     def load(
         cls,

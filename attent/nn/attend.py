@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attent.nn import kernels
 from attent.nn.checks import check_rate
@@ -31,7 +31,6 @@ from attent.nn.masks import Mask
 
 FEW = 16  # queries at once, as in a step of decoding
 LONG_ROW = 2048  # packed rows up to here are faster in tiles of many sentences than in flash's, which have one each
-WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 TILE_WIDTHS = (16, 32, 64, 128)  # of heads
 MOST_ROWS = 2**16 - 1  # of a batch: a GPU counts programs so far in that direction
 
@@ -152,7 +151,30 @@ def any_shape(q: Tensor) -> AbstractContextManager[object]:
     not train has new ones all the time. Who trains has the same again and again, and cuDNN is quick then."""
     if q.device.type != "cuda" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nullcontext()
-    return sdpa_kernel(WITHOUT_CUDNN)
+    return WITHOUT_CUDNN
+
+
+class WithoutCudnn:
+    """The switch is the whole process's: the last one out sets it back to what it was."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                torch.backends.cuda.enable_cudnn_sdp(self.before)
+
+
+WITHOUT_CUDNN = WithoutCudnn()
 
 
 def few(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tensor:

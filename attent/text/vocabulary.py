@@ -214,14 +214,19 @@ class Pieces:
         return self.decode_all([ids])[0]
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        if not rows:
+            return []
         for ids in rows:
             check_ids(ids, self.size)
         heard = [
             [*ids] if self._silent.isdisjoint(ids) else [int(i) for i in ids if i not in self._silent] for ids in rows
         ]
         # By names where one was added: SentencePiece takes what it does not know for text.
-        named = bool(self._added) and not self._added.keys().isdisjoint(chain.from_iterable(heard))
-        texts: list[str] = self.processor.decode([self.pieces(ids) for ids in heard] if named else heard, num_threads=1)
+        texts: list[str]
+        if self._added and not self._added.keys().isdisjoint(chain.from_iterable(heard)):
+            texts = [self.processor.decode(self.pieces(ids)) if ids else "" for ids in heard]
+        else:
+            texts = self.processor.decode(heard, num_threads=1)
         if self._escapes and any(ESCAPE in text for text in texts):
             return [text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE) for text in texts]
         return texts

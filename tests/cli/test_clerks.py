@@ -36,8 +36,7 @@ def desk() -> Desk:
 @pytest.fixture(scope="module")
 def office(desk: Desk) -> Iterator[Office]:
     """With one clerk who has come."""
-    source = Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG)
-    made = Office(desk, source, 1)
+    made = Office(desk, long_text(), 1)
     try:
         asked(made, PLAIN)  # the first is done here, and calls for help
         (clerk,) = made.called
@@ -67,12 +66,17 @@ def test_a_clerk_writes_what_is_written_here(lines: list[Line], desk: Desk, offi
     assert lines is not LONG or found.cut[0][0] == 11  # type: ignore[attr-defined]
 
 
-def test_what_a_clerk_leaves_is_done_here(desk: Desk) -> None:
-    made = Office(desk, Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG), 1)
+def long_text() -> Source:
+    return Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG)
+
+
+@pytest.mark.parametrize("come", [True, False], ids=["come", "on its way"])
+def test_what_a_clerk_leaves_is_done_here(come: bool, desk: Desk) -> None:
+    made = Office(desk, long_text(), 1)
     try:
         asked(made, PLAIN)
         (clerk,) = made.called
-        assert clerk.connection.poll(WAIT)
+        assert not come or clerk.connection.poll(WAIT)
         clerk.process.kill()
         clerk.process.join(WAIT)
         assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
@@ -80,6 +84,17 @@ def test_what_a_clerk_leaves_is_done_here(desk: Desk) -> None:
         assert not made.free
     finally:
         made.close()
+
+
+def test_where_no_process_can_be_started_it_is_done_here(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    made = Office(desk, long_text(), 2)
+    assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+    assert made.all == []
+    made.close()
 
 
 def test_nobody_is_called_for_a_short_text(desk: Desk) -> None:
@@ -90,7 +105,7 @@ def test_nobody_is_called_for_a_short_text(desk: Desk) -> None:
 
 
 def test_one_who_has_not_come_is_not_waited_for(desk: Desk) -> None:
-    made = Office(desk, Source(name="text", chunks=[], ready=lambda: True, size=clerks.LONG), 1)
+    made = Office(desk, long_text(), 1)
     asked(made, PLAIN)
     began = time.monotonic()
     made.close()
@@ -106,6 +121,7 @@ def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     assert clerks_for(desk) == clerks.MOST
     assert clerks_for(replace(desk, flags=Flags(alignment="hard"))) == 0
+    assert clerks_for(replace(desk, translator=Translator(model(), tokenizer(), engine="ctranslate2"))) == 0
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert clerks_for(desk) == 0
 

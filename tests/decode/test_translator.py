@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from functools import cache
@@ -110,6 +111,11 @@ def read(model: Seq2Seq, row: Row) -> float:
         logits = model(torch.tensor([row.source]), shift_right(target, model.config.start))
     logits[..., never_written(model.config, tokenizer())] = float("-inf")
     return float(logits.log_softmax(-1).gather(-1, target[..., None]).sum())
+
+
+def test_it_can_be_copied(here: Translator) -> None:
+    texts = lines(3)[0]
+    assert texts_of(copy.deepcopy(here), texts) == texts_of(here, texts)
 
 
 def test_beam_size_and_n_best_can_be_given_as_they_are(here: Translator) -> None:

@@ -395,6 +395,8 @@ def test_pieces_added_to_a_sentencepiece_model_are_found_wherever_they_are_told(
     assert ours.pieces([own, own + 1]) == ["<|end|>", "<tab>"]
     a, b = ours.encode(["A man", "dog"])
     assert ours.decode([*a, own, own + 1, *b]) == "A man<tab> dog"
+    assert ours.decode_all([[], [own], [own + 1], a]) == ["", "", "<tab>", "A man"]
+    assert ours.decode_all([]) == []
     assert own not in ours.encode(["<|end|>"])[0]
     assert copy.deepcopy(ours).end == own
     assert Tokenizer.from_files(made.files).target.end == own
