@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attent.nn import Mask, Packing
 from attent.nn.attend import BACKENDS, Request, attend, choose
-from benchmarks.measure import machine, timed
+from benchmarks.measure import by_events, machine, measured, timed
 
 MEANS = (15, 29, 64, 128, 256, 512, 1024, 4096)
 SPREAD = 0.5  # standard deviation of the logarithm
@@ -37,14 +37,14 @@ def main() -> None:
     gpu = device.type == "cuda"
     tokens = asked.tokens or (25_600 if gpu else 512)
     dtype = torch.bfloat16 if gpu else torch.float32
-    speed = copied(device)
+    speed = measured(device).bytes
     print(f"{machine()}; {tokens:,} tokens, {asked.heads} heads of {asked.width}, {dtype}, causal")
     names = [name for name in BACKENDS if name != "explicit" and (name != "flex" or asked.flex)]
     print(f"\n| mean length | row | {' | '.join(names)} | floor by bytes |\n|{'---|' * (len(names) + 3)}")
     for mean in asked.mean or (MEANS if gpu else (15, 64)):
         request = made(mean, tokens, asked.heads, asked.width, device, dtype)
         chosen = next(name for name, one in BACKENDS.items() if one is choose("auto", request))
-        found = measured(request, names)
+        found = compared(request, names)
         cells = [cell(found[name], name == chosen) for name in names]
         floor = 12 * request.q.numel() * request.q.element_size() / speed  # 4 forward, 8 backward
         print(f"| {mean} | {request.q.shape[2]} | {' | '.join(cells)} | {1e3 * floor:.3f} |", flush=True)
@@ -93,7 +93,7 @@ def rows_of(mean: int, width: int, count: int) -> list[list[int]]:
         left[place] -= length
 
 
-def measured(request: Request, names: list[str]) -> dict[str, float | None]:
+def compared(request: Request, names: list[str]) -> dict[str, float | None]:
     """Seconds of each; none of what cannot do it."""
     able = {name: runner(request, name) for name in names if BACKENDS[name].refuses(request) is None}
     seconds: dict[str, list[float]] = {name: [] for name in able}
@@ -127,27 +127,6 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
         torch.cuda.synchronize()
         return run
     return graph.replay
-
-
-def by_events(run: Callable[[], object]) -> float:
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1e3
-
-
-def copied(device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes."""
-    count = 2**28 if device.type == "cuda" else 2**22
-    here, there = (torch.empty(count, device=device) for _ in range(2))
-
-    def seconds() -> Iterator[float]:
-        for _ in range(10):
-            yield by_events(lambda: there.copy_(here)) if device.type == "cuda" else timed(lambda: there.copy_(here))
-
-    return 2 * count * here.element_size() / statistics.median(list(seconds())[3:])
 
 
 if __name__ == "__main__":

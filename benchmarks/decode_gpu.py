@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attent.decode.engine import TorchEngine
 from attent.decode.options import Job, Search
 from attent.decode.rules import MinLength
 from attent.decode.translator import CPU_ROWS, MOST_ROWS
-from benchmarks.measure import machine
+from attent.nn.attend import WITHOUT_CUDNN
+from benchmarks.measure import Ceiling, machine, measured
 
 VOCAB, START, PAD, END = 32_000, 0, 0, 2
 
@@ -95,7 +95,7 @@ def main() -> None:
     theirs = their_model(SIZES[asked.size]).eval()
     ours = our_model(theirs).to(device, dtype).eval()
     theirs = None if asked.only_ours else theirs.to(device, dtype)
-    ceiling = Ceiling.of(device, dtype)
+    ceiling = measured(device, dtype)
     speeds: list[Speed] = []
     for beams in asked.beams:
         speeds += compare(ours, theirs, jobs, beams, device, asked)
@@ -156,22 +156,6 @@ def timed(way: Callable[[], None], device: torch.device) -> float:
 
 
 # --- what it could be at best ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceiling:
-    flops: float  # of one large product, a second
-    bytes: float  # read and written by a copy, a second
-
-    @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype) -> Ceiling:
-        n = 8192 if device.type == "cuda" else 512
-        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-        large = torch.randn(2**30 if device.type == "cuda" else 2**22, device=device)
-        other = torch.empty_like(large)
-        product = min(timed(lambda: a @ b, device) for _ in range(8))
-        copy = min(timed(lambda: other.copy_(large), device) for _ in range(8))
-        return cls(flops=2 * n**3 / product, bytes=2 * large.numel() * large.element_size() / copy)
 
 
 def bound(
@@ -238,7 +222,7 @@ def search(model: Any, jobs: Sequence[Job], beams: int, device: torch.device) ->
 
 def generated(model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: int) -> None:
     """Not with cuDNN: that takes a tenth of a second for each new shape of attention, and every step has one."""
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+    with WITHOUT_CUDNN:
         generate(model, jobs, beams, device, size)
 
 

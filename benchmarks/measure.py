@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -32,6 +33,42 @@ def timed(run: Callable[[], object]) -> float:
 def ratio(ours: list[float], theirs: list[float]) -> float:
     """How many times as fast as they we are: the median over rounds, each round its own comparison."""
     return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """What a machine can do at best, a second."""
+
+    flops: float  # of one large product
+    bytes: float  # read and written by a copy
+
+
+def measured(device: torch.device, dtype: torch.dtype | None = None, tries: int = 20) -> Ceiling:
+    """The median of several products of random numbers, and of several copies; bfloat16 on a GPU."""
+    gpu = device.type == "cuda"
+    width, count = (8192, 2**29) if gpu else (512, 2**22)
+    dtype = dtype or (torch.bfloat16 if gpu else torch.float32)
+    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    product = median_seconds(lambda: left @ right, device, tries)
+    here, there = torch.randn(count, device=device), torch.empty(count, device=device)
+    copy = median_seconds(lambda: there.copy_(here), device, tries)
+    return Ceiling(flops=2 * width**3 / product, bytes=2 * count * 4 / copy)
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, tries: int) -> float:
+    for _ in range(3):
+        run()
+    return statistics.median(by_events(run) if device.type == "cuda" else timed(run) for _ in range(tries))
+
+
+def by_events(run: Callable[[], object]) -> float:
+    """Seconds of what it does on the GPU."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    run()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1e3
 
 
 def machine() -> str:

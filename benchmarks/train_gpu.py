@@ -43,7 +43,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attent
 from attent.data.arrays import Array
@@ -52,6 +51,7 @@ from attent.data.estimate import Size
 from attent.data.plan import BatchConfig
 from attent.data.store import FORMAT, META, Meta, Part, Store
 from attent.models import Seq2SeqConfig, shift_right
+from attent.nn.attend import WITHOUT_CUDNN
 from attent.train import chance
 from attent.train.choose import Amount, recipe
 from attent.train.config import TrainConfig
@@ -59,7 +59,7 @@ from attent.train.events import Event, Progress
 from attent.train.loop import Training
 from attent.train.team import Team
 from benchmarks.flops import least_bytes, model_flops
-from benchmarks.measure import machine
+from benchmarks.measure import Ceiling, machine, measured
 
 PAD, BEGIN, END, WORDS = 0, 1, 2, 4  # ids; words begin at the last
 SMOOTHING = 0.1
@@ -143,12 +143,6 @@ class Round:
     @property
     def speed(self) -> float:
         return self.targets / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceiling:
-    flops: float  # a second
-    bytes: float  # a second, read and written
 
 
 @dataclass(kw_only=True)
@@ -402,7 +396,7 @@ class Rival:
     def round(self, updates: int) -> Round:
         """Its batches are made while no clock runs. Not with cuDNN: that takes a tenth of a second for each new shape
         of attention, and would make it five times as slow."""
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        with WITHOUT_CUDNN:
             return self.timed(updates)
 
     def timed(self, updates: int) -> Round:
@@ -487,39 +481,6 @@ def write_side(folder: Path, side: str, lengths: Array, vocab: int, dice: np.ran
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
-
-
-def measured(device: torch.device, tries: int = 20) -> Ceiling:
-    """The median of several products, and of several copies."""
-    gpu = device.type == "cuda"
-    width, count = (8192, 2**29) if gpu else (512, 2**22)
-    dtype = torch.bfloat16 if gpu else torch.float32
-    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
-    product_seconds = median_seconds(lambda: left @ right, device, tries)
-    from_here, to_there = torch.randn(count, device=device), torch.empty(count, device=device)
-    copy_seconds = median_seconds(lambda: to_there.copy_(from_here), device, tries)
-    return Ceiling(flops=2 * width**3 / product_seconds, bytes=2 * count * 4 / copy_seconds)
-
-
-def median_seconds(run: Callable[[], object], device: torch.device, tries: int) -> float:
-    for _ in range(3):
-        run()
-    return statistics.median(by_events(run) if device.type == "cuda" else by_clock(run) for _ in range(tries))
-
-
-def by_events(run: Callable[[], object]) -> float:
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1e3
-
-
-def by_clock(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def commit() -> str:

@@ -7,13 +7,13 @@ is work for them, and until then it is done here; here is also done what is left
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 
 from attent.cli.reading import Block, Line, Source
 from attent.cli.translating import Desk, Written, write_lines
-from attent.data.crew import no_main_script, obey
+from attent.data.crew import deaf, no_main_script, obey
 from attent.decode import Translator
 from attent.decode.options import Hypothesis, Job, Search
 from attent.models import Seq2Seq
@@ -122,8 +122,8 @@ class Clerk:
         return False
 
     def write(self, block: Block, name: str, stop: Callable[[], bool]) -> Written:
-        plain = all(line == Line(text=line.text) for line in block.lines)
-        self.connection.send(([line.text for line in block.lines] if plain else block.lines, block.first, name))
+        lines = [line.text if line.plain else line for line in block.lines]
+        self.connection.send((lines, block.first, name))
         while not isinstance(told := self.connection.recv(), Written):
             rows, search = told
             self.connection.send(self._found(rows, search, stop))
@@ -151,20 +151,6 @@ def unpacked(source: Sequence[int], number: int, limit: int, more: tuple[Any, ..
         source=source, prefix=prefix, demanded=demanded, forbidden=forbidden, whole_words=whole_words, number=number,
         limit=limit,
     )  # fmt: skip
-
-
-@contextmanager
-def deaf() -> Iterator[None]:
-    """What is started meanwhile does not hear Ctrl-C before it can say what to do then."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # it starts with the first process, and would listen again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- in the other process ------------------------------------------------------------------------------------------
@@ -219,6 +205,7 @@ def serve(connection: Connection) -> None:
     with suppress(EOFError, OSError):
         connection.send(READY)
         desk = desk_of(connection.recv(), connection)
+        gc.freeze()  # as who has called this
         while True:
             lines, first, name = connection.recv()
             given = [Line(text=line) if isinstance(line, str) else line for line in lines]

@@ -39,6 +39,11 @@ class Line:
     must: tuple[str, ...] = ()
     must_not: tuple[str, ...] = ()
 
+    @property
+    def plain(self) -> bool:
+        """Nothing but text."""
+        return self.prefix is None and not self.must and not self.must_not
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:

@@ -175,7 +175,7 @@ class Desk:
     def control_of(self, line: Line) -> Control:
         """Of a line with wishes of its own."""
         base = self.control
-        if line.prefix is None and not line.must and not line.must_not:
+        if line.plain:
             return base
         return Control(
             prefix=base.prefix if line.prefix is None else line.prefix,

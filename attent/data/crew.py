@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -48,6 +48,20 @@ def no_main_script() -> Iterator[None]:
         yield
     finally:
         vars(main).update(kept)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C before it can say what to do then."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # it starts with the first process, and would listen again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- in the processes ------------------------------------------------------------------------------------------------

@@ -199,8 +199,7 @@ class Translator:
         check_texts(texts)
         search = with_changes(search or Search(), beam_size, n_best)
         controls = one_for_each(control, len(texts))
-        read: dict[str, list[int]] = {}
-        pieces = self._pieces(texts, controls, to, sentences, language, read)
+        pieces, read = self._pieces(texts, controls, to, sentences, language)
         units = units_of(pieces, controls, Glossary.of(glossary) if isinstance(glossary, Mapping) else glossary, first)
         for wishes in {id(unit.control): unit.control for unit in units}.values():
             check_control(wishes, search)
@@ -221,7 +220,8 @@ class Translator:
         """The translation piece by piece, as soon as it is certain: what all beams agree on."""
         search = search or Search()
         check_control(control, search)
-        for piece in self._pieces([text], [control], to, False, None, {})[0]:
+        (pieces,), _ = self._pieces([text], [control], to, False, None)
+        for piece in pieces:
             yield from self._streamed(Unit(piece.text, control), search, to)
             if piece.gap:
                 yield piece.gap
@@ -288,25 +288,20 @@ class Translator:
         return 0
 
     def _pieces(
-        self,
-        texts: Sequence[str],
-        controls: Sequence[Control],
-        to: str | None,
-        sentences: bool,
-        language: str | None,
-        read: dict[str, list[int]],
-    ) -> list[list[Piece]]:
-        """The texts as they are translated: whole, or cut into sentences; space around them is not kept. What had to be
-        encoded to know is left in `read`."""
+        self, texts: Sequence[str], controls: Sequence[Control], to: str | None, sentences: bool, language: str | None
+    ) -> tuple[list[list[Piece]], dict[str, list[int]]]:
+        """The texts as they are translated: whole, or cut into sentences; space around them is not kept. And the ids of
+        those that had to be encoded to know."""
         limit = min(self._long, self._limits[0] or self._long) - frame(to)
         clean = [self.cleaned(text) for text in texts]
         counted = [] if sentences else [text for text in clean if most_tokens(text) > limit]
-        read.update(zip(counted, self.tokenizer.source.encode(counted), strict=True))
+        read = dict(zip(counted, self.tokenizer.source.encode(counted), strict=True))
         whole = [not sentences and len(read.get(text, ())) <= limit for text in clean]
-        return [
+        pieces = [
             ([Piece(text)] if text else []) if one else self._cut(text, control, limit, language)
             for text, control, one in zip(clean, controls, whole, strict=True)
         ]
+        return pieces, read
 
     def _cut(self, text: str, control: Control, limit: int, language: str | None) -> list[Piece]:
         if not text:
