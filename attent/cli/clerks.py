@@ -140,16 +140,16 @@ class Clerk:
 def packed(job: Job) -> tuple[Any, ...]:
     """As few objects as can be: thousands of jobs go from process to process at once."""
     more = job.prefix, job.demanded, job.forbidden, job.whole_words
-    return job.source, job.number, job.limit, more if any(more) else None
+    return job.source, job.number, job.limit, job.no_loops, more if any(more) else None
 
 
-def unpacked(source: Sequence[int], number: int, limit: int, more: tuple[Any, ...] | None) -> Job:
+def unpacked(source: Sequence[int], number: int, limit: int, no_loops: bool, more: tuple[Any, ...] | None) -> Job:
     if more is None:
-        return Job(source=source, number=number, limit=limit)
+        return Job(source=source, number=number, limit=limit, no_loops=no_loops)
     prefix, demanded, forbidden, whole_words = more
     return Job(
         source=source, prefix=prefix, demanded=demanded, forbidden=forbidden, whole_words=whole_words, number=number,
-        limit=limit,
+        limit=limit, no_loops=no_loops,
     )  # fmt: skip
 
 

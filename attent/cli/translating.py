@@ -40,6 +40,7 @@ CPU_BLOCK, GPU_BLOCK = 256, 4096  # lines that are translated together
 AHEAD = 3  # blocks at work at once on a GPU: it searches for one, while others' texts become ids and ids become texts
 SWITCH = 1e-4  # seconds after which Python lets another thread go on: with 5 ms, as usual, the GPU would wait for texts
 REDRAW = 0.25  # seconds between looks at the progress
+RECENT = 5.0  # seconds of which the speed is told: how long the start took says nothing of what is to come
 MOST_LEFT = 20  # units that were not filled, told one by one
 MOST_ALIGNED = 2000  # words of a line whose alignment is asked for: its weights are as many as words times words
 
@@ -427,7 +428,8 @@ class Screen:
         self.live = False
         self.drawn = False
         self.size: int | None = None
-        self.began = self.next = clock()
+        self.next = clock()
+        self.seen: deque[Seen] = deque([Seen(self.next, 0, 0.0)])  # the first is RECENT old, if it can be
 
     def __enter__(self) -> Screen:
         return self
@@ -438,7 +440,7 @@ class Screen:
     def start(self, size: int | None, *, quiet: bool) -> None:
         """`quiet`: the translations themselves are seen, and tell how far it is."""
         self.live = self.stream.isatty() and not quiet and os.environ.get("TERM") != "dumb"
-        self.size, self.began = size, self.clock()
+        self.size, self.seen = size, deque([Seen(self.clock(), 0, 0.0)])
 
     def tell(self, sentence: str) -> None:
         self.clear()
@@ -448,8 +450,11 @@ class Screen:
         now = self.clock()
         if not self.live or now < self.next:
             return
-        part = lines / of if of else done / self.size if self.size else None
-        self.stream.write(f"\r\x1b[K{progress(lines, now - self.began, part)}")
+        part = lines / of if of else done / self.size if self.size else 0.0
+        self.seen.append(Seen(now, lines, min(part, 1.0)))
+        while now - self.seen[1].time >= RECENT:
+            self.seen.popleft()
+        self.stream.write(f"\r\x1b[K{progress(self.seen[0], self.seen[-1])}")
         self.stream.flush()
         self.drawn, self.next = True, now + REDRAW
 
@@ -460,11 +465,23 @@ class Screen:
             self.drawn = False
 
 
-def progress(lines: int, seconds: float, part: float | None) -> str:
+@dataclass(frozen=True)
+class Seen:
+    """How far it was."""
+
+    time: float
+    lines: int
+    part: float  # of all; 0: nobody knows
+
+
+def progress(before: Seen, now: Seen) -> str:
     """`1,024 lines, 210 a second, 40%, 12 s left`"""
-    speed = lines / max(seconds, 1e-3)
-    told = f"{lines:,} lines, {speed:,.0f} a second" if speed >= 10 else f"{lines:,} lines, {speed:.1f} a second"
-    if not part:
-        return told
-    left = seconds * (1 - min(part, 1)) / part
-    return f"{told}, {min(part, 1):.0%}, {duration(left)} left"
+    seconds = max(now.time - before.time, 1e-3)
+    speed = (now.lines - before.lines) / seconds
+    told = (
+        f"{now.lines:,} lines, {speed:,.0f} a second" if speed >= 10 else f"{now.lines:,} lines, {speed:.1f} a second"
+    )
+    if now.part <= before.part:
+        return told if not now.part else f"{told}, {now.part:.0%}"
+    left = seconds * (1 - now.part) / (now.part - before.part)
+    return f"{told}, {now.part:.0%}, {duration(left)} left"

@@ -60,8 +60,8 @@ class Ruler:
             rules.append(MinLength(search.min_length, self.end, self.device))
         if search.no_repeat_ngram_size:
             rules.append(NoRepeat(search.no_repeat_ngram_size, self.device))
-        if search.no_loops:
-            rules.append(NoLoops(self.device))
+        if search.no_loops or any(job.no_loops for job in jobs):
+            rules.append(NoLoops(self.device, every=search.no_loops))
         if any(job.forbidden for job in jobs):
             rules.append(Forbidden(jobs, self.alphabet, self.device))
         if any(job.prefix for job in jobs):

@@ -7,8 +7,9 @@ the place of a finished one is never longer than it. The search itself is `searc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ class TorchEngine(Generic[State]):
     stop: Callable[[], bool] | None = None  # asked at every step: is the rest no longer wanted?
     record: bool = True  # let an NVIDIA GPU repeat steps by itself
     say: Callable[[str], None] | None = None  # is told what a person may want to know
+    turn: AbstractContextManager[Any] = field(
+        default_factory=nullcontext
+    )  # to have the device, where others have it too
 
     def refuses(self, search: Search, jobs: Sequence[Job]) -> str | None:
         return None
@@ -60,8 +64,10 @@ class TorchEngine(Generic[State]):
         for place, found in self._in_lane(jobs, plan):
             left.remove(place)
             yield place, found
-        for places in alike(jobs, left):
-            yield from self._session(jobs, places, plan)
+        if left:
+            with self.turn:
+                for places in alike(jobs, left):
+                    yield from self._session(jobs, places, plan)
 
     def _in_lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
         """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know. Should that
@@ -82,7 +88,7 @@ class TorchEngine(Generic[State]):
         lane = lanes.lane_of(self.model, jobs, plan, unwritten(self.start, self.end, self.never))
         if lane is None:
             return iter(())
-        return lane.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop)
+        return lane.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop, self.turn)
 
     def _left_lane(self, error: Exception) -> None:
         lanes.forget(self.model, failed=not isinstance(error, torch.OutOfMemoryError))

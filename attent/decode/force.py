@@ -7,8 +7,9 @@ No search: what a search found can be scored anew here, and so can what a person
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -240,3 +241,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+class Shared:
+    """A context that several threads are in at once: the first enters it, the last leaves it."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self.make = make
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.stack = ExitStack()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.stack.enter_context(self.make())
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.stack.close()

@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from attent.data.arrays import Array
 from attent.decode.layers import Decoder, Kept, Twin
 from attent.decode.options import Hypothesis, Job
-from attent.decode.rules import MinLength
+from attent.decode.rules import LEAST as FILLED
+from attent.decode.rules import LONGEST_UNIT, TIMES, MinLength, NoLoops
 from attent.decode.search import NEVER, Beams, Plan, Pool, results
 from attent.models import Seq2Seq
 from attent.nn.kernels import steps
@@ -35,6 +37,7 @@ SHARE = 0.25  # of the free memory that sources may have
 UNKNOWN_BYTES = 2**30
 MOST_LEAVES = 2**28  # tokens in the trees of all sources: their places must be int32, and have room
 FOREVER = 2**31 - 1
+NOBODY = nullcontext()  # else is there: it is always one's turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,8 @@ class Board:
         self.settings = whole(2)
         self.penalties = exact(need.longest + 2)
         self.sources = whole(need.sources, steps.SOURCE)
+        self.no_loops = whole(need.sources)
+        self.loop = steps.Loop(LONGEST_UNIT, TIMES, FILLED)
         self.lengths = whole(need.sources)
         self.counts = whole(need.sources)
         self.sums = exact(need.sources, K)
@@ -104,8 +109,9 @@ class Board:
             keys, values = (decoder.table.new_zeros(own.shared, columns, own.width) for _ in range(2))
             self.kept.append(Kept(keys, values, decoder.table.new_zeros(need.tokens, 2, cross.shared, cross.width)))
 
-    def begin(self, rows: Tensor, sources: Tensor, plan: Plan) -> None:
-        """Nothing is written yet. Rows (R, 8) and sources (S, 4) are as `steps` has them."""
+    def begin(self, rows: Tensor, sources: Tensor, no_loops: Tensor, plan: Plan) -> None:
+        """Nothing is written yet. Rows (R, 8), sources (S, 4) and which of them may not go in circles are as `steps`
+        has them."""
         S = len(sources)
         least = max((rule.least for rule in plan.rules if isinstance(rule, MinLength)), default=0)
         patience = plan.search.patience
@@ -113,6 +119,7 @@ class Board:
         self.rows.fill_(-1)
         self.rows[: len(rows)] = rows
         self.sources[:S] = sources
+        self.no_loops[:S] = no_loops
         self.read.fill_(plan.start)
         self.counters.copy_(torch.tensor([len(rows), len(rows), S, 0], dtype=torch.int32))
         self.settings.copy_(torch.tensor([min(least, FOREVER), enough], dtype=torch.int32))
@@ -169,32 +176,34 @@ class Lane:
         plan: Plan,
         most: int,
         stop: Callable[[], None],
+        turn: AbstractContextManager[Any] = NOBODY,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """At most so many sources at work at once; `stop` may raise an error. Where memory is short after all, fewer
-        are taken together."""
+        are taken together. Of several threads each has the device in its `turn`, and until then gets ready."""
         assert isinstance(model, Seq2Seq)
         order = sorted(range(len(jobs)), key=lambda place: (-jobs[place].limit, -len(jobs[place].source)))
-        held = 0 if self.board is None else self.board.room.tokens
+        board = self.board  # of several threads another may give it up meanwhile
+        held = 0 if board is None else board.room.tokens
         tokens = max(held, room_for(self.twin.decoder, plan.never.device))
         waiting = deque(lots(order, jobs, tokens, MOST_LEAVES // plan.beams))
         while waiting:
-            lot = waiting.popleft()
-            found = self._tried(model, [jobs[place] for place in lot], plan, most, stop)
+            places = waiting.popleft()
+            lot = Lot.of([jobs[place] for place in places], plan)
+            with turn:
+                found = self._tried(model, lot, plan, most, stop)
             if found is None:
-                most, half = max(1, min(most, len(lot)) // 2), len(lot) // 2
-                waiting.extendleft((lot[half:], lot[:half]))
+                most, half = max(1, min(most, len(places)) // 2), len(places) // 2
+                waiting.extendleft((places[half:], places[:half]))
             else:
-                yield from zip(lot, found, strict=True)
+                yield from zip(places, found.hypotheses(plan), strict=True)
 
-    def _tried(
-        self, model: Seq2Seq, jobs: Sequence[Job], plan: Plan, most: int, stop: Callable[[], None]
-    ) -> list[list[Hypothesis]] | None:
+    def _tried(self, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found | None:
         """None: there was no memory for so many."""
         with self.busy, alone(plan.never.device):
             try:
-                return self._searched(model, jobs, plan, most, stop)
+                return self._searched(model, lot, plan, most, stop)
             except torch.OutOfMemoryError:
-                if len(jobs) == 1:
+                if len(lot.sources) == 1:
                     raise
             # Here, not above: an error that is being handled keeps alive all that was at work.
             self._forget()
@@ -202,24 +211,23 @@ class Lane:
             torch.cuda.empty_cache()
             return None
 
-    def _searched(
-        self, model: Seq2Seq, jobs: Sequence[Job], plan: Plan, most: int, stop: Callable[[], None]
-    ) -> list[list[Hypothesis]]:
-        rows = useful(jobs, max(most, self._held(jobs)), plan.beams)
+    def _searched(self, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found:
+        rows = useful(lot.lengths, max(most, self._held(int(lot.limits.max()))), plan.beams)
         size = fitting(rows)
-        lot = Lot.of(jobs, rows, plan.never.device)
+        need = lot.need(rows)
+        there = lot.there(rows, plan.never.device)
         self.twin.take(model)
-        board = self._board(model, replace(lot.need, rows=size), plan)
-        self._read(lot, board)
-        board.begin(lot.rows, lot.sources, plan)
+        board = self._board(model, replace(need, rows=size), plan)
+        self._read(lot, there, board)
+        board.begin(there.rows, there.sources, there.no_loops, plan)
         self._steps(board, size, plan, stop)
-        return self._found(board, lot, plan)
+        return self._found(board, there.sources, need.longest, plan)
 
-    def _held(self, jobs: Sequence[Job]) -> int:
+    def _held(self, longest: int) -> int:
         """Rows that there is room for already: its memory is no longer counted as free."""
         if self.board is None:
             return 0
-        return min(self.board.room.rows, self.board.room.places // max(job.limit for job in jobs))
+        return min(self.board.room.rows, self.board.room.places // longest)
 
     def _board(self, model: Seq2Seq, need: Need, plan: Plan) -> Board:
         decoder = self.twin.decoder
@@ -238,13 +246,13 @@ class Lane:
         self.graphs.clear()
         self.pool = None
 
-    def _read(self, lot: Lot, board: Board) -> None:
+    def _read(self, lot: Lot, there: There, board: Board) -> None:
         """What the decoder will look at, of all sources."""
-        for part in lot.parts:
+        for part in parts_of(lot.lengths, lot.begins):
             first, last = part.tokens.start, part.tokens.stop
-            begins = lot.begins[part.sources] - first
+            begins = there.begins[part.sources] - first
             states = self.twin.encoder.states(
-                lot.ids[first:last], lot.at[first:last], begins, lot.lengths[part.sources], part.longest
+                there.ids[first:last], there.at[first:last], begins, there.lengths[part.sources], part.longest
             )
             self.twin.decoder.remember(states, board.kept, first)
 
@@ -296,23 +304,37 @@ class Lane:
     def _step(self, board: Board, size: int, plan: Plan) -> None:
         rows, read = board.rows[:size], board.read[:size]
         logits = self.twin.decoder.logits(rows, read, board.ancestors, board.kept)
-        ids, gains = steps.likely(logits, rows, board.settings, plan.beams, plan.end)
+        ids, gains = steps.likely(logits, rows, board.settings, plan.beams, plan.end, board)
         steps.turn(board, rows, read, ids, gains, plan.start, plan.end)
 
     # --- what was found ----------------------------------------------------------------------------------------------
 
-    def _found(self, board: Board, lot: Lot, plan: Plan) -> list[list[Hypothesis]]:
-        S, N, K = len(lot.sources), plan.search.n_best, plan.beams
-        best = results(board.beams(S), plan)
+    def _found(self, board: Board, sources: Tensor, longest: int, plan: Plan) -> Found:
+        best = results(board.beams(len(sources)), plan)
         pointers = best.tokens[:, :, 0].to(torch.int32)
-        tokens = steps.traced(pointers, lot.sources, board.tokens, board.parents, lot.need.longest)
-        written = (pointers // K).flatten().tolist()
-        parts = (tokens.cpu().numpy(), written, *(x.flatten().tolist() for x in (best.lengths, best.sums, best.scores)))
+        tokens = steps.traced(pointers, sources, board.tokens, board.parents, longest)
+        numbers = (pointers // plan.beams, best.lengths, best.sums, best.scores)
+        return Found(tokens.cpu(), *(x.flatten().cpu() for x in numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The hypotheses of all sources, on the host."""
+
+    tokens: Tensor
+    written: Tensor  # of each how many of these it has
+    lengths: Tensor  # with its end
+    sums: Tensor
+    scores: Tensor
+
+    def hypotheses(self, plan: Plan) -> list[list[Hypothesis]]:
+        N = plan.search.n_best
+        parts = (self.tokens.numpy(), *(x.tolist() for x in (self.written, self.lengths, self.sums, self.scores)))
         found = [
             Hypothesis(ids=tuple(ids[:count].tolist()), log_prob=log_prob, score=score, ended=length > count)
             for ids, count, length, log_prob, score in zip(*parts, strict=True)
         ]
-        return [[one for one in found[at : at + N] if one.score > NEVER] for at in range(0, S * N, N)]
+        return [[one for one in found[at : at + N] if one.score > NEVER] for at in range(0, len(found), N)]
 
 
 class Look:
@@ -347,50 +369,74 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Lot:
-    """Sources on the device, those with the longest targets first; their tokens lie end to end in the order of their
-    own lengths."""
+    """Sources, those with the longest targets first; their tokens lie end to end in the order of their own lengths."""
 
-    ids: Tensor  # of all sources
-    at: Tensor  # of each token its place in its source
-    begins: Tensor  # of each source, in the order of lengths
-    lengths: Tensor
-    sources: Tensor
-    rows: Tensor
-    parts: list[Part]
-    need: Need
+    ids: Array  # of all sources
+    at: Array  # of each token its place in its source
+    begins: Array  # of each source, in the order of lengths
+    lengths: Array
+    sources: Array  # as `steps` has them
+    no_loops: Array
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], size: int, device: torch.device) -> Lot:
-        """Made on the host and brought over in one piece."""
+    def of(cls, jobs: Sequence[Job], plan: Plan) -> Lot:
+        guards = [rule for rule in plan.rules if isinstance(rule, NoLoops)]
         limits = np.array([job.limit for job in jobs], dtype=np.int64)
         widths = np.array([len(job.source) for job in jobs], dtype=np.int64)
         order = np.argsort(-widths, kind="stable")
         lengths = widths[order]
         begins = before(lengths)
         ids = np.fromiter(chain.from_iterable(jobs[place].source for place in order), np.int32, int(lengths.sum()))
-        at = np.arange(len(ids)) - np.repeat(begins, lengths)
         memory = np.empty_like(begins)
         memory[order] = begins
-        sources = np.stack([memory, widths, limits, before(limits)], 1)
-        rows = np.zeros((size, steps.ROW), dtype=np.int64)
-        rows[:, 0] = np.arange(size)
-        rows[:, steps.ROOM.value] = before(limits[:size])
-        rows[:, steps.MEMORY.value : steps.TREE.value + 1] = sources[:size]
-        need = Need(
-            rows=size,
-            places=int(limits[:size].sum()),
-            sources=len(jobs),
-            leaves=int(limits.sum()),
-            tokens=len(ids),
-            longest=int(limits.max()),
-            widest=int(lengths[0]),
+        return cls(
+            ids=ids,
+            at=np.arange(len(ids)) - np.repeat(begins, lengths),
+            begins=begins,
+            lengths=lengths,
+            sources=np.stack([memory, widths, limits, before(limits)], 1),
+            no_loops=np.array([any(guard.holds(job) for guard in guards) for job in jobs], dtype=np.int64),
         )
-        parts = list(parts_of(lengths, begins))
-        there = brought([ids, at, begins, lengths, sources, rows], device)
-        return cls(there[0], there[1], there[2], there[3], there[4], there[5], parts, need)
+
+    @property
+    def limits(self) -> Array:
+        return self.sources[:, 2]
+
+    def need(self, rows: int) -> Need:
+        return Need(
+            rows=rows,
+            places=int(self.limits[:rows].sum()),
+            sources=len(self.sources),
+            leaves=int(self.limits.sum()),
+            tokens=len(self.ids),
+            longest=int(self.limits.max()),
+            widest=int(self.lengths[0]),
+        )
+
+    def there(self, count: int, device: torch.device) -> There:
+        """All of it on the device, brought over in one piece; so many rows begin with the first sources."""
+        rows = np.zeros((count, steps.ROW), dtype=np.int64)
+        rows[:, 0] = np.arange(count)
+        rows[:, steps.ROOM.value] = before(self.limits[:count])
+        rows[:, steps.MEMORY.value : steps.TREE.value + 1] = self.sources[:count]
+        return There(
+            *brought([self.ids, self.at, self.begins, self.lengths, self.sources, self.no_loops, rows], device)
+        )
 
 
-def brought(arrays: Sequence[Any], device: torch.device) -> list[Tensor]:
+class There(NamedTuple):
+    """A lot on the device."""
+
+    ids: Tensor
+    at: Tensor
+    begins: Tensor
+    lengths: Tensor
+    sources: Tensor
+    no_loops: Tensor
+    rows: Tensor
+
+
+def brought(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     packed = torch.from_numpy(np.concatenate([array.ravel().astype(np.int32) for array in arrays]))
     packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
     pieces = packed.split([array.size for array in arrays])
@@ -413,7 +459,7 @@ def lots(order: Sequence[int], jobs: Sequence[Job], tokens: int, leaves: int) ->
         yield lot
 
 
-def parts_of(lengths: Any, begins: Any) -> Iterator[Part]:
+def parts_of(lengths: Array, begins: Array) -> Iterator[Part]:
     first, count, ends = 0, len(lengths), begins + lengths
     while first < count:
         last = max(first + 1, int(np.searchsorted(ends, begins[first] + READ_AT_ONCE, "right")))
@@ -421,7 +467,7 @@ def parts_of(lengths: Any, begins: Any) -> Iterator[Part]:
         first = last
 
 
-def before(numbers: Any) -> Any:
+def before(numbers: Array) -> Array:
     """What comes before each, together."""
     return np.cumsum(numbers) - numbers
 
@@ -435,12 +481,11 @@ def alone(device: torch.device) -> Iterator[None]:
         yield
 
 
-def useful(jobs: Sequence[Job], most: int, beams: int) -> int:
-    """Rows that are worth having. A search takes as many steps as its longest target: more rows than all targets fill
-    in that time would stand empty. Few rows are no quicker than some more."""
-    lengths = [len(job.source) for job in jobs]
-    full = max(sum(lengths) // max(lengths), FEWEST // beams)
-    return min(most, len(jobs), fitting(full * 7 // 8))
+def useful(lengths: Array, most: int, beams: int) -> int:
+    """Rows that are worth having for sources of such lengths. A search takes as many steps as its longest target: more
+    rows than all targets fill in that time would stand empty. Few rows are no quicker than some more."""
+    full = max(int(lengths.sum()) // int(lengths.max()), FEWEST // beams)
+    return min(most, len(lengths), fitting(full * 7 // 8))
 
 
 def fitting(rows: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attent.decode.options import Job
-from attent.decode.rules import MinLength
+from attent.decode.rules import LONGEST_UNIT, MinLength, NoLoops
 from attent.decode.search import Plan
 from attent.models import Seq2Seq
 from attent.nn import kernels
@@ -73,10 +73,13 @@ def can(model: Seq2Seq, plan: Plan) -> bool:
 
     search = plan.search
     plain = search.sampling is None and plan.groups == 1 and plan.demands is None
-    plain = plain and all(type(rule) is MinLength and rule.end == plan.end for rule in plan.rules)
+    plain = plain and all(
+        type(rule) is NoLoops or (type(rule) is MinLength and rule.end == plan.end) for rule in plan.rules
+    )
     if not plain or plan.beams > MOST_BEAMS or torch.is_autocast_enabled(plan.never.device.type):
         return False
-    return refuses(model) is None and 2 * plan.beams < model.config.targets
+    forbidden = LONGEST_UNIT if any(type(rule) is NoLoops for rule in plan.rules) else 0
+    return refuses(model) is None and 2 * plan.beams + forbidden < model.config.targets
 
 
 def fits(model: Seq2Seq, jobs: Sequence[Job]) -> bool:

@@ -171,6 +171,7 @@ class Job:
     whole_words: bool = False  # the prefix ends with a word: what comes next must begin another
     number: int = 0  # its place among all: chance depends on it
     limit: int = 0  # tokens that the target may have, its end counted
+    no_loops: bool = False  # as a search may have it for all
 
 
 @dataclass(frozen=True, kw_only=True)

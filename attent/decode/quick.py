@@ -45,6 +45,7 @@ LOOK = 0.002  # seconds between looks at whether a batch is done: while waiting 
 # 4 three quarters more.
 PATIENCE = 2.0
 NO_PENALTY = 1e-12  # told as 0, CTranslate2 would stop otherwise
+NO_GUARD = "has no guard against loops"
 IMPOSSIBLE = -1e3  # a bias from which on a token has no probability at all
 
 
@@ -109,6 +110,8 @@ class QuickEngine:
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refused_job(self, job: Job, search: Search) -> str | None:
+        if job.no_loops:
+            return NO_GUARD
         if job.demanded or job.forbidden:
             return "has no words that must or must not come"
         if job.prefix and job.whole_words:
@@ -256,7 +259,7 @@ def refused_of_any(search: Search) -> str | None:
     if search.sampling is not None:
         return "draws by chance of its own, not by our seed"
     if search.no_loops:
-        return "has no guard against loops"
+        return NO_GUARD
     return None
 
 

@@ -139,25 +139,34 @@ def looping(ids: Sequence[int]) -> bool:
 
 
 class NoLoops:
-    """No unit of tokens comes again and again. A state is, for units of 1, 2, ... tokens, the token that stands so far
-    back, and how many tokens in a row have been those that stood so far before them."""
+    """No unit of tokens comes again and again: of `every` job, or of those that say so. A state is whether that holds
+    and, for units of 1, 2, ... tokens, the token that stands so far back, and how many tokens in a row have been those
+    that stood so far before them."""
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", every: bool = True) -> None:
         self.enough = torch.tensor([enough - 1 for enough in NEEDED], device=device)
+        self.every = every
+
+    def holds(self, job: Job) -> bool:
+        return self.every or job.no_loops
 
     def begin(self, jobs: Sequence[Job]) -> Tensor:
-        state = self.enough.new_zeros(len(jobs), 2 * LONGEST_UNIT)
-        state[:, :LONGEST_UNIT] = -1
+        state = self.enough.new_zeros(len(jobs), 1 + 2 * LONGEST_UNIT)
+        state[:, 0] = torch.tensor([self.holds(job) for job in jobs])
+        state[:, 1 : 1 + LONGEST_UNIT] = -1
         return state
 
     def forbid(self, scores: Tensor, state: Tensor, written: Written) -> Tensor:
-        back, run = state.chunk(2, 1)
-        return ban(scores, back, run >= self.enough)
+        holds, back, run = self._parts(state)
+        return ban(scores, back, (run >= self.enough) & (holds > 0))
 
     def advance(self, state: Tensor, token: Tensor) -> Tensor:
-        back, run = state.chunk(2, 1)
+        holds, back, run = self._parts(state)
         run = torch.where(back == token[:, None], run + 1, 0)
-        return torch.cat([token[:, None], back[:, :-1], run], 1)
+        return torch.cat([holds, token[:, None], back[:, :-1], run], 1)
+
+    def _parts(self, state: Tensor) -> tuple[Tensor, ...]:
+        return state.split([1, LONGEST_UNIT, LONGEST_UNIT], 1)
 
 
 # --- the beginning ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from attent.decode.align import Alignment, align_rows, choice_of, default_choice
 from attent.decode.control import FREE, Control, Ruler
 from attent.decode.engine import Session, Stopped, TorchEngine
 from attent.decode.ensemble import Ensemble, check_tokenizers
-from attent.decode.force import Row, evaluating
+from attent.decode.force import Row, Shared, evaluating
 from attent.decode.glossary import Glossary
 from attent.decode.options import Engine, Hypothesis, Job, Search
 from attent.decode.rules import looping
@@ -120,13 +120,19 @@ class Translator:
         self.record = record
         self.said: set[str] = set()
         self._say = say
-        self._busy = threading.RLock()  # one search at a time; others may have their texts read and written meanwhile
+        self._busy, self._still = self._for_threads()
+
+    def _for_threads(self) -> tuple[threading.RLock, Shared]:
+        """One search at a time has the device; others may get ready meanwhile, and have their texts read and
+        written."""
+        return threading.RLock(), Shared(lambda: evaluating(self.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_busy"}
+        return {name: value for name, value in vars(self).items() if name not in ("_busy", "_still")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _busy=threading.RLock())
+        vars(self).update(state)
+        self._busy, self._still = self._for_threads()
 
     @classmethod
     def load(
@@ -204,7 +210,7 @@ class Translator:
         for wishes in {id(unit.control): unit.control for unit in units}.values():
             check_control(wishes, search)
         rows = self._read([unit.text for unit in units], to, read)
-        with self._busy, evaluating(self.model):
+        with self._still:
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
             groups = [[next(found) for _ in some] for some in pieces]
             links = self._links(units, rows, groups) if alignment else [None] * len(texts)
@@ -341,10 +347,13 @@ class Translator:
         read.update(zip(new, self.tokenizer.source.encode(new), strict=True))
         return framed([[*read[text]] for text in texts], self.tokenizer.source, to)
 
-    def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int) -> Job:
+    def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int, guard: bool = False) -> Job:
+        """`guard`: it may not go in circles from the start, unless the source does. On a GPU that costs nothing, and
+        to look again much; a text with wishes may have to."""
         limit = search.limit(len(row) - framing)
+        limit = min(limit, self._limits[1] or limit)
         if unit.control is FREE:
-            return Job(source=row, number=unit.number, limit=min(limit, self._limits[1] or limit))
+            return Job(source=row, number=unit.number, limit=limit, no_loops=guard and not looping(row))
         wanted = [unit.control.prefix.strip(), *unit.control.demanded]
         prefix, *demanded = self.tokenizer.target.encode(wanted) if any(wanted) else ([], *([] for _ in wanted[1:]))
         return Job(
@@ -354,7 +363,7 @@ class Translator:
             forbidden=unit.control.forbidden,
             whole_words=unit.control.ends_word,
             number=unit.number,
-            limit=min(limit, self._limits[1] or limit),
+            limit=limit,
         )
 
     def _inside(self, ids: list[int]) -> list[int]:
@@ -384,12 +393,14 @@ class Translator:
         same: list[object] = [unit.text for unit in units] if alike else list(units)
         keys = list(range(len(units))) if search.sampling else same
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
-        jobs = {key: self._job(units[place], rows[place], asked, framing) for key, place in places.items()}
+        at_once = guard and not asked.no_loops and self.device.type != "cpu" and self.engine != "ctranslate2"
+        jobs = {key: self._job(units[place], rows[place], asked, framing, at_once) for key, place in places.items()}
         found = dict(zip(jobs, self._searched(list(jobs.values()), asked, stop), strict=True))
         for key, some in found.items():
             check_found(some, units[places[key]], jobs[key])
         if guard and not asked.no_loops:
-            circling = [key for key, some in found.items() if looping(some[0].ids) and not looping(jobs[key].source)]
+            loose = [(key, some[0]) for key, some in found.items() if not jobs[key].no_loops]
+            circling = [key for key, best in loose if looping(best.ids) and not looping(jobs[key].source)]
             again = self.torch_engine(stop).search([jobs[key] for key in circling], replace(asked, no_loops=True))
             found.update((circling[place], some) for place, some in again if some)  # what must come may go in circles
         if risk:
@@ -399,24 +410,26 @@ class Translator:
     def search(
         self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None = None
     ) -> list[list[Hypothesis]]:
-        """For whoever has text and ids elsewhere; one search at a time."""
-        with self._busy, evaluating(self.model):
+        """For whoever has text and ids elsewhere."""
+        with self._still:
             return self._searched(jobs, search, stop)
 
     def _searched(self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in jobs]
         for engine, places in self._shared(jobs, search, stop):
-            for place, found in engine.search([jobs[place] for place in places], search):
-                results[places[place]] = found
-                if stop is not None and stop():
-                    raise Stopped
+            with nullcontext() if isinstance(engine, TorchEngine) else self._busy:  # ours knows whose turn it is
+                for place, found in engine.search([jobs[place] for place in places], search):
+                    results[places[place]] = found
+                    if stop is not None and stop():
+                        raise Stopped
         return results
 
     def _shared(
         self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None
     ) -> Iterator[tuple[Engine, list[int]]]:
         """Which engine takes which jobs: the quick one all that it can do."""
-        quick = self._quick
+        with self._busy:
+            quick = self._quick
         left = list(range(len(jobs)))
         if quick is not None and jobs:
             reasons = {place: quick.refuses(search, [jobs[place]]) for place in left}
@@ -446,6 +459,7 @@ class Translator:
             stop=stop,
             record=self.record,
             say=self.say,
+            turn=self._busy,
         )
 
     @cached_property
@@ -554,7 +568,8 @@ class Translator:
         ]
         targets = [self.tokenizer.target.decode(one.ids) for one in best]
         sources = [unit.text for unit in units]
-        found = iter(align_rows(model, self.tokenizer, sources, targets, pairs, choice))
+        with self._busy:
+            found = iter(align_rows(model, self.tokenizer, sources, targets, pairs, choice))
         words = iter(len(source.split()) for source in sources)
         return [in_a_row([(next(found), next(words)) for _ in some]) for some in groups]
 

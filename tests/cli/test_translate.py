@@ -610,6 +610,23 @@ def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> Non
         assert told.endswith("\r\x1b[Kattent: a word\n" if shown else "attent: a word\n")
 
 
+def test_the_speed_is_that_of_the_last_seconds() -> None:
+    """The start may take long, on a GPU for instance."""
+    now = [0.0]
+    with Screen(Terminal(), clock=lambda: now[0]) as screen:
+        screen.start(1000, quiet=False)
+        for seconds, lines in ((20.0, 10), (22.0, 110), (26.0, 310), (28.0, 410)):
+            now[0] = seconds
+            screen.show(lines, lines)
+        told = screen.stream.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
+    assert told[1:] == [
+        "10 lines, 0.5 a second, 1%, 33 min 0 s left",
+        "110 lines, 5.0 a second, 11%, 2 min 58 s left",
+        "310 lines, 50 a second, 31%, 14 s left",
+        "410 lines, 50 a second, 41%, 12 s left",
+    ]
+
+
 # ---- what cannot be read ---------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ In the tree stand the token that each beam wrote at each place, and the beam tha
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -117,9 +117,12 @@ def warps(width: int) -> int:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def likely(logits: Tensor, rows: Tensor, settings: Tensor, beams: int, end: int) -> tuple[Tensor, Tensor]:
+def likely(
+    logits: Tensor, rows: Tensor, settings: Tensor, beams: int, end: int, past: Past | None = None
+) -> tuple[Tensor, Tensor]:
     """Of each beam's logits (R * K, V) the likeliest words, 2 K or with one beam 1: ids and log-probabilities, each
-    (R * K, C); of equal ones that of the lowest id. `settings` begin with the tokens before an end is allowed."""
+    (R * K, C); of equal ones that of the lowest id. `settings` begin with the tokens before an end is allowed. Words
+    that would close a loop of the past are not among them where that is forbidden; their logits are overwritten."""
     N, V = logits.shape
     groups = -(-V // GROUP)
     chunk = min(CHUNK, power(groups))
@@ -129,6 +132,12 @@ def likely(logits: Tensor, rows: Tensor, settings: Tensor, beams: int, end: int)
     peaks = logits.new_empty(N, chunks * chunk, dtype=torch.float32)
     parts = logits.new_empty(N, chunks, 2, dtype=torch.float32)
     _survey[(N, chunks)](logits, rows, peaks, parts, V, end, beams, chunk, GROUP, num_warps=4)
+    if past is not None:
+        _unloop[(N,)](
+            logits, peaks, rows, past.no_loops, past.tokens, past.ancestors, past.ancestors.shape[1], V, end,
+            chunks * chunk, beams, GROUP, *past.loop, power(max(past.loop.before(unit) for unit in past.loop.units)),
+            num_warps=1,
+        )  # fmt: skip
     ids = torch.empty(N, count, dtype=torch.int32, device=logits.device)
     gains = logits.new_empty(N, count, dtype=torch.float32)
     _pick[(N,)](
@@ -137,6 +146,31 @@ def likely(logits: Tensor, rows: Tensor, settings: Tensor, beams: int, end: int)
         num_warps=1 if count <= 8 else 4,
     )  # fmt: skip
     return ids, gains
+
+
+class Loop(NamedTuple):
+    """A unit of at most so many tokens that comes for the so manieth time in a row and then fills at least so many."""
+
+    longest: int
+    times: int
+    least: int
+
+    @property
+    def units(self) -> range:
+        return range(1, self.longest + 1)
+
+    def before(self, unit: int) -> int:
+        """Tokens that must be there, so that one more can close a loop of such units."""
+        return max(self.times, -(-self.least // unit)) * unit - 1
+
+
+class Past(Protocol):
+    """What is written, and whether that may go in circles."""
+
+    loop: Loop
+    no_loops: Tensor  # (S,) not 0: it may not
+    tokens: Tensor  # (leaves, K) the trees of all sources
+    ancestors: Tensor
 
 
 def candidates(beams: int) -> int:
@@ -388,6 +422,54 @@ def _survey(
         part = Parts + (beam * tl.num_programs(1) + chunk) * 2
         tl.store(part, top)
         tl.store(part + 1, mass)
+
+
+@triton.jit
+def _back(Tokens, whose, leaf, length, beam, back, K: tl.constexpr):
+    """The tokens of a beam that stand so far back, 0 for the last; -1 where there is none. The beam itself wrote the
+    last, and its ancestor at a place the one before that place."""
+    there = back < length
+    column = tl.zeros_like(back)
+    if K > 1:
+        older = there & (back > 0)
+        column = tl.load(whose + (length - back) * K + beam, mask=older, other=0).to(tl.int32)
+        column = tl.where(back > 0, column, beam)
+    return tl.load(Tokens + (leaf + length - 1 - back) * K + column, mask=there, other=-1)
+
+
+@triton.jit
+def _unloop(
+    Logits, Peaks, Rows, NoLoops, Tokens, Ancestors, columns, V, end, groups, K: tl.constexpr, WIDE: tl.constexpr,
+    LONGEST: tl.constexpr, TIMES: tl.constexpr, FILLED: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """The words with which a beam would close a loop become impossible, and the best of their groups are told anew; in
+    the sum of all probabilities they stay."""
+    number = tl.program_id(0)
+    row = Rows + number // K * WIDE_ROW
+    source = tl.load(row)
+    if tl.load(NoLoops + source, mask=source >= 0, other=0) != 0:
+        beam = number % K
+        length = tl.load(row + LENGTH)
+        leaf = tl.load(row + TREE).to(tl.int64)
+        whose = Ancestors + (length % 2).to(tl.int64) * columns + tl.load(row + ROOM).to(tl.int64) * K
+        back = tl.arange(0, BACK)
+        tokens = _back(Tokens, whose, leaf, length, beam, back, K)
+        last = tl.sum(tl.where(back == 0, tokens, 0), 0)
+        same = (tokens == last) & (back > 0) & (back <= LONGEST) & (back < length)
+        if tl.sum(same.to(tl.int32), 0) > 0:  # only then can the last token be part of a loop
+            mine = Logits + number.to(tl.int64) * V
+            for unit in tl.static_range(1, LONGEST + 1):
+                run = (tl.cdiv(FILLED, unit) if tl.cdiv(FILLED, unit) > TIMES else TIMES) * unit - unit - 1
+                before = _back(Tokens, whose, leaf, length, beam, back + unit, K)
+                broken = (back < run) & (tokens != before)
+                if (tl.sum(broken.to(tl.int32), 0) == 0) & (run + unit <= length):
+                    word = tl.sum(tl.where(back == unit - 1, tokens, 0), 0)
+                    tl.store(mine + word, float("-inf"))
+                    tl.debug_barrier()
+                    group = word // WIDE
+                    near = group * WIDE + tl.arange(0, WIDE)
+                    logits = tl.load(mine + near, mask=(near < V) & (near != end), other=float("-inf"))
+                    tl.store(Peaks + number.to(tl.int64) * groups + group, tl.max(logits.to(tl.float32), 0))
 
 
 @triton.jit

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton.language as tl
@@ -16,7 +18,7 @@ from attent.decode import lane, lanes
 from attent.decode.engine import TorchEngine
 from attent.decode.layers import refuses
 from attent.decode.options import Hypothesis, Job, Sampling, Search
-from attent.decode.rules import MinLength, NoLoops
+from attent.decode.rules import LEAST, LONGEST_UNIT, TIMES, MinLength, NoLoops, NoRepeat, Written, looping
 from attent.decode.search import Plan, banned, likeliest, unwritten
 from attent.look import record
 from attent.look.silence import Part, silenced
@@ -51,7 +53,18 @@ class Specialised:
 
 @pytest.fixture(autouse=INTERPRETED)
 def specialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("embed", "add", "look_back", "look_across", "look_around", "survey", "pick", "turn", "trace"):
+    for name in (
+        "embed",
+        "add",
+        "look_back",
+        "look_across",
+        "look_around",
+        "survey",
+        "unloop",
+        "pick",
+        "turn",
+        "trace",
+    ):
         monkeypatch.setattr(steps, f"_{name}", Specialised(getattr(steps, f"_{name}")))
 
 
@@ -178,6 +191,58 @@ def test_words_that_are_all_impossible_have_no_share_in_the_sum(device: torch.de
     assert float(gains) == pytest.approx(0.0, abs=1e-5)
 
 
+def in_circles(K: int, rows: int, dice: random.Random) -> list[list[int]]:
+    """What the K beams of a row wrote at each place: nearly the same unit again and again, and at last one word."""
+    units = [[dice.randrange(4, WORDS) for _ in range(dice.randrange(1, 9))] for _ in range(rows - 1)]
+    return [
+        [unit[t % len(unit)] if dice.random() > 0.01 else 3 for _ in range(K)]
+        for unit in (*units, [WORDS - 1])
+        for t in range(LIMIT)
+    ]
+
+
+WORDS, LIMIT = 200, 40
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_no_word_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dtype) -> None:
+    """Beside the rule of the search: beams of mixed descent, a row at rest, and one that may go in circles."""
+    R, dice = 12 if INTERPRETED else 200, random.Random(K)
+    lengths = [*(dice.choice((0, 1, 6, 7, 11, 31, 33, 39)) for _ in range(R - 1)), 39]
+    rows = rows_of(lengths, [0] * R, LIMIT, device)
+    rows[:, 6] = rows[:, 2]  # trees lie as caches do
+    some = [Job(source=[5], no_loops=row != 2) for row in range(R)]
+    wrote = in_circles(K, R, dice)
+    whose = [[dice.randrange(K) for _ in range(K)] for _ in wrote]
+    logits = torch.randn(R * K, WORDS, device=device).to(dtype_of)
+    rule = NoLoops(device, every=False)
+    state = rule.begin(some).repeat_interleave(K, 0)
+    for place in range(R * K):
+        first, length, k = place // K * LIMIT, lengths[place // K], place % K
+        ids = [wrote[first + t][whose[first + t + 1][k] if t + 1 < length else k] for t in range(length)]
+        for token in ids:
+            state[place] = rule.advance(state[place, None], torch.tensor([token], device=device))[0]
+        logits[place, ids] += 5
+    halves = torch.tensor([whose, whose], dtype=torch.int8, device=device).view(2, R, -1)
+    for row, length in enumerate(lengths):
+        halves[1 - length % 2, row] = (halves[length % 2, row] + 1) % K  # of the step before
+    past = SimpleNamespace(
+        loop=steps.Loop(LONGEST_UNIT, TIMES, LEAST),
+        no_loops=torch.tensor([job.no_loops for job in some], dtype=torch.int32, device=device),
+        tokens=torch.tensor(wrote, dtype=torch.int32, device=device),
+        ancestors=halves.view(2, -1),
+    )
+    scores = logits.float().log_softmax(-1)
+    nothing = Written(*torch.zeros(3, R * K, 1, dtype=torch.int64, device=device))
+    allowed = rule.forbid(scores.clone(), state, nothing)
+    assert int((allowed != scores).any(1).sum()) > R * K // 4
+    values, words = likeliest(allowed, 1 if K == 1 else 2 * K)
+    got, gains = steps.likely(logits, rows, torch.zeros(2, dtype=torch.int32, device=device), K, END, past)
+    at_work = [place for place in range(R * K) if place // K != 1]
+    assert got[at_work].tolist() == words[at_work].tolist()
+    torch.testing.assert_close(gains[at_work], values[at_work], rtol=1e-5, atol=1e-5)
+
+
 # --- the lane --------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +356,22 @@ def test_many_rows_that_become_few_find_what_the_search_finds(beams: int, device
 
 
 @pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("beams", [1] if INTERPRETED else [1, 2, 4])
+def test_only_who_may_goes_in_circles(beams: int, device: torch.device) -> None:
+    """As in the search, with more sources than rows."""
+    count, limit = (3, 14) if INTERPRETED else (60, 50)
+    model = made(device, -50.0, 30)
+    some = [replace(job, limit=limit, no_loops=job.number % 3 > 0) for job in jobs(count, 30)]
+    plan = plan_of(Search(beam_size=beams), device, (NoLoops(device, every=False),))
+    wanted, got = searched(model, some, plan), in_the_lane(model, some, plan, 2 if INTERPRETED else 24)
+    assert [texts(one) for one in got] == [texts(one) for one in wanted]
+    assert not any(looping(best[0].ids) for job, best in zip(some, got, strict=True) if job.no_loops)
+    free = searched(model, some, plan_of(plan.search, device))
+    assert any(looping(best[0].ids) for job, best in zip(some, free, strict=True) if job.no_loops)
+    assert any(looping(best[0].ids) for job, best in zip(some, got, strict=True) if not job.no_loops)
+
+
+@pytest.mark.usefixtures("small_steps")
 def test_a_lane_is_kept_and_sees_weights_that_were_changed_in_place(device: torch.device) -> None:
     """Also by those whom nothing counts, and by whoever was there first in inference mode."""
     model, some, plan = made(device, 3.0, 30), jobs(2, 30), plan_of(Search(beam_size=2), device)
@@ -328,8 +409,10 @@ def test_what_is_not_plain_is_left_to_the_search(device: torch.device) -> None:
     assert lanes.can(model, plan_of(search, device))
     for other in (replace(search, groups=2), Search(sampling=Sampling()), replace(search, beam_size=17)):
         assert not lanes.can(model, plan_of(other, device))
-    assert not lanes.can(model, plan_of(search, device, (NoLoops(device),)))
+    assert not lanes.can(model, plan_of(search, device, (NoRepeat(3, device),)))
     assert not lanes.can(model, plan_of(replace(search, beam_size=16), device))  # hardly more words than that
+    assert lanes.can(model, plan_of(replace(search, beam_size=10), device, (NoLoops(device),)))
+    assert not lanes.can(model, plan_of(replace(search, beam_size=11), device, (NoLoops(device),)))
     with record(model):
         assert refuses(model) is not None
     assert refuses(model) is None
@@ -405,7 +488,7 @@ def test_a_board_that_had_to_grow_has_room_for_what_was_before(device: torch.dev
     assert mine._board(model, long, plan) is both
     assert mine._board(model, many, plan) is both
     none = torch.zeros(0, steps.ROW, dtype=torch.int32, device=device)
-    both.begin(none, none[:, : steps.SOURCE], plan)
+    both.begin(none, none[:, : steps.SOURCE], none[:, 0], plan)
     assert both.settings.tolist() == [0, lane.FOREVER]
 
 
@@ -424,10 +507,10 @@ def test_rows_that_are_at_work_come_first_in_their_order(device: torch.device) -
 
 def test_no_more_rows_are_held_than_their_targets_have_room_for(device: torch.device) -> None:
     model, plan, mine = made_lane(device)
-    assert mine._held([Job(source=[5], limit=2)]) == 0
+    assert mine._held(2) == 0
     mine._board(model, replace(lane.LEAST, rows=40, places=1024), plan)
-    assert mine._held([Job(source=[5], limit=2)]) == 40
-    assert mine._held([Job(source=[5], limit=2), Job(source=[5], limit=100)]) == 10
+    assert mine._held(2) == 40
+    assert mine._held(100) == 10
 
 
 @pytest.mark.parametrize("together", [3, 0])
@@ -436,16 +519,17 @@ def test_fewer_sources_are_taken_together_where_memory_is_short(
 ) -> None:
     asked = []
 
-    def short(mine: lane.Lane, model: Seq2Seq, some: list[Job], plan: Plan, most: int, stop: Any) -> list[Any]:
+    def short(mine: lane.Lane, model: Seq2Seq, some: lane.Lot, plan: Plan, most: int, stop: Any) -> Any:
         mine._board(model, lane.LEAST, plan)
-        asked.append((len(some), most))
-        if len(some) > together:
+        asked.append((len(some.sources), most))
+        if len(some.sources) > together:
             raise torch.OutOfMemoryError
-        return [[job.number] for job in some]
+        return some
 
     monkeypatch.setattr(lane.Lane, "_searched", short)
+    monkeypatch.setattr(lane.Lot, "hypotheses", lambda some, plan: [[number] for number in some.ids], raising=False)
     model, plan, mine = made_lane(device)
-    some = [Job(source=[5], number=number, limit=9) for number in range(9)]
+    some = [Job(source=[number], number=number, limit=9) for number in range(9)]
     found = mine.search(model, some, plan, 1000, lambda: None)
     if together:
         assert dict(found) == {number: [number] for number in range(9)}
@@ -464,9 +548,9 @@ def test_a_lot_has_as_many_sources_as_memory_has_room_for() -> None:
 
 
 def test_there_are_no_more_rows_than_the_longest_source_leaves_work_for() -> None:
-    equal = [Job(source=[5] * 10, limit=60)] * 5000
+    equal = np.full(5000, 10)
     assert lane.useful(equal, 1024, 4) == 1024
     assert lane.useful(equal[:100], 1024, 4) == 100
-    mixed = [Job(source=[5] * 100, limit=150), *[Job(source=[5] * 20, limit=70)] * 4000]
+    mixed = np.array([100, *[20] * 4000])
     assert 600 < lane.useful(mixed, 1024, 4) <= 801
     assert [lane.fitting(rows) for rows in (1, 9, 100, 769)] == [8, 12, 128, 1024]
