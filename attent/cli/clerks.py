@@ -24,6 +24,7 @@ from attent.cli.reading import Block, Line, Source
 from attent.cli.translating import Desk, Written, write_lines
 from attent.data.crew import deaf, no_main_script, obey
 from attent.decode import Translator
+from attent.decode.lots import Lot, in_order, sizes
 from attent.decode.options import Hypothesis, Job, Search
 from attent.models import Seq2Seq
 
@@ -125,13 +126,16 @@ class Clerk:
         lines = [line.text if line.plain else line for line in block.lines]
         self.connection.send((lines, block.first, name))
         while not isinstance(told := self.connection.recv(), Written):
-            rows, search = told
-            self.connection.send(self._found(rows, search, stop))
+            asked, search = told
+            self.connection.send(self._found(asked, search, stop))
         return told
 
-    def _found(self, rows: list[tuple[Any, ...]], search: Search, stop: Callable[[], bool]) -> object:
+    def _found(self, asked: Lot | list[tuple[Any, ...]], search: Search, stop: Callable[[], bool]) -> object:
+        """For a lot, None says that it must be jobs."""
         try:
-            found = self.translator.search([unpacked(*row) for row in rows], search, stop)
+            if isinstance(asked, Lot):
+                return self.translator.search_lot(asked, search, stop)
+            found = self.translator.search([unpacked(*row) for row in asked], search, stop)
         except ValueError as error:  # what a line asks for cannot be done: it is told which line
             return error
         return [[(one.ids, one.log_prob, one.score, one.ended) for one in some] for some in found]
@@ -173,20 +177,38 @@ class Task:
 
 
 class Remote:
-    """An engine that asks the process that has the weights."""
+    """An engine that asks the process that has the weights: for lots, which are little work there, as long as these
+    are taken."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.refused: set[Search] = set()
 
     def search(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
         if not jobs:
             return
-        self.connection.send(([packed(job) for job in jobs], search))
+        plain = not any(job.prefix or job.demanded or job.forbidden for job in jobs)
+        found = self._of_lot(jobs, search) if plain and search not in self.refused else None
+        yield from self._of_jobs(jobs, search) if found is None else found
+
+    def _of_lot(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]] | None:
+        order = in_order(*sizes(jobs))
+        found = self._asked(Lot.of([jobs[place] for place in order], search.no_loops), search)
+        if found is None:
+            self.refused.add(search)
+            return None
+        return zip(order, found.hypotheses(search.n_best), strict=True)
+
+    def _of_jobs(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
+        for place, some in enumerate(self._asked([packed(job) for job in jobs], search)):
+            yield place, [Hypothesis(ids=ids, log_prob=p, score=score, ended=e) for ids, p, score, e in some]
+
+    def _asked(self, what: object, search: Search) -> Any:
+        self.connection.send((what, search))
         found = self.connection.recv()
         if isinstance(found, ValueError):
             raise found
-        for place, some in enumerate(found):
-            yield place, [Hypothesis(ids=ids, log_prob=p, score=score, ended=e) for ids, p, score, e in some]
+        return found
 
 
 class Asking(Translator):

@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attent.decode import lanes
 from attent.decode.demand import Demands
 from attent.decode.graphs import Recorder, can_record
+from attent.decode.lots import Found, Lot, sizes
 from attent.decode.options import Hypothesis, Job, Search
 from attent.decode.rules import Rule
 from attent.decode.search import NEVER, Beams, Plan, State, Writer, banned, may_ask, results, step, unwritten
@@ -57,9 +59,7 @@ class TorchEngine(Generic[State]):
         return None
 
     def search(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
-        rules, demands = self.make_rules(search, jobs)
-        never = banned(self.start, self.end, self.never, self.device)
-        plan = Plan(search=search, start=self.start, end=self.end, never=never, rules=rules, demands=demands)
+        plan = self._plan(search, jobs)
         left = set(range(len(jobs)))
         for place, found in self._in_lane(jobs, plan):
             left.remove(place)
@@ -68,6 +68,29 @@ class TorchEngine(Generic[State]):
             with self.turn:
                 for places in alike(jobs, left):
                     yield from self._session(jobs, places, plan)
+
+    def search_lot(self, lot: Lot, search: Search) -> Found | None:
+        """For who has made a lot of plain jobs; None: it has no lane, or did not find its way, and must be jobs."""
+        if not self.record:
+            return None
+        plan = self._plan(search, [Job(source=(), no_loops=bool(lot.no_loops.any()))])
+        try:
+            lane = lanes.lane_of(self.model, lot.widths, lot.limits, plan, self._unwritten)
+            if lane is None or not lane.takes(lot, plan):
+                return None
+            return lane.found(self.model, lot, plan, self._most(lot, plan.beams), self._stop, self.turn)
+        except lanes.failures() as error:
+            self._left_lane(error)
+            return None
+
+    def _plan(self, search: Search, jobs: Sequence[Job]) -> Plan:
+        rules, demands = self.make_rules(search, jobs)
+        never = banned(self.start, self.end, self.never, self.device)
+        return Plan(search=search, start=self.start, end=self.end, never=never, rules=rules, demands=demands)
+
+    @property
+    def _unwritten(self) -> tuple[int, ...]:
+        return unwritten(self.start, self.end, self.never)
 
     def _in_lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
         """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know. Should that
@@ -85,10 +108,10 @@ class TorchEngine(Generic[State]):
             yield one
 
     def _lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
-        lane = lanes.lane_of(self.model, jobs, plan, unwritten(self.start, self.end, self.never))
+        lane = lanes.lane_of(self.model, *sizes(jobs), plan, self._unwritten)
         if lane is None:
             return iter(())
-        return lane.search(self.model, jobs, plan, self._most(jobs, plan.beams), self._stop, self.turn)
+        return lane.search(self.model, jobs, plan, lambda lot: self._most(lot, plan.beams), self._stop, self.turn)
 
     def _left_lane(self, error: Exception) -> None:
         lanes.forget(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
@@ -96,15 +119,15 @@ class TorchEngine(Generic[State]):
             reason = next(iter(str(error).splitlines()), "")
             self.say(f"our own kernels fail here ({type(error).__name__}: {reason}); a slower way is taken")
 
-    def _most(self, jobs: Sequence[Job], beams: int) -> int:
+    def _most(self, lot: Lot, beams: int) -> int:
         """Sources at once: nothing is filled up there, so that it is the longest together that count."""
-        some = sorted(((job.limit, len(job.source)) for job in jobs), reverse=True)[:TOGETHER]
+        some = np.stack([lot.limits, lot.widths])[:, :TOGETHER]
         while True:
-            limit, longest = (-(-sum(numbers) // len(some)) for numbers in zip(*some, strict=True))
+            limit, longest = (-(-int(numbers.sum()) // len(numbers)) for numbers in some)
             most = self.batch_size(longest, limit, beams)
-            if most >= len(some):
+            if most >= some.shape[1]:
                 return most
-            some = some[:most]
+            some = some[:, :most]
 
     def _stop(self) -> None:
         if self.stop is not None and self.stop():

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.decode.layers import Decoder, Kept, Twin
+from attent.decode.lots import Found, Lot, before, in_order, parted, sizes
 from attent.decode.options import Hypothesis, Job
 from attent.decode.rules import LEAST as FILLED
 from attent.decode.rules import LONGEST_UNIT, TIMES, MinLength, NoLoops
@@ -174,36 +174,55 @@ class Lane:
         model: object,
         jobs: Sequence[Job],
         plan: Plan,
-        most: int,
+        most: Callable[[Lot], int],
         stop: Callable[[], None],
         turn: AbstractContextManager[Any] = NOBODY,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """At most so many sources at work at once; `stop` may raise an error. Where memory is short after all, fewer
-        are taken together. Of several threads each has the device in its `turn`, and until then gets ready."""
-        assert isinstance(model, Seq2Seq)
-        order = sorted(range(len(jobs)), key=lambda place: (-jobs[place].limit, -len(jobs[place].source)))
-        board = self.board  # of several threads another may give it up meanwhile
-        held = 0 if board is None else board.room.tokens
-        tokens = max(held, room_for(self.twin.decoder, plan.never.device))
-        waiting = deque(lots(order, jobs, tokens, MOST_LEAVES // plan.beams))
+        """At most so many sources of a lot at work at once; `stop` may raise an error. Where memory is short after
+        all, fewer are taken together. Of several threads each has the device in its `turn`."""
+        every = any(rule.every for rule in plan.rules if isinstance(rule, NoLoops))
+        waiting = deque(parted(in_order(*sizes(jobs)), jobs, self.room(plan), MOST_LEAVES // plan.beams))
+        fewer = FOREVER
         while waiting:
             places = waiting.popleft()
-            lot = Lot.of([jobs[place] for place in places], plan)
-            with turn:
-                found = self._tried(model, lot, plan, most, stop)
+            lot = Lot.of([jobs[place] for place in places], every)
+            rows = min(most(lot), fewer)
+            found = self.found(model, lot, plan, rows, stop, turn)
             if found is None:
-                most, half = max(1, min(most, len(places)) // 2), len(places) // 2
+                fewer, half = max(1, min(rows, len(places)) // 2), len(places) // 2
                 waiting.extendleft((places[half:], places[:half]))
             else:
-                yield from zip(places, found.hypotheses(plan), strict=True)
+                yield from zip(places, found.hypotheses(plan.search.n_best), strict=True)
+
+    def room(self, plan: Plan) -> int:
+        """Tokens of sources that there is memory for."""
+        board = self.board  # of several threads another may give it up meanwhile
+        return max(0 if board is None else board.room.tokens, room_for(self.twin.decoder, plan.never.device))
+
+    def takes(self, lot: Lot, plan: Plan) -> bool:
+        """All of it at once?"""
+        return len(lot.ids) <= self.room(plan) and int(lot.limits.sum()) <= MOST_LEAVES // plan.beams
+
+    def found(
+        self,
+        model: object,
+        lot: Lot,
+        plan: Plan,
+        most: int,
+        stop: Callable[[], None],
+        turn: AbstractContextManager[Any] = NOBODY,
+    ) -> Found | None:
+        """None: there was no memory for so many."""
+        assert isinstance(model, Seq2Seq)
+        with turn:
+            return self._tried(model, lot, plan, most, stop)
 
     def _tried(self, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found | None:
-        """None: there was no memory for so many."""
         with self.busy, alone(plan.never.device):
             try:
                 return self._searched(model, lot, plan, most, stop)
             except torch.OutOfMemoryError:
-                if len(lot.sources) == 1:
+                if len(lot) == 1:
                     raise
             # Here, not above: an error that is being handled keeps alive all that was at work.
             self._forget()
@@ -214,8 +233,8 @@ class Lane:
     def _searched(self, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found:
         rows = useful(lot.lengths, max(most, self._held(int(lot.limits.max()))), plan.beams)
         size = fitting(rows)
-        need = lot.need(rows)
-        there = lot.there(rows, plan.never.device)
+        need = need_of(lot, rows)
+        there = brought(lot, rows, plan.never.device)
         self.twin.take(model)
         board = self._board(model, replace(need, rows=size), plan)
         self._read(lot, there, board)
@@ -314,27 +333,7 @@ class Lane:
         pointers = best.tokens[:, :, 0].to(torch.int32)
         tokens = steps.traced(pointers, sources, board.tokens, board.parents, longest)
         numbers = (pointers // plan.beams, best.lengths, best.sums, best.scores)
-        return Found(tokens.cpu(), *(x.flatten().cpu() for x in numbers))
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The hypotheses of all sources, on the host."""
-
-    tokens: Tensor
-    written: Tensor  # of each how many of these it has
-    lengths: Tensor  # with its end
-    sums: Tensor
-    scores: Tensor
-
-    def hypotheses(self, plan: Plan) -> list[list[Hypothesis]]:
-        N = plan.search.n_best
-        parts = (self.tokens.numpy(), *(x.tolist() for x in (self.written, self.lengths, self.sums, self.scores)))
-        found = [
-            Hypothesis(ids=tuple(ids[:count].tolist()), log_prob=log_prob, score=score, ended=length > count)
-            for ids, count, length, log_prob, score in zip(*parts, strict=True)
-        ]
-        return [[one for one in found[at : at + N] if one.score > NEVER] for at in range(0, len(found), N)]
+        return Found(tokens.cpu().numpy(), *(x.flatten().cpu().numpy() for x in numbers))
 
 
 class Look:
@@ -367,63 +366,6 @@ class Part:
     longest: int
 
 
-@dataclass(frozen=True, eq=False)
-class Lot:
-    """Sources, those with the longest targets first; their tokens lie end to end in the order of their own lengths."""
-
-    ids: Array  # of all sources
-    at: Array  # of each token its place in its source
-    begins: Array  # of each source, in the order of lengths
-    lengths: Array
-    sources: Array  # as `steps` has them
-    no_loops: Array
-
-    @classmethod
-    def of(cls, jobs: Sequence[Job], plan: Plan) -> Lot:
-        guards = [rule for rule in plan.rules if isinstance(rule, NoLoops)]
-        limits = np.array([job.limit for job in jobs], dtype=np.int64)
-        widths = np.array([len(job.source) for job in jobs], dtype=np.int64)
-        order = np.argsort(-widths, kind="stable")
-        lengths = widths[order]
-        begins = before(lengths)
-        ids = np.fromiter(chain.from_iterable(jobs[place].source for place in order), np.int32, int(lengths.sum()))
-        memory = np.empty_like(begins)
-        memory[order] = begins
-        return cls(
-            ids=ids,
-            at=np.arange(len(ids)) - np.repeat(begins, lengths),
-            begins=begins,
-            lengths=lengths,
-            sources=np.stack([memory, widths, limits, before(limits)], 1),
-            no_loops=np.array([any(guard.holds(job) for guard in guards) for job in jobs], dtype=np.int64),
-        )
-
-    @property
-    def limits(self) -> Array:
-        return self.sources[:, 2]
-
-    def need(self, rows: int) -> Need:
-        return Need(
-            rows=rows,
-            places=int(self.limits[:rows].sum()),
-            sources=len(self.sources),
-            leaves=int(self.limits.sum()),
-            tokens=len(self.ids),
-            longest=int(self.limits.max()),
-            widest=int(self.lengths[0]),
-        )
-
-    def there(self, count: int, device: torch.device) -> There:
-        """All of it on the device, brought over in one piece; so many rows begin with the first sources."""
-        rows = np.zeros((count, steps.ROW), dtype=np.int64)
-        rows[:, 0] = np.arange(count)
-        rows[:, steps.ROOM.value] = before(self.limits[:count])
-        rows[:, steps.MEMORY.value : steps.TREE.value + 1] = self.sources[:count]
-        return There(
-            *brought([self.ids, self.at, self.begins, self.lengths, self.sources, self.no_loops, rows], device)
-        )
-
-
 class There(NamedTuple):
     """A lot on the device."""
 
@@ -436,27 +378,31 @@ class There(NamedTuple):
     rows: Tensor
 
 
-def brought(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+def brought(lot: Lot, count: int, device: torch.device) -> There:
+    """In one piece; so many rows begin with the first sources."""
+    at = np.arange(len(lot.ids)) - np.repeat(lot.begins, lot.lengths)
+    sources = np.stack([lot.memory, lot.widths, lot.limits, before(lot.limits)], 1)
+    rows = np.zeros((count, steps.ROW), dtype=np.int64)
+    rows[:, 0] = np.arange(count)
+    rows[:, steps.ROOM.value] = before(lot.limits[:count])
+    rows[:, steps.MEMORY.value : steps.TREE.value + 1] = sources[:count]
+    arrays = [lot.ids, at, lot.begins, lot.lengths, sources, lot.no_loops, rows]
     packed = torch.from_numpy(np.concatenate([array.ravel().astype(np.int32) for array in arrays]))
     packed = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
     pieces = packed.split([array.size for array in arrays])
-    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+    return There(*(piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)))
 
 
-def lots(order: Sequence[int], jobs: Sequence[Job], tokens: int, leaves: int) -> Iterator[list[int]]:
-    """As many sources as so many tokens have together, and whose targets may have so many; at least one."""
-    lot: list[int] = []
-    read = written = 0
-    for place in order:
-        read += len(jobs[place].source)
-        written += jobs[place].limit
-        if lot and (read > tokens or written > leaves):
-            yield lot
-            lot = []
-            read, written = len(jobs[place].source), jobs[place].limit
-        lot.append(place)
-    if lot:
-        yield lot
+def need_of(lot: Lot, rows: int) -> Need:
+    return Need(
+        rows=rows,
+        places=int(lot.limits[:rows].sum()),
+        sources=len(lot),
+        leaves=int(lot.limits.sum()),
+        tokens=len(lot.ids),
+        longest=int(lot.limits.max()),
+        widest=int(lot.lengths[0]),
+    )
 
 
 def parts_of(lengths: Array, begins: Array) -> Iterator[Part]:
@@ -465,11 +411,6 @@ def parts_of(lengths: Array, begins: Array) -> Iterator[Part]:
         last = max(first + 1, int(np.searchsorted(ends, begins[first] + READ_AT_ONCE, "right")))
         yield Part(slice(first, last), slice(int(begins[first]), int(ends[last - 1])), int(lengths[first]))
         first = last
-
-
-def before(numbers: Array) -> Array:
-    """What comes before each, together."""
-    return np.cumsum(numbers) - numbers
 
 
 @contextmanager

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
 import torch
 
-from attent.decode.options import Job
+from attent.data.arrays import Array
 from attent.decode.rules import LONGEST_UNIT, MinLength, NoLoops
 from attent.decode.search import Plan
 from attent.models import Seq2Seq
@@ -27,15 +26,15 @@ FAILED: weakref.WeakSet[Seq2Seq] = weakref.WeakSet()  # models whose lanes could
 LOCK = threading.Lock()
 
 
-def lane_of(model: object, jobs: Sequence[Job], plan: Plan, never: tuple[int, ...]) -> Lane | None:
-    """The lane for such a search, kept from the last one like it; None: this is not for a lane. `never` are the tokens
-    that the plan has on the device."""
+def lane_of(model: object, widths: Array, limits: Array, plan: Plan, never: tuple[int, ...]) -> Lane | None:
+    """The lane for such a search of sources and targets of such sizes, kept from the last one like it; None: this is
+    not for a lane. `never` are the tokens that the plan has on the device."""
     if not isinstance(model, Seq2Seq):
         return None
     if not kernels.usable(plan.never):
         forget(model)  # it was moved here
         return None
-    if model in FAILED or not can(model, plan) or not fits(model, jobs):
+    if model in FAILED or not can(model, plan) or not fits(model, widths, limits):
         return None
     key = (plan.beams, plan.search.n_best, plan.start, plan.end, never)
     with LOCK:
@@ -82,14 +81,12 @@ def can(model: Seq2Seq, plan: Plan) -> bool:
     return refuses(model) is None and 2 * plan.beams + forbidden < model.config.targets
 
 
-def fits(model: Seq2Seq, jobs: Sequence[Job]) -> bool:
+def fits(model: Seq2Seq, widths: Array, limits: Array) -> bool:
     """Is there something to read and to write, and a position for every token? If not, the search tells."""
-    if not jobs or not all(job.source and job.limit for job in jobs):
+    if not len(widths) or not widths.all() or not limits.all():
         return False
     widest, longest = model.encoder.positions.max_length, model.decoder.positions.max_length
-    return (widest is None or max(len(job.source) for job in jobs) <= widest) and (
-        longest is None or max(job.limit for job in jobs) <= longest
-    )
+    return (widest is None or widths.max() <= widest) and (longest is None or limits.max() <= longest)
 
 
 def failures() -> tuple[type[Exception], ...]:

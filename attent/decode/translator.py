@@ -30,6 +30,7 @@ from attent.decode.engine import Session, Stopped, TorchEngine
 from attent.decode.ensemble import Ensemble, check_tokenizers
 from attent.decode.force import Row, Shared, evaluating
 from attent.decode.glossary import Glossary
+from attent.decode.lots import Found, Lot
 from attent.decode.options import Engine, Hypothesis, Job, Search
 from attent.decode.rules import looping
 from attent.decode.search import NEVER, Plan, Writer, banned
@@ -348,8 +349,7 @@ class Translator:
         return framed([[*read[text]] for text in texts], self.tokenizer.source, to)
 
     def _job(self, unit: Unit, row: Sequence[int], search: Search, framing: int, guard: bool = False) -> Job:
-        """`guard`: it may not go in circles from the start, unless the source does. On a GPU that costs nothing, and
-        to look again much; a text with wishes may have to."""
+        """`guard`: it may not go in circles, unless its source does; a text with wishes may have to."""
         limit = search.limit(len(row) - framing)
         limit = min(limit, self._limits[1] or limit)
         if unit.control is FREE:
@@ -393,7 +393,7 @@ class Translator:
         same: list[object] = [unit.text for unit in units] if alike else list(units)
         keys = list(range(len(units))) if search.sampling else same
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
-        at_once = guard and not asked.no_loops and self.device.type != "cpu" and self.engine != "ctranslate2"
+        at_once = guard and not asked.no_loops and self._guards_at_once
         jobs = {key: self._job(units[place], rows[place], asked, framing, at_once) for key, place in places.items()}
         found = dict(zip(jobs, self._searched(list(jobs.values()), asked, stop), strict=True))
         for key, some in found.items():
@@ -407,12 +407,22 @@ class Translator:
             found = {key: self._least_risk(some, search) for key, some in found.items()}
         return [found[key] for key in keys]
 
+    @property
+    def _guards_at_once(self) -> bool:
+        """Are loops forbidden from the start? On a GPU that costs nothing, and to look again much."""
+        return self.device.type != "cpu" and self.engine != "ctranslate2"
+
     def search(
         self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None = None
     ) -> list[list[Hypothesis]]:
         """For whoever has text and ids elsewhere."""
         with self._still:
             return self._searched(jobs, search, stop)
+
+    def search_lot(self, lot: Lot, search: Search, stop: Callable[[], bool] | None = None) -> Found | None:
+        """The same for a lot of plain jobs, where our own engine has a fast lane for them; None: it wants jobs."""
+        with self._still:
+            return self.torch_engine(stop).search_lot(lot, search)
 
     def _searched(self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in jobs]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from attent.cli import clerks
@@ -14,6 +15,7 @@ from attent.cli.reading import Block, Line, Source
 from attent.cli.translate import Flags
 from attent.cli.translating import Desk, write_lines
 from attent.decode import Search, Translator
+from attent.decode.lots import Found, Lot
 from attent.decode.options import Job
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
@@ -64,6 +66,41 @@ def test_a_clerk_writes_what_is_written_here(lines: list[Line], desk: Desk, offi
     assert searched, "no clerk has asked for it"
     assert lines is not WRONG or "text, line 12: " in found.fault  # type: ignore[attr-defined]
     assert lines is not LONG or found.cut[0][0] == 11  # type: ignore[attr-defined]
+
+
+def test_a_clerk_asks_with_lots_where_these_are_taken(desk: Desk) -> None:
+    lots: list[Lot] = []
+
+    def taken(lot: Lot, search: Search, stop: object) -> Found:
+        """As a lane would, but with the search."""
+        lots.append(lot)
+        some = [
+            Job(source=lot.ids[first : first + width].tolist(), limit=int(limit), no_loops=bool(no_loops))
+            for first, width, limit, no_loops in zip(lot.memory, lot.widths, lot.limits, lot.no_loops, strict=True)
+        ]
+        found = [one for best in desk.translator.search(some, search) for one in best]
+        assert len(found) == 2 * len(some)
+        return Found(
+            tokens=np.array([[*one.ids, *[0] * (12 - len(one.ids))] for one in found]),
+            written=np.array([len(one.ids) for one in found]),
+            lengths=np.array([len(one.ids) + one.ended for one in found]),
+            sums=np.array([one.log_prob for one in found]),
+            scores=np.array([one.score for one in found]),
+        )
+
+    made = Office(desk, long_text(), 1)
+    desk.translator.search_lot = taken  # type: ignore[method-assign, assignment]
+    try:
+        asked(made, PLAIN)
+        assert made.called[0].connection.poll(WAIT)
+        lots.clear()
+        assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+        assert [len(lot) for lot in lots] == [5]  # each different text once, and none for nothing
+        assert asked(made, WISHES) == write_lines(desk, WISHES, 10, "text")
+        assert len(lots) == 1
+    finally:
+        del desk.translator.search_lot
+        made.close()
 
 
 def long_text() -> Source:

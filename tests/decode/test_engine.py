@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from attent.decode import lanes
 from attent.decode import search as searching
 from attent.decode.engine import Session, Stopped, TorchEngine, alike
+from attent.decode.lots import Lot, in_order, sizes
 from attent.decode.options import Hypothesis, Job, Sampling, Search
 from attent.decode.rules import MinLength, NoLoops, Prefix
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -352,10 +353,46 @@ def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
     """Of sources and targets that have nothing to do with one another, too; 1,000 tokens find room here."""
     one = engine(Toy(6, 1.0), 1, batch_size=lambda source, target, beams: max(1, 1000 // (source + target)))
     short = [Job(source=[3] * 90, limit=10)] * 2000
-    assert one._most(short, 1) == 10
-    assert one._most([*short, *[Job(source=[3], limit=99)] * 500], 1) == 10
-    assert one._most([Job(source=[3], limit=499), *[Job(source=[3], limit=9)] * 500], 1) == 50
-    assert one._most([Job(source=[3], limit=5000)], 1) == 1
+    assert one._most(lot_of(short), 1) == 10
+    assert one._most(lot_of([*short, *[Job(source=[3], limit=99)] * 500]), 1) == 10
+    assert one._most(lot_of([Job(source=[3], limit=499), *[Job(source=[3], limit=9)] * 500]), 1) == 50
+    assert one._most(lot_of([Job(source=[3], limit=5000)]), 1) == 1
+
+
+def lot_of(some: Sequence[Job]) -> Lot:
+    return Lot.of([some[place] for place in in_order(*sizes(some))], no_loops=False)
+
+
+def test_a_lot_is_given_back_where_there_is_no_lane_or_none_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Seq2Seq(Seq2SeqConfig(vocab=30, encoder=STACK, decoder=decoder_of(STACK), start=START, end=END)).eval()
+    lot, said = lot_of(jobs(6)), []
+    one = engine(model, 3, say=said.append)
+    assert one.search_lot(lot, Search()) is None  # a CPU has none
+    monkeypatch.setattr(lanes, "lane_of", lambda *_: Taking(room=5))
+    assert one.search_lot(lot, Search()) is None
+    monkeypatch.setattr(lanes, "lane_of", lambda *_: Taking(room=6))
+    assert one.search_lot(lot, Search()) == (6, 3)  # with as many rows as there is room for
+    assert replace(one, record=False).search_lot(lot, Search()) is None
+    assert not said
+    monkeypatch.setattr(lanes, "lane_of", lambda *_: Taking(room=6, error=RuntimeError("no C compiler")))
+    assert one.search_lot(lot, Search()) is None
+    assert "our own kernels fail here (RuntimeError: no C compiler)" in said[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taking:
+    """A lane that finds how many it was given, and for how many rows."""
+
+    room: int
+    error: Exception | None = None
+
+    def takes(self, lot: Lot, plan: object) -> bool:
+        return len(lot) <= self.room
+
+    def found(self, model: object, lot: Lot, plan: object, most: int, *_: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return len(lot), most
 
 
 # --- a session by itself ---------------------------------------------------------------------------------------------

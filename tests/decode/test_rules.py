@@ -110,6 +110,16 @@ def test_a_token_that_would_make_a_loop_is_forbidden_and_no_other(seed: int) -> 
     assert against(NoLoops(), lambda row, token: looping([*row, token]), texts) > 5
 
 
+def test_where_not_all_are_asked_only_jobs_that_say_so_may_not_loop() -> None:
+    rule = NoLoops(every=False)
+    state = rule.begin([Job(source=[4], no_loops=True), Job(source=[4])])
+    for _ in range(7):
+        state = rule.advance(state, torch.tensor([5, 5]))
+    written = Written(torch.full((2, 7), 5), torch.tensor([7, 7]), torch.tensor([9, 9]))
+    scores = rule.forbid(torch.zeros(2, 6), state, written)
+    assert (scores == NEVER).nonzero().tolist() == [[0, 5]]
+
+
 def test_text_that_repeats_within_reason_is_no_loop() -> None:
     assert not looping([2] * 7)
     assert not looping([2, 3] * 3 + [2])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attent.decode import mbr, translator
-from attent.decode.control import Control
-from attent.decode.engine import Stopped
+from attent.decode.control import FREE, Control
+from attent.decode.engine import Stopped, TorchEngine
 from attent.decode.ensemble import Ensemble
-from attent.decode.force import Row
+from attent.decode.force import Row, Shared
 from attent.decode.glossary import Glossary
 from attent.decode.options import Sampling, Search
 from attent.decode.rules import PrefixError, looping
@@ -403,6 +405,44 @@ def test_what_runs_in_circles_is_searched_for_again() -> None:
     assert guarded[1].tokens == circling[1].tokens  # as its source does
     (asked,) = one.translate(sources[:1], replace(search, no_loops=True), guard=False)
     assert asked.tokens == guarded[0].tokens
+
+
+def test_where_loops_are_forbidden_from_the_start_nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a text has wishes: what must come may go in circles."""
+    of = tokenizer()
+    ids = [i for i in range(of.target.size) if of.target.pieces([i])[0].strip("▁").isalpha()][:6]
+    one = Translator(looping_model(*ids), of, engine="torch")
+    sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], Search(beam_size=2, max_length=30)
+    wished = [FREE, FREE, Control(prefix="ein")]
+    wanted = one.translate([*sources, "a dog"], search, control=wished)
+    jobs: list[int] = []
+    real = TorchEngine.search
+
+    def counted(engine: Any, some: Any, asked: Search) -> Any:
+        jobs.append(len(some))
+        return real(engine, some, asked)
+
+    monkeypatch.setattr(TorchEngine, "search", counted)
+    monkeypatch.setattr(Translator, "_guards_at_once", True)
+    got = one.translate(sources, search)
+    assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
+    assert jobs == [2, 0]
+    got = one.translate([*sources, "a dog"], search, control=wished)
+    assert [found.tokens for found in got] == [found.tokens for found in wanted]
+    assert jobs == [2, 0, 3, 1]
+
+
+def test_a_model_in_training_is_again_when_the_last_thread_has_gone() -> None:
+    left: list[str] = []
+    shared = Shared(lambda: closing(SimpleNamespace(close=lambda: left.append("closed"))))
+    with shared:
+        with shared:
+            pass
+        assert not left
+    assert left == ["closed"]
+    with shared:
+        assert left == ["closed"]
+    assert left == ["closed"] * 2
 
 
 # --- the least risk, alignments --------------------------------------------------------------------------------------

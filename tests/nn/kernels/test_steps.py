@@ -17,6 +17,7 @@ from torch import Tensor
 from attent.decode import lane, lanes
 from attent.decode.engine import TorchEngine
 from attent.decode.layers import refuses
+from attent.decode.lots import Found, Lot, in_order, sizes
 from attent.decode.options import Hypothesis, Job, Sampling, Search
 from attent.decode.rules import LEAST, LONGEST_UNIT, TIMES, MinLength, NoLoops, NoRepeat, Written, looping
 from attent.decode.search import Plan, banned, likeliest, unwritten
@@ -279,7 +280,7 @@ def in_the_lane(model: Seq2Seq, some: list[Job], plan: Plan, most: int) -> list[
 
 
 def lane_of(model: Seq2Seq, some: list[Job], plan: Plan) -> lane.Lane | None:
-    return lanes.lane_of(model, some, plan, unwritten(START, END, (PAD,)))
+    return lanes.lane_of(model, *sizes(some), plan, unwritten(START, END, (PAD,)))
 
 
 def plan_of(search: Search, device: torch.device, rules: Any = ()) -> Plan:
@@ -287,7 +288,12 @@ def plan_of(search: Search, device: torch.device, rules: Any = ()) -> Plan:
 
 
 def searched(model: Seq2Seq, some: list[Job], plan: Plan, most: int = 50, record: bool = False) -> list[Any]:
-    engine: TorchEngine[Any] = TorchEngine(
+    found = list(engine_of(model, plan, most, record).search(some, plan.search))
+    return [best for _, best in sorted(found, key=lambda one: one[0])]
+
+
+def engine_of(model: Seq2Seq, plan: Plan, most: int, record: bool) -> TorchEngine[Any]:
+    return TorchEngine(
         model=model,
         start=START,
         end=END,
@@ -299,8 +305,6 @@ def searched(model: Seq2Seq, some: list[Job], plan: Plan, most: int = 50, record
         record=record,
         say=pytest.fail,  # that the lane was left
     )
-    found = list(engine.search(some, plan.search))
-    return [best for _, best in sorted(found, key=lambda one: one[0])]
 
 
 PRE = {"norm_order": "pre", "norm": "rms", "kv_heads": 1, "activation": "silu", "gated": True}
@@ -353,6 +357,17 @@ def test_many_rows_that_become_few_find_what_the_search_finds(beams: int, device
     plan = plan_of(Search(beam_size=beams), device)
     wanted, got = searched(model, some, plan), in_the_lane(model, some, plan, 96)
     assert [texts(one) for one in got] == [texts(one) for one in wanted]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_for_a_lot_is_found_what_is_found_for_its_jobs(device: torch.device) -> None:
+    model, some = made(device, 3.0, 30), jobs(3 if INTERPRETED else 60, 30)
+    plan = plan_of(Search(beam_size=2, n_best=2), device)
+    order = in_order(*sizes(some))
+    found = engine_of(model, plan, 2, True).search_lot(Lot.of([some[i] for i in order], False), plan.search)
+    assert found is not None
+    got = dict(zip(order, found.hypotheses(2), strict=True))
+    assert [got[place] for place in range(len(some))] == in_the_lane(model, some, plan, 2)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -519,32 +534,25 @@ def test_fewer_sources_are_taken_together_where_memory_is_short(
 ) -> None:
     asked = []
 
-    def short(mine: lane.Lane, model: Seq2Seq, some: lane.Lot, plan: Plan, most: int, stop: Any) -> Any:
+    def short(mine: lane.Lane, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Any) -> Any:
         mine._board(model, lane.LEAST, plan)
-        asked.append((len(some.sources), most))
-        if len(some.sources) > together:
+        asked.append((len(lot), most))
+        if len(lot) > together:
             raise torch.OutOfMemoryError
-        return some
+        none = np.zeros(len(lot))
+        return Found(lot.ids[lot.memory, None], none.astype(int) + 1, none, none, none)
 
     monkeypatch.setattr(lane.Lane, "_searched", short)
-    monkeypatch.setattr(lane.Lot, "hypotheses", lambda some, plan: [[number] for number in some.ids], raising=False)
     model, plan, mine = made_lane(device)
     some = [Job(source=[number], number=number, limit=9) for number in range(9)]
-    found = mine.search(model, some, plan, 1000, lambda: None)
+    found = mine.search(model, some, plan, lambda lot: 1000, lambda: None)
     if together:
-        assert dict(found) == {number: [number] for number in range(9)}
+        assert {place: best[0].ids for place, best in found} == {number: (number,) for number in range(9)}
         assert asked == [(9, 1000), (4, 4), (2, 2), (2, 2), (5, 2), (2, 1), (3, 1)]
     else:
         with pytest.raises(torch.OutOfMemoryError):
             list(found)
         assert [count for count, _ in asked] == [9, 4, 2, 1]
-
-
-def test_a_lot_has_as_many_sources_as_memory_has_room_for() -> None:
-    some = [Job(source=[5] * length, limit=1) for length in (3, 9, 1, 4, 4)]
-    assert list(lane.lots([1, 3, 4, 0, 2], some, 9, 9)) == [[1], [3, 4], [0, 2]]
-    assert list(lane.lots([1, 3, 4, 0, 2], some, 99, 2)) == [[1, 3], [4, 0], [2]]
-    assert list(lane.lots([0], some, 1, 0)) == [[0]]
 
 
 def test_there_are_no_more_rows_than_the_longest_source_leaves_work_for() -> None:
