@@ -109,6 +109,7 @@ def command(model: Path, text: Path, count: int, beams: int) -> Run:
     began, written = time.perf_counter(), 0
     times: list[tuple[float, int]] = []
     asked = [sys.executable, "-m", "attent", "translate", str(model), str(text), "--beam-size", str(beams)]
+    asked += ["--engine", "torch"]
     with subprocess.Popen(asked, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         while chunk := process.stdout.read1(2**20):  # type: ignore[attr-defined]  # a BufferedReader
@@ -118,6 +119,8 @@ def command(model: Path, text: Path, count: int, beams: int) -> Run:
         sys.exit(f"attent translate ended with {process.returncode} and wrote {written:,} of {count:,} lines")
     third, before = next(one for one in times if one[1] >= count / 3)
     last, _ = times[-1]
+    if last == third:
+        sys.exit(f"the text must be longer: all {count:,} lines came at once")
     return Run(start=times[0][0], seconds=last, steady=(count - before) / (last - third))
 
 

@@ -24,7 +24,7 @@ from attent.cli.reading import Block, Line, Source
 from attent.cli.translating import Desk, Written, write_lines
 from attent.data.crew import deaf, no_main_script, obey
 from attent.decode import Translator
-from attent.decode.lots import Lot, in_order, sizes
+from attent.decode.lots import Found, Lot, No, in_lots
 from attent.decode.options import Hypothesis, Job, Search
 from attent.models import Seq2Seq
 
@@ -131,7 +131,6 @@ class Clerk:
         return told
 
     def _found(self, asked: Lot | list[tuple[Any, ...]], search: Search, stop: Callable[[], bool]) -> object:
-        """For a lot, None says that it must be jobs."""
         try:
             if isinstance(asked, Lot):
                 return self.translator.search_lot(asked, search, stop)
@@ -177,30 +176,33 @@ class Task:
 
 
 class Remote:
-    """An engine that asks the process that has the weights: for lots, which are little work there, as long as these
-    are taken."""
+    """An engine that asks the process that has the weights: where that has a lane, for lots, which are little work
+    there."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.refused: set[Search] = set()
+        self.without: set[Search] = set()  # that have no lane
 
     def search(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
-        if not jobs:
-            return
-        plain = not any(job.prefix or job.demanded or job.forbidden for job in jobs)
-        found = self._of_lot(jobs, search) if plain and search not in self.refused else None
-        yield from self._of_jobs(jobs, search) if found is None else found
+        left = set(range(len(jobs)))
+        if search not in self.without and not any(job.prefix or job.demanded or job.forbidden for job in jobs):
+            for place, some in in_lots(jobs, search, lambda lot: self._of_lot(lot, search)):
+                left.remove(place)
+                yield place, some
+        if left:
+            yield from self._of_jobs(jobs, sorted(left), search)
 
-    def _of_lot(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]] | None:
-        order = in_order(*sizes(jobs))
-        found = self._asked(Lot.of([jobs[place] for place in order], search.no_loops), search)
-        if found is None:
-            self.refused.add(search)
-            return None
-        return zip(order, found.hypotheses(search.n_best), strict=True)
+    def _of_lot(self, lot: Lot, search: Search) -> Found | No:
+        found: Found | No = self._asked(lot, search)
+        if found is No.LANE:
+            self.without.add(search)
+        return found
 
-    def _of_jobs(self, jobs: Sequence[Job], search: Search) -> Iterator[tuple[int, list[Hypothesis]]]:
-        for place, some in enumerate(self._asked([packed(job) for job in jobs], search)):
+    def _of_jobs(
+        self, jobs: Sequence[Job], places: Sequence[int], search: Search
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        found = self._asked([packed(jobs[place]) for place in places], search)
+        for place, some in zip(places, found, strict=True):
             yield place, [Hypothesis(ids=ids, log_prob=p, score=score, ended=e) for ids, p, score, e in some]
 
     def _asked(self, what: object, search: Search) -> Any:

@@ -83,9 +83,9 @@ class Flags(SearchFlags, MachineFlags):
         bool,
         Parameter(group=SEARCH, negative="", help="cut each line into sentences; by default only what is very long"),
     ] = False
-    guard: Annotated[
-        bool, Parameter(negative="--no-guard", group=SEARCH, help="look again for a translation that runs in circles")
-    ] = True
+    guard: Annotated[bool, Parameter(negative="--no-guard", group=SEARCH, help="let no translation run in circles")] = (
+        True
+    )
 
     output_type: Annotated[
         OutputType,

@@ -451,6 +451,8 @@ class Screen:
         if not self.live or now < self.next:
             return
         part = lines / of if of else done / self.size if self.size else 0.0
+        if lines < self.seen[-1].lines:  # other texts
+            self.seen = deque([replace(self.seen[-1], lines=0, part=0.0)])
         self.seen.append(Seen(now, lines, min(part, 1.0)))
         while now - self.seen[1].time >= RECENT:
             self.seen.popleft()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from attent.decode import lanes
 from attent.decode.demand import Demands
 from attent.decode.graphs import Recorder, can_record
-from attent.decode.lots import Found, Lot, sizes
+from attent.decode.lots import Found, Lot, No, in_lots
 from attent.decode.options import Hypothesis, Job, Search
 from attent.decode.rules import Rule
 from attent.decode.search import NEVER, Beams, Plan, State, Writer, banned, may_ask, results, step, unwritten
@@ -51,9 +51,8 @@ class TorchEngine(Generic[State]):
     stop: Callable[[], bool] | None = None  # asked at every step: is the rest no longer wanted?
     record: bool = True  # let an NVIDIA GPU repeat steps by itself
     say: Callable[[str], None] | None = None  # is told what a person may want to know
-    turn: AbstractContextManager[Any] = field(
-        default_factory=nullcontext
-    )  # to have the device, where others have it too
+    # Of several threads, whose turn it is to have the device. Until then they get ready.
+    turn: AbstractContextManager[Any] | None = None
 
     def refuses(self, search: Search, jobs: Sequence[Job]) -> str | None:
         return None
@@ -64,54 +63,45 @@ class TorchEngine(Generic[State]):
         for place, found in self._in_lane(jobs, plan):
             left.remove(place)
             yield place, found
-        if left:
+        rest = self._sessions(jobs, left, plan)
+        if left and self.turn is not None:  # which must be over before what was found is given away
             with self.turn:
-                for places in alike(jobs, left):
-                    yield from self._session(jobs, places, plan)
+                rest = iter(list(rest))
+        yield from rest
 
-    def search_lot(self, lot: Lot, search: Search) -> Found | None:
-        """For who has made a lot of plain jobs; None: it has no lane, or did not find its way, and must be jobs."""
-        if not self.record:
-            return None
-        plan = self._plan(search, [Job(source=(), no_loops=bool(lot.no_loops.any()))])
-        try:
-            lane = lanes.lane_of(self.model, lot.widths, lot.limits, plan, self._unwritten)
-            if lane is None or not lane.takes(lot, plan):
-                return None
-            return lane.found(self.model, lot, plan, self._most(lot, plan.beams), self._stop, self.turn)
-        except lanes.failures() as error:
-            self._left_lane(error)
-            return None
+    def _sessions(self, jobs: Sequence[Job], left: set[int], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
+        for places in alike(jobs, left):
+            yield from self._session(jobs, places, plan)
 
     def _plan(self, search: Search, jobs: Sequence[Job]) -> Plan:
         rules, demands = self.make_rules(search, jobs)
         never = banned(self.start, self.end, self.never, self.device)
         return Plan(search=search, start=self.start, end=self.end, never=never, rules=rules, demands=demands)
 
-    @property
-    def _unwritten(self) -> tuple[int, ...]:
-        return unwritten(self.start, self.end, self.never)
-
     def _in_lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
         """All of it on an NVIDIA GPU, where the search is plain and the model one that our kernels know. Should that
         fail, as where kernels cannot be compiled, what is not found yet is left to the others."""
-        found = None
-        while self.record:
+        if self.record and lanes.may_have(self.model, plan):
+            yield from in_lots(jobs, plan.search, lambda lot: self._asked(lot, plan))
+
+    def search_lot(self, lot: Lot, search: Search) -> Found | No:
+        """For who has made a lot of jobs without wishes, and reads what was found."""
+        like_all = Job(source=(), no_loops=bool(lot.no_loops.any()))  # as far as rules go
+        return self._asked(lot, self._plan(search, [like_all])) if self.record else No.LANE
+
+    def _asked(self, lot: Lot, plan: Plan) -> Found | No:
+        with self.turn or nullcontext():
             try:
-                found = self._lane(jobs, plan) if found is None else found
-                one = next(found, None)
+                never = unwritten(self.start, self.end, self.never)
+                lane = lanes.lane_of(self.model, lot.widths, lot.limits, plan, never)
+                if lane is None:
+                    return No.LANE
+                if not lane.takes(lot, plan):
+                    return No.ROOM
+                return lane.found(self.model, lot, plan, self._most(lot, plan.beams), self._stop) or No.ROOM
             except lanes.failures() as error:
                 self._left_lane(error)
-                return
-            if one is None:
-                return
-            yield one
-
-    def _lane(self, jobs: Sequence[Job], plan: Plan) -> Iterator[tuple[int, list[Hypothesis]]]:
-        lane = lanes.lane_of(self.model, *sizes(jobs), plan, self._unwritten)
-        if lane is None:
-            return iter(())
-        return lane.search(self.model, jobs, plan, lambda lot: self._most(lot, plan.beams), self._stop, self.turn)
+                return No.LANE
 
     def _left_lane(self, error: Exception) -> None:
         lanes.forget(self.model, failed=not isinstance(error, torch.OutOfMemoryError))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.decode.layers import Decoder, Kept, Twin
-from attent.decode.lots import Found, Lot, before, in_order, parted, sizes
-from attent.decode.options import Hypothesis, Job
+from attent.decode.lots import Found, Lot, before
 from attent.decode.rules import LEAST as FILLED
-from attent.decode.rules import LONGEST_UNIT, TIMES, MinLength, NoLoops
+from attent.decode.rules import LONGEST_UNIT, TIMES, MinLength
 from attent.decode.search import NEVER, Beams, Plan, Pool, results
 from attent.models import Seq2Seq
 from attent.nn.kernels import steps
@@ -37,7 +36,6 @@ SHARE = 0.25  # of the free memory that sources may have
 UNKNOWN_BYTES = 2**30
 MOST_LEAVES = 2**28  # tokens in the trees of all sources: their places must be int32, and have room
 FOREVER = 2**31 - 1
-NOBODY = nullcontext()  # else is there: it is always one's turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,63 +166,30 @@ class Lane:
         self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None  # what is recorded in several could not share the pool
         self.busy = threading.Lock()
-
-    def search(
-        self,
-        model: object,
-        jobs: Sequence[Job],
-        plan: Plan,
-        most: Callable[[Lot], int],
-        stop: Callable[[], None],
-        turn: AbstractContextManager[Any] = NOBODY,
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """At most so many sources of a lot at work at once; `stop` may raise an error. Where memory is short after
-        all, fewer are taken together. Of several threads each has the device in its `turn`."""
-        every = any(rule.every for rule in plan.rules if isinstance(rule, NoLoops))
-        waiting = deque(parted(in_order(*sizes(jobs)), jobs, self.room(plan), MOST_LEAVES // plan.beams))
-        fewer = FOREVER
-        while waiting:
-            places = waiting.popleft()
-            lot = Lot.of([jobs[place] for place in places], every)
-            rows = min(most(lot), fewer)
-            found = self.found(model, lot, plan, rows, stop, turn)
-            if found is None:
-                fewer, half = max(1, min(rows, len(places)) // 2), len(places) // 2
-                waiting.extendleft((places[half:], places[:half]))
-            else:
-                yield from zip(places, found.hypotheses(plan.search.n_best), strict=True)
-
-    def room(self, plan: Plan) -> int:
-        """Tokens of sources that there is memory for."""
-        board = self.board  # of several threads another may give it up meanwhile
-        return max(0 if board is None else board.room.tokens, room_for(self.twin.decoder, plan.never.device))
+        self.fewer = FOREVER  # rows, where memory was short
 
     def takes(self, lot: Lot, plan: Plan) -> bool:
-        """All of it at once?"""
-        return len(lot.ids) <= self.room(plan) and int(lot.limits.sum()) <= MOST_LEAVES // plan.beams
+        """All of it at once? One source always."""
+        board = self.board  # which others may give up meanwhile
+        room = max(0 if board is None else board.room.tokens, room_for(self.twin.decoder, plan.never.device))
+        return len(lot) == 1 or (len(lot.ids) <= room and int(lot.limits.sum()) <= MOST_LEAVES // plan.beams)
 
-    def found(
-        self,
-        model: object,
-        lot: Lot,
-        plan: Plan,
-        most: int,
-        stop: Callable[[], None],
-        turn: AbstractContextManager[Any] = NOBODY,
-    ) -> Found | None:
-        """None: there was no memory for so many."""
+    def found(self, model: object, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found | None:
+        """With at most so many sources at work at once; `stop` may raise an error. None: there was no memory for so
+        many after all. Then fewer are at work at once, until it has gone well again."""
         assert isinstance(model, Seq2Seq)
-        with turn:
-            return self._tried(model, lot, plan, most, stop)
-
-    def _tried(self, model: Seq2Seq, lot: Lot, plan: Plan, most: int, stop: Callable[[], None]) -> Found | None:
+        rows = min(most, self.fewer)
         with self.busy, alone(plan.never.device):
             try:
-                return self._searched(model, lot, plan, most, stop)
+                found = self._searched(model, lot, plan, rows, stop)
             except torch.OutOfMemoryError:
                 if len(lot) == 1:
                     raise
+            else:
+                self.fewer = min(2 * self.fewer, FOREVER)
+                return found
             # Here, not above: an error that is being handled keeps alive all that was at work.
+            self.fewer = max(1, min(rows, len(lot)) // 2)
             self._forget()
             self.board = None
             torch.cuda.empty_cache()

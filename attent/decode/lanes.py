@@ -26,15 +26,23 @@ FAILED: weakref.WeakSet[Seq2Seq] = weakref.WeakSet()  # models whose lanes could
 LOCK = threading.Lock()
 
 
+def may_have(model: object, plan: Plan) -> bool:
+    """Is it worth while to ask?"""
+    if not isinstance(model, Seq2Seq):
+        return False
+    if not kernels.usable(plan.never):
+        forget(model)  # it was moved here
+        return False
+    return model not in FAILED
+
+
 def lane_of(model: object, widths: Array, limits: Array, plan: Plan, never: tuple[int, ...]) -> Lane | None:
     """The lane for such a search of sources and targets of such sizes, kept from the last one like it; None: this is
     not for a lane. `never` are the tokens that the plan has on the device."""
-    if not isinstance(model, Seq2Seq):
+    if not may_have(model, plan):
         return None
-    if not kernels.usable(plan.never):
-        forget(model)  # it was moved here
-        return None
-    if model in FAILED or not can(model, plan) or not fits(model, widths, limits):
+    assert isinstance(model, Seq2Seq)
+    if not can(model, plan) or not fits(model, widths, limits):
         return None
     key = (plan.beams, plan.search.n_best, plan.start, plan.end, never)
     with LOCK:

@@ -4,14 +4,16 @@ made and read wherever there is time for it, and are soon in another process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import chain
 
 import numpy as np
 
 from attent.data.arrays import Array
-from attent.decode.options import Hypothesis, Job
+from attent.decode.options import Hypothesis, Job, Search
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,20 +83,29 @@ def in_order(widths: Array, limits: Array) -> list[int]:
     return order
 
 
-def parted(order: Sequence[int], jobs: Sequence[Job], tokens: int, leaves: int) -> Iterator[list[int]]:
-    """As many sources as so many tokens have together, and whose targets may have so many; at least one."""
-    lot: list[int] = []
-    read = written = 0
-    for place in order:
-        read += len(jobs[place].source)
-        written += jobs[place].limit
-        if lot and (read > tokens or written > leaves):
-            yield lot
-            lot = []
-            read, written = len(jobs[place].source), jobs[place].limit
-        lot.append(place)
-    if lot:
-        yield lot
+class No(Enum):
+    """What a lot may be answered."""
+
+    LANE = "there is none for such a search"
+    ROOM = "there is no memory for so many: fewer might do"
+
+
+def in_lots(
+    jobs: Sequence[Job], search: Search, ask: Callable[[Lot], Found | No]
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The places of jobs and what was found for them: for all at once, or for fewer as long as there is no room. What
+    has no lane is left out."""
+    waiting = deque([in_order(*sizes(jobs))])
+    while waiting and waiting[0]:
+        places = waiting.popleft()
+        found = ask(Lot.of([jobs[place] for place in places], search.no_loops))
+        if found is No.LANE:
+            return
+        if isinstance(found, Found):
+            yield from zip(places, found.hypotheses(search.n_best), strict=True)
+        else:
+            half = len(places) // 2
+            waiting.extendleft((places[half:], places[:half]))
 
 
 def before(numbers: Array) -> Array:

@@ -4,8 +4,8 @@
     translator.translate(["A man rides a bike."])[0].text
 
 The search is `search`'s, batches are `engine`'s, what CTranslate2 does is `quick`'s. Here is what a text needs before
-and after: long ones are cut into sentences and joined again, words that are demanded become tokens, what runs in
-circles is searched for again, and of many candidates the one is taken that the others agree with.
+and after: long ones are cut into sentences and joined again, words that are demanded become tokens, nothing may run in
+circles, and of many candidates the one is taken that the others agree with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attent.decode.engine import Session, Stopped, TorchEngine
 from attent.decode.ensemble import Ensemble, check_tokenizers
 from attent.decode.force import Row, Shared, evaluating
 from attent.decode.glossary import Glossary
-from attent.decode.lots import Found, Lot
+from attent.decode.lots import Found, Lot, No
 from attent.decode.options import Engine, Hypothesis, Job, Search
 from attent.decode.rules import looping
 from attent.decode.search import NEVER, Plan, Writer, banned
@@ -89,6 +89,16 @@ class Unit:
     number: int = field(default=0, compare=False)  # what chance depends on: its place among all
 
 
+class Threads:
+    """What threads that share a translator hold."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.turn = threading.RLock()  # to have the device: others get ready meanwhile, or read and write texts
+        self.once = threading.Lock()  # to open an engine
+        self.saying = threading.Lock()
+        self.evaluating = Shared(lambda: evaluating(translator.model))
+
+
 class Translator:
     """A model, or several that write together, with their tokenizer, ready to translate."""
 
@@ -121,19 +131,13 @@ class Translator:
         self.record = record
         self.said: set[str] = set()
         self._say = say
-        self._busy, self._still = self._for_threads()
-
-    def _for_threads(self) -> tuple[threading.RLock, Shared]:
-        """One search at a time has the device; others may get ready meanwhile, and have their texts read and
-        written."""
-        return threading.RLock(), Shared(lambda: evaluating(self.model))
+        self._threads = Threads(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_busy", "_still")}
+        return {name: value for name, value in vars(self).items() if name != "_threads"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._busy, self._still = self._for_threads()
+        vars(self).update(state, _threads=Threads(self))
 
     @classmethod
     def load(
@@ -199,7 +203,7 @@ class Translator:
         alignment  tell which word comes from which
         risk       of so many candidates (the n best, or samples) take the one most like the others: minimum Bayes risk
         sentences  cut every text into sentences, not only those that are very long; `language` is that of the source
-        guard      look again for a translation that runs in circles, and forbid it to
+        guard      let no translation run in circles, unless its source does
         first      the place of the first text among all that there are, where they come in parts: chance depends on it
         stop       asked again and again; if it answers True, `Stopped` is raised
         """
@@ -211,7 +215,7 @@ class Translator:
         for wishes in {id(unit.control): unit.control for unit in units}.values():
             check_control(wishes, search)
         rows = self._read([unit.text for unit in units], to, read)
-        with self._still:
+        with self._threads.evaluating:
             found = iter(self._found(units, rows, search, risk, guard, stop, frame(to)))
             groups = [[next(found) for _ in some] for some in pieces]
             links = self._links(units, rows, groups) if alignment else [None] * len(texts)
@@ -393,7 +397,7 @@ class Translator:
         same: list[object] = [unit.text for unit in units] if alike else list(units)
         keys = list(range(len(units))) if search.sampling else same
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
-        at_once = guard and not asked.no_loops and self._guards_at_once
+        at_once = guard and not asked.no_loops and asked.sampling is None and self.guards_at_once
         jobs = {key: self._job(units[place], rows[place], asked, framing, at_once) for key, place in places.items()}
         found = dict(zip(jobs, self._searched(list(jobs.values()), asked, stop), strict=True))
         for key, some in found.items():
@@ -408,26 +412,26 @@ class Translator:
         return [found[key] for key in keys]
 
     @property
-    def _guards_at_once(self) -> bool:
-        """Are loops forbidden from the start? On a GPU that costs nothing, and to look again much."""
-        return self.device.type != "cpu" and self.engine != "ctranslate2"
+    def guards_at_once(self) -> bool:
+        """Are loops forbidden from the start? In the lane of a GPU that costs nothing, and to look again much."""
+        return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 
     def search(
         self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None = None
     ) -> list[list[Hypothesis]]:
         """For whoever has text and ids elsewhere."""
-        with self._still:
+        with self._threads.evaluating:
             return self._searched(jobs, search, stop)
 
-    def search_lot(self, lot: Lot, search: Search, stop: Callable[[], bool] | None = None) -> Found | None:
-        """The same for a lot of plain jobs, where our own engine has a fast lane for them; None: it wants jobs."""
-        with self._still:
+    def search_lot(self, lot: Lot, search: Search, stop: Callable[[], bool] | None = None) -> Found | No:
+        """The same for a lot of jobs without wishes, where our own engine has a fast lane."""
+        with self._threads.evaluating:
             return self.torch_engine(stop).search_lot(lot, search)
 
     def _searched(self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in jobs]
         for engine, places in self._shared(jobs, search, stop):
-            with nullcontext() if isinstance(engine, TorchEngine) else self._busy:  # ours knows whose turn it is
+            with nullcontext() if isinstance(engine, TorchEngine) else self._threads.turn:  # ours takes it by itself
                 for place, found in engine.search([jobs[place] for place in places], search):
                     results[places[place]] = found
                     if stop is not None and stop():
@@ -438,7 +442,7 @@ class Translator:
         self, jobs: Sequence[Job], search: Search, stop: Callable[[], bool] | None
     ) -> Iterator[tuple[Engine, list[int]]]:
         """Which engine takes which jobs: the quick one all that it can do."""
-        with self._busy:
+        with self._threads.once:
             quick = self._quick
         left = list(range(len(jobs)))
         if quick is not None and jobs:
@@ -469,7 +473,7 @@ class Translator:
             stop=stop,
             record=self.record,
             say=self.say,
-            turn=self._busy,
+            turn=self._threads.turn,
         )
 
     @cached_property
@@ -511,9 +515,10 @@ class Translator:
 
     def say(self, sentence: str) -> None:
         """Once each."""
-        if self._say is not None and sentence not in self.said:
-            self._say(sentence)
-        self.said.add(sentence)
+        with self._threads.saying:
+            if self._say is not None and sentence not in self.said:
+                self._say(sentence)
+            self.said.add(sentence)
 
     # --- after the search ----------------------------------------------------------------------------------------
 
@@ -578,7 +583,7 @@ class Translator:
         ]
         targets = [self.tokenizer.target.decode(one.ids) for one in best]
         sources = [unit.text for unit in units]
-        with self._busy:
+        with self._threads.turn:
             found = iter(align_rows(model, self.tokenizer, sources, targets, pairs, choice))
         words = iter(len(source.split()) for source in sources)
         return [in_a_row([(next(found), next(words)) for _ in some]) for some in groups]

@@ -106,8 +106,11 @@ class Looker(Reading[Seq2Seq]):
         return Job(source=row, prefix=question.prefix, limit=limit)
 
     def _film(self, job: Job, search: Search, stop: Callable[[], bool] | None) -> tuple[Film, bool]:
-        """The search, as translating does it: one that runs in circles is made anew without; was it?"""
+        """The search, as translating does it: one that runs in circles is made anew without, unless that was forbidden
+        from the start; was it made anew?"""
         engine: TorchEngine[Any] = self.translator.torch_engine(stop)
+        if self.translator.guards_at_once and not job.prefix:
+            job = replace(job, no_loops=not looping(job.source))
         seen = film(engine, job, search)
         if not seen.found:
             raise LookError("the translation cannot go on behind these tokens; take back the last")

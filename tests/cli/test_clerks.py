@@ -15,7 +15,7 @@ from attent.cli.reading import Block, Line, Source
 from attent.cli.translate import Flags
 from attent.cli.translating import Desk, write_lines
 from attent.decode import Search, Translator
-from attent.decode.lots import Found, Lot
+from attent.decode.lots import Found, Lot, No
 from attent.decode.options import Job
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
@@ -71,9 +71,13 @@ def test_a_clerk_writes_what_is_written_here(lines: list[Line], desk: Desk, offi
 def test_a_clerk_asks_with_lots_where_these_are_taken(desk: Desk) -> None:
     lots: list[Lot] = []
 
-    def taken(lot: Lot, search: Search, stop: object) -> Found:
+    refusals: list[No] = []
+
+    def taken(lot: Lot, search: Search, stop: object) -> Found | No:
         """As a lane would, but with the search."""
         lots.append(lot)
+        if refusals:
+            return refusals.pop(0)
         some = [
             Job(source=lot.ids[first : first + width].tolist(), limit=int(limit), no_loops=bool(no_loops))
             for first, width, limit, no_loops in zip(lot.memory, lot.widths, lot.limits, lot.no_loops, strict=True)
@@ -98,6 +102,11 @@ def test_a_clerk_asks_with_lots_where_these_are_taken(desk: Desk) -> None:
         assert [len(lot) for lot in lots] == [5]  # each different text once, and none for nothing
         assert asked(made, WISHES) == write_lines(desk, WISHES, 10, "text")
         assert len(lots) == 1
+        refusals += [No.ROOM, No.LANE]
+        assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+        assert [len(lot) for lot in lots[1:]] == [5, 2]  # and then it is told that there is no lane
+        assert asked(made, PLAIN) == write_lines(desk, PLAIN, 10, "text")
+        assert len(lots) == 3
     finally:
         del desk.translator.search_lot
         made.close()

@@ -627,6 +627,23 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
     ]
 
 
+def test_other_texts_have_a_speed_of_their_own() -> None:
+    """A file of translators may be gone through more than once."""
+    now = [0.0]
+    with Screen(Terminal(), clock=lambda: now[0]) as screen:
+        screen.start(None, quiet=False)
+        for seconds, lines, of in ((1.0, 100, 200), (2.0, 200, 200), (3.0, 3, 6), (4.0, 6, 6)):
+            now[0] = seconds
+            screen.show(lines, 0, of=of)
+        told = screen.stream.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
+    assert told[1:] == [
+        "100 lines, 100 a second, 50%, 1 s left",
+        "200 lines, 100 a second, 100%, 0 s left",
+        "3 lines, 3.0 a second, 50%, 1 s left",
+        "6 lines, 3.0 a second, 100%, 0 s left",
+    ]
+
+
 # ---- what cannot be read ---------------------------------------------------------------------------------------------
 
 

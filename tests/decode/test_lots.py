@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attent.decode.lots import Found, Lot, in_order, parted, sizes
-from attent.decode.options import Hypothesis, Job
+from attent.decode.lots import Found, Lot, No, in_lots, in_order, sizes
+from attent.decode.options import Hypothesis, Job, Search
 
 JOBS = [
     Job(source=[5, 6, 2], limit=4),
@@ -30,11 +30,32 @@ def test_the_longest_targets_come_first_and_the_tokens_of_long_sources() -> None
     assert Lot.of(JOBS, no_loops=True).no_loops.all()
 
 
-def test_a_lot_has_as_many_sources_as_memory_has_room_for() -> None:
-    some = [Job(source=[5] * length, limit=1) for length in (3, 9, 1, 4, 4)]
-    assert list(parted([1, 3, 4, 0, 2], some, 9, 9)) == [[1], [3, 4], [0, 2]]
-    assert list(parted([1, 3, 4, 0, 2], some, 99, 2)) == [[1, 3], [4, 0], [2]]
-    assert list(parted([0], some, 1, 0)) == [[0]]
+def found_for(lot: Lot) -> Found:
+    """The last token of each source."""
+    last, none = lot.ids[lot.memory + lot.widths - 1], np.zeros(len(lot))
+    return Found(tokens=last[:, None], written=none.astype(int) + 1, lengths=none, sums=none, scores=none)
+
+
+def test_what_has_no_room_is_halved_until_it_has() -> None:
+    some = [Job(source=[number], limit=9 - number) for number in range(9)]
+    asked: list[list[int]] = []
+
+    def ask(lot: Lot) -> Found | No:
+        asked.append(lot.ids[lot.memory].tolist())
+        return found_for(lot) if len(lot) <= 2 else No.ROOM
+
+    found = dict(in_lots(some, Search(), ask))
+    assert {place: best[0].ids for place, best in found.items()} == {number: (number,) for number in range(9)}
+    assert [len(one) for one in asked] == [9, 4, 2, 2, 5, 2, 3, 1, 2]
+    assert asked[2] == [0, 1]
+    assert not list(in_lots([], Search(), ask))
+
+
+def test_what_has_no_lane_is_left() -> None:
+    answers: list[Found | No] = [No.ROOM, found_for(Lot.of(JOBS[:2], False)), No.LANE]
+    found = dict(in_lots(JOBS, Search(), lambda lot: answers.pop(0)))
+    assert sorted(found) == [1, 3]
+    assert not answers
 
 
 def test_what_was_found_becomes_hypotheses() -> None:

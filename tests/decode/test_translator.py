@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -423,13 +424,34 @@ def test_where_loops_are_forbidden_from_the_start_nobody_looks_again(monkeypatch
         return real(engine, some, asked)
 
     monkeypatch.setattr(TorchEngine, "search", counted)
-    monkeypatch.setattr(Translator, "_guards_at_once", True)
+    monkeypatch.setattr(Translator, "guards_at_once", True)
     got = one.translate(sources, search)
     assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
     assert jobs == [2, 0]
     got = one.translate([*sources, "a dog"], search, control=wished)
     assert [found.tokens for found in got] == [found.tokens for found in wanted]
     assert jobs == [2, 0, 3, 1]
+
+
+def test_while_another_thread_has_the_device_a_search_gets_ready(
+    here: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, done = threading.Event(), threading.Event()
+    real = TorchEngine._plan
+
+    def plan(*given: Any) -> Any:
+        ready.set()
+        return real(*given)
+
+    monkeypatch.setattr(TorchEngine, "_plan", plan)
+    other = Translator(here.model, here.tokenizer, engine="torch")
+    thread = threading.Thread(target=lambda: (other.translate(["a dog"], Search(max_length=9)), done.set()))
+    with other._threads.turn:
+        thread.start()
+        assert ready.wait(30)
+        assert not done.wait(0.1)
+    assert done.wait(30)
+    thread.join()
 
 
 def test_a_model_in_training_is_again_when_the_last_thread_has_gone() -> None:
