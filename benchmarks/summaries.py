@@ -23,10 +23,13 @@ RESAMPLED = 1000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("references", type=Path)
+    parser.add_argument("texts", type=Path, nargs="?")
+    parser.add_argument("references", type=Path, nargs="?")
     parser.add_argument("written", type=Path, nargs="*")
     asked = parser.parse_args()
+    if asked.references is None:
+        parser.print_usage()  # there is nothing to compare
+        return
     texts, references = lines_of(asked.texts), lines_of(asked.references)
     tell("first sentence", [split(text, "en")[0].text for text in texts], references)
     for path in asked.written:

@@ -1,12 +1,12 @@
 """`attent translate` beside its own engine: lines a second of a long text, with the text and without.
 
-    python -m benchmarks.translate_gpu model text.de                 beam 4 and greedy, every line of the text
     python -m benchmarks.translate_gpu model text.de --beams 4 --lines 49152
+    python -m benchmarks.translate_gpu             beam 4 and greedy; a base model, first trained on made-up text
 
 The engine is given ids and gives ids, in this process, in blocks as the command has them, one after the other; nothing
 else runs then. The command is run as a person runs it, and what it writes is counted as it comes. Its start (torch, the
 weights, kernels and steps that are recorded, the processes that do the text) is told apart: steady is from a third of
-the lines to the last. They take turns. A GPU is what this is for, but it runs on a CPU too.
+the lines to the last. They take turns. A GPU is what this is for, but it runs on a CPU too (with a tiny model).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from attent.cli.translating import CPU_BLOCK, GPU_BLOCK
 from attent.decode import Search, Translator
 from attent.decode.options import Job
+from benchmarks import made_up
 from benchmarks.measure import machine, timed
 
 BLOCKS = 12  # that the engine searches for
@@ -43,14 +44,35 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("text", type=Path)
+    parser.add_argument("model", type=Path, nargs="?", help="a folder; by default one is made")
+    parser.add_argument("text", type=Path, nargs="?", help="to translate, a sentence a line")
     parser.add_argument("--lines", type=int, help="of the text; by default all")
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    with open(asked.text, encoding="utf-8") as text:
-        lines = list(itertools.islice(text, asked.lines))
+    if asked.model is not None and asked.text is None:
+        parser.error("a model must be given a text to translate")
+    with tempfile.TemporaryDirectory() as home:
+        if asked.model is None:
+            asked.model, asked.text = made(Path(home), torch.cuda.is_available())
+        with open(asked.text, encoding="utf-8") as text:
+            lines = list(itertools.islice(text, asked.lines))
+        run(asked, lines, Path(home) / "text")
+
+
+def made(home: Path, gpu: bool) -> tuple[Path, Path]:
+    """A model that was trained for about a minute, and what it has read."""
+    made_up.write(home / "pairs.tsv", 200_000 if gpu else 2_000, mean_words=20 if gpu else 6)
+    asked = ["--size", "base", "--steps", "1500"] if gpu else ["--size", "tiny", "--steps", "20"]
+    words = ["train", "--data", str(home / "pairs.tsv"), "--src", "de", "--tgt", "en", "--out", str(home / "model")]
+    subprocess.run([sys.executable, "-m", "attent", *words, *asked, "--quiet"], check=True, stdout=sys.stderr)
+    pairs = (home / "pairs.tsv").read_text(encoding="utf-8").splitlines()
+    (home / "source").write_text("".join(pair.split("\t")[0] + "\n" for pair in pairs), encoding="utf-8")
+    return home / "model", home / "source"
+
+
+def run(asked: argparse.Namespace, lines: Sequence[str], text: Path) -> None:
+    text.write_text("".join(lines), encoding="utf-8")
     translator = Translator.load(asked.model, engine="torch")
     size = CPU_BLOCK if translator.device.type == "cpu" else GPU_BLOCK
     rows = translator.tokenizer.encode_source([line.strip() for line in lines[: BLOCKS * size]])
@@ -58,11 +80,8 @@ def main() -> None:
     print(f"{machine()}; {asked.model.name}, {len(lines):,} lines of {mean:.0f} tokens", flush=True)
     print("| beam | engine, lines/s | command, steady | ratio | command, with its start | first lines after |")
     print("|---|---|---|---|---|---|", flush=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as part:
-        part.writelines(lines)
-        part.flush()
-        for beams in asked.beams:
-            compare(translator, rows, size, Path(part.name), len(lines), beams, asked)
+    for beams in asked.beams:
+        compare(translator, rows, size, text, len(lines), beams, asked)
 
 
 def compare(
@@ -120,7 +139,7 @@ def command(model: Path, text: Path, count: int, beams: int) -> Run:
     third, before = next(one for one in times if one[1] >= count / 3)
     last, _ = times[-1]
     if last == third:
-        sys.exit(f"the text must be longer: all {count:,} lines came at once")
+        sys.exit(f"the text must be longer, so that it is done in many blocks; it has {count:,} lines")
     return Run(start=times[0][0], seconds=last, steady=(count - before) / (last - third))
 
 
