@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attent.data.store import Store
-from attent.train import loop
+from attent.train import hardware, loop
 from benchmarks import loss_curve, train_gpu
 from tests.train.runs import write_corpus
 
@@ -112,6 +112,12 @@ def test_kernels_that_run_at_once_are_not_counted_twice() -> None:
 )
 def test_a_kernel_belongs_to_the_group_that_its_name_tells(kernel: str, group: str) -> None:
     assert train_gpu.group_of(kernel) == group
+
+
+@pytest.fixture(autouse=True)
+def no_faster_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU that is, the fast way rounds more, and draws other dropout."""
+    monkeypatch.setattr(hardware, "measure_bf16", lambda kind: 1.0)
 
 
 def curves(tmp_path: Path, words: str) -> dict[str, Any]:

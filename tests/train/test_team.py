@@ -27,9 +27,9 @@ from tests.text.corpus import lines
 # A rate and an eps with which rounding stays rounding: with a high rate two runs that differ in the last digit of a sum
 # part within a hundred updates, as any two would.
 RECIPE = """
---device cpu --threads 1 --batch-tokens 512 --piece-tokens 128 --valid-sentences 0 --average 0 --hold-out 20 --lr 0.002
---warmup 10 --clip-norm 1 --ema 0.9 --dropout 0.2 --quiet --set train.eps=1e-6 --set decode.beam_size=1
---set model.layers=2 --set model.width=32 --set model.inner=64 --set model.heads=2
+--device cpu --precision float32 --threads 1 --batch-tokens 512 --piece-tokens 128 --valid-sentences 0 --average 0
+--hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --ema 0.9 --dropout 0.2 --quiet --set train.eps=1e-6
+--set decode.beam_size=1 --set model.layers=2 --set model.width=32 --set model.inner=64 --set model.heads=2
 """.split()
 LIMIT = 120  # seconds for anything here on a busy machine
 
