@@ -219,6 +219,8 @@ def _grow(request: dict[str, Any]) -> None:
 
         _die_at_a_call(Kill(**request["kill"]))
         code = cli.main(request["argv"])
+    except SystemExit as error:  # told to end before there was anything to save
+        code = error.code if isinstance(error.code, int) else code
     except BaseException:  # noqa: BLE001 -- a child must never return into its parent's loop
         traceback.print_exc()
     finally:
