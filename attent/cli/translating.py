@@ -480,9 +480,7 @@ def progress(before: Seen, now: Seen) -> str:
     """`1,024 lines, 210 a second, 40%, 12 s left`"""
     seconds = max(now.time - before.time, 1e-3)
     speed = (now.lines - before.lines) / seconds
-    told = (
-        f"{now.lines:,} lines, {speed:,.0f} a second" if speed >= 10 else f"{now.lines:,} lines, {speed:.1f} a second"
-    )
+    told = f"{now.lines:,} lines, {speed:,.{0 if speed >= 10 else 1}f} a second"
     if now.part <= before.part:
         return told if not now.part else f"{told}, {now.part:.0%}"
     left = seconds * (1 - now.part) / (now.part - before.part)

@@ -147,12 +147,9 @@ class NoLoops:
         self.enough = torch.tensor([enough - 1 for enough in NEEDED], device=device)
         self.every = every
 
-    def holds(self, job: Job) -> bool:
-        return self.every or job.no_loops
-
     def begin(self, jobs: Sequence[Job]) -> Tensor:
         state = self.enough.new_zeros(len(jobs), 1 + 2 * LONGEST_UNIT)
-        state[:, 0] = torch.tensor([self.holds(job) for job in jobs])
+        state[:, 0] = torch.tensor([self.every or job.no_loops for job in jobs])
         state[:, 1 : 1 + LONGEST_UNIT] = -1
         return state
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from attent.cli import clerks
@@ -17,6 +16,7 @@ from attent.cli.translating import Desk, write_lines
 from attent.decode import Search, Translator
 from attent.decode.lots import Found, Lot, No
 from attent.decode.options import Job
+from tests.decode.toys import as_found
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
 from tests.train.toys import model
@@ -84,13 +84,7 @@ def test_a_clerk_asks_with_lots_where_these_are_taken(desk: Desk) -> None:
         ]
         found = [one for best in desk.translator.search(some, search) for one in best]
         assert len(found) == 2 * len(some)
-        return Found(
-            tokens=np.array([[*one.ids, *[0] * (12 - len(one.ids))] for one in found]),
-            written=np.array([len(one.ids) for one in found]),
-            lengths=np.array([len(one.ids) + one.ended for one in found]),
-            sums=np.array([one.log_prob for one in found]),
-            scores=np.array([one.score for one in found]),
-        )
+        return as_found(found)
 
     made = Office(desk, long_text(), 1)
     desk.translator.search_lot = taken  # type: ignore[method-assign, assignment]

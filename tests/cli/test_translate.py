@@ -610,16 +610,20 @@ def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> Non
         assert told.endswith("\r\x1b[Kattent: a word\n" if shown else "attent: a word\n")
 
 
+def told_of(size: int | None, *shows: tuple[float, int, int | None]) -> list[str]:
+    """What is drawn at such seconds, for so many lines, of so many."""
+    now = [0.0]
+    with Screen(stream := Terminal(), clock=lambda: now[0]) as screen:
+        screen.start(size, quiet=False)
+        for seconds, lines, of in shows:
+            now[0] = seconds
+            screen.show(lines, lines, of=of)
+        return stream.getvalue().split("\r\x1b[K")[1:]
+
+
 def test_the_speed_is_that_of_the_last_seconds() -> None:
     """The start may take long, on a GPU for instance."""
-    now = [0.0]
-    with Screen(Terminal(), clock=lambda: now[0]) as screen:
-        screen.start(1000, quiet=False)
-        for seconds, lines in ((20.0, 10), (22.0, 110), (26.0, 310), (28.0, 410)):
-            now[0] = seconds
-            screen.show(lines, lines)
-        told = screen.stream.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
-    assert told[1:] == [
+    assert told_of(1000, (20.0, 10, None), (22.0, 110, None), (26.0, 310, None), (28.0, 410, None)) == [
         "10 lines, 0.5 a second, 1%, 33 min 0 s left",
         "110 lines, 5.0 a second, 11%, 2 min 58 s left",
         "310 lines, 50 a second, 31%, 14 s left",
@@ -629,14 +633,7 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
 
 def test_other_texts_have_a_speed_of_their_own() -> None:
     """A file of translators may be gone through more than once."""
-    now = [0.0]
-    with Screen(Terminal(), clock=lambda: now[0]) as screen:
-        screen.start(None, quiet=False)
-        for seconds, lines, of in ((1.0, 100, 200), (2.0, 200, 200), (3.0, 3, 6), (4.0, 6, 6)):
-            now[0] = seconds
-            screen.show(lines, 0, of=of)
-        told = screen.stream.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
-    assert told[1:] == [
+    assert told_of(None, (1.0, 100, 200), (2.0, 200, 200), (3.0, 3, 6), (4.0, 6, 6)) == [
         "100 lines, 100 a second, 50%, 1 s left",
         "200 lines, 100 a second, 100%, 0 s left",
         "3 lines, 3.0 a second, 50%, 1 s left",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from attent.decode.rules import MinLength, NoLoops, Prefix
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import decoder_of
 from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
-from tests.decode.toys import END, PAD, START, Prefixes, Toy, log_probs, plain, texts
+from tests.decode.toys import END, PAD, START, Prefixes, Toy, as_found, log_probs, plain, texts
 
 STACK = StackConfig(layers=2, width=16, heads=2, inner=24, dropout=0.0)
 
@@ -329,13 +328,7 @@ class Failing:
             raise self.error
         self.given = (lot.ids[lot.memory] - 3).tolist()  # how `jobs` begins a source
         best = [self.found_for[place][0] for place in self.given]
-        return Found(
-            tokens=np.array([[*one.ids, *[0] * (20 - len(one.ids))] for one in best]),
-            written=np.array([len(one.ids) for one in best]),
-            lengths=np.array([len(one.ids) + one.ended for one in best]),
-            sums=np.array([one.log_prob for one in best]),
-            scores=np.array([one.score for one in best]),
-        )
+        return as_found(best)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attent.decode import Hypotheses
+from attent.decode.lots import Found
 from attent.decode.options import Hypothesis, Search
 
 START, END, PAD = 0, 1, 2
@@ -131,3 +133,15 @@ def found(hypotheses: Hypotheses, row: int) -> list[Hypothesis]:
 
 def texts(hypotheses: Sequence[Hypothesis]) -> list[tuple[Tokens, bool]]:
     return [(one.ids, one.ended) for one in hypotheses]
+
+
+def as_found(some: Sequence[Hypothesis]) -> Found:
+    """As a lane gives them."""
+    longest = max(len(one.ids) for one in some)
+    return Found(
+        tokens=np.array([[*one.ids, *[0] * (longest - len(one.ids))] for one in some]),
+        written=np.array([len(one.ids) for one in some]),
+        lengths=np.array([len(one.ids) + one.ended for one in some]),
+        sums=np.array([one.log_prob for one in some]),
+        scores=np.array([one.score for one in some]),
+    )
