@@ -62,7 +62,7 @@ test-slow: $(READY) ## the tests that train and measure
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
 test-device: $(READY) ## the laws and the kernels on a GPU, in float32 and bfloat16
-	$(PY) -m pytest -q tests/nn/kernels tests/train/test_recorded.py tests/laws --device cuda
+	$(PY) -m pytest -q tests/nn/kernels tests/training/test_recorded.py tests/laws --device cuda
 
 lint: $(READY) ## ruff check, ruff format --check, mypy
 	$(PY) -m ruff check .

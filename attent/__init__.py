@@ -8,31 +8,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attent.decode import Translator
-    from attent.decode.generator import Generator
-    from attent.decode.reader import Reader
+    from attent.decoding import Translator
+    from attent.decoding.encoder_inference import Predictor
+    from attent.decoding.generation.generator import Generator
+    from attent.inspection import record
     from attent.interop import load
-    from attent.look import record
     from attent.models import build, presets
 
 __version__ = "0.1.0"
 
-__all__ = ["Generator", "Reader", "Translator", "__version__", "build", "load", "presets", "record"]
+__all__ = ["Generator", "Predictor", "Translator", "__version__", "build", "load", "presets", "record"]
 
 # Public name -> the module that defines it. A module that is itself public stands under its own last name.
-_HOMES = {
-    "Generator": "attent.decode.generator",
-    "Reader": "attent.decode.reader",
-    "Translator": "attent.decode",
+_PUBLIC_MODULES = {
+    "Generator": "attent.decoding.generation.generator",
+    "Predictor": "attent.decoding.encoder_inference",
+    "Translator": "attent.decoding",
     "build": "attent.models",
     "load": "attent.interop",
     "presets": "attent.models.presets",
-    "record": "attent.look",
+    "record": "attent.inspection",
 }
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
+    home = _PUBLIC_MODULES.get(name)
     if home is None:
         raise AttributeError(f"module 'attent' has no attribute {name!r}")
     module = import_module(home)

@@ -22,36 +22,36 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.attend import BACKENDS, Request, attend, choose
-from benchmarks.measure import by_events, machine, measured, timed
+from attent.nn.backends import BACKENDS, AttentionInputs, attend, choose_backend
+from benchmarks.timing import describe_machine, measure_peak_rates, time_by_events, time_run
 
-MEANS = (15, 29, 64, 128, 256, 512, 1024, 4096)
-SPREAD = 0.5  # standard deviation of the logarithm
-NARROWEST = 256  # tokens of a row
-WARM, ROUNDS = 3, 15
+MEAN_LENGTHS = (15, 29, 64, 128, 256, 512, 1024, 4096)
+LOG_STD = 0.5  # standard deviation of the logarithm
+MIN_ROW_WIDTH = 256  # tokens of a row
+WARMUP_RUNS, ROUNDS = 3, 15
 
 
 def main() -> None:
-    asked = arguments()
+    asked = parse_arguments()
     device = torch.device(asked.device)
     gpu = device.type == "cuda"
     tokens = asked.tokens or (25_600 if gpu else 512)
     dtype = torch.bfloat16 if gpu else torch.float32
-    speed = measured(device).bytes
-    print(f"{machine()}; {tokens:,} tokens, {asked.heads} heads of {asked.width}, {dtype}, causal")
+    speed = measure_peak_rates(device).bytes
+    print(f"{describe_machine()}; {tokens:,} tokens, {asked.heads} heads of {asked.width}, {dtype}, causal")
     names = [name for name in BACKENDS if name != "explicit" and (name != "flex" or asked.flex)]
     print(f"\n| mean length | row | {' | '.join(names)} | floor by bytes |\n|{'---|' * (len(names) + 3)}")
-    for mean in asked.mean or (MEANS if gpu else (15, 64)):
-        request = made(mean, tokens, asked.heads, asked.width, device, dtype)
-        chosen = next(name for name, one in BACKENDS.items() if one is choose("auto", request))
-        found = compared(request, names)
-        cells = [cell(found[name], name == chosen) for name in names]
+    for mean in asked.mean or (MEAN_LENGTHS if gpu else (15, 64)):
+        request = build_request(mean, tokens, asked.heads, asked.width, device, dtype)
+        chosen = next(name for name, one in BACKENDS.items() if one is choose_backend("auto", request))
+        found = compare_backends(request, names)
+        cells = [format_cell(found[name], name == chosen) for name in names]
         floor = 12 * request.q.numel() * request.q.element_size() / speed  # 4 forward, 8 backward
         print(f"| {mean} | {request.q.shape[2]} | {' | '.join(cells)} | {1e3 * floor:.3f} |", flush=True)
     print("\nms, forward and backward; **chosen** by `auto`")
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mean", nargs="+", type=int, help="lengths of sentences")
     parser.add_argument("--tokens", type=int)
@@ -62,29 +62,31 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cell(seconds: float | None, chosen: bool) -> str:
+def format_cell(seconds: float | None, chosen: bool) -> str:
     if seconds is None:
         return "-"
     return f"**{1e3 * seconds:.3f}**" if chosen else f"{1e3 * seconds:.3f}"
 
 
-def made(mean: int, tokens: int, heads: int, width: int, device: torch.device, dtype: torch.dtype) -> Request:
-    row = NARROWEST
+def build_request(
+    mean: int, tokens: int, heads: int, width: int, device: torch.device, dtype: torch.dtype
+) -> AttentionInputs:
+    row = MIN_ROW_WIDTH
     while row < 2 * mean and 2 * row <= tokens:
         row *= 2
-    packing = Packing.of(rows_of(mean, row, tokens // row), row, device=device)
+    packing = Packing.from_lengths(pack_lengths(mean, row, tokens // row), row, device=device)
     shape = (tokens // row, heads, row, width)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3))
     mask = Mask(causal=True, packing=(packing, packing))
-    return Request(q, k, v, mask, None, width**-0.5, 0.0)
+    return AttentionInputs(q, k, v, mask, None, width**-0.5, 0.0)
 
 
-def rows_of(mean: int, width: int, count: int) -> list[list[int]]:
+def pack_lengths(mean: int, width: int, count: int) -> list[list[int]]:
     """Sentences in rows, each into the row that it leaves the least room in; drawn until one finds none."""
     dice, rows = np.random.default_rng(1), [[] for _ in range(count)]  # type: list[list[int]]
     left = np.full(count, width)
     while True:
-        length = int(np.clip(np.exp(np.log(mean) - SPREAD**2 / 2 + SPREAD * dice.standard_normal()), 2, width))
+        length = int(np.clip(np.exp(np.log(mean) - LOG_STD**2 / 2 + LOG_STD * dice.standard_normal()), 2, width))
         fits = np.where(left >= length, left, width + 1)
         if fits.min() > width:
             return rows
@@ -93,17 +95,17 @@ def rows_of(mean: int, width: int, count: int) -> list[list[int]]:
         left[place] -= length
 
 
-def compared(request: Request, names: list[str]) -> dict[str, float | None]:
+def compare_backends(request: AttentionInputs, names: list[str]) -> dict[str, float | None]:
     """Seconds of each; none of what cannot do it."""
-    able = {name: runner(request, name) for name in names if BACKENDS[name].refuses(request) is None}
+    able = {name: build_runner(request, name) for name in names if BACKENDS[name].find_limitation(request) is None}
     seconds: dict[str, list[float]] = {name: [] for name in able}
     for _ in range(ROUNDS):
         for name, run in able.items():
-            seconds[name].append(by_events(run) if request.q.device.type == "cuda" else timed(run))
+            seconds[name].append(time_by_events(run) if request.q.device.type == "cuda" else time_run(run))
     return {name: statistics.median(seconds[name]) if name in able else None for name in names}
 
 
-def runner(request: Request, name: str) -> Callable[[], object]:
+def build_runner(request: AttentionInputs, name: str) -> Callable[[], object]:
     q, k, v, mask, *_ = request
     direction = torch.randn_like(q)
     leaves: list[Tensor] = [q, k, v]
@@ -111,12 +113,12 @@ def runner(request: Request, name: str) -> Callable[[], object]:
     def run() -> object:
         return torch.autograd.grad(attend(q, k, v, mask, backend=name), leaves, direction)
 
-    for _ in range(WARM):
+    for _ in range(WARMUP_RUNS):
         run()
-    return recorded(run) if q.device.type == "cuda" else run
+    return capture_graph(run) if q.device.type == "cuda" else run
 
 
-def recorded(run: Callable[[], object]) -> Callable[[], object]:
+def capture_graph(run: Callable[[], object]) -> Callable[[], object]:
     """As a graph, where it can be one."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -16,31 +16,31 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import made_up
-from benchmarks.measure import cpu_name
+from benchmarks import synthetic_corpus
+from benchmarks.timing import get_cpu_name
 
 PAIRS = 10_000_000
 LAYOUTS = ("packed", "flat", "bucketed")
-BATCHES = 2000  # taken from the middle of the epoch on
+BATCHES_MEASURED = 2000  # taken from the middle of the epoch on
 
 
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
     with tempfile.TemporaryDirectory() as name:
         corpus = Path(name) / "corpus.tsv"
-        made_up.write(corpus, pairs)
-        print(f"{pairs:,} pairs, {corpus.stat().st_size / 2**20:,.0f} MiB, {os.cpu_count()} cores of {cpu_name()}")
-        measured("report", [sys.executable, "-m", "attent", "data", str(corpus), "--json"])
+        synthetic_corpus.write_corpus(corpus, pairs)
+        print(f"{pairs:,} pairs, {corpus.stat().st_size / 2**20:,.0f} MiB, {os.cpu_count()} cores of {get_cpu_name()}")
+        measure_stage("report", [sys.executable, "-m", "attent", "data", str(corpus), "--json"])
         for stage in ("tokenizer", "prepare", *LAYOUTS, "again"):
-            measured(stage, [sys.executable, "-m", "benchmarks.data_memory", stage, name])
+            measure_stage(stage, [sys.executable, "-m", "benchmarks.data_memory", stage, name])
 
 
-def measured(stage: str, command: list[str]) -> None:
+def measure_stage(stage: str, command: list[str]) -> None:
     """Time and peak memory of a process and all that it starts."""
     began, peak = time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, text=True) as process:
         while process.poll() is None:
-            peak = max(peak, sum(map(resident, family(process.pid))))
+            peak = max(peak, sum(map(get_resident_bytes, list_descendants(process.pid))))
             time.sleep(0.1)
         output.seek(0)
         told = output.read()
@@ -50,55 +50,55 @@ def measured(stage: str, command: list[str]) -> None:
     assert process.returncode == 0, f"{stage} failed"
 
 
-def family(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """A process and its descendants (Linux)."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # it has ended
         return []
-    return [pid, *(one for child in children for one in family(int(child)))]
+    return [pid, *(one for child in children for one in list_descendants(int(child)))]
 
 
-def resident(pid: int) -> int:
+def get_resident_bytes(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 
 
-def stage(name: str, home: Path) -> None:
-    from attent.data import Recipe, corpora, learn_tokenizer, prepare
+def run_stage(name: str, home: Path) -> None:
+    from attent.data import EncodingConfig, learn_tokenizer, open_corpora, prepare_store
     from attent.text import Tokenizer, TokenizerConfig
 
     began = time.perf_counter()
-    found = corpora([str(home / "corpus.tsv")])
+    found = open_corpora([str(home / "corpus.tsv")])
     if name == "tokenizer":
         learn_tokenizer(found, TokenizerConfig(vocab=16_000)).save(home / "tokenizer")
         return
-    store = prepare(found, Recipe(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
+    store = prepare_store(found, EncodingConfig(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
     if name == "prepare":
         print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - began):,.0f} a second")
     else:
-        take(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES, began)
+        iterate_batches(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES_MEASURED, began)
 
 
-def take(store: object, layout: str, count: int, began: float) -> None:
-    from attent.data.batches import Batches
-    from attent.data.plan import BatchConfig
+def iterate_batches(store: object, layout: str, count: int, began: float) -> None:
+    from attent.data.batch_plan import BatchConfig
+    from attent.data.loader import PairLoader
 
-    batches = Batches(store, BatchConfig(tokens=25_000, layout=layout))  # type: ignore[arg-type]
-    steps = batches.steps(0)
+    batches = PairLoader(store, BatchConfig(batch_tokens=25_000, layout=layout))  # type: ignore[arg-type]
+    steps = batches.num_steps(0)
     planned = time.perf_counter() - began
     tokens = 0
     for step in range(steps // 2, min(steps, steps // 2 + count)):
-        batch = batches.batch(0, step)
-        tokens += batch.source.tokens + batch.target.tokens
+        batch = batches.get_batch(0, step)
+        tokens += batch.source.num_tokens + batch.target.num_tokens
     took = time.perf_counter() - began - planned
     print(f"{steps:,} batches an epoch, planned in {planned:.2f} s, then {tokens / took / 1e6:.1f}M tokens a second")
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        stage(sys.argv[1], Path(sys.argv[2]))
+        run_stage(sys.argv[1], Path(sys.argv[2]))
     else:
         main()

@@ -22,60 +22,60 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from attent.data.batches import Batches
-from attent.data.corpus import Corpus, corpora
-from attent.data.encode import Recipe
-from attent.data.pairs import Languages, Pair
-from attent.data.plan import BatchConfig
-from attent.data.store import Store, prepare
+from attent.data.batch_plan import BatchConfig
+from attent.data.corpus import Corpus, open_corpora
+from attent.data.encode import EncodingConfig
+from attent.data.loader import PairLoader
+from attent.data.pairs import LanguagePair, Pair
+from attent.data.token_store import TokenStore, prepare_store
 from attent.text.tokenizer import Tokenizer
-from attent.text.train import TokenizerConfig, train
-from benchmarks import made_up
-from benchmarks.measure import cpu_name
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from benchmarks import synthetic_corpus
+from benchmarks.timing import get_cpu_name
 
 PAIRS = 300_000
 VOCAB = 8_000
-TOKENS = 4096  # a side of a batch
+BATCH_TOKENS = 4096  # a side of a batch
 ROUNDS = 3
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        corpus = given(sys.argv[1:], home) if len(sys.argv) > 1 else generated(home)
+        corpus = load_corpus(sys.argv[1:], home) if len(sys.argv) > 1 else generate_corpus(home)
         pairs = [entry for entry in corpus if isinstance(entry, Pair)]
         config = TokenizerConfig(vocab=VOCAB)
-        tokenizer = train([p.source for p in pairs], [p.target for p in pairs], config)
-        print(f"{len(pairs):,} pairs of {corpus.name}, {os.cpu_count()} cores of {cpu_name()}")
-        tokenising(corpus, tokenizer, len(pairs), home)
-        batches(prepare([corpus], Recipe(tokenizer=tokenizer), home / "stores"), home)
+        tokenizer = train_tokenizer([p.source for p in pairs], [p.target for p in pairs], config)
+        print(f"{len(pairs):,} pairs of {corpus.name}, {os.cpu_count()} cores of {get_cpu_name()}")
+        compare_tokenizing(corpus, tokenizer, len(pairs), home)
+        compare_batching(prepare_store([corpus], EncodingConfig(tokenizer=tokenizer), home / "stores"), home)
 
 
-def given(arguments: list[str], home: Path) -> Corpus:
+def load_corpus(arguments: list[str], home: Path) -> Corpus:
     """The corpus as one plain TSV, which both sides can read."""
     name, source, target = arguments
-    (corpus,) = corpora([name], Languages(source, target))
+    (corpus,) = open_corpora([name], LanguagePair(source, target))
     with open(home / "corpus.tsv", "w", encoding="utf-8") as file:
         for entry in corpus:
             if isinstance(entry, Pair) and not any(mark in entry.source + entry.target for mark in '\t\n"'):
                 file.write(f"{entry.source}\t{entry.target}\n")
-    return corpora([str(home / "corpus.tsv")])[0]
+    return open_corpora([str(home / "corpus.tsv")])[0]
 
 
-def generated(home: Path) -> Corpus:
-    made_up.write(home / "corpus.tsv", PAIRS)
-    return corpora([str(home / "corpus.tsv")])[0]
+def generate_corpus(home: Path) -> Corpus:
+    synthetic_corpus.write_corpus(home / "corpus.tsv", PAIRS)
+    return open_corpora([str(home / "corpus.tsv")])[0]
 
 
 # --- tokenising ------------------------------------------------------------------------------------------------------
 
 
-def tokenising(corpus: Corpus, tokenizer: Tokenizer, pairs: int, home: Path) -> None:
+def compare_tokenizing(corpus: Corpus, tokenizer: Tokenizer, pairs: int, home: Path) -> None:
     work: dict[str, Callable[[], None]] = {
-        "attent": lambda: ours(corpus, tokenizer, home / "ours"),
-        "attent, one thread": lambda: ours(corpus, tokenizer, home / "ours", workers=1),
+        "attent": lambda: tokenize_with_attent(corpus, tokenizer, home / "ours"),
+        "attent, one thread": lambda: tokenize_with_attent(corpus, tokenizer, home / "ours", workers=1),
     }
-    if (theirs := hugging_face(Path(corpus.files[0]), home / "theirs")) is not None:
+    if (theirs := build_hf_tokenizing(Path(corpus.file_names[0]), home / "theirs")) is not None:
         work["datasets + tokenizers"] = theirs
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(ROUNDS):
@@ -88,13 +88,13 @@ def tokenising(corpus: Corpus, tokenizer: Tokenizer, pairs: int, home: Path) -> 
         print(f"  {name:24}", "  ".join(f"{pairs / one:10,.0f}" for one in rounds))
 
 
-def ours(corpus: Corpus, tokenizer: Tokenizer, root: Path, workers: int | None = None) -> None:
+def tokenize_with_attent(corpus: Corpus, tokenizer: Tokenizer, root: Path, workers: int | None = None) -> None:
     shutil.rmtree(root, ignore_errors=True)
     fresh = Tokenizer.from_files(tokenizer.files)  # nothing learned from the round before
-    prepare([corpus], Recipe(tokenizer=fresh), root, workers=workers)
+    prepare_store([corpus], EncodingConfig(tokenizer=fresh), root, workers=workers)
 
 
-def hugging_face(path: Path, root: Path) -> Callable[[], None] | None:
+def build_hf_tokenizing(path: Path, root: Path) -> Callable[[], None] | None:
     """The same with their libraries, or None where they are not installed."""
     try:
         import datasets
@@ -128,16 +128,16 @@ def hugging_face(path: Path, root: Path) -> Callable[[], None] | None:
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def batches(store: Store, home: Path) -> None:
+def compare_batching(store: TokenStore, home: Path) -> None:
     print("\nbatches of one epoch on one core: million tokens a second, tokens of all slots")
     for layout in ("packed", "flat", "bucketed"):
-        config = BatchConfig(tokens=TOKENS, layout=layout)  # type: ignore[arg-type]
-        report(f"attent, {layout}", lambda config=config: our_epoch(store, config))
+        config = BatchConfig(batch_tokens=BATCH_TOKENS, layout=layout)  # type: ignore[arg-type]
+        report_speed(f"attent, {layout}", lambda config=config: iterate_attent_epoch(store, config))
     if (home / "theirs" / "ids").exists():
-        report("DataLoader, grouped", lambda: their_epoch(home / "theirs" / "ids"))
+        report_speed("DataLoader, grouped", lambda: iterate_hf_epoch(home / "theirs" / "ids"))
 
 
-def report(name: str, epoch: Callable[[], Iterator[tuple[int, int]]]) -> None:
+def report_speed(name: str, epoch: Callable[[], Iterator[tuple[int, int]]]) -> None:
     speeds, filled = [], 0.0
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -148,16 +148,16 @@ def report(name: str, epoch: Callable[[], Iterator[tuple[int, int]]]) -> None:
     print(f"  {name:24}", "  ".join(f"{speed:6.2f}" for speed in speeds), f"   {filled:.1%} full")
 
 
-def our_epoch(store: Store, config: BatchConfig) -> Iterator[tuple[int, int]]:
+def iterate_attent_epoch(store: TokenStore, config: BatchConfig) -> Iterator[tuple[int, int]]:
     """Planning the epoch is part of the time."""
-    made = Batches(store, config)
-    for step in range(made.steps(0)):
-        batch = made.batch(0, step)
+    made = PairLoader(store, config)
+    for step in range(made.num_steps(0)):
+        batch = made.get_batch(0, step)
         sides = (batch.source, batch.target)
-        yield sum(side.tokens for side in sides), sum(side.ids.numel() for side in sides)
+        yield sum(side.num_tokens for side in sides), sum(side.ids.numel() for side in sides)
 
 
-def their_epoch(path: Path) -> Iterator[tuple[int, int]]:
+def iterate_hf_epoch(path: Path) -> Iterator[tuple[int, int]]:
     import datasets
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -170,11 +170,11 @@ def their_epoch(path: Path) -> Iterator[tuple[int, int]]:
         tensors = [pad_sequence(side, batch_first=True) for side in sides]
         return sum(len(one) for side in sides for one in side), *tensors
 
-    for tokens, source, target in DataLoader(ids, batch_sampler=length_grouped(ids), collate_fn=padded):
+    for tokens, source, target in DataLoader(ids, batch_sampler=group_by_length(ids), collate_fn=padded):
         yield tokens, source.numel() + target.numel()
 
 
-def length_grouped(ids: Any) -> list[list[int]]:
+def group_by_length(ids: Any) -> list[list[int]]:
     """Batches of like lengths within the token budget, in random order."""
     lengths = [(len(t), len(s)) for s, t in zip(ids["source"], ids["target"], strict=True)]
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -182,7 +182,7 @@ def length_grouped(ids: Any) -> list[list[int]]:
     longest = 0
     for i in order:
         longest = max(longest, *lengths[i])
-        if (len(found[-1]) + 1) * longest > TOKENS:
+        if (len(found[-1]) + 1) * longest > BATCH_TOKENS:
             found.append([])
             longest = max(lengths[i])
         found[-1].append(i)

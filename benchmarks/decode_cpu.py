@@ -29,25 +29,25 @@ from typing import Any
 
 import torch
 
-from attent.decode.options import Search
-from attent.decode.translator import EngineName, Translator
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import EngineName, Translator
 from attent.interop import ctranslate2 as conversion
 from attent.interop import marian
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
-from attent.text.train import TokenizerConfig, train
-from attent.train.loop import write_model
-from benchmarks import made_up
-from benchmarks.measure import machine
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.training.loop import write_model
+from benchmarks import synthetic_corpus
+from benchmarks.timing import describe_machine
 
-VOCAB, PAIRS, WORDS = 32_000, 40_000, 21  # 21 made-up words are some 29 pieces
-SIZES = (16, 32, 64)  # sentences of a batch, for those who must be told
-NO_END = -1e4
-QUICK = "ctranslate2-int8"  # where our default engine keeps its conversion
+VOCAB, NUM_PAIRS, MEAN_WORDS = 32_000, 40_000, 21  # 21 made-up words are some 29 pieces
+BATCH_SIZES = (16, 32, 64)  # sentences of a batch, for those who must be told
+NO_END_BIAS = -1e4
+CONVERSION_FOLDER = "ctranslate2-int8"  # where our default engine keeps its conversion
 
-Run = Callable[[], int]  # translates everything, and says how many tokens came out
+TranslateRun = Callable[[], int]  # translates everything, and says how many tokens came out
 
 
 def main() -> None:
@@ -62,64 +62,76 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as home:
-        texts = made(Path(home), arguments.layers, arguments.sentences)
-        print(f"{arguments.sentences} sentences, outputs of {arguments.length} tokens; {machine()}", flush=True)
+        texts = prepare_models(Path(home), arguments.layers, arguments.sentences)
+        print(
+            f"{arguments.sentences} sentences, outputs of {arguments.length} tokens; {describe_machine()}", flush=True
+        )
         for beams in arguments.beams:
-            sides = contestants(Path(home), texts, beams, arguments.length, arguments.threads)
-            compare(sides, arguments.rounds, f"beam {beams}")
+            sides = make_runs(Path(home), texts, beams, arguments.length, arguments.threads)
+            compare_speeds(sides, arguments.rounds, f"beam {beams}")
 
 
-def made(home: Path, layers: int, count: int) -> list[str]:
+def prepare_models(home: Path, layers: int, count: int) -> list[str]:
     """Writes the model as ours, as transformers' and for CTranslate2; gives the text to translate."""
-    made_up.write(home / "corpus.tsv", PAIRS, mean_words=WORDS)
+    synthetic_corpus.write_corpus(home / "corpus.tsv", NUM_PAIRS, mean_words=MEAN_WORDS)
     pairs = [line.rstrip("\n").split("\t") for line in (home / "corpus.tsv").read_text(encoding="utf-8").splitlines()]
-    tokenizer = train([a for a, _ in pairs], [b for _, b in pairs], TokenizerConfig(vocab=VOCAB))
+    tokenizer = train_tokenizer([a for a, _ in pairs], [b for _, b in pairs], TokenizerConfig(vocab=VOCAB))
     encoder = StackConfig(layers=layers)
-    config = Seq2SeqConfig(vocab=tokenizer.source.size, encoder=encoder, decoder=decoder_of(encoder), output_bias=True)
+    config = Seq2SeqConfig(
+        vocab=tokenizer.source.size, encoder=encoder, decoder=mirror_encoder(encoder), output_bias=True
+    )
     model = Seq2Seq(config).eval()
     assert model.output.bias is not None
     with torch.no_grad():
-        model.output.bias[config.end] = NO_END
+        model.output.bias[config.end_id] = NO_END_BIAS
     write_model(home / "ours", model, tokenizer)
     marian.save(model, home / "theirs", pad=tokenizer.target.pad)
-    conversion.write(model, tokenizer, home / "ours" / QUICK)
+    conversion.write_conversion(model, tokenizer, home / "ours" / CONVERSION_FOLDER)
     return [source for source, _ in pairs[:count]]
 
 
 # --- who takes part ------------------------------------------------------------------------------------------------
 
 
-def contestants(home: Path, texts: list[str], beams: int, length: int, threads: int) -> dict[str, list[Run]]:
+def make_runs(home: Path, texts: list[str], beams: int, length: int, threads: int) -> dict[str, list[TranslateRun]]:
     """Each by name, with a way to run for every batch size to try."""
     names: tuple[EngineName, ...] = ("torch", "ctranslate2")
     engines = {name: Translator.load(home / "ours", device="cpu", engine=name, threads=threads) for name in names}
     tokenizer = engines["torch"].tokenizer
     rows = sorted(tokenizer.encode_source(texts), key=len, reverse=True)
 
-    def text_to_text(name: EngineName) -> Run:
+    def text_to_text(name: EngineName) -> TranslateRun:
         def run() -> int:
             # Weights by chance run in circles: that they may, or some would be searched for twice.
-            found = engines[name].translate(texts, Search(beam_size=beams, max_length=length), guard=False)
+            found = engines[name].translate(
+                texts, SearchOptions(beam_size=beams, max_length=length), prevent_loops=False
+            )
             return sum(len(one.tokens) for one in found)
 
         return run
 
     return {
-        "transformers": [theirs(home / "theirs", rows, tokenizer, beams, length, size) for size in SIZES],
+        "transformers": [
+            make_transformers_run(home / "theirs", rows, tokenizer, beams, length, size) for size in BATCH_SIZES
+        ],
         "attent, torch": [text_to_text("torch")],
-        "CTranslate2": [raw(home / "ours", rows, tokenizer, beams, length, threads, size) for size in SIZES],
+        "CTranslate2": [
+            make_ctranslate2_run(home / "ours", rows, tokenizer, beams, length, threads, size) for size in BATCH_SIZES
+        ],
         "attent": [text_to_text("ctranslate2")],
     }
 
 
-def theirs(folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int, length: int, size: int) -> Run:
+def make_transformers_run(
+    folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int, length: int, size: int
+) -> TranslateRun:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     options = {"max_length": None, "forced_eos_token_id": None, "bad_words_ids": None, "renormalize_logits": False}
-    inputs = [padded(rows[at : at + size], tokenizer.source.pad) for at in range(0, len(rows), size)]
+    inputs = [pad_rows(rows[at : at + size], tokenizer.source.pad) for at in range(0, len(rows), size)]
 
     def run() -> int:
         outputs = [
@@ -131,21 +143,21 @@ def theirs(folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int
     return run
 
 
-def padded(rows: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(map(len, rows))
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     return torch.tensor([row + [pad] * (longest - len(row)) for row in rows]), mask
 
 
-def raw(
+def make_ctranslate2_run(
     folder: Path, rows: list[list[int]], tokenizer: Tokenizer, beams: int, length: int, threads: int, size: int
-) -> Run:
+) -> TranslateRun:
     import ctranslate2
 
     translator = ctranslate2.Translator(
-        str(folder / QUICK), compute_type="int8", inter_threads=1, intra_threads=threads
+        str(folder / CONVERSION_FOLDER), compute_type="int8", inter_threads=1, intra_threads=threads
     )
-    pieces: list[Any] = [tokenizer.source.pieces(row) for row in rows]
+    pieces: list[Any] = [tokenizer.source.to_pieces(row) for row in rows]
 
     def run() -> int:
         found = translator.translate_batch(
@@ -165,47 +177,47 @@ def raw(
 
 
 @dataclass
-class Times:
+class TokenRates:
     """Of each round, tokens per second and per CPU-second."""
 
     per_second: list[float] = field(default_factory=list)
     per_cpu_second: list[float] = field(default_factory=list)
 
-    def add(self, run: Run) -> None:
+    def time_run(self, run: TranslateRun) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         tokens = run()
         self.per_second.append(tokens / (time.perf_counter() - wall))
         self.per_cpu_second.append(tokens / (time.process_time() - cpu))
 
 
-def compare(sides: dict[str, list[Run]], rounds: int, title: str) -> None:
-    chosen = {name: best(runs) for name, runs in sides.items()}
-    times = {name: Times() for name in sides}
+def compare_speeds(runs: dict[str, list[TranslateRun]], rounds: int, title: str) -> None:
+    chosen = {name: choose_fastest(runs) for name, runs in runs.items()}
+    times = {name: TokenRates() for name in runs}
     for number in range(rounds):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            times[name].add(chosen[name])
+        for name in list(runs)[:: 1 if number % 2 else -1]:
+            times[name].time_run(chosen[name])
     print(f"\n{title:<16}{'tokens/s':>10}{'tokens/CPU-s':>14}{'x transformers':>16}{'x CTranslate2':>16}")
     for name, one in times.items():
         told = "".join(
-            f"{ratio(one, times[other]):>{w}.2f}" for other, w in (("transformers", 16), ("CTranslate2", 15))
+            f"{compute_ratio(one, times[other]):>{w}.2f}" for other, w in (("transformers", 16), ("CTranslate2", 15))
         )
         wall, cpu = statistics.median(one.per_second), statistics.median(one.per_cpu_second)
         print(f"{name:<16}{wall:>10,.0f}{cpu:>14,.0f}{told}", flush=True)
 
 
-def best(runs: list[Run]) -> Run:
+def choose_fastest(runs: list[TranslateRun]) -> TranslateRun:
     """The quickest of some ways, each tried once when warm; a single one is warmed up."""
     speeds = []
     for run in runs:
-        times = Times()
+        times = TokenRates()
         for _ in range(2):
-            times.add(run)
+            times.time_run(run)
         speeds.append(times.per_cpu_second[-1])
     return runs[speeds.index(max(speeds))]
 
 
-def ratio(one: Times, other: Times) -> float:
-    return statistics.median(a / b for a, b in zip(one.per_cpu_second, other.per_cpu_second, strict=True))
+def compute_ratio(rates: TokenRates, other: TokenRates) -> float:
+    return statistics.median(a / b for a, b in zip(rates.per_cpu_second, other.per_cpu_second, strict=True))
 
 
 if __name__ == "__main__":

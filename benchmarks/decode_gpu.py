@@ -30,50 +30,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decode.engine import TorchEngine
-from attent.decode.options import Job, Search
-from attent.decode.rules import MinLength
-from attent.decode.translator import CPU_ROWS, MOST_ROWS
-from attent.nn.attend import WITHOUT_CUDNN
-from benchmarks.measure import Ceiling, machine, measured
+from attent.decoding.constraints.base import MinLength
+from attent.decoding.engines.reference import TorchEngine
+from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.translator import CPU_MAX_ROWS, MAX_ROWS
+from attent.nn.backends import DISABLE_CUDNN
+from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 
 VOCAB, START, PAD, END = 32_000, 0, 0, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class ModelSize:
     layers: int
     width: int
     heads: int
-    inner: int
+    ffn_width: int
 
 
 SIZES = {
-    "tiny": Size(layers=2, width=64, heads=4, inner=128),
-    "small": Size(layers=3, width=256, heads=4, inner=1024),
-    "base": Size(layers=6, width=512, heads=8, inner=2048),
-    "big": Size(layers=6, width=1024, heads=16, inner=4096),
+    "tiny": ModelSize(layers=2, width=64, heads=4, ffn_width=128),
+    "small": ModelSize(layers=3, width=256, heads=4, ffn_width=1024),
+    "base": ModelSize(layers=6, width=512, heads=8, ffn_width=2048),
+    "big": ModelSize(layers=6, width=1024, heads=16, ffn_width=4096),
 }
-SENTENCES = {15: 3_003, 29: 3_003, 1024: 64}
-BATCH = {15: 256, 29: 256, 1024: 16}  # of transformers
+NUM_SENTENCES = {15: 3_003, 29: 3_003, 1024: 64}
+BATCH_SIZES = {15: 256, 29: 256, 1024: 16}  # of transformers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class DecodeSpeed:
     """What one of the two did."""
 
-    beams: int
+    num_beams: int
     name: str
-    sentences: float  # a second: the median
-    least: float
-    most: float
-    tokens: float  # of targets, a second
+    sentences_per_second: float  # a second: the median
+    slowest: float
+    fastest: float
+    tokens_per_second: float  # of targets, a second
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
-    parser.add_argument("--lengths", type=int, choices=SENTENCES, default=29, help="mean tokens of a source")
+    parser.add_argument("--lengths", type=int, choices=NUM_SENTENCES, default=29, help="mean tokens of a source")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, help="by default 3,003, of documents 64; on a CPU 96 and 2")
     parser.add_argument("--batch", type=int, help="sentences of a batch of transformers, by default 256; on a CPU 32")
@@ -86,71 +86,81 @@ def main() -> None:
     device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_cpu = device.type == "cpu"
     asked.sentences = asked.sentences or (
-        max(2, SENTENCES[asked.lengths] // 32) if on_cpu else SENTENCES[asked.lengths]
+        max(2, NUM_SENTENCES[asked.lengths] // 32) if on_cpu else NUM_SENTENCES[asked.lengths]
     )
-    asked.batch = asked.batch or (32 if on_cpu else BATCH[asked.lengths])
+    asked.batch = asked.batch or (32 if on_cpu else BATCH_SIZES[asked.lengths])
     dtype = getattr(torch, asked.dtype or ("float32" if on_cpu else "bfloat16"))
-    jobs = made_up_jobs(asked.sentences, asked.lengths)
-    print(f"{machine()}; {asked.size}, {len(jobs):,} sources of {mean_length(jobs):.0f} tokens, {dtype}", flush=True)
-    theirs = their_model(SIZES[asked.size]).eval()
-    ours = our_model(theirs).to(device, dtype).eval()
+    jobs = make_random_requests(asked.sentences, asked.lengths)
+    print(
+        f"{describe_machine()}; {asked.size}, {len(jobs):,} sources of {compute_mean_length(jobs):.0f} tokens, {dtype}",
+        flush=True,
+    )
+    theirs = build_transformers_model(SIZES[asked.size]).eval()
+    ours = convert_to_attent(theirs).to(device, dtype).eval()
     theirs = None if asked.only_ours else theirs.to(device, dtype)
-    ceiling = measured(device, dtype)
-    speeds: list[Speed] = []
+    ceiling = measure_peak_rates(device, dtype)
+    speeds: list[DecodeSpeed] = []
     for beams in asked.beams:
-        speeds += compare(ours, theirs, jobs, beams, device, asked)
-        bound(ours, jobs, beams, device, SIZES[asked.size], ceiling, next(s for s in speeds if s.beams == beams))
-    print(table(speeds))
+        speeds += compare_speeds(ours, theirs, jobs, beams, device, asked)
+        print_bound(
+            ours, jobs, beams, device, SIZES[asked.size], ceiling, next(s for s in speeds if s.num_beams == beams)
+        )
+    print(format_table(speeds))
 
 
-def compare(ours: Any, theirs: Any, jobs: list[Job], beams: int, device: torch.device, asked: Any) -> list[Speed]:
-    ways: dict[str, Callable[[], None]] = {"attent": lambda: search(ours, jobs, beams, device)}
+def compare_speeds(
+    ours: Any, theirs: Any, requests: list[SearchRequest], num_beams: int, device: torch.device, arguments: Any
+) -> list[DecodeSpeed]:
+    ways: dict[str, Callable[[], None]] = {"attent": lambda: run_search(ours, requests, num_beams, device)}
     if theirs is not None:
-        ways["transformers"] = lambda: generated(theirs, jobs, beams, device, asked.batch)
+        ways["transformers"] = lambda: generate_without_cudnn(theirs, requests, num_beams, device, arguments.batch)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(asked.rounds + 1):  # the first warms up
+    for turn in range(arguments.rounds + 1):  # the first warms up
         for name, way in ways.items():
-            took = timed(way, device)
+            took = time_run(way, device)
             if turn:
                 seconds[name].append(took)
             elif name == "attent":
                 print(
-                    f"beam {beams}  the first time, kernels are compiled and steps recorded: {took:.1f} s", flush=True
+                    f"beam {num_beams}  the first time, kernels are compiled and steps recorded: {took:.1f} s",
+                    flush=True,
                 )
-    if asked.profile:
+    if arguments.format_profile:
         with torch.profiler.profile() as profile:
             ways["attent"]()
         print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
-    return [speed_of(name, beams, found, jobs) for name, found in seconds.items()]
+    return [summarize_speed(name, num_beams, found, requests) for name, found in seconds.items()]
 
 
-def speed_of(name: str, beams: int, seconds: Sequence[float], jobs: Sequence[Job]) -> Speed:
+def summarize_speed(name: str, beams: int, seconds: Sequence[float], requests: Sequence[SearchRequest]) -> DecodeSpeed:
     middle = statistics.median(seconds)
-    return Speed(
-        beams=beams,
+    return DecodeSpeed(
+        num_beams=beams,
         name=name,
-        sentences=len(jobs) / middle,
-        least=len(jobs) / max(seconds),
-        most=len(jobs) / min(seconds),
-        tokens=sum(job.limit for job in jobs) / middle,
+        sentences_per_second=len(requests) / middle,
+        slowest=len(requests) / max(seconds),
+        fastest=len(requests) / min(seconds),
+        tokens_per_second=sum(job.max_length for job in requests) / middle,
     )
 
 
-def table(speeds: Sequence[Speed]) -> str:
+def format_table(speeds: Sequence[DecodeSpeed]) -> str:
     lines = ["| beam | | sentences/s | slowest to fastest | target tokens/s | ratio |", "|---|---|---|---|---|---|"]
     for one in speeds:
-        other = next((s for s in speeds if s.beams == one.beams and s.name == "transformers"), None)
-        ratio = "" if other is None else f"{one.sentences / other.sentences:.2f}x"
-        spread = f"{one.least:,.0f} to {one.most:,.0f}"
-        lines.append(f"| {one.beams} | {one.name} | {one.sentences:,.0f} | {spread} | {one.tokens:,.0f} | {ratio} |")
+        other = next((s for s in speeds if s.num_beams == one.num_beams and s.name == "transformers"), None)
+        ratio = "" if other is None else f"{one.sentences_per_second / other.sentences_per_second:.2f}x"
+        spread = f"{one.slowest:,.0f} to {one.fastest:,.0f}"
+        lines.append(
+            f"| {one.num_beams} | {one.name} | {one.sentences_per_second:,.0f} | {spread} | {one.tokens_per_second:,.0f} | {ratio} |"
+        )
     return "\n".join(lines)
 
 
-def timed(way: Callable[[], None], device: torch.device) -> float:
+def time_run(run: Callable[[], None], device: torch.device) -> float:
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     sync()
     began = time.perf_counter()
-    way()
+    run()
     sync()
     return time.perf_counter() - began
 
@@ -158,11 +168,20 @@ def timed(way: Callable[[], None], device: torch.device) -> float:
 # --- what it could be at best ----------------------------------------------------------------------------------------
 
 
-def bound(
-    model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: Size, ceiling: Ceiling, ours: Speed
+def print_bound(
+    model: Any,
+    requests: Sequence[SearchRequest],
+    beams: int,
+    device: torch.device,
+    size: ModelSize,
+    ceiling: PeakRates,
+    ours: DecodeSpeed,
 ) -> None:
-    seconds = len(jobs) / ours.sentences
-    work, least = flops(jobs, beams, size), least_bytes(jobs, size, next(model.parameters()).element_size())
+    seconds = len(requests) / ours.sentences_per_second
+    work, least = (
+        count_flops(requests, beams, size),
+        count_min_bytes(requests, size, next(model.parameters()).element_size()),
+    )
     floor = max(work / ceiling.flops, least / ceiling.bytes)
     by_work, by_bytes = 1e3 * work / ceiling.flops, 1e3 * least / ceiling.bytes
     print(
@@ -171,116 +190,131 @@ def bound(
         f"{floor / seconds:.0%} of the bound; {work / seconds / 1e12:.0f} TFLOP/s"
     )
     if device.type == "cuda":
-        print(f"beam {beams}  the GPU is busy for {busy(model, jobs, beams, device):.0%} of the time", flush=True)
+        print(
+            f"beam {beams}  the GPU is busy for {measure_gpu_busy(model, requests, beams, device):.0%} of the time",
+            flush=True,
+        )
 
 
-def flops(jobs: Sequence[Job], beams: int, size: Size) -> float:
+def count_flops(requests: Sequence[SearchRequest], beams: int, size: ModelSize) -> float:
     """2 for each weight that a token meets, and the products of attention; nothing for filler."""
-    d, source, target = size.width, sum(len(job.source) for job in jobs), sum(job.limit for job in jobs)
-    read = size.layers * (4 * d * d + 2 * d * size.inner + 2 * d * d)
-    written = size.layers * (6 * d * d + 2 * d * size.inner) + d * VOCAB
-    looks = sum(len(job.source) ** 2 for job in jobs)
-    looks += beams * sum(job.limit * (job.limit + 1) // 2 + job.limit * len(job.source) for job in jobs)
+    d, source, target = (
+        size.width,
+        sum(len(job.source_ids) for job in requests),
+        sum(job.max_length for job in requests),
+    )
+    read = size.layers * (4 * d * d + 2 * d * size.ffn_width + 2 * d * d)
+    written = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
+    looks = sum(len(job.source_ids) ** 2 for job in requests)
+    looks += beams * sum(
+        job.max_length * (job.max_length + 1) // 2 + job.max_length * len(job.source_ids) for job in requests
+    )
     return 2.0 * (source * read + beams * target * written) + 4.0 * d * size.layers * looks
 
 
-def least_bytes(jobs: Sequence[Job], size: Size, each: int) -> float:
+def count_min_bytes(requests: Sequence[SearchRequest], size: ModelSize, element_size: int) -> float:
     """Every step reads the decoder's weights, and of each source its keys and values and those of one past."""
-    d, steps = size.width, max(job.limit for job in jobs)
-    weights = size.layers * (6 * d * d + 2 * d * size.inner) + d * VOCAB
-    columns = sum(job.limit * (job.limit + 1) // 2 + job.limit * len(job.source) for job in jobs)
-    return each * (float(steps) * weights + 2.0 * d * size.layers * columns)
+    d, steps = size.width, max(job.max_length for job in requests)
+    weights = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
+    columns = sum(job.max_length * (job.max_length + 1) // 2 + job.max_length * len(job.source_ids) for job in requests)
+    return element_size * (float(steps) * weights + 2.0 * d * size.layers * columns)
 
 
-def busy(model: Any, jobs: Sequence[Job], beams: int, device: torch.device) -> float:
+def measure_gpu_busy(model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device) -> float:
     """The share of all kernels in the time of one run; the profiler's own work is part of that time."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        seconds = timed(lambda: search(model, jobs, beams, device), device)
+        seconds = time_run(lambda: run_search(model, requests, beams, device), device)
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / seconds
 
 
 # --- the two -------------------------------------------------------------------------------------------------------
 
 
-def search(model: Any, jobs: Sequence[Job], beams: int, device: torch.device) -> None:
+def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device) -> None:
     """No end is allowed: every target is cut at its length, and so has as many steps as one that ends there."""
     never_ends = MinLength(10**6, END, device)
-    rows = CPU_ROWS if device.type == "cpu" else MOST_ROWS  # as `attent translate` has them, where memory allows
+    rows = CPU_MAX_ROWS if device.type == "cpu" else MAX_ROWS  # as `attent translate` has them, where memory allows
     engine = TorchEngine(
         model=model,
         start=START,
         end=END,
-        never=(),
+        suppressed_tokens=(),
         pad=PAD,
         device=device,
-        batch_size=lambda source, target, beams: max(1, rows // beams),
-        make_rules=lambda search, jobs: ((never_ends,), None),
+        choose_batch_size=lambda source, target, beams: max(1, rows // beams),
+        build_constraints=lambda search, jobs: ((never_ends,), None),
     )
-    found = dict(engine.search(jobs, Search(beam_size=beams)))
-    assert all(len(found[i][0].ids) == job.limit for i, job in enumerate(jobs))
+    found = dict(engine.search(requests, SearchOptions(beam_size=beams)))
+    assert all(len(found[i][0].token_ids) == job.max_length for i, job in enumerate(requests))
 
 
-def generated(model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: int) -> None:
+def generate_without_cudnn(
+    model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device, batch_size: int
+) -> None:
     """Not with cuDNN: that takes a tenth of a second for each new shape of attention, and every step has one."""
-    with WITHOUT_CUDNN:
-        generate(model, jobs, beams, device, size)
+    with DISABLE_CUDNN:
+        run_generate(model, requests, beams, device, batch_size)
 
 
-def generate(model: Any, jobs: Sequence[Job], beams: int, device: torch.device, size: int) -> None:
-    order = sorted(jobs, key=lambda job: -len(job.source))
-    for at in range(0, len(order), size):
-        batch = order[at : at + size]
-        longest = len(batch[0].source)
-        ids = torch.tensor([[*job.source, *[PAD] * (longest - len(job.source))] for job in batch], device=device)
-        lengths = torch.tensor([len(job.source) for job in batch], device=device)
-        limits = torch.tensor([job.limit for job in batch], device=device).repeat_interleave(beams)
+def run_generate(
+    model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device, batch_size: int
+) -> None:
+    order = sorted(requests, key=lambda job: -len(job.source_ids))
+    for at in range(0, len(order), batch_size):
+        batch = order[at : at + batch_size]
+        longest = len(batch[0].source_ids)
+        ids = torch.tensor(
+            [[*job.source_ids, *[PAD] * (longest - len(job.source_ids))] for job in batch], device=device
+        )
+        lengths = torch.tensor([len(job.source_ids) for job in batch], device=device)
+        limits = torch.tensor([job.max_length for job in batch], device=device).repeat_interleave(beams)
         model.generate(
             ids,
             attention_mask=(torch.arange(longest, device=device) < lengths[:, None]).long(),
             num_beams=beams,
             do_sample=False,
             length_penalty=0.6,
-            max_new_tokens=max(job.limit for job in batch),
-            logits_processor=[EndAt(limits)],
+            max_new_tokens=max(job.max_length for job in batch),
+            logits_processor=[ForceEndAt(limits)],
         ).cpu()
 
 
-class EndAt:
+class ForceEndAt:
     """The end at a length of its own for each row, and nowhere else."""
 
-    def __init__(self, limits: Tensor) -> None:
-        self.limits = limits
+    def __init__(self, max_lengths: Tensor) -> None:
+        self.max_lengths = max_lengths
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        now = ids.shape[1] >= self.limits  # the start is counted
+        now = ids.shape[1] >= self.max_lengths  # the start is counted
         scores[:, END] = torch.where(now, 1e4, float("-inf"))
         return scores
 
 
-def made_up_jobs(count: int, mean: int = 29) -> list[Job]:
+def make_random_requests(count: int, mean_length: int = 29) -> list[SearchRequest]:
     dice = random.Random(1)
     jobs = []
     for number in range(count):
-        length = made_up_length(dice, mean)
+        length = draw_length(dice, mean_length)
         target = max(3, round(length * dice.uniform(0.9, 1.2)))
         source = (*(dice.randrange(3, VOCAB) for _ in range(length)), END)
-        jobs.append(Job(source=source, number=number, limit=target))
+        jobs.append(SearchRequest(source_ids=source, rng_key=number, max_length=target))
     return jobs
 
 
-def made_up_length(dice: random.Random, mean: int) -> int:
-    if mean == 29:
-        return min(100, max(3, round(dice.lognormvariate(3.15, 0.55))))
-    if mean == 15:
-        return min(50, max(3, round(dice.lognormvariate(math.log(14), 0.35))))
-    return mean
+def draw_length(rng: random.Random, mean_length: int) -> int:
+    if mean_length == 29:
+        return min(100, max(3, round(rng.lognormvariate(3.15, 0.55))))
+    if mean_length == 15:
+        return min(50, max(3, round(rng.lognormvariate(math.log(14), 0.35))))
+    return mean_length
 
 
-def mean_length(jobs: Sequence[Job]) -> float:
-    return statistics.mean(len(job.source) for job in jobs)
+def compute_mean_length(requests: Sequence[SearchRequest]) -> float:
+    return statistics.mean(len(job.source_ids) for job in requests)
 
 
-def their_model(size: Size) -> Any:
+def build_transformers_model(size: ModelSize) -> Any:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -292,8 +326,8 @@ def their_model(size: Size) -> Any:
         decoder_layers=size.layers,
         encoder_attention_heads=size.heads,
         decoder_attention_heads=size.heads,
-        encoder_ffn_dim=size.inner,
-        decoder_ffn_dim=size.inner,
+        encoder_ffn_dim=size.ffn_width,
+        decoder_ffn_dim=size.ffn_width,
         activation_function="relu",
         scale_embedding=True,
         max_position_embeddings=1536,
@@ -305,13 +339,13 @@ def their_model(size: Size) -> Any:
     return transformers.MarianMTModel(config)
 
 
-def our_model(theirs: Any) -> Any:
+def convert_to_attent(model: Any) -> Any:
     import tempfile
 
     import attent
 
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        model.save_pretrained(folder)
         return attent.load(folder)
 
 

@@ -15,24 +15,28 @@ from attent.data.arrays import Array
 from attent.models import Seq2SeqConfig
 from attent.nn import StackConfig
 
-TRAINED = 3  # a forward pass and a backward pass of twice its work
-OPTIMISED = 4 * 8  # bytes of a weight: itself, its gradient and Adam's two means, float32, each read and written once
-KEPT = 2 * 2  # bytes of an activation in bfloat16: written once on the way forward, read once on the way back
+FORWARD_BACKWARD = 3  # a forward pass and a backward pass of twice its work
+OPTIMIZER_BYTES = (
+    4 * 8
+)  # bytes of a weight: itself, its gradient and Adam's two means, float32, each read and written once
+ACTIVATION_BYTES = (
+    2 * 2
+)  # bytes of an activation in bfloat16: written once on the way forward, read once on the way back
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flops:
+class FlopCount:
     """Of forward and backward passes over some sentences."""
 
-    products: int  # with weights
+    matmuls: int  # with weights
     attention: int  # of queries with keys, and of weights with values
 
     @property
     def total(self) -> int:
-        return self.products + self.attention
+        return self.matmuls + self.attention
 
 
-def model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> Flops:
+def count_model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> FlopCount:
     """Of sentence pairs with these lengths.
 
     Products: 6 for each weight and each token that meets it. With S source and T target tokens, L layers of width d and
@@ -46,16 +50,24 @@ def model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> Flops:
     """
     source, target = source.astype(np.int64), target.astype(np.int64)
     encoder, decoder = config.encoder, config.decoder
-    ends, memory = _ends(decoder), _memory(decoder)  # of one attention: queries and output; keys and values
-    of_source = encoder.layers * (_ends(encoder) + _memory(encoder) + _inner(encoder)) + decoder.layers * memory
-    of_target = decoder.layers * (2 * ends + memory + _inner(decoder)) + decoder.width * config.targets
+    ends, memory = (
+        _query_output_weights(decoder),
+        _key_value_weights(decoder),
+    )  # of one attention: queries and output; keys and values
+    of_source = (
+        encoder.layers * (_query_output_weights(encoder) + _key_value_weights(encoder) + _ffn_weights(encoder))
+        + decoder.layers * memory
+    )
+    of_target = decoder.layers * (2 * ends + memory + _ffn_weights(decoder)) + decoder.width * config.output_vocab
     weights = int(source.sum()) * of_source + int(target.sum()) * of_target
     own, causal, cross = (source * source).sum(), (target * (target + 1)).sum() // 2, (source * target).sum()
-    looks = encoder.layers * _heads(encoder) * int(own) + decoder.layers * _heads(decoder) * int(causal + cross)
-    return Flops(products=2 * TRAINED * weights, attention=4 * TRAINED * looks)
+    looks = encoder.layers * _query_width(encoder) * int(own) + decoder.layers * _query_width(decoder) * int(
+        causal + cross
+    )
+    return FlopCount(matmuls=2 * FORWARD_BACKWARD * weights, attention=4 * FORWARD_BACKWARD * looks)
 
 
-def least_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, target_tokens: int) -> int:
+def count_min_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, target_tokens: int) -> int:
     """That an update must move, if nothing is moved twice and no kernel hands over through memory to the next.
 
     The optimiser reads and writes weights, gradients and both of Adam's means (float32). Of the activations only those
@@ -63,34 +75,39 @@ def least_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, targ
     written once and read once in bfloat16. Logits, masks and norms count for nothing. No program comes near it.
     """
     encoder, decoder = config.encoder, config.decoder
-    width, cross = encoder.width, encoder.width + 2 * _heads(decoder)  # what enters it, its queries, what it comes to
-    of_source = encoder.layers * (_own(encoder) + width + encoder.inner) + decoder.layers * 2 * _shared(decoder)
-    of_target = decoder.layers * (_own(decoder) + cross + width + decoder.inner)
-    return OPTIMISED * parameters + KEPT * (source_tokens * of_source + target_tokens * of_target)
+    width, cross = (
+        encoder.width,
+        encoder.width + 2 * _query_width(decoder),
+    )  # what enters it, its queries, what it comes to
+    of_source = encoder.layers * (
+        _self_attn_activations(encoder) + width + encoder.ffn_width
+    ) + decoder.layers * 2 * _key_width(decoder)
+    of_target = decoder.layers * (_self_attn_activations(decoder) + cross + width + decoder.ffn_width)
+    return OPTIMIZER_BYTES * parameters + ACTIVATION_BYTES * (source_tokens * of_source + target_tokens * of_target)
 
 
-def _own(stack: StackConfig) -> int:
+def _self_attn_activations(stack: StackConfig) -> int:
     """What self-attention keeps of a token: what enters it, queries, keys, values, and what they come to."""
-    return stack.width + 2 * _heads(stack) + 2 * _shared(stack)
+    return stack.width + 2 * _query_width(stack) + 2 * _key_width(stack)
 
 
-def _heads(stack: StackConfig) -> int:
+def _query_width(stack: StackConfig) -> int:
     """Numbers of a token's queries."""
     return stack.heads * (stack.head_width or stack.width // stack.heads)
 
 
-def _shared(stack: StackConfig) -> int:
+def _key_width(stack: StackConfig) -> int:
     """Numbers of a token's keys, which query heads may share; of its values as many."""
-    return _heads(stack) // stack.heads * (stack.kv_heads or stack.heads)
+    return _query_width(stack) // stack.heads * (stack.kv_heads or stack.heads)
 
 
-def _ends(stack: StackConfig) -> int:
-    return 2 * stack.width * _heads(stack)
+def _query_output_weights(stack: StackConfig) -> int:
+    return 2 * stack.width * _query_width(stack)
 
 
-def _memory(stack: StackConfig) -> int:
-    return 2 * stack.width * _shared(stack)
+def _key_value_weights(stack: StackConfig) -> int:
+    return 2 * stack.width * _key_width(stack)
 
 
-def _inner(stack: StackConfig) -> int:
-    return (3 if stack.gated else 2) * stack.width * stack.inner
+def _ffn_weights(stack: StackConfig) -> int:
+    return (3 if stack.gated else 2) * stack.width * stack.ffn_width

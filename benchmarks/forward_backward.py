@@ -22,13 +22,13 @@ from torch import Tensor, nn
 import attent
 from attent.models import shift_right
 from attent.nn import Packing
-from benchmarks.measure import interleave, machine, ratio
+from benchmarks.timing import describe_machine, interleave, ratio
 
 VOCAB, PAD, START, ROW = 32_000, 0, 1, 256
 
 
 @dataclass(frozen=True)
-class Batch:
+class InputBatch:
     """Ids of both sides, and what tells the real ones from the rest."""
 
     source: Tensor
@@ -48,10 +48,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
-    pairs = [(sentence(arguments.mean_length), sentence(arguments.mean_length)) for _ in range(arguments.rows)]
-    work = cases(pairs, torch.device(arguments.device), arguments.compile)
+    pairs = [
+        (random_sentence(arguments.mean_length), random_sentence(arguments.mean_length)) for _ in range(arguments.rows)
+    ]
+    work = build_cases(pairs, torch.device(arguments.device), arguments.compile)
     tokens = sum(len(target) for _, target in pairs)
-    print(f"base, {VOCAB} words, {len(pairs)} pairs, {tokens} target tokens; {machine()}")
+    print(f"base, {VOCAB} words, {len(pairs)} pairs, {tokens} target tokens; {describe_machine()}")
     report(interleave(work, arguments.rounds), tokens)
 
 
@@ -65,37 +67,37 @@ def report(seconds: dict[str, list[float]], tokens: int) -> None:
         )
 
 
-def cases(
+def build_cases(
     pairs: list[tuple[list[int], list[int]]], device: torch.device, compiled: bool
 ) -> dict[str, Callable[[], None]]:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     ours: nn.Module = attent.build(attent.presets.base(VOCAB)).to(device, dtype).train()
-    theirs = hugging_face().to(device, dtype).train()
+    theirs = build_hf_model().to(device, dtype).train()
     if compiled:
         ours, theirs = torch.compile(ours), torch.compile(theirs)
-    padded, packed = pad(pairs, device), pack(pairs, device)
+    padded, packed = pad_pairs(pairs, device), pack_pairs(pairs, device)
     return {
-        "transformers padded": lambda: their_pass(theirs, padded),
-        "attent padded": lambda: our_pass(ours, padded),
-        "attent packed": lambda: our_pass(ours, packed),
+        "transformers padded": lambda: run_hf(theirs, padded),
+        "attent padded": lambda: run_attent(ours, padded),
+        "attent packed": lambda: run_attent(ours, packed),
     }
 
 
 # --- the batch -----------------------------------------------------------------------------------------------------
 
 
-def sentence(mean: int) -> list[int]:
+def random_sentence(mean: int) -> list[int]:
     """Random ids, from half to one and a half times the mean length."""
     return torch.randint(3, VOCAB, (int(torch.randint(mean // 2, mean * 3 // 2 + 1, ())),)).tolist()
 
 
-def pad(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> Batch:
-    source, target = (rows_of([pair[side] for pair in pairs]).to(device) for side in (0, 1))
+def pad_pairs(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> InputBatch:
+    source, target = (pad_rows([pair[side] for pair in pairs]).to(device) for side in (0, 1))
     lengths = [torch.tensor([len(pair[side]) for pair in pairs], device=device) for side in (0, 1)]
-    return Batch(source, target, lengths=(lengths[0], lengths[1]))
+    return InputBatch(source, target, lengths=(lengths[0], lengths[1]))
 
 
-def pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> Batch:
+def pack_pairs(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> InputBatch:
     """Whole pairs into rows, the longest first, each into the first row that has room on both sides."""
     rows: list[list[tuple[list[int], list[int]]]] = []
     for pair in sorted(pairs, key=lambda pair: -max(map(len, pair))):
@@ -104,12 +106,14 @@ def pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> 
         if row is None:
             rows.append(row := [])
         row.append(pair)
-    ids = [rows_of([[i for pair in row for i in pair[s]] for row in rows], ROW).to(device) for s in (0, 1)]
-    source, target = (Packing.of([[len(pair[s]) for pair in row] for row in rows], ROW, device=device) for s in (0, 1))
-    return Batch(ids[0], ids[1], packing=(source, target))
+    ids = [pad_rows([[i for pair in row for i in pair[s]] for row in rows], ROW).to(device) for s in (0, 1)]
+    source, target = (
+        Packing.from_lengths([[len(pair[s]) for pair in row] for row in rows], ROW, device=device) for s in (0, 1)
+    )
+    return InputBatch(ids[0], ids[1], packing=(source, target))
 
 
-def rows_of(rows: list[list[int]], width: int | None = None) -> Tensor:
+def pad_rows(rows: list[list[int]], width: int | None = None) -> Tensor:
     width = max(map(len, rows)) if width is None else width
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
 
@@ -117,7 +121,7 @@ def rows_of(rows: list[list[int]], width: int | None = None) -> Tensor:
 # --- the models ----------------------------------------------------------------------------------------------------
 
 
-def hugging_face() -> nn.Module:
+def build_hf_model() -> nn.Module:
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
@@ -132,14 +136,14 @@ def hugging_face() -> nn.Module:
     return MarianMTModel(config)
 
 
-def our_pass(model: nn.Module, batch: Batch) -> None:
+def run_attent(model: nn.Module, batch: InputBatch) -> None:
     lengths = batch.lengths or (None, None)
     target_packing = batch.packing[1] if batch.packing else None
     decoder_input = shift_right(batch.target, START, target_packing)
-    finish(model, model(batch.source, decoder_input, *lengths, packing=batch.packing), batch.target)
+    backward_loss(model, model(batch.source, decoder_input, *lengths, packing=batch.packing), batch.target)
 
 
-def their_pass(model: nn.Module, batch: Batch) -> None:
+def run_hf(model: nn.Module, batch: InputBatch) -> None:
     assert batch.lengths is not None
     real = [
         (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
@@ -151,10 +155,10 @@ def their_pass(model: nn.Module, batch: Batch) -> None:
         decoder_input_ids=shift_right(batch.target, START),
         decoder_attention_mask=real[1],
     ).logits
-    finish(model, logits, batch.target)
+    backward_loss(model, logits, batch.target)
 
 
-def finish(model: nn.Module, logits: Tensor, target: Tensor) -> None:
+def backward_loss(model: nn.Module, logits: Tensor, target: Tensor) -> None:
     F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD).backward()
     model.zero_grad()
 

@@ -20,9 +20,17 @@ from typing import Any
 import torch
 
 import attent
-from attent.decode.flow import Desk, Manner, Memory, Plan, Prompt, Sheet, write
+from attent.decoding.generation.loop import (
+    DynamicState,
+    EncodedPrompt,
+    GenerationContext,
+    GenerationState,
+    StaticState,
+    StepOptions,
+    generate_batch,
+)
 from attent.models import CausalLM
-from benchmarks.measure import interleave, machine
+from benchmarks.timing import describe_machine, interleave
 
 VOCAB = 50_257
 
@@ -35,24 +43,24 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device(asked.device)
     length, new, sizes = (8, 16, (1, 4)) if device.type == "cpu" else (32, 512, (1, 64))
-    print(f"{length} tokens, {new} new ones; {machine()}", flush=True)
-    theirs, ours = models(device)
+    print(f"{length} tokens, {new} new ones; {describe_machine()}", flush=True)
+    theirs, ours = build_models(device)
     for rows in sizes:
         ids = torch.randint(0, VOCAB - 1, (rows, length), generator=torch.Generator().manual_seed(rows))
-        ways = {"transformers": lambda ids=ids: generate(theirs, ids.to(device), new)}
+        ways = {"transformers": lambda ids=ids: generate_with_hf(theirs, ids.to(device), new)}
         if asked.static:
-            ways["transformers, static"] = lambda ids=ids: generate(theirs, ids.to(device), new, static=True)
-        ways["attent"] = writer(ours, ids.tolist(), new, device)
-        agree(ways)
-        tell(interleave(ways, asked.rounds), rows, new)
+            ways["transformers, static"] = lambda ids=ids: generate_with_hf(theirs, ids.to(device), new, static=True)
+        ways["attent"] = build_generator(ours, ids.tolist(), new, device)
+        compare_outputs(ways)
+        report_speeds(interleave(ways, asked.rounds), rows, new)
 
 
-def models(device: torch.device) -> tuple[Any, CausalLM]:
+def build_models(device: torch.device) -> tuple[Any, CausalLM]:
     """Both with the same numbers."""
     from transformers import GPT2LMHeadModel
 
     config = attent.presets.gpt2()
-    model = attent.build(replace(config, start=None, ends=())).eval()
+    model = attent.build(replace(config, start_id=None, end_ids=())).eval()
     with tempfile.TemporaryDirectory() as folder:
         from attent.interop import gpt2
 
@@ -63,21 +71,23 @@ def models(device: torch.device) -> tuple[Any, CausalLM]:
     return theirs.eval().to(device, dtype), model.to(device, dtype)
 
 
-def writer(model: CausalLM, ids: list[list[int]], new: int, device: torch.device) -> Callable[[], list[list[int]]]:
-    prompts = [Prompt(ids=row, limit=new, number=number) for number, row in enumerate(ids)]
-    plan = Plan.of(Manner(ends=()), device)
-    desk = Desk(model, len(ids), len(ids[0]) + new, plan) if device.type == "cuda" else None
+def build_generator(
+    model: CausalLM, ids: list[list[int]], new: int, device: torch.device
+) -> Callable[[], list[list[int]]]:
+    prompts = [EncodedPrompt(token_ids=row, max_new_tokens=new, rng_key=number) for number, row in enumerate(ids)]
+    plan = GenerationContext.from_options(StepOptions(end_ids=()), device)
+    desk = StaticState(model, len(ids), len(ids[0]) + new, plan) if device.type == "cuda" else None
 
     def run() -> list[list[int]]:
-        memory: Memory = Sheet(model, prompts, plan) if desk is None else desk
+        memory: GenerationState = DynamicState(model, prompts, plan) if desk is None else desk
         if desk is not None:
-            desk.begin(prompts)
-        return [list(one.ids) for one in write(prompts, memory, ())]
+            desk.load_prompts(prompts)
+        return [list(one.token_ids) for one in generate_batch(prompts, memory, ())]
 
     return run
 
 
-def generate(model: Any, ids: torch.Tensor, new: int, *, static: bool = False) -> list[list[int]]:
+def generate_with_hf(model: Any, ids: torch.Tensor, new: int, *, static: bool = False) -> list[list[int]]:
     kind = {"cache_implementation": "static"} if static else {}
     mask = torch.ones_like(ids)
     found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new, **kind)
@@ -85,7 +95,7 @@ def generate(model: Any, ids: torch.Tensor, new: int, *, static: bool = False) -
     return rows
 
 
-def agree(ways: dict[str, Callable[[], list[list[int]]]]) -> None:
+def compare_outputs(ways: dict[str, Callable[[], list[list[int]]]]) -> None:
     """How far texts are the same before the first difference: in bfloat16 near ties fall either way."""
     first, *_, last = (run() for run in ways.values())
     same = [
@@ -95,7 +105,7 @@ def agree(ways: dict[str, Callable[[], list[list[int]]]]) -> None:
     print(f"{sum(length == len(first[0]) for length in same)} of {len(same)} texts are the same to their end")
 
 
-def tell(seconds: dict[str, list[float]], rows: int, new: int) -> None:
+def report_speeds(seconds: dict[str, list[float]], rows: int, new: int) -> None:
     for name, each in seconds.items():
         speeds = [rows * new / one for one in each]
         ratios = [theirs / one for theirs, one in zip(seconds["transformers"], each, strict=True)]

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import attent
-from attent.train.loss import projected_loss
-from benchmarks.measure import interleave, machine
+from attent.training.loss import linear_cross_entropy
+from benchmarks.timing import describe_machine, interleave
 
 VOCAB, STEPS = 50_257, 10
 
@@ -41,27 +41,27 @@ def main() -> None:
         asked.rows or (2 if device.type == "cpu" else 16),
         asked.length or (128 if device.type == "cpu" else 1024),
     )
-    print(f"{rows} rows of {length} tokens; {machine()}", flush=True)
+    print(f"{rows} rows of {length} tokens; {describe_machine()}", flush=True)
     ids = torch.randint(0, VOCAB, (rows, length), device=device)
-    steps = ways(ids, device)
+    steps = build_steps(ids, device)
     seconds = interleave(
         {name: lambda step=step: [step() for _ in range(STEPS)] for name, step in steps.items()}, asked.rounds
     )
-    tell(seconds, rows * length * STEPS)
+    report_speeds(seconds, rows * length * STEPS)
     if asked.profile:
-        profile(steps["attent"])
+        profile_step(steps["attent"])
 
 
-def ways(ids: Tensor, device: torch.device) -> dict[str, Callable[[], None]]:
+def build_steps(ids: Tensor, device: torch.device) -> dict[str, Callable[[], None]]:
     compiles = device.type == "cuda"
-    found = {"transformers": their_step(ids, device, compiled=False)}
+    found = {"transformers": build_hf_step(ids, device, compiled=False)}
     if compiles:
-        found["transformers, compiled"] = their_step(ids, device, compiled=True)
-    found["attent"] = our_step(ids, device, compiled=compiles)
+        found["transformers, compiled"] = build_hf_step(ids, device, compiled=True)
+    found["attent"] = build_attent_step(ids, device, compiled=compiles)
     return found
 
 
-def tell(seconds: dict[str, list[float]], tokens: int) -> None:
+def report_speeds(seconds: dict[str, list[float]], tokens: int) -> None:
     for name, each in seconds.items():
         speeds = [tokens / one for one in each]
         ratios = [theirs / one for theirs, one in zip(seconds["transformers"], each, strict=True)]
@@ -71,18 +71,18 @@ def tell(seconds: dict[str, list[float]], tokens: int) -> None:
         )
 
 
-def our_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
+def build_attent_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
     config = attent.presets.gpt2()
     config = replace(config, stack=replace(config.stack, dropout=0.0, attention_dropout=0.0))
     model = attent.build(config).to(device)
-    states = torch.compile(model.states, dynamic=False) if compiled else model.states
+    states = torch.compile(model.compute_states, dynamic=False) if compiled else model.compute_states
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     targets = ids.roll(-1, 1).flatten()
 
     def step() -> None:
-        with precision(device):
+        with autocast(device):
             last = states(ids).flatten(0, 1)
-            loss, _ = projected_loss(last, model.output.weight, None, targets, None, 0.0)
+            loss, _ = linear_cross_entropy(last, model.output.weight, None, targets, None, 0.0)
             (loss / targets.numel()).backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -90,7 +90,7 @@ def our_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[
     return step
 
 
-def their_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
+def build_hf_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable[[], None]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
@@ -99,7 +99,7 @@ def their_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with precision(device):
+        with autocast(device):
             run(input_ids=ids, labels=ids).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -107,11 +107,11 @@ def their_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Callable
     return step
 
 
-def precision(device: torch.device) -> AbstractContextManager[object]:
+def autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-def profile(step: Callable[[], None]) -> None:
+def profile_step(step: Callable[[], None]) -> None:
     with torch.profiler.profile() as found:
         for _ in range(3):
             step()

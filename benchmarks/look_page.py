@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from attent.decode import Search, Translator
-from attent.look.html import page
-from attent.look.view import Looker, Question
+from attent.decoding import SearchOptions, Translator
+from attent.inspection.html_page import render_page
+from attent.inspection.inspectors.translation import InspectionRequest, TranslationInspector
 from attent.models import build, presets
-from attent.text.train import TokenizerConfig, train
-from attent.train.choose import for_tokenizer
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.training.autoconfig import fit_to_tokenizer
 
 TEXT = "every head of every layer looks at some words of a sentence and says something about them to the next layer"
 COSTS = ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
@@ -45,7 +45,7 @@ def main() -> None:
     counts = {name: len(side["tokens"]) for name, side in document["sides"].items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "look.html"
-        path.write_text(page(document), encoding="utf-8")
+        path.write_text(render_page(document), encoding="utf-8")
         print(f"{asked.layers}+{asked.layers} layers x {asked.heads} heads, tokens {counts}")
         print(f"size   {path.stat().st_size / 1e6:.2f} MB, of it the program and style {shell(document) / 1e3:.0f} kB")
         for line in measured(path.as_uri(), asked.rounds):
@@ -55,19 +55,21 @@ def main() -> None:
 def made(asked: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     words = TEXT.split()
-    tokenizer = train([TEXT] * 20, [TEXT] * 20, TokenizerConfig(vocab=300), tags=())
+    tokenizer = train_tokenizer([TEXT] * 20, [TEXT] * 20, TokenizerConfig(vocab=300), tags=())
     base = presets.base(vocab=300)
     stack = replace(base.encoder, layers=asked.layers, heads=asked.heads, width=asked.width)
-    config = replace(base, encoder=stack, decoder=replace(stack, causal=True, cross=True))
-    translator = Translator(build(for_tokenizer(config, tokenizer)).eval(), tokenizer)
+    config = replace(base, encoder=stack, decoder=replace(stack, causal=True, cross_attention=True))
+    translator = Translator(build(fit_to_tokenizer(config, tokenizer)).eval(), tokenizer)
     text = ""
     while len(tokenizer.encode_source([text])[0]) < asked.tokens:
         text = f"{text} {words[len(text.split()) % len(words)]}".strip()
-    return Looker(translator, name="random").look(Question(text=text, search=Search(max_length=asked.tokens)))
+    return TranslationInspector(translator, name="random").inspect(
+        InspectionRequest(text=text, search=SearchOptions(max_length=asked.tokens))
+    )
 
 
 def shell(document: dict[str, Any]) -> int:
-    return len(page({**document, "layers": [], "sides": {}, "decoding": None}).encode())
+    return len(render_page({**document, "layers": [], "sides": {}, "decoding": None}).encode())
 
 
 def measured(url: str, rounds: int) -> Iterator[str]:

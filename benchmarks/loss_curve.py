@@ -34,56 +34,68 @@ from typing import Literal
 import torch
 
 import attent
-from attent.data.batches import Batches
-from attent.data.corpus import corpora
-from attent.data.encode import Recipe
+from attent.data.batch_plan import BatchConfig
+from attent.data.corpus import open_corpora
+from attent.data.encode import EncodingConfig
 from attent.data.estimate import Size
-from attent.data.pairs import Languages, Pair
-from attent.data.plan import BatchConfig
-from attent.data.store import Store, prepare
+from attent.data.loader import PairLoader
+from attent.data.pairs import LanguagePair, Pair
+from attent.data.token_store import TokenStore, prepare_store
 from attent.models import Seq2SeqConfig
-from attent.models.presets import with_stacks
+from attent.models.presets import replace_stacks
 from attent.nn import kernels, set_backend
 from attent.text.tokenizer import Tokenizer
-from attent.text.train import TokenizerConfig, train
-from attent.train import chance, loop
-from attent.train.choose import Amount, for_tokenizer, recipe
-from attent.train.config import Precision, TrainConfig
-from attent.train.curves import FONT, GRID, INK, PAPER, QUIET, Point, Scale, number, span, thinned, ticks
-from attent.train.curves import Line as Curve
-from attent.train.events import Event, Progress
-from attent.train.team import Team
-from benchmarks import made_up
-from benchmarks.measure import machine
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.training import loop, rng
+from attent.training.autoconfig import DataSize, fill_train_config, fit_to_tokenizer
+from attent.training.config import Precision, TrainConfig
+from attent.training.curves import (
+    BACKGROUND_COLOR,
+    FONT,
+    GRID_COLOR,
+    MUTED_COLOR,
+    TEXT_COLOR,
+    AxisScale,
+    CurvePoint,
+    compute_ticks,
+    downsample,
+    format_number,
+    value_range,
+)
+from attent.training.curves import CurveLine as Curve
+from attent.training.distributed import DistributedContext
+from attent.training.events import Event, Progress
+from benchmarks import synthetic_corpus
+from benchmarks.timing import describe_machine
 
-WINDOW = 25  # updates over which a curve is smoothed
-ERRORS = 2.0  # standard errors of a difference that chance alone makes
-LONGEST = 256
+SMOOTHING_WINDOW = 25  # updates over which a curve is smoothed
+MAX_STANDARD_ERRORS = 2.0  # standard errors of a difference that chance alone makes
+MAX_LENGTH = 256
 FAST, REFERENCE = "fast", "reference"
-Losses = Sequence[float]  # of every update of a run
-Curves = Mapping[str, Sequence[Losses]]  # of every run of each way
+LossCurve = Sequence[float]  # of every update of a run
+CurvesByVariant = Mapping[str, Sequence[LossCurve]]  # of every run of each way
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Variant:
     """How a run differs from what would be chosen for it."""
 
     backend: Literal["auto", "explicit", "fused"] = "auto"
-    kernels: bool = True  # of our own, where they can run
+    use_kernels: bool = True  # of our own, where they can run
     precision: Precision | None = None  # None: as the device likes it
     compile: bool | None = None
 
 
-def ways(exact: bool) -> dict[str, Way]:
+def build_variants(exact: bool) -> dict[str, Variant]:
     backend: Literal["explicit", "fused"] = "explicit" if exact else "fused"
-    return {FAST: Way(), REFERENCE: Way(backend=backend, kernels=False, precision="float32", compile=False)}
+    return {FAST: Variant(), REFERENCE: Variant(backend=backend, use_kernels=False, precision="float32", compile=False)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class SharedSetup:
     """What all runs share."""
 
-    store: Store
+    store: TokenStore
     tokenizer: Tokenizer
     model: Seq2SeqConfig
     size: Size
@@ -93,33 +105,37 @@ class Task:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    asked = arguments(words)
-    loop.REPORT = 0.0  # seconds between two reports: one for every update
-    print(f"{asked.size}, {asked.steps:,} updates; {machine()}", flush=True)
-    curves: dict[str, list[Losses]] = {REFERENCE: [], FAST: []}
+    asked = parse_arguments(words)
+    loop.REPORT_INTERVAL = 0.0  # seconds between two reports: one for every update
+    print(f"{asked.size}, {asked.steps:,} updates; {describe_machine()}", flush=True)
+    curves: dict[str, list[LossCurve]] = {REFERENCE: [], FAST: []}
     with tempfile.TemporaryDirectory() as home:
-        task = prepared(Path(home), asked)
+        task = prepare_setup(Path(home), asked)
         for seed in range(1, asked.draws + 1):
-            for name, way in ways(asked.exact).items():
-                curves[name].append(learned(task, name, way, seed, Path(home) / "run"))
-            write(curves, asked)  # so that a run that is cut short has told something
-    print("\n".join(told(curves)))
+            for name, way in build_variants(asked.exact).items():
+                curves[name].append(train_variant(task, name, way, seed, Path(home) / "run"))
+            write_outputs(curves, asked)  # so that a run that is cut short has told something
+    print("\n".join(format_report(curves)))
 
 
-def write(curves: Curves, asked: argparse.Namespace) -> None:
+def write_outputs(curves: CurvesByVariant, asked: argparse.Namespace) -> None:
     """The files that were asked for, of what there is so far."""
     if asked.svg:
         draws = f"{len(curves[FAST])} draw{'s' * (len(curves[FAST]) > 1)} of dropout each" if asked.dropout else ""
-        about = [f"{asked.size}, {asked.steps:,} updates", draws or "no dropout", machine().partition(", Python")[0]]
-        Path(asked.svg).write_text(svg(curves, "; ".join(about)), encoding="utf-8")
+        about = [
+            f"{asked.size}, {asked.steps:,} updates",
+            draws or "no dropout",
+            describe_machine().partition(", Python")[0],
+        ]
+        Path(asked.svg).write_text(render_svg(curves, "; ".join(about)), encoding="utf-8")
     if asked.json:
         settings = {name: getattr(asked, name) for name in ("size", "steps", "dropout", "exact")}
-        found = {figure: asdict(compared(curves, figure)) for figure in FIGURES}
-        facts = {"machine": machine(), **settings, "compared": found, "curves": curves}
+        found = {figure: asdict(compare_variants(curves, figure)) for figure in SUMMARIES}
+        facts = {"machine": describe_machine(), **settings, "compared": found, "curves": curves}
         Path(asked.json).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
-def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="updates, by default 500; on a CPU 12")
     parser.add_argument("--size", choices=("tiny", "small", "base", "big"))
@@ -146,20 +162,22 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def prepared(home: Path, asked: argparse.Namespace) -> Task:
+def prepare_setup(home: Path, asked: argparse.Namespace) -> SharedSetup:
     """Text becomes subwords and batches, as in any training."""
-    languages = Languages(asked.src, asked.tgt) if asked.data else Languages()
+    languages = LanguagePair(asked.src, asked.tgt) if asked.data else LanguagePair()
     if asked.data is None:
-        made_up.write(home / "corpus.tsv", asked.pairs)
-    found = corpora([asked.data or str(home / "corpus.tsv")], languages)
+        synthetic_corpus.write_corpus(home / "corpus.tsv", asked.pairs)
+    found = open_corpora([asked.data or str(home / "corpus.tsv")], languages)
     pairs = [entry for entry in found[0] if isinstance(entry, Pair)]
-    tokenizer = train([p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=asked.vocab))
-    store = prepare(found, Recipe(tokenizer=tokenizer), home / "stores")
-    preset = for_tokenizer(getattr(attent.presets, asked.size)(tokenizer.source.size), tokenizer)
-    return Task(
+    tokenizer = train_tokenizer(
+        [p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=asked.vocab)
+    )
+    store = prepare_store(found, EncodingConfig(tokenizer=tokenizer), home / "stores")
+    preset = fit_to_tokenizer(getattr(attent.presets, asked.size)(tokenizer.source.size), tokenizer)
+    return SharedSetup(
         store=store,
         tokenizer=tokenizer,
-        model=with_stacks(preset, dropout=asked.dropout),
+        model=replace_stacks(preset, dropout=asked.dropout),
         size=asked.size,
         steps=asked.steps,
         tokens=asked.tokens,
@@ -167,59 +185,61 @@ def prepared(home: Path, asked: argparse.Namespace) -> Task:
     )
 
 
-class Unsaved(loop.Training):
+class TrainerWithoutCheckpoints(loop.Trainer):
     """Of which only the losses are wanted."""
 
-    def save(self) -> None:
+    def save_checkpoint(self) -> None:
         pass
 
 
-def learned(task: Task, name: str, way: Way, seed: int, out: Path) -> Losses:
+def train_variant(task: SharedSetup, name: str, variant: Variant, seed: int, out: Path) -> LossCurve:
     """The loss of every update. Models are new, their code is not: only the first run of a way compiles it."""
     began = time.perf_counter()
-    config = configured(task, way, seed)
+    config = build_config(task, variant, seed)
     assert config.batch_tokens
-    longest = min(LONGEST, config.batch_tokens)
-    batches = Batches(task.store, BatchConfig(tokens=config.batch_tokens, longest=longest), seed=1)
-    chance.fix(1, 0)
+    longest = min(MAX_LENGTH, config.batch_tokens)
+    batches = PairLoader(task.store, BatchConfig(batch_tokens=config.batch_tokens, max_tokens=longest), seed=1)
+    rng.seed_torch(1, 0)
     model = attent.build(task.model)
-    set_backend(model, way.backend)
+    set_backend(model, variant.backend)
     events: list[Event] = []
-    with own_kernels(way.kernels):
-        Unsaved(model, task.tokenizer, config, batches, None, None, out, Team(task.device), events.append).run()
+    with enable_kernels(variant.use_kernels):
+        TrainerWithoutCheckpoints(
+            model, task.tokenizer, config, batches, None, None, out, DistributedContext(task.device), events.append
+        ).run()
     if task.device.type == "cuda":
         gc.collect()  # a run and its recordings hold on to each other, and to memory
-    losses = list(by_update(events))
-    ours = way.kernels and kernels.INSTALLED and task.device.type == "cuda"
-    attention = f"{way.backend} attention, {'our' if ours else 'no'} kernels"
+    losses = list(iterate_step_losses(events))
+    ours = variant.use_kernels and kernels.TRITON_INSTALLED and task.device.type == "cuda"
+    attention = f"{variant.backend} attention, {'our' if ours else 'no'} kernels"
     how = f"{config.precision}, {'compiled' if config.compile else 'uncompiled'}, {attention}"
-    print(f"{name} {seed}: {last(losses):.4f} in {time.perf_counter() - began:.1f} s ({how})", flush=True)
+    print(f"{name} {seed}: {mean_last_losses(losses):.4f} in {time.perf_counter() - began:.1f} s ({how})", flush=True)
     return losses
 
 
-def configured(task: Task, way: Way, seed: int) -> TrainConfig:
+def build_config(task: SharedSetup, variant: Variant, seed: int) -> TrainConfig:
     """As `attent train` does it, but for what the way says. The seed is that of dropout."""
     never = 10**9
     asked = TrainConfig(
-        steps=task.steps, batch_tokens=task.tokens, precision=way.precision, compile=way.compile, seed=seed,
+        steps=task.steps, batch_tokens=task.tokens, precision=variant.precision, compile=variant.compile, seed=seed,
         save_every=never, valid_every=never,
     )  # fmt: skip
-    amount = Amount(pairs=len(task.store), tokens=int(task.store.target.lengths().sum()))
-    return recipe(asked, task.size, task.model, amount, task.device)
+    amount = DataSize(num_examples=len(task.store), num_tokens=int(task.store.target.lengths().sum()))
+    return fill_train_config(asked, task.size, task.model, amount, task.device)
 
 
 @contextmanager
-def own_kernels(taken: bool) -> Iterator[None]:
+def enable_kernels(enabled: bool) -> Iterator[None]:
     """Whether they are taken where they can be; without, torch's own do all of it."""
-    before = kernels.INSTALLED
-    kernels.INSTALLED = before and taken
+    before = kernels.TRITON_INSTALLED
+    kernels.TRITON_INSTALLED = before and enabled
     try:
         yield
     finally:
-        kernels.INSTALLED = before
+        kernels.TRITON_INSTALLED = before
 
 
-def by_update(events: Sequence[Event]) -> Iterator[float]:
+def iterate_step_losses(events: Sequence[Event]) -> Iterator[float]:
     """A report speaks of all updates since the one before it."""
     done = 0
     for event in events:
@@ -231,86 +251,86 @@ def by_update(events: Sequence[Event]) -> Iterator[float]:
 # ---- how far apart ---------------------------------------------------------------------------------------------------
 
 
-def smoothed(losses: Losses, window: int = WINDOW) -> list[float]:
+def smooth_losses(losses: LossCurve, window: int = SMOOTHING_WINDOW) -> list[float]:
     """At each update the mean of those up to it, at most `window` of them."""
     return [statistics.fmean(losses[max(0, at - window) : at]) for at in range(1, len(losses) + 1)]
 
 
-def last(losses: Losses) -> float:
-    return statistics.fmean(losses[-WINDOW:])
+def mean_last_losses(losses: LossCurve) -> float:
+    return statistics.fmean(losses[-SMOOTHING_WINDOW:])
 
 
-LAST, AREA = f"mean loss of the last {WINDOW} updates", "area under the curve, per update"
-FIGURES: dict[str, Callable[[Losses], float]] = {LAST: last, AREA: statistics.fmean}
+LAST_LOSS, AREA = f"mean loss of the last {SMOOTHING_WINDOW} updates", "area under the curve, per update"
+SUMMARIES: dict[str, Callable[[LossCurve], float]] = {LAST_LOSS: mean_last_losses, AREA: statistics.fmean}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class SampleStats:
     """A number that chance has a part in, as it was drawn several times."""
 
     mean: float
-    spread: float | None  # standard deviation over the draws; of one draw there is none
+    std: float | None  # standard deviation over the draws; of one draw there is none
 
     def __str__(self) -> str:
         return f"{self.mean:.4f}" + (f" ± {self.spread:.4f}" if self.spread is not None else "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class VariantComparison:
     """A number of the fast way beside that of the reference."""
 
-    fast: Drawn
-    reference: Drawn
+    fast: SampleStats
+    reference: SampleStats
     difference: float  # of the means, the fast one less the other
     error: float | None  # the standard error of it
 
     @property
-    def within(self) -> bool | None:
-        return None if self.error is None else abs(self.difference) <= ERRORS * self.error
+    def is_within(self) -> bool | None:
+        return None if self.error is None else abs(self.difference) <= MAX_STANDARD_ERRORS * self.error
 
     def __str__(self) -> str:
         apart = f"the fast way is at {self.fast.mean:.4f}, the reference at {self.reference.mean:.4f}"
         if self.error is None:
             return f"{apart}, {self.difference:+.4f} apart; one run of each cannot tell how much of it is chance"
-        where = "within" if self.within else "more than"
-        verdict = "no more than chance alone does" if self.within else "more than chance alone does"
-        band = f"{ERRORS:g} standard errors of it ({ERRORS * self.error:.4f})"
+        where = "within" if self.is_within else "more than"
+        verdict = "no more than chance alone does" if self.is_within else "more than chance alone does"
+        band = f"{MAX_STANDARD_ERRORS:g} standard errors of it ({MAX_STANDARD_ERRORS * self.error:.4f})"
         return f"{apart}: {self.difference:+.4f} apart, {where} {band}, {verdict}"
 
 
-def drawn(values: Sequence[float]) -> Drawn:
-    return Drawn(mean=statistics.fmean(values), spread=statistics.stdev(values) if len(values) > 1 else None)
+def summarize_samples(values: Sequence[float]) -> SampleStats:
+    return SampleStats(mean=statistics.fmean(values), std=statistics.stdev(values) if len(values) > 1 else None)
 
 
-def contrasted(fast: Sequence[float], reference: Sequence[float]) -> Compared:
+def compare_samples(fast: Sequence[float], reference: Sequence[float]) -> VariantComparison:
     """On a GPU our kernels draw dropout by themselves: one seed is another draw in each way, and nothing pairs them."""
-    one, other = drawn(fast), drawn(reference)
+    one, other = summarize_samples(fast), summarize_samples(reference)
     error = None
-    if one.spread is not None and other.spread is not None:
-        error = math.sqrt(one.spread**2 / len(fast) + other.spread**2 / len(reference))
-    return Compared(fast=one, reference=other, difference=one.mean - other.mean, error=error)
+    if one.std is not None and other.std is not None:
+        error = math.sqrt(one.std**2 / len(fast) + other.std**2 / len(reference))
+    return VariantComparison(fast=one, reference=other, difference=one.mean - other.mean, error=error)
 
 
-def compared(curves: Curves, figure: str) -> Compared:
-    fast, reference = ([FIGURES[figure](losses) for losses in curves[name]] for name in (FAST, REFERENCE))
-    return contrasted(fast, reference)
+def compare_variants(curves: CurvesByVariant, figure: str) -> VariantComparison:
+    fast, reference = ([SUMMARIES[figure](losses) for losses in curves[name]] for name in (FAST, REFERENCE))
+    return compare_samples(fast, reference)
 
 
-def along(curves: Curves) -> list[Compared]:
+def compare_by_step(curves: CurvesByVariant) -> list[VariantComparison]:
     """The smoothed curves, update by update."""
-    fast, reference = (zip(*map(smoothed, curves[name]), strict=True) for name in (FAST, REFERENCE))
-    return [contrasted(one, other) for one, other in zip(fast, reference, strict=True)]
+    fast, reference = (zip(*map(smooth_losses, curves[name]), strict=True) for name in (FAST, REFERENCE))
+    return [compare_samples(one, other) for one, other in zip(fast, reference, strict=True)]
 
 
-def share_within(curves: Curves) -> float | None:
+def compute_share_within(curves: CurvesByVariant) -> float | None:
     """Of the updates, once every curve has a whole window behind it."""
-    found = along(curves)
-    settled = [at.within for at in found[min(WINDOW, len(found)) - 1 :]]
+    found = compare_by_step(curves)
+    settled = [at.is_within for at in found[min(SMOOTHING_WINDOW, len(found)) - 1 :]]
     return None if None in settled else statistics.fmean(map(bool, settled))
 
 
-def told(curves: Curves) -> Iterator[str]:
-    found = {figure: compared(curves, figure) for figure in FIGURES}
+def format_report(curves: CurvesByVariant) -> Iterator[str]:
+    found = {figure: compare_variants(curves, figure) for figure in SUMMARIES}
     yield f"\n| mean ± standard deviation over the draws | {REFERENCE} | {FAST} | difference | its standard error |"
     yield "|---|---|---|---|---|"
     for figure, both in found.items():
@@ -319,9 +339,9 @@ def told(curves: Curves) -> Iterator[str]:
     yield ""
     for figure, both in found.items():
         yield f"{figure}: {both}."
-    share = share_within(curves)
+    share = compute_share_within(curves)
     if share is not None:
-        yield f"Smoothed, the means are within {ERRORS:g} standard errors of each other at {share:.0%} of the updates."
+        yield f"Smoothed, the means are within {MAX_STANDARD_ERRORS:g} standard errors of each other at {share:.0%} of the updates."
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -329,78 +349,82 @@ def told(curves: Curves) -> Iterator[str]:
 WIDTH, HEIGHT, LEFT, RIGHT = 820, 590, 64, 28
 COLOURS = {REFERENCE: "#0072b2", FAST: "#d55e00"}  # of Okabe and Ito: told apart by colour-blind people
 WIDTHS = {REFERENCE: 4.0, FAST: 1.7}  # one on the other, both are seen
-BAND, DIFFERENCE = "#dfe4ea", INK
-MOST = 220  # points of a line: smoothed as they are, more would not show
+BAND, DIFFERENCE = "#dfe4ea", TEXT_COLOR
+MAX_POINTS = 220  # points of a line: smoothed as they are, more would not show
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class PlotPanel:
     """A rectangle with two scales."""
 
     name: str  # of its clip path
-    across: Scale
-    down: Scale
-    marks: Sequence[float]
+    x_scale: AxisScale
+    y_scale: AxisScale
+    ticks: Sequence[float]
 
     @classmethod
-    def of(cls, name: str, lines: Sequence[Losses], between: tuple[int, int], marks: int) -> Panel:
+    def from_lines(cls, name: str, lines: Sequence[LossCurve], between: tuple[int, int], marks: int) -> PlotPanel:
         """As high as its lines, the fall at the very beginning aside."""
         end = max(map(len, lines))
-        found = ticks(*span([Curve(name=name, points=tuple(enumerate(line, 1))) for line in lines], end), marks)
+        found = compute_ticks(
+            *value_range([Curve(name=name, points=tuple(enumerate(line, 1))) for line in lines], end), marks
+        )
         top, bottom = between
         return cls(
             name=name,
-            across=Scale(0, end, LEFT, WIDTH - RIGHT),
-            down=Scale(found[0], found[-1], bottom, top),
-            marks=found,
+            x_scale=AxisScale(0, end, LEFT, WIDTH - RIGHT),
+            y_scale=AxisScale(found[0], found[-1], bottom, top),
+            ticks=found,
         )
 
-    def places(self, line: Losses) -> list[Point]:
-        return [(self.across(x), self.down(y)) for x, y in thinned(list(enumerate(line, 1)), MOST)]
+    def to_points(self, line: LossCurve) -> list[CurvePoint]:
+        return [(self.x_scale(x), self.y_scale(y)) for x, y in downsample(list(enumerate(line, 1)), MAX_POINTS)]
 
     def axes(self) -> Iterator[str]:
-        left, right, top, bottom = LEFT, WIDTH - RIGHT, self.down.end, self.down.start
-        for mark in self.marks:
-            colour = QUIET if mark == 0 and self.marks[0] < 0 else GRID
-            yield f'<path d="M{left} {self.down(mark):.1f}H{right}" stroke="{colour}"/>'
-            yield text(left - 9, self.down(mark) + 4, number(mark), anchor="end", colour=QUIET, size=11)
-        for step in ticks(0, self.across.high, 5):
-            if step <= self.across.high:
-                x = self.across(step)
-                yield f'<path d="M{x:.1f} {bottom}v5" stroke="{QUIET}"/>'
-                yield text(x, bottom + 19, number(step), anchor="middle", colour=QUIET, size=11)
-        yield f'<path d="M{left} {bottom}H{right}" stroke="{QUIET}"/>'
+        left, right, top, bottom = LEFT, WIDTH - RIGHT, self.y_scale.end, self.y_scale.start
+        for mark in self.ticks:
+            colour = MUTED_COLOR if mark == 0 and self.ticks[0] < 0 else GRID_COLOR
+            yield f'<path d="M{left} {self.y_scale(mark):.1f}H{right}" stroke="{colour}"/>'
+            yield render_text(
+                left - 9, self.y_scale(mark) + 4, format_number(mark), anchor="end", colour=MUTED_COLOR, size=11
+            )
+        for step in compute_ticks(0, self.x_scale.high, 5):
+            if step <= self.x_scale.high:
+                x = self.x_scale(step)
+                yield f'<path d="M{x:.1f} {bottom}v5" stroke="{MUTED_COLOR}"/>'
+                yield render_text(x, bottom + 19, format_number(step), anchor="middle", colour=MUTED_COLOR, size=11)
+        yield f'<path d="M{left} {bottom}H{right}" stroke="{MUTED_COLOR}"/>'
         rect = f'<rect x="{left}" y="{top - 3}" width="{right - left + 3}" height="{bottom - top + 6}"/>'
         yield f'<clipPath id="{self.name}">{rect}</clipPath>'
 
-    def line(self, line: Losses, colour: str, width: float, opacity: float = 1.0) -> str:
+    def line(self, line: LossCurve, colour: str, width: float, opacity: float = 1.0) -> str:
         drawn = f'stroke="{colour}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-linejoin="round"'
-        return f'<path d="{path(self.places(line))}" clip-path="url(#{self.name})" fill="none" {drawn}/>'
+        return f'<path d="{format_path(self.to_points(line))}" clip-path="url(#{self.name})" fill="none" {drawn}/>'
 
-    def band(self, low: Losses, high: Losses) -> str:
-        around = [*self.places(low), *reversed(self.places(high))]
-        return f'<path d="{path(around)}Z" clip-path="url(#{self.name})" fill="{BAND}"/>'
+    def band(self, low: LossCurve, high: LossCurve) -> str:
+        around = [*self.to_points(low), *reversed(self.to_points(high))]
+        return f'<path d="{format_path(around)}Z" clip-path="url(#{self.name})" fill="{BAND}"/>'
 
 
-def svg(curves: Curves, about: str) -> str:
-    both = compared(curves, LAST)
+def render_svg(curves: CurvesByVariant, about: str) -> str:
+    both = compare_variants(curves, LAST_LOSS)
     title = "Training loss of the fast way and of the reference"
-    words = escape(f"{title}: {about}. {LAST}: {both}.")
-    body = "\n".join((*losses_panel(curves), *apart_panel(curves)))
+    words = escape(f"{title}: {about}. {LAST_LOSS}: {both}.")
+    body = "\n".join((*render_losses(curves), *render_difference(curves)))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'role="img" aria-label="{words}" font-family="{FONT}" font-size="12">\n<title>{words}</title>\n'
-        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10" fill="{PAPER}" stroke="{GRID}"/>\n'
-        f"{text(LEFT, 34, title, size=16, weight='600')}\n{text(LEFT, 54, about, colour=QUIET)}\n{body}\n</svg>\n"
+        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10" fill="{BACKGROUND_COLOR}" stroke="{GRID_COLOR}"/>\n'
+        f"{render_text(LEFT, 34, title, size=16, weight='600')}\n{render_text(LEFT, 54, about, colour=MUTED_COLOR)}\n{body}\n</svg>\n"
     )
 
 
-def losses_panel(curves: Curves) -> Iterator[str]:
+def render_losses(curves: CurvesByVariant) -> Iterator[str]:
     """Every run as a thin line, the mean of each way as a thick one."""
-    lines = {name: [smoothed(losses) for losses in curves[name]] for name in (REFERENCE, FAST)}
-    panel = Panel.of("losses", [line for each in lines.values() for line in each], (98, 356), 5)
-    unit = f"Label-smoothed loss, nats per token, smoothed over {WINDOW} updates"
-    yield text(LEFT, 82, unit, weight="600")
+    lines = {name: [smooth_losses(losses) for losses in curves[name]] for name in (REFERENCE, FAST)}
+    panel = PlotPanel.from_lines("losses", [line for each in lines.values() for line in each], (98, 356), 5)
+    unit = f"Label-smoothed loss, nats per token, smoothed over {SMOOTHING_WINDOW} updates"
+    yield render_text(LEFT, 82, unit, weight="600")
     yield from panel.axes()
     for name, each in lines.items():
         if len(each) > 1:
@@ -408,64 +432,81 @@ def losses_panel(curves: Curves) -> Iterator[str]:
     for name, each in lines.items():
         mean = [statistics.fmean(at) for at in zip(*each, strict=True)]
         yield panel.line(mean, COLOURS[name], WIDTHS[name])
-    yield from legend(curves, panel)
+    yield from render_legend(curves, panel)
 
 
-def legend(curves: Curves, panel: Panel) -> Iterator[str]:
+def render_legend(curves: CurvesByVariant, panel: PlotPanel) -> Iterator[str]:
     """In the corner that a falling loss leaves free, with where each way has come to."""
-    both = compared(curves, LAST)
+    both = compare_variants(curves, LAST_LOSS)
     several = both.error is not None
-    left, right, top = WIDTH - RIGHT - 300, WIDTH - RIGHT - 12, panel.down.end + 14
-    yield f'<rect x="{left}" y="{top}" width="{right - left}" height="{76 if several else 58}" rx="6" fill="{PAPER}"/>'
-    yield text(
-        right, top + 13, f"last {WINDOW} updates{', ± over draws' * several}", anchor="end", colour=QUIET, size=11
+    left, right, top = WIDTH - RIGHT - 300, WIDTH - RIGHT - 12, panel.y_scale.end + 14
+    yield f'<rect x="{left}" y="{top}" width="{right - left}" height="{76 if several else 58}" rx="6" fill="{BACKGROUND_COLOR}"/>'
+    yield render_text(
+        right,
+        top + 13,
+        f"last {SMOOTHING_WINDOW} updates{', ± over draws' * several}",
+        anchor="end",
+        colour=MUTED_COLOR,
+        size=11,
     )
     for place, (name, value) in enumerate({REFERENCE: both.reference, FAST: both.fast}.items()):
         y = top + 33 + 20 * place
         yield f'<path d="M{left + 8} {y - 4}h26" stroke="{COLOURS[name]}" stroke-width="{WIDTHS[name]}"/>'
-        yield text(left + 44, y, f"{name}{', mean' * several}")
-        yield text(right, y, str(value), anchor="end", weight="600")
+        yield render_text(left + 44, y, f"{name}{', mean' * several}")
+        yield render_text(right, y, str(value), anchor="end", weight="600")
     if several:
         for row, name in enumerate((REFERENCE, FAST)):
             drawn = f'stroke="{COLOURS[name]}" stroke-opacity="0.6"'
             yield f'<path d="M{left + 8} {top + 67 + 5 * row}h26" {drawn}/>'
-        yield text(left + 44, top + 73, "each draw", colour=QUIET)
+        yield render_text(left + 44, top + 73, "each draw", colour=MUTED_COLOR)
 
 
-def apart_panel(curves: Curves) -> Iterator[str]:
+def render_difference(curves: CurvesByVariant) -> Iterator[str]:
     """The difference of the means over what chance may make of it."""
-    found = along(curves)
+    found = compare_by_step(curves)
     apart = [at.difference for at in found]
-    room = [ERRORS * at.error for at in found if at.error is not None]  # of all, or of none
+    room = [MAX_STANDARD_ERRORS * at.error for at in found if at.error is not None]  # of all, or of none
     low, high = [-each for each in room], room
-    panel = Panel.of("apart", [apart, low, high] if room else [apart], (428, 520), 3)
-    yield text(LEFT, 412, "Fast less reference", weight="600")
+    panel = PlotPanel.from_lines("apart", [apart, low, high] if room else [apart], (428, 520), 3)
+    yield render_text(LEFT, 412, "Fast less reference", weight="600")
     if room:
         yield panel.band(low, high)
         yield f'<rect x="{LEFT + 148}" y="402" width="22" height="12" rx="2" fill="{BAND}"/>'
-        yield text(LEFT + 178, 412, f"within {ERRORS:g} standard errors: what chance alone does", colour=QUIET)
+        yield render_text(
+            LEFT + 178,
+            412,
+            f"within {MAX_STANDARD_ERRORS:g} standard errors: what chance alone does",
+            colour=MUTED_COLOR,
+        )
     yield from panel.axes()
     yield panel.line(apart, DIFFERENCE, 1.8)
-    yield text(WIDTH - RIGHT, HEIGHT - 22, "updates", anchor="end", colour=QUIET, size=11)
-    yield text(LEFT, HEIGHT - 22, verdict(curves), size=12)
+    yield render_text(WIDTH - RIGHT, HEIGHT - 22, "updates", anchor="end", colour=MUTED_COLOR, size=11)
+    yield render_text(LEFT, HEIGHT - 22, format_verdict(curves), size=12)
 
 
-def verdict(curves: Curves) -> str:
+def format_verdict(curves: CurvesByVariant) -> str:
     """In one line."""
-    both, share = compared(curves, LAST), share_within(curves)
+    both, share = compare_variants(curves, LAST_LOSS), compute_share_within(curves)
     if both.error is None or share is None:
-        return f"Last {WINDOW} updates: {both.difference:+.4f}, one run of each."
-    where = "within" if both.within else "more than"
-    at_end = f"Last {WINDOW} updates: {both.difference:+.4f}, {where} 2 standard errors ({ERRORS * both.error:.4f})"
+        return f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, one run of each."
+    where = "within" if both.is_within else "more than"
+    at_end = f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, {where} 2 standard errors ({MAX_STANDARD_ERRORS * both.error:.4f})"
     return f"{at_end}; within them at {share:.0%} of all updates."
 
 
-def path(places: Sequence[Point]) -> str:
+def format_path(places: Sequence[CurvePoint]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
 
 
-def text(
-    x: float, y: float, words: str, *, anchor: str = "start", colour: str = INK, size: int = 12, weight: str = "400"
+def render_text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    colour: str = TEXT_COLOR,
+    size: int = 12,
+    weight: str = "400",
 ) -> str:
     style = f'text-anchor="{anchor}" fill="{colour}" font-size="{size}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

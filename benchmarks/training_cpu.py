@@ -34,24 +34,24 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent.data.arrays import Array
-from attent.data.batches import Batch, Batches, Text
-from attent.data.corpus import corpora
-from attent.data.encode import Recipe
-from attent.data.pairs import Languages, Pair
-from attent.data.plan import BatchConfig
-from attent.data.store import Side, Store, prepare
+from attent.data.batch_plan import BatchConfig
+from attent.data.corpus import open_corpora
+from attent.data.encode import EncodingConfig
+from attent.data.loader import PairBatch, PairLoader, TokenBatch
+from attent.data.pairs import LanguagePair, Pair
+from attent.data.token_store import StoreSide, TokenStore, prepare_store
 from attent.models import shift_right
-from attent.models.presets import seq2seq
+from attent.models.presets import make_seq2seq
 from attent.nn import StackConfig
-from attent.text.train import TokenizerConfig, train
-from attent.train.choose import CPU_PIECE
-from attent.train.objective import Objective
-from attent.train.pieces import cut
-from benchmarks import made_up
-from benchmarks.measure import machine
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.training.autoconfig import CPU_MICRO_BATCH_TOKENS
+from attent.training.micro_batch import split_batch
+from attent.training.objective import Seq2SeqObjective
+from benchmarks import synthetic_corpus
+from benchmarks.timing import describe_machine
 
-PAIRS, VOCAB, LONGEST, PAD, START, SMOOTHING = 29_000, 8_000, 128, 0, 1, 0.1
-Step = Callable[[Batch], None]
+PAIRS, VOCAB, MAX_LENGTH, PAD, START, SMOOTHING = 29_000, 8_000, 128, 0, 1, 0.1
+BatchStep = Callable[[PairBatch], None]
 
 
 def main() -> None:
@@ -63,63 +63,63 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=4, help="batches of a round")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens a side of a batch")
-    parser.add_argument("--pieces", type=int, nargs="*", default=[CPU_PIECE], help="of ours; 0: whole")
+    parser.add_argument("--pieces", type=int, nargs="*", default=[CPU_MICRO_BATCH_TOKENS], help="of ours; 0: whole")
     parser.add_argument("--same-batches", action="store_true", help="give theirs our batches")
     parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as home:
-        store = made(Path(home), arguments)
-        ours = Batches(store, BatchConfig(tokens=arguments.tokens, longest=LONGEST, layout="bucketed"))
-        theirs = endless(ours) if arguments.same_batches else plain(store, arguments.tokens)
-        sides = {"transformers": Contestant(theirs, their_step(arguments.dropout))}
+        store = build_store(Path(home), arguments)
+        ours = PairLoader(store, BatchConfig(batch_tokens=arguments.tokens, max_tokens=MAX_LENGTH, layout="bucketed"))
+        theirs = iterate_batches(ours) if arguments.same_batches else iterate_sorted_batches(store, arguments.tokens)
+        sides = {"transformers": Competitor(theirs, build_hf_step(arguments.dropout))}
         for piece in arguments.pieces:
             name = f"attent, pieces of {piece:,}" if piece else "attent, whole"
-            sides[name] = Contestant(endless(ours), our_step(arguments.dropout, piece))
-        print(f"3 + 3 layers of 256, {VOCAB} words, dropout {arguments.dropout}; {machine()}", flush=True)
-        compare(sides, arguments.rounds, arguments.batches)
+            sides[name] = Competitor(iterate_batches(ours), build_attent_step(arguments.dropout, piece))
+        print(f"3 + 3 layers of 256, {VOCAB} words, dropout {arguments.dropout}; {describe_machine()}", flush=True)
+        compare_speeds(sides, arguments.rounds, arguments.batches)
 
 
 @dataclass
-class Contestant:
+class Competitor:
     """Batches without an end, what is done with each, and the sums of the round."""
 
-    batches: Iterator[Batch]
-    step: Step
+    batches: Iterator[PairBatch]
+    step: BatchStep
     tokens: int = 0
     seconds: float = 0.0
 
-    def take_turn(self) -> None:
+    def run_step(self) -> None:
         batch = next(self.batches)
         began = time.process_time()
         self.step(batch)
         self.seconds += time.process_time() - began
-        self.tokens += batch.source.tokens + batch.target.tokens
+        self.tokens += batch.source.num_tokens + batch.target.num_tokens
 
-    def speed(self) -> float:
+    def take_speed(self) -> float:
         """Tokens per CPU-second since it was last asked."""
         speed = self.tokens / self.seconds
         self.tokens, self.seconds = 0, 0.0
         return speed
 
 
-def compare(sides: dict[str, Contestant], rounds: int, turns: int) -> None:
+def compare_speeds(sides: dict[str, Competitor], rounds: int, turns: int) -> None:
     for side in sides.values():
-        side.take_turn()  # warms up
-        side.speed()
+        side.run_step()  # warms up
+        side.take_speed()
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for turn in range(turns):
             for name in list(sides)[:: 1 if turn % 2 else -1]:
-                sides[name].take_turn()
+                sides[name].run_step()
         for name, side in sides.items():
-            speeds[name].append(side.speed())
-        print(f"round {number + 1}: {told({name: of[-1:] for name, of in speeds.items()})}", flush=True)
-    print(f"median:  {told(speeds)}")
+            speeds[name].append(side.take_speed())
+        print(f"round {number + 1}: {format_speeds({name: of[-1:] for name, of in speeds.items()})}", flush=True)
+    print(f"median:  {format_speeds(speeds)}")
 
 
-def told(speeds: dict[str, list[float]]) -> str:
+def format_speeds(speeds: dict[str, list[float]]) -> str:
     theirs = speeds["transformers"]
     return "   ".join(
         f"{name} {statistics.median(ours):,.0f} tokens/CPU-s "
@@ -131,40 +131,40 @@ def told(speeds: dict[str, list[float]]) -> str:
 # --- the batches ---------------------------------------------------------------------------------------------------
 
 
-def made(home: Path, arguments: argparse.Namespace) -> Store:
-    languages = Languages(arguments.src, arguments.tgt) if arguments.data else Languages()
+def build_store(home: Path, arguments: argparse.Namespace) -> TokenStore:
+    languages = LanguagePair(arguments.src, arguments.tgt) if arguments.data else LanguagePair()
     if arguments.data is None:
-        made_up.write(home / "corpus.tsv", PAIRS)
-    found = corpora([arguments.data or str(home / "corpus.tsv")], languages)
+        synthetic_corpus.write_corpus(home / "corpus.tsv", PAIRS)
+    found = open_corpora([arguments.data or str(home / "corpus.tsv")], languages)
     pairs = [entry for entry in found[0] if isinstance(entry, Pair)]
-    tokenizer = train([p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=VOCAB))
-    return prepare(found, Recipe(tokenizer=tokenizer), home / "stores")
+    tokenizer = train_tokenizer([p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=VOCAB))
+    return prepare_store(found, EncodingConfig(tokenizer=tokenizer), home / "stores")
 
 
-def endless(batches: Batches) -> Iterator[Batch]:
-    for _, batch in batches.walk(workers=0):
+def iterate_batches(batches: PairLoader) -> Iterator[PairBatch]:
+    for _, batch in batches.iter_batches(workers=0):
         yield batch
 
 
-def plain(store: Store, tokens: int) -> Iterator[Batch]:
+def iterate_sorted_batches(store: TokenStore, tokens: int) -> Iterator[PairBatch]:
     """Sorted by length, cut where a side is full, in random order, epoch after epoch.
 
     Sorting by both lengths is kind to them: on Multi30k 6% of these batches is filler, by the source's alone 23%.
     """
-    cuts = cut_by_length(store.source.lengths(), store.target.lengths(), tokens)
+    cuts = batch_by_length(store.source.lengths(), store.target.lengths(), tokens)
     chance = np.random.default_rng(1)
     while True:
         for number in chance.permutation(len(cuts)):
             pairs = cuts[number]
-            yield Batch(padded(store.source, pairs), padded(store.target, pairs), pairs)
+            yield PairBatch(pad_side(store.source, pairs), pad_side(store.target, pairs), pairs)
 
 
-def cut_by_length(source: Array, target: Array, tokens: int) -> list[Array]:
+def batch_by_length(source: Array, target: Array, tokens: int) -> list[Array]:
     cuts: list[Array] = []
     now: list[int] = []
     widest = 0
     for pair in np.lexsort((target, source)):
-        if max(source[pair], target[pair]) > LONGEST:
+        if max(source[pair], target[pair]) > MAX_LENGTH:
             continue
         wider = max(widest, int(source[pair]), int(target[pair]))
         if wider * (len(now) + 1) > tokens:
@@ -175,31 +175,31 @@ def cut_by_length(source: Array, target: Array, tokens: int) -> list[Array]:
     return [*cuts, np.array(now)]
 
 
-def padded(side: Side, pairs: Array) -> Text:
+def pad_side(side: StoreSide, pairs: Array) -> TokenBatch:
     rows: list[Tensor] = [torch.from_numpy(np.asarray(side[pair], np.int64)) for pair in pairs]
     lengths = torch.tensor([len(row) for row in rows])
-    return Text(pad_sequence(rows, batch_first=True, padding_value=PAD), lengths, None, int(lengths.sum()))
+    return TokenBatch(pad_sequence(rows, batch_first=True, padding_value=PAD), lengths, None, int(lengths.sum()))
 
 
 # --- the steps -----------------------------------------------------------------------------------------------------
 
 
-def our_step(dropout: float, piece_tokens: int) -> Step:
-    stack = replace(StackConfig(), layers=3, width=256, inner=1024, heads=4, dropout=dropout)
-    objective = Objective(attent.build(seq2seq(VOCAB, stack)), smoothing=SMOOTHING).train()
+def build_attent_step(dropout: float, micro_batch_tokens: int) -> BatchStep:
+    stack = replace(StackConfig(), layers=3, width=256, ffn_width=1024, heads=4, dropout=dropout)
+    objective = Seq2SeqObjective(attent.build(make_seq2seq(VOCAB, stack)), smoothing=SMOOTHING).train()
     optimiser = torch.optim.Adam(objective.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
-    def step(batch: Batch) -> None:
+    def step(batch: PairBatch) -> None:
         optimiser.zero_grad()
-        for piece in cut(batch, piece_tokens or None, 1):
-            loss, _ = objective(piece.of(batch))
-            (loss / batch.target.tokens).backward()
+        for piece in split_batch(batch, micro_batch_tokens or None, 1):
+            loss, _ = objective(piece.select_rows(batch))
+            (loss / batch.target.num_tokens).backward()
         optimiser.step()
 
     return step
 
 
-def their_step(dropout: float) -> Step:
+def build_hf_step(dropout: float) -> BatchStep:
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
@@ -214,13 +214,13 @@ def their_step(dropout: float) -> Step:
     model = MarianMTModel(config).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step(batch: Batch) -> None:
+    def step(batch: PairBatch) -> None:
         optimiser.zero_grad()
         logits = model(
             input_ids=batch.source.ids,
-            attention_mask=batch.source.real().long(),
+            attention_mask=batch.source.token_mask().long(),
             decoder_input_ids=shift_right(batch.target.ids, START),
-            decoder_attention_mask=batch.target.real().long(),
+            decoder_attention_mask=batch.target.token_mask().long(),
         ).logits
         right = batch.target.ids.flatten()
         F.cross_entropy(logits.flatten(0, 1), right, ignore_index=PAD, label_smoothing=SMOOTHING).backward()

@@ -24,22 +24,22 @@ from pathlib import Path
 
 import torch
 
-from attent.cli.translating import CPU_BLOCK, GPU_BLOCK
-from attent.decode import Search, Translator
-from attent.decode.options import Job
-from benchmarks import made_up
-from benchmarks.measure import machine, timed
+from attent.decoding import SearchOptions, Translator
+from attent.decoding.options import SearchRequest
+from attent.decoding.pipeline import CPU_BLOCK_LINES, GPU_BLOCK_LINES
+from benchmarks import synthetic_corpus
+from benchmarks.timing import describe_machine, time_run
 
-BLOCKS = 12  # that the engine searches for
+NUM_BLOCKS = 12  # that the engine searches for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class CommandTiming:
     """What the command did."""
 
-    start: float  # seconds to its first lines
+    startup_seconds: float  # seconds to its first lines
     seconds: float  # in all
-    steady: float  # lines a second
+    steady_lines_per_second: float  # lines a second
 
 
 def main() -> None:
@@ -54,15 +54,15 @@ def main() -> None:
         parser.error("a model must be given a text to translate")
     with tempfile.TemporaryDirectory() as home:
         if asked.model is None:
-            asked.model, asked.text = made(Path(home), torch.cuda.is_available())
+            asked.model, asked.text = prepare_model(Path(home), torch.cuda.is_available())
         with open(asked.text, encoding="utf-8") as text:
             lines = list(itertools.islice(text, asked.lines))
-        run(asked, lines, Path(home) / "text")
+        run_benchmark(asked, lines, Path(home) / "text")
 
 
-def made(home: Path, gpu: bool) -> tuple[Path, Path]:
+def prepare_model(home: Path, gpu: bool) -> tuple[Path, Path]:
     """A model that was trained for about a minute, and what it has read."""
-    made_up.write(home / "pairs.tsv", 200_000 if gpu else 2_000, mean_words=20 if gpu else 6)
+    synthetic_corpus.write_corpus(home / "pairs.tsv", 200_000 if gpu else 2_000, mean_words=20 if gpu else 6)
     asked = ["--size", "base", "--steps", "1500"] if gpu else ["--size", "tiny", "--steps", "20"]
     words = ["train", "--data", str(home / "pairs.tsv"), "--src", "de", "--tgt", "en", "--out", str(home / "model")]
     subprocess.run([sys.executable, "-m", "attent", *words, *asked, "--quiet"], check=True, stdout=sys.stderr)
@@ -71,76 +71,80 @@ def made(home: Path, gpu: bool) -> tuple[Path, Path]:
     return home / "model", home / "source"
 
 
-def run(asked: argparse.Namespace, lines: Sequence[str], text: Path) -> None:
+def run_benchmark(arguments: argparse.Namespace, lines: Sequence[str], text: Path) -> None:
     text.write_text("".join(lines), encoding="utf-8")
-    translator = Translator.load(asked.model, engine="torch")
-    size = CPU_BLOCK if translator.device.type == "cpu" else GPU_BLOCK
-    rows = translator.tokenizer.encode_source([line.strip() for line in lines[: BLOCKS * size]])
+    translator = Translator.load(arguments.model, engine="torch")
+    size = CPU_BLOCK_LINES if translator.device.type == "cpu" else GPU_BLOCK_LINES
+    rows = translator.tokenizer.encode_source([line.strip() for line in lines[: NUM_BLOCKS * size]])
     mean = statistics.mean(map(len, rows))
-    print(f"{machine()}; {asked.model.name}, {len(lines):,} lines of {mean:.0f} tokens", flush=True)
+    print(f"{describe_machine()}; {arguments.model.name}, {len(lines):,} lines of {mean:.0f} tokens", flush=True)
     print("| beam | engine, lines/s | command, steady | ratio | command, with its start | first lines after |")
     print("|---|---|---|---|---|---|", flush=True)
-    for beams in asked.beams:
-        compare(translator, rows, size, text, len(lines), beams, asked)
+    for beams in arguments.beams:
+        compare_speeds(translator, rows, size, text, len(lines), beams, arguments)
 
 
-def compare(
+def compare_speeds(
     translator: Translator,
     rows: Sequence[Sequence[int]],
     size: int,
     text: Path,
-    count: int,
-    beams: int,
-    asked: argparse.Namespace,
+    num_lines: int,
+    num_beams: int,
+    arguments: argparse.Namespace,
 ) -> None:
-    engine(translator, rows[:size], size, beams)  # compiles and records
+    run_engine(translator, rows[:size], size, num_beams)  # compiles and records
     found, runs = [], []
-    for _ in range(asked.rounds):
-        found.append(len(rows) / timed(lambda: engine(translator, rows, size, beams)))
+    for _ in range(arguments.rounds):
+        found.append(len(rows) / time_run(lambda: run_engine(translator, rows, size, num_beams)))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        runs.append(command(asked.model, text, count, beams))
-    steady = [run.steady for run in runs]
+        runs.append(run_command(arguments.model, text, num_lines, num_beams))
+    steady = [run.steady_lines_per_second for run in runs]
     print(
-        f"| {beams} | {spread(found)} | {spread(steady)} "
+        f"| {num_beams} | {format_spread(found)} | {format_spread(steady)} "
         f"| {statistics.median(a / b for a, b in zip(steady, found, strict=True)):.0%} "
-        f"| {spread([count / run.seconds for run in runs])} | {statistics.median(run.start for run in runs):.1f} s |",
+        f"| {format_spread([num_lines / run.seconds for run in runs])} | {statistics.median(run.startup_seconds for run in runs):.1f} s |",
         flush=True,
     )
 
 
-def spread(numbers: Sequence[float]) -> str:
+def format_spread(numbers: Sequence[float]) -> str:
     return f"{statistics.median(numbers):,.0f} ({min(numbers):,.0f} to {max(numbers):,.0f})"
 
 
-def engine(translator: Translator, rows: Sequence[Sequence[int]], size: int, beams: int) -> None:
-    search = Search(beam_size=beams)
+def run_engine(translator: Translator, rows: Sequence[Sequence[int]], size: int, num_beams: int) -> None:
+    search = SearchOptions(beam_size=num_beams)
     for first in range(0, len(rows), size):
         some = rows[first : first + size]
         jobs = [
-            Job(source=row, number=n, limit=search.limit(len(row) - 1), no_loops=True)
+            SearchRequest(
+                source_ids=row, rng_key=n, max_length=search.compute_max_length(len(row) - 1), forbid_loops=True
+            )
             for n, row in enumerate(some, first)
         ]
         translator.search(jobs, search)
 
 
-def command(model: Path, text: Path, count: int, beams: int) -> Run:
+def run_command(model: Path, text: Path, num_lines: int, num_beams: int) -> CommandTiming:
     began, written = time.perf_counter(), 0
     times: list[tuple[float, int]] = []
-    asked = [sys.executable, "-m", "attent", "translate", str(model), str(text), "--beam-size", str(beams)]
+    asked = [sys.executable, "-m", "attent", "translate", str(model), str(text), "--beam-size", str(num_beams)]
     asked += ["--engine", "torch"]
     with subprocess.Popen(asked, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         while chunk := process.stdout.read1(2**20):  # type: ignore[attr-defined]  # a BufferedReader
             written += chunk.count(b"\n")
             times.append((time.perf_counter() - began, written))
-    if process.returncode or written != count:
-        sys.exit(f"attent translate ended with {process.returncode} and wrote {written:,} of {count:,} lines")
-    third, before = next(one for one in times if one[1] >= count / 3)
+    if process.returncode or written != num_lines:
+        sys.exit(f"attent translate ended with {process.returncode} and wrote {written:,} of {num_lines:,} lines")
+    third, before = next(one for one in times if one[1] >= num_lines / 3)
     last, _ = times[-1]
     if last == third:
-        sys.exit(f"the text must be longer, so that it is done in many blocks; it has {count:,} lines")
-    return Run(start=times[0][0], seconds=last, steady=(count - before) / (last - third))
+        sys.exit(f"the text must be longer, so that it is done in many blocks; it has {num_lines:,} lines")
+    return CommandTiming(
+        startup_seconds=times[0][0], seconds=last, steady_lines_per_second=(num_lines - before) / (last - third)
+    )
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def message(cls: type, data: Any, where: str = "config.json") -> str:
 
 def override_message(*overrides: str) -> str:
     with pytest.raises(SettingsError) as caught:
-        settings.apply(RUN, overrides)
+        settings.apply_overrides(RUN, overrides)
     return str(caught.value)
 
 
@@ -138,7 +138,7 @@ def test_toml_gives_back_the_same_run(run: Run) -> None:
 def test_an_override_sets_its_key_and_no_other(run: Run, data: st.DataObject) -> None:
     rate, note = data.draw(numbers), data.draw(texts.map(str.strip))
     quoted = json.dumps(note, ensure_ascii=False).replace("\x7f", "\\u007f")
-    changed = settings.apply(run, [f"train.lr={rate!r}", f"train.note = {quoted}"])
+    changed = settings.apply_overrides(run, [f"train.lr={rate!r}", f"train.note = {quoted}"])
     assert changed == replace(run, train=replace(run.train, lr=rate, note=note))
 
 
@@ -337,14 +337,14 @@ def test_depth_is_bounded() -> None:
     ],
 )
 def test_overrides_are_read_by_the_type_of_their_key(override: str, path: str, expected: object) -> None:
-    value: Any = settings.apply(RUN, [override])
+    value: Any = settings.apply_overrides(RUN, [override])
     for name in path.split("."):
         value = getattr(value, name)
     assert (value, type(value)) == (expected, type(expected))
 
 
 def test_overrides_are_checked_together_at_the_end() -> None:
-    run = settings.apply(RUN, ["encoder.heads=7", "encoder.width=70"])
+    run = settings.apply_overrides(RUN, ["encoder.heads=7", "encoder.width=70"])
     assert (run.encoder.heads, run.encoder.width) == (7, 70)
     assert override_message("encoder.heads=7") == (
         "--set: `encoder`: `width` must be a multiple of `heads` (7), but is 512"
@@ -352,10 +352,10 @@ def test_overrides_are_checked_together_at_the_end() -> None:
 
 
 def test_a_new_kind_brings_its_own_keys() -> None:
-    run = settings.apply(RUN, ["encoder.positions.kind=learned", "encoder.positions.length=9"])
+    run = settings.apply_overrides(RUN, ["encoder.positions.kind=learned", "encoder.positions.length=9"])
     assert run.encoder.positions == Learned(length=9)
     without = replace(RUN, encoder=Stack(layers=1, positions=None))
-    with_again = settings.apply(without, ["encoder.positions.period=2"])
+    with_again = settings.apply_overrides(without, ["encoder.positions.period=2"])
     assert with_again.encoder.positions == Sinusoidal(period=2.0)  # the field's default says which
 
 

@@ -36,11 +36,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Translate text, one line in, one line out, or fill files of translators.",
     ),
 }
-TAKE_LINES = ("translate", "generate", "fill", "classify", "embed")  # - as an argument: standard input
-TAKE_A_FILE = ("--output", "-o")  # or - instead of its name
+STDIN_COMMANDS = ("translate", "generate", "fill", "classify", "embed")  # - as an argument: standard input
+OUTPUT_OPTIONS = ("--output", "-o")  # or - instead of its name
 ROOT_OPTIONS = ("--help", "--version")
 
-DONE, FAILED, WRONG_COMMAND, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def make_app() -> App:
@@ -62,60 +62,62 @@ def make_app() -> App:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: what the shell gave) and return the exit code."""
     try:
-        result = make_app()(_with_stdin(sys.argv[1:] if argv is None else argv))
+        result = make_app()(_rewrite_stdin_args(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a closed pipe is still ours to handle
-        return result if isinstance(result, int) else DONE
+        return result if isinstance(result, int) else EXIT_OK
     except CycloptsError as error:
-        return _complain(f"{usage_message(error)} (see: {_help_command(error)})", WRONG_COMMAND)
+        return _print_error(f"{format_usage_error(error)} (see: {_format_help_command(error)})", EXIT_USAGE)
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
+        return _print_error("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _abandon_stdout()
-        return CLOSED_PIPE
+        _discard_stdout()
+        return EXIT_BROKEN_PIPE
     except Exception as error:
-        message = failure_message(error)
+        message = format_failure(error)
         if message is None or os.environ.get("ATTENT_TRACEBACK") == "1":
             raise
-        return _complain(message, FAILED)
+        return _print_error(message, EXIT_FAILED)
 
 
-def _with_stdin(tokens: Iterable[str]) -> list[str]:
+def _rewrite_stdin_args(args: Iterable[str]) -> list[str]:
     """A `-` as cyclopts understands it: it takes that of `--data -` for an option, and that of `--data=-` for a value.
 
     One that follows no such option is the argument itself, which is told by a path that is the same.
     """
     found: list[str] = []
     option = 0
-    for token in tokens:
+    for token in args:
         option = len(found) if token.startswith("--") else option
         if token == "-" and found[option : option + 1] == ["--data"]:
             found[option] = "--data=-"
-        elif token == "-" and found[-1:] and found[-1] in TAKE_A_FILE:
+        elif token == "-" and found[-1:] and found[-1] in OUTPUT_OPTIONS:
             found[-1] = "--output=-"
-        elif token == "-" and found[:1] and found[0] in TAKE_LINES and "--" not in found:
+        elif token == "-" and found[:1] and found[0] in STDIN_COMMANDS and "--" not in found:
             found.append("./-")
         else:
             found.append(token)
     return found
 
 
-def usage_message(error: CycloptsError) -> str:
+def format_usage_error(error: CycloptsError) -> str:
     """What was wrong with the command, with the nearest real name where there is one."""
     given = error.unused_tokens[0] if error.unused_tokens else ""
     if isinstance(error, UnknownCommandError):
         # Answered here, because cyclopts would import every command to answer it.
         is_option = given.startswith("-")
-        return _unknown("option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS)
+        return _describe_unknown_name(
+            "option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS
+        )
     if isinstance(error, UnusedCliTokensError):
         quotes = "; put a sentence in quotes" if {"look", "generate"} & set(error.command_chain or ()) else ""
         return f"unexpected argument `{given}`{quotes}"
     return " ".join(str(error).split()).rstrip(".")
 
 
-def failure_message(error: BaseException) -> str | None:
+def format_failure(error: BaseException) -> str | None:
     """One clear sentence for a mistake of the person or the machine; None for a mistake of ours, a bug."""
-    package = next((e.name for e in _causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
-    told = None if package is None else _missing_package(package)
+    package = next((e.name for e in _iter_causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
+    told = None if package is None else _describe_missing_package(package)
     if told is not None:
         return told
     if isinstance(error, OSError) and error.filename is not None:
@@ -126,24 +128,24 @@ def failure_message(error: BaseException) -> str | None:
     return None
 
 
-def _missing_package(module: str) -> str | None:
-    from attent.cli.machine import install_command
+def _describe_missing_package(module: str) -> str | None:
+    from attent.cli.system_info import install_command
 
     command = install_command(module.partition(".")[0])
     return f"this needs the package `{module}`, which is not installed: {command}" if command else None
 
 
-def _unknown(kind: str, given: str, known: Iterable[str]) -> str:
+def _describe_unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
     nearest = get_close_matches(given, list(known), n=1, cutoff=0.5)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
     return f"unknown {kind} `{given}`: {hint}"
 
 
-def _help_command(error: CycloptsError) -> str:
+def _format_help_command(error: CycloptsError) -> str:
     return " ".join(["attent", *(error.command_chain or ()), "--help"])
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     while error is not None:
         yield error
         if error.__cause__ is None:
@@ -151,12 +153,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _complain(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     sys.stdout.flush()
-    print(f"attent: {'' if code == INTERRUPTED else 'error: '}{message}", file=sys.stderr)
+    print(f"attent: {'' if code == EXIT_INTERRUPTED else 'error: '}{message}", file=sys.stderr)
     return code
 
 
-def _abandon_stdout() -> None:
+def _discard_stdout() -> None:
     """The reader went away (`| head`): the rest goes nowhere, or Python would complain as it shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

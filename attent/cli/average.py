@@ -25,59 +25,63 @@ def average(
     """Average the weights of models, or of a run's last checkpoints (--last)."""
     from attent.interop import load
     from attent.models import build
-    from attent.train.config import TrainError
-    from attent.train.loop import write_model
+    from attent.training.config import TrainError
+    from attent.training.loop import write_model
 
     if len(models) == 1 and last < 2:
         raise TrainError(f"`--last` must be 2 or more, but is {last}; a mean of one would be the checkpoint itself")
     if out.exists():
         raise TrainError(f"{out}: is there already, and nothing is overwritten; give another --out")
     model = build(load(models[0]).config)
-    tensors, told = of_checkpoints(models[0], last) if len(models) == 1 else of_models(models)
-    fill(model, tensors, models[0])
-    write_model(out, model, tokenizer_of(models[0]))
+    tensors, told = average_run(models[0], last) if len(models) == 1 else average_models(models)
+    load_weights(model, tensors, models[0])
+    write_model(out, model, load_tokenizer(models[0]))
     print(f"{out}: the mean {told}")
 
 
-def of_checkpoints(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
+def average_run(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
     """The mean of a run's last checkpoints, and what it is of."""
-    from attent.train import checkpoint
-    from attent.train.config import TrainError
-    from attent.train.means import mean_weights
+    from attent.training import checkpoint
+    from attent.training.averaging import average_checkpoints
+    from attent.training.config import TrainError
 
-    steps = checkpoint.steps(run / "state")[-last:]
+    steps = checkpoint.list_steps(run / "state")[-last:]
     if len(steps) < 2:
         raise TrainError(
             f"{run}: has {len(steps)} checkpoint{'s' * (len(steps) != 1)} in state/, and a mean needs 2 or "
             "more; name several models, or keep more with --keep-last when training"
         )
-    means = mean_weights([checkpoint.path_of(run / "state", step) for step in steps])
+    means = average_checkpoints([checkpoint.checkpoint_path(run / "state", step) for step in steps])
     return means, f"of the checkpoints at updates {', '.join(f'{step:,}' for step in steps)}"
 
 
-def of_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
+def average_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
     """The mean of several models of one tokenizer."""
     from attent.interop import load
-    from attent.train.config import TrainError
-    from attent.train.means import mean_of
+    from attent.training.averaging import average_weights
+    from attent.training.config import TrainError
 
     for folder in models[1:]:
-        if tokenizer_of(folder) != tokenizer_of(models[0]):
+        if load_tokenizer(folder) != load_tokenizer(models[0]):
             raise TrainError(f"{folder}: has another tokenizer than {models[0]}; a mean would be of different words")
-    return mean_of(dict(load(folder).named_parameters()) for folder in models), f"of {len(models)} models"
+    return average_weights(dict(load(folder).named_parameters()) for folder in models), f"of {len(models)} models"
 
 
-def tokenizer_of(folder: Path) -> Tokenizer | None:
+def load_tokenizer(folder: Path) -> Tokenizer | None:
     """A model's tokenizer; those of images have none."""
-    from attent.text.tokenizer import LAYOUTS, Tokenizer
+    from attent.text.tokenizer import TOKENIZER_FORMATS, Tokenizer
 
-    return Tokenizer.load(folder) if any((folder / layout.needs[0]).exists() for layout in LAYOUTS) else None
+    return (
+        Tokenizer.load(folder)
+        if any((folder / layout.required_files[0]).exists() for layout in TOKENIZER_FORMATS)
+        else None
+    )
 
 
-def fill(model: Model, tensors: dict[str, Tensor], where: Path) -> None:
+def load_weights(model: Model, tensors: dict[str, Tensor], where: Path) -> None:
     import torch
 
-    from attent.train.config import TrainError
+    from attent.training.config import TrainError
 
     named = dict(model.named_parameters())
     if not tensors.keys() <= named.keys():

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from attent.models import Model
     from attent.text.tokenizer import Tokenizer, Vocabulary
 
-Kind = Literal["attent", "hf", "ctranslate2"]
+TargetFormat = Literal["attent", "hf", "ctranslate2"]
 Quantization = Literal["int8", "int16", "float16", "bfloat16", "float32"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
-TEXT_FILES = (  # of tokenizers, as Hugging Face's libraries write them: all travel along, whichever one decides the ids
+TOKENIZER_FILES = (  # of tokenizers, as Hugging Face's libraries write them: all travel along, whichever one decides the ids
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
     "tokenizer.model spiece.model source.spm target.spm target_vocab.json chat_template.jinja"
 ).split()
-CLASSES = {  # what transformers calls each family
+HF_CLASS_NAMES = {  # what transformers calls each family
     "bert": "a BERT model",
     "gpt2": "a GPT2LMHeadModel",
     "llama": "a LlamaForCausalLM",
@@ -47,7 +47,7 @@ def convert(
     out: Annotated[Path, Parameter(help="the folder to write; it must be new or empty")],
     /,
     *,
-    to: Annotated[Kind, Parameter(help="attent; hf: of transformers; ctranslate2: translators alone")],
+    to: Annotated[TargetFormat, Parameter(help="attent; hf: of transformers; ctranslate2: translators alone")],
     dtype: Annotated[Dtype | None, Parameter(help="store weights in this precision [default: as they are]")] = None,
     quantization: Annotated[Quantization, Parameter(help="with --to ctranslate2: how weights are stored")] = "int8",
 ) -> None:
@@ -58,34 +58,34 @@ def convert(
     from attent.interop import load
 
     loaded = load(model, dtype=None if dtype is None else getattr(torch, dtype))
-    tokenizer = tokenizer_of(model.expanduser(), loaded)
-    further = files_of(model.expanduser())
-    writers: dict[Kind, Callable[[Path], str]] = {
-        "attent": lambda folder: to_attent(loaded, tokenizer, further, folder),
-        "hf": lambda folder: to_hf(loaded, tokenizer, further, folder),
-        "ctranslate2": lambda folder: to_ctranslate2(loaded, tokenizer, folder, quantization),
+    tokenizer = load_tokenizer(model.expanduser(), loaded)
+    further = read_tokenizer_files(model.expanduser())
+    writers: dict[TargetFormat, Callable[[Path], str]] = {
+        "attent": lambda folder: write_attent(loaded, tokenizer, further, folder),
+        "hf": lambda folder: write_hf(loaded, tokenizer, further, folder),
+        "ctranslate2": lambda folder: write_ctranslate2(loaded, tokenizer, folder, quantization),
     }
-    told = as_a_whole(out.expanduser().absolute(), writers[to])
+    told = write_atomically(out.expanduser().absolute(), writers[to])
     print(f"{out}: {told}")
 
 
-def tokenizer_of(folder: Path, model: Model) -> Tokenizer | None:
+def load_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
     """The model's tokenizer. A translator must have one: it would be of no use without; others may come without."""
-    from attent.decode.translator import tokenizer_of
+    from attent.decoding.translator import load_tokenizer
     from attent.models import Seq2Seq
-    from attent.text.tokenizer import LAYOUTS
+    from attent.text.tokenizer import TOKENIZER_FORMATS
 
-    there = any((folder / layout.needs[0]).exists() for layout in LAYOUTS)
-    return tokenizer_of(folder) if there or isinstance(model, Seq2Seq) else None
+    there = any((folder / layout.required_files[0]).exists() for layout in TOKENIZER_FORMATS)
+    return load_tokenizer(folder) if there or isinstance(model, Seq2Seq) else None
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
     """The tokenizer's files that the folder has; those of our own folder are verified."""
-    from attent.models.folder import MANIFEST, read_files
+    from attent.models.folder import MANIFEST_FILE, read_extra_files
 
-    if (folder / MANIFEST).exists():
-        return read_files(folder)
-    return {name: (folder / name).read_bytes() for name in TEXT_FILES if (folder / name).is_file()}
+    if (folder / MANIFEST_FILE).exists():
+        return read_extra_files(folder)
+    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def check_paths(model: Path, out: Path) -> None:
@@ -99,81 +99,81 @@ def check_paths(model: Path, out: Path) -> None:
         raise ConvertError(f"{out}: is there already, and nothing is overwritten; give a new or an empty folder")
 
 
-def as_a_whole(out: Path, write: Callable[[Path], str]) -> str:
+def write_atomically(out: Path, write: Callable[[Path], str]) -> str:
     """What `write` makes of a folder aside becomes `out` in one step; if it fails, nothing is left behind."""
-    from attent.models.folder import explained, make_folder, sync
+    from attent.models.folder import explain_save_errors, fsync_path, make_folder
 
-    with explained(out, "converted model"):
+    with explain_save_errors(out, "converted model"):
         make_folder(out.parent)
         aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".new", dir=out.parent))
         try:
             told = write(aside / out.name)
             for path in (*(aside / out.name).iterdir(), aside / out.name):
-                sync(path)
+                fsync_path(path)
             if out.is_dir():
                 out.rmdir()  # empty: Windows renames onto nothing else
             os.rename(aside / out.name, out)
-            sync(out.parent)
+            fsync_path(out.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return told
 
 
-def to_attent(model: Model, tokenizer: Tokenizer | None, further: Mapping[str, bytes], folder: Path) -> str:
-    from attent.models import store
+def write_attent(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
+    from attent.models import weights
 
-    store.save(model, folder, {**further, **(tokenizer.files if tokenizer else {})})
-    return f"an attent model{with_tokenizer(model, tokenizer)}"
+    weights.save_model(model, folder, {**extra_files, **(tokenizer.files if tokenizer else {})})
+    return f"an attent model{describe_tokenizer(model, tokenizer)}"
 
 
-def with_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:
-    from attent.models import Vision
+def describe_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:
+    from attent.models import VisionTransformer
 
-    if isinstance(model, Vision):
+    if isinstance(model, VisionTransformer):
         return ""
     return ", with its tokenizer" if tokenizer else ", without a tokenizer: there was none"
 
 
-def to_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: Quantization) -> str:
-    from attent.interop import WORDS, ctranslate2
+def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: Quantization) -> str:
+    from attent.interop import MODEL_DESCRIPTIONS, ctranslate2
     from attent.models import Seq2Seq
 
     if not isinstance(model, Seq2Seq):
         raise ConvertError(
-            f"only {WORDS[Seq2Seq][0]} can be written for CTranslate2, but this is {WORDS[type(model)][0]}; "
+            f"only {MODEL_DESCRIPTIONS[Seq2Seq][0]} can be written for CTranslate2, but this is {MODEL_DESCRIPTIONS[type(model)][0]}; "
             f"give --to hf or --to attent"
         )
     assert tokenizer is not None
-    ctranslate2.write(model, tokenizer, folder, quantization=quantization)
+    ctranslate2.write_conversion(model, tokenizer, folder, quantization=quantization)
     write_files(folder, tokenizer.files)
-    end = tokenizer.source.pieces([tokenizer.source.end])[0]
+    end = tokenizer.source.to_pieces([tokenizer.source.end])[0]
     return f"a CTranslate2 model ({quantization}), with its tokenizer; it takes pieces of text, and {end} behind them"
 
 
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def to_hf(model: Model, tokenizer: Tokenizer | None, further: Mapping[str, bytes], folder: Path) -> str:
-    from attent.interop import family_of, save
+def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
+    from attent.interop import detect_family, save_hf
 
-    family = family_of(model)
-    save(model, folder, pad=tokenizer.target.pad if tokenizer else None)
-    told = f"{CLASSES[family]} of transformers"
+    family = detect_family(model)
+    save_hf(model, folder, pad=tokenizer.target.pad if tokenizer else None)
+    told = f"{HF_CLASS_NAMES[family]} of transformers"
     if family == "marian":
         assert tokenizer is not None
-        write_files(folder, hf_tokenizer(tokenizer, folder))
-        return f"{told}, with its tokenizer{differences(tokenizer)}"
-    write_files(folder, {name: content for name, content in further.items() if name in TEXT_FILES})
-    return f"{told}{with_tokenizer(model, tokenizer)}{as_it_is(tokenizer)}"
+        write_files(folder, build_marian_tokenizer(tokenizer, folder))
+        return f"{told}, with its tokenizer{describe_differences(tokenizer)}"
+    write_files(folder, {name: content for name, content in extra_files.items() if name in TOKENIZER_FILES})
+    return f"{told}{describe_tokenizer(model, tokenizer)}{describe_sentencepiece(tokenizer)}"
 
 
-def as_it_is(tokenizer: Tokenizer | None) -> str:
+def describe_sentencepiece(tokenizer: Tokenizer | None) -> str:
     """A tokenizer that we have trained is a SentencePiece model, which transformers has no class for."""
-    ours = tokenizer is not None and tokenizer.files.keys() == {"tokenizer.model"} and tokenizer.source.after
+    ours = tokenizer is not None and tokenizer.files.keys() == {"tokenizer.model"} and tokenizer.source.suffix_ids
     return "'s file as it is: read it with the package sentencepiece" if ours else ""
 
 
-def differences(tokenizer: Tokenizer) -> str:
+def describe_differences(tokenizer: Tokenizer) -> str:
     """What is not the same in `MarianTokenizer` as in ours: measured on 1,000 lines of many scripts."""
     if not {"tokenizer.model", "source.model"} & tokenizer.files.keys():
         return ""
@@ -186,7 +186,7 @@ def differences(tokenizer: Tokenizer) -> str:
     return f"{told}; ask for a language by >>{tags[0]}<< before the text, without a space" if tags else told
 
 
-def hf_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
+def build_marian_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
     """The files of `MarianTokenizer`; those of a tokenizer that came from Hugging Face are as they were."""
     files = tokenizer.files
     if "tokenizer.model" in files:
@@ -198,8 +198,8 @@ def hf_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
     made = {
         "source.spm": source,
         "target.spm": target,
-        "vocab.json": piece_ids(tokenizer.source, folder),
-        "tokenizer_config.json": json_of(
+        "vocab.json": build_vocab_json(tokenizer.source, folder),
+        "tokenizer_config.json": to_json_bytes(
             {
                 "tokenizer_class": "MarianTokenizer",
                 "separate_vocabs": not tokenizer.joint,
@@ -209,22 +209,22 @@ def hf_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
             }
         ),
     }
-    return made if tokenizer.joint else made | {"target_vocab.json": piece_ids(tokenizer.target, folder)}
+    return made if tokenizer.joint else made | {"target_vocab.json": build_vocab_json(tokenizer.target, folder)}
 
 
-def piece_ids(vocabulary: Vocabulary, folder: Path) -> bytes:
+def build_vocab_json(vocabulary: Vocabulary, folder: Path) -> bytes:
     """Which id each piece has. A tag for a language, `<2de>`, is written as Marian's, `>>de<<`."""
-    tags = {vocabulary.tag(language): f">>{language}<<" for language in vocabulary.tags}
-    pieces = vocabulary.pieces(range(vocabulary.size))
+    tags = {vocabulary.get_tag_id(language): f">>{language}<<" for language in vocabulary.tags}
+    pieces = vocabulary.to_pieces(range(vocabulary.size))
     ids = {tags.get(i, piece): i for i, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
         raise ConvertError(
             f"{folder.name}: two pieces of its tokenizer have one name, which Marian's cannot tell apart"
         )
-    return json_of(ids)
+    return to_json_bytes(ids)
 
 
-def json_of(data: object) -> bytes:
+def to_json_bytes(data: object) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
 
 # Dates of the test set: no training text, in whatever language, means one of these days.
-SHOWN = (
+TEST_DATES = (
     ("22 de enero de 1964", "1964-01-22"),
     ("Sa., 13. März 1954", "1954-03-13"),
     ("२७ नवंबर १९६०", "1960-11-27"),
@@ -32,13 +32,13 @@ SHOWN = (
     ("20 Δεκεμβρίου 1991", "1991-12-20"),
     ("౧౩ మార్చి, ౧౯౫౪", "1954-03-13"),
 )
-PICTURED = 1
+PLOTTED_INDEX = 1
 SHADES = " ░▒▓█"
-LONGEST = 20  # characters: what a model that has learned nothing writes has no end
-HELLO = """[bold]attent demo[/]: a small Transformer learns to read dates in 50 languages, from nothing.
+MAX_OUTPUT_CHARS = 20  # characters: what a model that has learned nothing writes has no end
+WELCOME = """[bold]attent demo[/]: a small Transformer learns to read dates in 50 languages, from nothing.
 Ctrl-C saves and leaves; [bold]attent demo[/] goes on where it was.
 """
-NEXT = (
+NEXT_COMMANDS = (
     ("attent translate {out}", "read dates from the keyboard, or from a file"),
     ('attent look {out} "Sa., 13. März 1954"', "every head at work on it, in a page; without a date, a live one"),
     ("attent info {out}", "what is in the folder; card.md there says it in words"),
@@ -55,37 +55,37 @@ def demo(
 ) -> int:
     """Teach a small Transformer to read dates, test it on unseen ones, and show what it looks at."""
     from attent import settings
-    from attent.cli.training import FINISHED, STATE, Request, start
     from attent.interop import load_as
     from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
+    from attent.training.run import FINISHED_FILE, STATE_FOLDER, TrainRequest, run_training
 
     if steps < 1:
         raise ValueError(f"`--steps` must be 1 or more, but is {steps}")
-    Console(stderr=True, highlight=False).print(HELLO)
-    code = start(Request(out=out, flags=recipe(steps, seed)))
+    Console(stderr=True, highlight=False).print(WELCOME)
+    code = run_training(TrainRequest(out=out, flags=demo_overrides(steps, seed)))
     if code:
         return code
     model, tokenizer = load_as(out, Seq2Seq), Tokenizer.load(out)
-    test = settings.read_json(out / STATE / FINISHED)["scores"][-1]
+    test = settings.read_json(out / STATE_FOLDER / FINISHED_FILE)["scores"][-1]
     print(f"\n{test['exact']:.1f}% of {test['pairs']:,} dates that it never saw are right to the last digit. Some:\n")
-    report(model, tokenizer)
-    picture(model, tokenizer, *SHOWN[PICTURED])
+    print_translations(model, tokenizer)
+    print_attention(model, tokenizer, *TEST_DATES[PLOTTED_INDEX])
     if sys.stdin.isatty() and sys.stdout.isatty():
-        converse(model, tokenizer)
+        run_prompt(model, tokenizer)
     print(f"\nThe model is in {out}. What to type next:\n")
-    width = max(len(command.format(out=out)) for command, why in NEXT if why)
-    for command, why in NEXT:
+    width = max(len(command.format(out=out)) for command, why in NEXT_COMMANDS if why)
+    for command, why in NEXT_COMMANDS:
         print(f"    {command.format(out=out).ljust(width)}   {why}".rstrip())
     return 0
 
 
-def recipe(steps: int, seed: int) -> dict[str, object]:
+def demo_overrides(steps: int, seed: int) -> dict[str, object]:
     """What learns this task fastest on a CPU: digits one by one, places told apart by distance (rotary), no noise."""
     return {
         "data.train": ("dates",),
         "data.tokenizer.vocab": 1_500,
-        "data.tokenizer.symbols": tuple(digits()),
+        "data.tokenizer.symbols": tuple(list_digits()),
         "size": "tiny",
         "model.layers": 2,
         "model.inner": 512,
@@ -110,28 +110,30 @@ def recipe(steps: int, seed: int) -> dict[str, object]:
     }
 
 
-def digits() -> Iterator[str]:
+def list_digits() -> Iterator[str]:
     """Those of every script that the corpus writes."""
-    from attent.data.dates import ZEROS
+    from attent.data.dates import NATIVE_ZEROS
 
-    for zero in ("0", *ZEROS.values()):
+    for zero in ("0", *NATIVE_ZEROS.values()):
         yield from (chr(ord(zero) + digit) for digit in range(10))
 
 
-def read(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-    from attent.decode.translate import translate
+def translate_dates(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    from attent.decoding.in_memory import translate_texts
 
-    return translate(model, tokenizer, texts, beam_size=1)
+    return translate_texts(model, tokenizer, texts, beam_size=1)
 
 
-def report(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    width = max(cell_len(text) for text, _ in SHOWN)
-    for (text, right), written in zip(SHOWN, read(model, tokenizer, [text for text, _ in SHOWN]), strict=True):
+def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    width = max(cell_len(text) for text, _ in TEST_DATES)
+    for (text, right), written in zip(
+        TEST_DATES, translate_dates(model, tokenizer, [text for text, _ in TEST_DATES]), strict=True
+    ):
         verdict = "" if written == right else f"   WRONG: it is {right}"
-        print(f"  {text}{' ' * (width - cell_len(text))}   {written[:LONGEST]}{verdict}")
+        print(f"  {text}{' ' * (width - cell_len(text))}   {written[:MAX_OUTPUT_CHARS]}{verdict}")
 
 
-def converse(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def run_prompt(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     print("\nType a date in any of the 50 languages, as 'Saturday, 14 July 1962'; Enter alone ends.")
     while True:
         try:
@@ -140,34 +142,34 @@ def converse(model: Seq2Seq, tokenizer: Tokenizer) -> None:
             return
         if not typed:
             return
-        print(f"  {read(model, tokenizer, [typed])[0]}")
+        print(f"  {translate_dates(model, tokenizer, [typed])[0]}")
 
 
-def picture(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
+def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
     """Draw from which piece of the text each digit was written: the head that looks most at what it copies."""
     import torch
 
-    from attent.look import record
+    from attent.inspection import record
     from attent.models import shift_right
 
     source = torch.tensor(tokenizer.encode_source([text]))
     target = torch.tensor(tokenizer.encode_target([date]))
-    with record(model, "decoder.*.cross") as trace, torch.no_grad():
-        model(source, shift_right(target, model.config.start))
+    with record(model, "decoder.*.cross_attn") as trace, torch.no_grad():
+        model(source, shift_right(target, model.config.start_id))
     weights = torch.stack([trace[path][0][0] for path in trace]).flatten(0, 1)  # (layers x heads, Tq, Tk)
-    pieces, digits_written = shown(tokenizer.source.pieces(source[0].tolist())), list(date)
+    pieces, digits_written = format_tokens(tokenizer.source.to_pieces(source[0].tolist())), list(date)
     same = torch.tensor([[piece == digit for piece in pieces] for digit in digits_written])
     copying = (weights[:, : len(digits_written)] * same).sum((1, 2)).argmax()
     print(f"\nWhat it looks at while it writes {date} (the head that copies most):\n")
-    for line in drawn(pieces, digits_written, weights[copying].tolist()):
+    for line in render_heatmap(pieces, digits_written, weights[copying].tolist()):
         print(line)
 
 
-def shown(pieces: Sequence[str]) -> list[str]:
-    return [piece.replace("▁", "") or "space" for piece in pieces[:-1]] + ["end"]
+def format_tokens(tokens: Sequence[str]) -> list[str]:
+    return [piece.replace("▁", "") or "space" for piece in tokens[:-1]] + ["end"]
 
 
-def drawn(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]]) -> Iterator[str]:
+def render_heatmap(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]]) -> Iterator[str]:
     """A line for each row; `weights[column][row]` from 0 to 1 become shades."""
     width = max(map(cell_len, rows))
     yield "  " + " " * width + "".join(f"  {column} " for column in columns)

@@ -20,45 +20,51 @@ if TYPE_CHECKING:
     from attent.models import Model
     from attent.nn import StackConfig
     from attent.text import Tokenizer
-    from attent.train.events import Event, Validated
+    from attent.training.events import Event, Validated
 
-FAILED = 1
-LABEL = 14  # columns of the names on the left
-WIDTH = 80
-STATE, RUN, FINISHED = "state", "run.toml", "finished.json"
+EXIT_FAILED = 1
+LABEL_WIDTH = 14  # columns of the names on the left
+PAGE_WIDTH = 80
+STATE_FOLDER, RUN_FILE, FINISHED_FILE = "state", "run.toml", "finished.json"
 # What a person asks about a run first; run.toml has the rest.
-MAIN = (
-    "task", "size", "start", "data.train", "data.src", "data.tgt", "data.valid", "train.steps", "train.batch_tokens",
+SHOWN_SETTINGS = (
+    "task", "size", "init_from",  "data.train", "data.src", "data.tgt", "data.valid", "train.steps", "train.batch_tokens",
     "train.lr", "train.warmup", "train.schedule", "train.label_smoothing", "model.encoder.dropout",
     "model.stack.dropout", "train.ema", "train.seed",
 )  # fmt: skip
-PARTS = {
+PART_NAMES = {
     "source_embedding": "source embedding",
     "target_embedding": "target embedding",
     "embedding": "embedding",
     "segment_embedding": "kinds of text",
-    "patches": "patches",
+    "patch_embedding": "patches",
     "class_token": "class token",
     "encoder": "encoder",
     "decoder": "decoder",
-    "masked": "masked words",
+    "masked_lm": "masked words",
     "pooler": "pooler",
     "classifier": "classifier",
     "output": "output",
 }
-KINDS = {
+MODEL_KINDS = {
     "seq2seq": "encoder-decoder Transformer",
     "causal": "decoder-only Transformer, a language model",
     "encoder": "encoder-only Transformer, a reader of text",
     "vision": "encoder-only Transformer, a reader of images",
 }
-LABELS = 8  # that are named
-UNITS = {"lm": "document", "mlm": "text", "spans": "text", "classify": "text", "images": "image"}  # of a task's scores
-OF_SPANS = ("train --from", "fill", "look")  # what a model is made for that has learned to fill spans
+MAX_LABELS = 8  # that are named
+TASK_UNITS = {
+    "lm": "document",
+    "mlm": "text",
+    "spans": "text",
+    "classify": "text",
+    "images": "image",
+}  # of a task's scores
+SPAN_MODEL_COMMANDS = ("train --from", "fill", "look")  # what a model is made for that has learned to fill spans
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts:
+class ModelInfo:
     kind: str
     saved_by: str  # "attent", "Hugging Face"
     encoder: dict[str, Any] | None
@@ -75,7 +81,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerFacts:
+class TokenizerInfo:
     kind: str
     joint: bool
     source_size: int
@@ -85,7 +91,7 @@ class TokenizerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingFacts:
+class TrainingInfo:
     settings: dict[str, Any]  # the main ones of run.toml, by their path
     checkpoints: tuple[int, ...]  # steps
     step: int | None  # that the log has come to
@@ -97,13 +103,13 @@ class TrainingFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FolderInfo:
     folder: str
     bytes: int
     state_bytes: int  # of it, what only resuming needs
-    model: ModelFacts | None
-    tokenizer: TokenizerFacts | None
-    training: TrainingFacts | None
+    model: ModelInfo | None
+    tokenizer: TokenizerInfo | None
+    training: TrainingInfo | None
     problems: tuple[str, ...]
 
 
@@ -113,41 +119,43 @@ def info(
     json: Annotated[bool, Parameter(help="print everything as one JSON object", negative="")] = False,
 ) -> int:
     """Say what a model folder holds, whether it is whole, and how far its training has come."""
-    facts = look(model)
+    facts = inspect_folder(model)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a console that cannot show a letter shows its number
     print(
-        json_module.dumps(asdict(facts), indent=2, ensure_ascii=False, default=str) if json else "\n".join(page(facts))
+        json_module.dumps(asdict(facts), indent=2, ensure_ascii=False, default=str)
+        if json
+        else "\n".join(format_page(facts))
     )
-    return FAILED if facts.problems else 0
+    return EXIT_FAILED if facts.problems else 0
 
 
 # ---- looking ---------------------------------------------------------------------------------------------------------
 
 
-def look(folder: Path) -> Facts:
+def inspect_folder(folder: Path) -> FolderInfo:
     """All that can be said. What is damaged is a problem among the facts; what is no model at all is an error."""
     from attent.models.folder import FolderError
 
     root = folder.expanduser()
     problems: list[str] = []
-    training = look_at_training(root, problems)
+    training = inspect_training(root, problems)
     model = None
     try:
-        model = look_at_model(root, str(folder))
+        model = inspect_model(root, str(folder))
     except FolderError as error:
         if training is None:
             raise
-        if not _not_saved_yet(root):
+        if not _has_no_model(root):
             problems.append(str(error))
     if model is not None and training is not None and training.settings.get("task") == "spans":
-        model = replace(model, commands=OF_SPANS)
-    tokenizer = look_at_tokenizer(root, problems)
-    sizes = _sizes(root)
-    return Facts(
+        model = replace(model, commands=SPAN_MODEL_COMMANDS)
+    tokenizer = inspect_tokenizer(root, problems)
+    sizes = _measure_sizes(root)
+    return FolderInfo(
         folder=str(folder),
         bytes=sum(sizes.values()),
-        state_bytes=sizes[STATE],
+        state_bytes=sizes[STATE_FOLDER],
         model=model,
         tokenizer=tokenizer,
         training=training,
@@ -155,93 +163,97 @@ def look(folder: Path) -> Facts:
     )
 
 
-def _not_saved_yet(root: Path) -> bool:
-    from attent.models.folder import CONFIG, MANIFEST, WEIGHTS
+def _has_no_model(root: Path) -> bool:
+    from attent.models.folder import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE
 
-    return not any((root / name).exists() for name in (CONFIG, MANIFEST, WEIGHTS))
+    return not any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE))
 
 
-def look_at_model(root: Path, given: str) -> ModelFacts:
+def inspect_model(root: Path, name: str) -> ModelInfo:
     from attent import interop
-    from attent.interop import files
+    from attent.interop import hf_folder
 
-    model = interop.load(given)  # verifies every checksum of ours
-    ours = files.is_ours(root)
-    encoder, decoder = _stacks(model)
-    return ModelFacts(
-        kind=KINDS[model.config.kind],
+    model = interop.load(name)  # verifies every checksum of ours
+    ours = hf_folder.is_attent_folder(root)
+    encoder, decoder = _describe_stacks(model)
+    return ModelInfo(
+        kind=MODEL_KINDS[model.config.kind],
         saved_by="attent" if ours else "Hugging Face",
         encoder=encoder,
         decoder=decoder,
         vocabulary=getattr(model.config, "vocab", None),
-        target_vocabulary=getattr(model.config, "targets", None),
-        images=_images(model),
+        target_vocabulary=getattr(model.config, "output_vocab", None),
+        images=_describe_images(model),
         labels=getattr(model.config, "labels", ()),
-        commands=_commands(model),
+        commands=_list_commands(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        parts=_parts(model),
+        parts=_count_parameters(model),
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
         checked=ours,
     )
 
 
-def _stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _describe_stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     from attent.models import CausalLM, Seq2Seq
 
     if isinstance(model, Seq2Seq):
-        return _stack(model.config.encoder), _stack(model.config.decoder)
-    return (None, _stack(model.config.stack)) if isinstance(model, CausalLM) else (_stack(model.config.stack), None)
+        return _describe_stack(model.config.encoder), _describe_stack(model.config.decoder)
+    return (
+        (None, _describe_stack(model.config.stack))
+        if isinstance(model, CausalLM)
+        else (_describe_stack(model.config.stack), None)
+    )
 
 
-def _images(model: Model) -> str:
-    from attent.models import Vision
+def _describe_images(model: Model) -> str:
+    from attent.models import VisionTransformer
 
-    if not isinstance(model, Vision):
+    if not isinstance(model, VisionTransformer):
         return ""
     config = model.config
     colour = {1: "grey", 3: "in colour"}.get(config.channels, f"of {config.channels} channels")
-    patches = f"in {many(config.patches, 'patch')} of {config.patch} x {config.patch}"
+    patches = f"in {pluralize(config.num_patches, 'patch')} of {config.patch_size} x {config.patch_size}"
     fit = "the middle of a picture" if config.fit == "crop" else "a picture squashed to a square"
-    return f"{config.image} x {config.image}, {colour}, {patches}; {fit}"
+    return f"{config.image_size} x {config.image_size}, {colour}, {patches}; {fit}"
 
 
-def _commands(model: Model) -> tuple[str, ...]:
-    from attent.models import CausalLM, Encoder, Seq2Seq
+def _list_commands(model: Model) -> tuple[str, ...]:
+    from attent.models import CausalLM, Seq2Seq, TextEncoder
 
     if isinstance(model, Seq2Seq):
         return ("translate", "score", "look")
     if isinstance(model, CausalLM):
         return ("generate", "embed", "look")
-    fill = ("fill",) if isinstance(model, Encoder) and model.masked is not None else ()
+    fill = ("fill",) if isinstance(model, TextEncoder) and model.masked_lm is not None else ()
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 
 
-def _stack(config: StackConfig) -> dict[str, Any]:
+def _describe_stack(config: StackConfig) -> dict[str, Any]:
     return {
         "layers": config.layers,
         "width": config.width,
         "heads": config.heads,
-        "pruned": config.removed,
-        "inner": config.inner,
+        "pruned": config.num_removed_heads,
+        "ffn_width": config.ffn_width,
         "activation": config.activation,
         "positions": config.positions.kind,
         "norm": f"{config.norm_order}-{config.norm}",
     }
 
 
-def _parts(model: Model) -> dict[str, int]:
+def _count_parameters(model: Model) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         counts[name.partition(".")[0]] += parameter.numel()
     shared = getattr(model.config, "share_embeddings", False)
-    names = PARTS | ({"source_embedding": "embedding"} if shared else {})
+    names = PART_NAMES | ({"source_embedding": "embedding"} if shared else {})
     return {told: counts[name] for name, told in names.items() if counts[name]}
 
 
-def look_at_tokenizer(root: Path, problems: list[str]) -> TokenizerFacts | None:
-    from attent.text.tokenizer import LAYOUTS, Tokenizer, TokenizerError
+def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
+    from attent.text.tokenizer import TOKENIZER_FORMATS, Tokenizer, TokenizerError
 
-    names = {name for layout in LAYOUTS for name in layout.needs}
+    names = {name for layout in TOKENIZER_FORMATS for name in layout.required_files}
     if not any((root / name).exists() for name in names):
         return None
     try:
@@ -249,8 +261,8 @@ def look_at_tokenizer(root: Path, problems: list[str]) -> TokenizerFacts | None:
     except (TokenizerError, OSError, ImportError) as error:  # ImportError: tokenizer.json needs an extra
         problems.append(f"the tokenizer cannot be read: {error}")
         return None
-    return TokenizerFacts(
-        kind=_kind(tokenizer),
+    return TokenizerInfo(
+        kind=_describe_tokenizer(tokenizer),
         joint=tokenizer.joint,
         source_size=tokenizer.source.size,
         target_size=tokenizer.target.size,
@@ -259,10 +271,10 @@ def look_at_tokenizer(root: Path, problems: list[str]) -> TokenizerFacts | None:
     )
 
 
-def _kind(tokenizer: Tokenizer) -> str:
-    from attent.text.vocabulary import Pieces
+def _describe_tokenizer(tokenizer: Tokenizer) -> str:
+    from attent.text.vocabulary import SentencePieceVocabulary
 
-    if not isinstance(tokenizer.source, Pieces):
+    if not isinstance(tokenizer.source, SentencePieceVocabulary):
         return "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
     processor = tokenizer.source.processor
     pieces = [
@@ -276,28 +288,28 @@ def _kind(tokenizer: Tokenizer) -> str:
     return f"SentencePiece {'BPE' if merges else 'unigram'}"
 
 
-def look_at_training(root: Path, problems: list[str]) -> TrainingFacts | None:
-    from attent.train import log
-    from attent.train.checkpoint import steps
+def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:
+    from attent.training import event_log
+    from attent.training.checkpoint import list_steps
 
-    state, run, told = root / STATE, root / RUN, root / log.NAME
+    state, run, told = root / STATE_FOLDER, root / RUN_FILE, root / event_log.LOG_FILE
     if not (state.is_dir() or run.is_file() or told.is_file()):
         return None
     try:
-        events = log.read(told) if told.is_file() else []
+        events = event_log.read_events(told) if told.is_file() else []
     except OSError as error:
         events = []
         problems.append(f"{told}: cannot be read ({error.strerror}); check its permissions")
-    progress = _progress(events)
-    return TrainingFacts(
-        settings=_settings(run, problems),
-        checkpoints=tuple(steps(state)) if state.is_dir() else (),
+    progress = _summarize_events(events)
+    return TrainingInfo(
+        settings=_read_settings(run, problems),
+        checkpoints=tuple(list_steps(state)) if state.is_dir() else (),
         **progress,
-        **_finished(state / FINISHED, progress["step"], problems),
+        **_read_finished(state / FINISHED_FILE, progress["step"], problems),
     )
 
 
-def _finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
+def _read_finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
     """What the run wrote when it was complete; a run that has gone on since is complete no longer."""
     from attent import settings
 
@@ -315,28 +327,28 @@ def _finished(path: Path, step: int | None, problems: list[str]) -> dict[str, An
     }
 
 
-def _settings(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
     from attent import settings
 
     if not path.is_file():
         return {}
     try:
-        tables = settings.read_tables(path)
+        tables = settings.read_toml_dict(path)
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}
-    return {name: value for name in MAIN if (value := _find(tables, name)) is not None}
+    return {name: value for name in SHOWN_SETTINGS if (value := _get_setting(tables, name)) is not None}
 
 
-def _find(tables: Mapping[str, Any], path: str) -> Any:
+def _get_setting(tables: Mapping[str, Any], path: str) -> Any:
     value: Any = tables
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def _progress(events: Sequence[Event]) -> dict[str, Any]:
-    from attent.train.events import Ended, Progress, Started, Validated
+def _summarize_events(events: Sequence[Event]) -> dict[str, Any]:
+    from attent.training.events import Ended, Progress, Started, Validated
 
     validated = [event for event in events if isinstance(event, Validated)]
     best = [event for event in validated if event.best]
@@ -345,19 +357,19 @@ def _progress(events: Sequence[Event]) -> dict[str, Any]:
     return {
         "step": max((e.step for e in events if isinstance(e, Progress | Validated | Ended)), default=None),
         "ended": ended.reason if ended else None,
-        "last": _validation(validated[-1]) if validated else None,
-        "best": _validation(best[-1]) if best else None,
+        "last": _summarize_validation(validated[-1]) if validated else None,
+        "best": _summarize_validation(best[-1]) if best else None,
     }
 
 
-def _validation(event: Validated) -> dict[str, Any]:
+def _summarize_validation(event: Validated) -> dict[str, Any]:
     facts = {"step": event.step, "loss": event.loss, "bleu": event.bleu, "chrf": event.chrf, "exact": event.exact}
     if event.accuracy is not None:
         facts["accuracy"] = event.accuracy
     return {name: None if value != value else value for name, value in facts.items()}  # JSON knows no NaN
 
 
-def _sizes(root: Path) -> Counter[str]:
+def _measure_sizes(root: Path) -> Counter[str]:
     """Bytes of what lies in the folder, by its first name inside; links and what vanishes meanwhile count nothing."""
     sizes: Counter[str] = Counter()
     for path in root.rglob("*"):
@@ -372,106 +384,118 @@ def _sizes(root: Path) -> Counter[str]:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page(facts: Facts) -> Iterator[str]:
-    for problem in facts.problems:
-        yield from row("PROBLEM", problem)
-    yield from row("folder", facts.folder)
-    kept = f", of which {size(facts.state_bytes)} only for resuming ({STATE}/)" if facts.state_bytes else ""
-    yield from row("on disk", size(facts.bytes) + kept)
-    yield from _model_rows(facts.model)
-    if facts.tokenizer:
-        yield from _tokenizer_rows(facts.tokenizer, facts.model)
-    elif facts.model and facts.model.vocabulary is not None:
-        yield from row("tokenizer", "none in this folder")
-    if facts.training:
-        yield from _training_rows(facts.training)
+def format_page(folder_info: FolderInfo) -> Iterator[str]:
+    for problem in folder_info.problems:
+        yield from format_row("PROBLEM", problem)
+    yield from format_row("folder", folder_info.folder)
+    kept = (
+        f", of which {format_bytes(folder_info.state_bytes)} only for resuming ({STATE_FOLDER}/)"
+        if folder_info.state_bytes
+        else ""
+    )
+    yield from format_row("on disk", format_bytes(folder_info.bytes) + kept)
+    yield from _model_rows(folder_info.model)
+    if folder_info.tokenizer:
+        yield from _tokenizer_rows(folder_info.tokenizer, folder_info.model)
+    elif folder_info.model and folder_info.model.vocabulary is not None:
+        yield from format_row("tokenizer", "none in this folder")
+    if folder_info.training:
+        yield from _training_rows(folder_info.training)
 
 
-def _model_rows(model: ModelFacts | None) -> Iterator[str]:
+def _model_rows(model: ModelInfo | None) -> Iterator[str]:
     if model is None:
-        yield from row("model", "none yet, or none that can be read")
+        yield from format_row("model", "none yet, or none that can be read")
         return
-    yield from row("model", f"{model.kind}, saved by {model.saved_by}")
-    yield from row("", "every checksum holds" if model.checked else "has no checksums (Hugging Face writes none)")
-    yield from row("made for", ", ".join(f"attent {command}" for command in model.commands))
+    yield from format_row("model", f"{model.kind}, saved by {model.saved_by}")
+    yield from format_row(
+        "", "every checksum holds" if model.checked else "has no checksums (Hugging Face writes none)"
+    )
+    yield from format_row("made for", ", ".join(f"attent {command}" for command in model.commands))
     if model.encoder and model.encoder == model.decoder:
-        yield from row("both stacks", stack(model.encoder))
+        yield from format_row("both stacks", format_stack(model.encoder))
     else:
-        yield from row("encoder", stack(model.encoder)) if model.encoder else ()
-        yield from row("decoder", stack(model.decoder)) if model.decoder else ()
+        yield from format_row("encoder", format_stack(model.encoder)) if model.encoder else ()
+        yield from format_row("decoder", format_stack(model.decoder)) if model.decoder else ()
     yield from _input_rows(model)
-    yield from row("parameters", f"{model.parameters:,} in {model.precision}")
-    yield from row("", ", ".join(f"{name} {count:,}" for name, count in model.parts.items()))
+    yield from format_row("parameters", f"{model.parameters:,} in {model.precision}")
+    yield from format_row("", ", ".join(f"{name} {count:,}" for name, count in model.parts.items()))
 
 
-def _input_rows(model: ModelFacts) -> Iterator[str]:
+def _input_rows(model: ModelInfo) -> Iterator[str]:
     """What goes in, and what it chooses among."""
     if model.images:
-        yield from row("images", model.images)
+        yield from format_row("images", model.images)
     if model.vocabulary is not None:
         same = model.target_vocabulary in (None, model.vocabulary)
-        yield from row("vocabulary", f"{model.vocabulary:,}" + ("" if same else f" and {model.target_vocabulary:,}"))
+        yield from format_row(
+            "vocabulary", f"{model.vocabulary:,}" + ("" if same else f" and {model.target_vocabulary:,}")
+        )
     if model.labels:
-        some = ", ".join(model.labels[:LABELS]) + (" ..." if len(model.labels) > LABELS else "")
-        yield from row("labels", f"{len(model.labels):,}: {some}")
+        some = ", ".join(model.labels[:MAX_LABELS]) + (" ..." if len(model.labels) > MAX_LABELS else "")
+        yield from format_row("labels", f"{len(model.labels):,}: {some}")
 
 
-def stack(facts: Mapping[str, Any]) -> str:
-    pruned = f" ({facts['pruned']} pruned in all layers)" if facts["pruned"] else ""
+def format_stack(stack: Mapping[str, Any]) -> str:
+    pruned = f" ({stack['pruned']} pruned in all layers)" if stack["pruned"] else ""
     return (
-        f"{many(facts['layers'], 'layer')}, width {facts['width']:,}, {many(facts['heads'], 'head')}{pruned}, "
-        f"inner {facts['inner']:,}, {facts['activation']}, {facts['positions']} positions, {facts['norm']} norm"
+        f"{pluralize(stack['layers'], 'layer')}, width {stack['width']:,}, {pluralize(stack['heads'], 'head')}{pruned}, "
+        f"inner {stack['inner']:,}, {stack['activation']}, {stack['positions']} positions, {stack['norm']} norm"
     )
 
 
-def _tokenizer_rows(tokenizer: TokenizerFacts, model: ModelFacts | None) -> Iterator[str]:
+def _tokenizer_rows(tokenizer: TokenizerInfo, model: ModelInfo | None) -> Iterator[str]:
     one_sided = model is not None and model.target_vocabulary is None
     pieces = f"{tokenizer.source_size:,} pieces" + ("" if one_sided else " for both sides")
     if not tokenizer.joint:
         pieces = f"{tokenizer.source_size:,} and {tokenizer.target_size:,} pieces"
-    yield from row("tokenizer", f"{tokenizer.kind}, {pieces}")
+    yield from format_row("tokenizer", f"{tokenizer.kind}, {pieces}")
     if tokenizer.languages:
-        yield from row("", f"languages to ask for: {', '.join(tokenizer.languages)}")
-    yield from row("", f"SHA-256 {tokenizer.sha256[:16]}…")
+        yield from format_row("", f"languages to ask for: {', '.join(tokenizer.languages)}")
+    yield from format_row("", f"SHA-256 {tokenizer.sha256[:16]}…")
 
 
-def _training_rows(training: TrainingFacts) -> Iterator[str]:
+def _training_rows(training: TrainingInfo) -> Iterator[str]:
     words = {"steps": "all updates done", "patience": "stopped early, no longer better", "stopped": "stopped by hand"}
     if training.step is not None:
         how = words.get(training.ended or "", "not ended: it runs, or was interrupted")
-        yield from row("training", f"{many(training.step, 'update')}; {how}")
+        yield from format_row("training", f"{pluralize(training.step, 'update')}; {how}")
     if training.checkpoints:
         kept = training.checkpoints
-        yield from row("checkpoints", f"{len(kept):,} kept, the newest of step {kept[-1]:,}")
+        yield from format_row("checkpoints", f"{len(kept):,} kept, the newest of step {kept[-1]:,}")
     elif training.step is not None:
-        yield from row("checkpoints", "none")
+        yield from format_row("checkpoints", "none")
     if training.last:
-        yield from row("last checked", validation(training.last))
+        yield from format_row("last checked", format_validation(training.last))
     if training.best:
-        yield from row("best", validation(training.best))
+        yield from format_row("best", format_validation(training.best))
     if training.weights:
-        yield from row("kept", f"{training.weights}")
+        yield from format_row("kept", f"{training.weights}")
     for one in training.scores:
-        yield from row("scored", score(one, UNITS.get(str(training.settings.get("task")), "pair")))
+        yield from format_row(
+            "scored", format_set_scores(one, TASK_UNITS.get(str(training.settings.get("task")), "pair"))
+        )
     told = [
-        f"{name.removeprefix('train.')} {value_text(value)}" for name, value in training.settings.items() if value != []
+        f"{name.removeprefix('train.')} {format_value(value)}"
+        for name, value in training.settings.items()
+        if value != []
     ]
     if told:
-        yield from row("run.toml", ", ".join(told))
+        yield from format_row("run.toml", ", ".join(told))
 
 
-def validation(facts: Mapping[str, Any]) -> str:
-    return f"step {facts['step']:,}: {figures(facts)}"
+def format_validation(validation: Mapping[str, Any]) -> str:
+    return f"step {validation['step']:,}: {format_metrics(validation)}"
 
 
-def score(facts: Mapping[str, Any], unit: str) -> str:
+def format_set_scores(scores: Mapping[str, Any], unit: str) -> str:
     """`unit`: of what it was measured on, where the run does not say."""
-    pairs, told = facts.get("pairs"), facts.get("unit")
-    of = f" of {many(pairs, told if isinstance(told, str) else unit)}" if isinstance(pairs, int) else ""
-    return f"{facts.get('kind', 'set')} {facts.get('name', '')}{of}: {figures(facts)}"
+    pairs, told = scores.get("pairs"), scores.get("unit")
+    of = f" of {pluralize(pairs, told if isinstance(told, str) else unit)}" if isinstance(pairs, int) else ""
+    return f"{scores.get('kind', 'set')} {scores.get('name', '')}{of}: {format_metrics(scores)}"
 
 
-def figures(facts: Mapping[str, Any]) -> str:
+def format_metrics(metrics: Mapping[str, Any]) -> str:
     named = (
         ("loss", "loss", 3, ""),
         ("perplexity", "perplexity", 2, ""),
@@ -480,38 +504,38 @@ def figures(facts: Mapping[str, Any]) -> str:
         ("exact", "exact", 1, "%"),
         ("accuracy", "accuracy", 2, "%"),
     )
-    numbers = [(name, facts.get(key), digits, unit) for key, name, digits, unit in named]
+    numbers = [(name, metrics.get(key), digits, unit) for key, name, digits, unit in named]
     return ", ".join(f"{name} {n:.{digits}f}{unit}" for name, n, digits, unit in numbers if isinstance(n, int | float))
 
 
-def many(count: int, what: str) -> str:
-    ending = "es" if what.endswith("ch") else "s"
-    return f"{count:,} {what}{ending if count != 1 else ''}"
+def pluralize(count: int, noun: str) -> str:
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending if count != 1 else ''}"
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def row(name: str, text: str) -> Iterator[str]:
+def format_row(name: str, text: str) -> Iterator[str]:
     """A name and what is to be said, broken at spaces so that a page has 80 columns."""
     from rich.cells import cell_len, chop_cells
 
-    from attent.cli.data import visible
+    from attent.cli.data import escape_invisible
 
     lines = [""]
-    for word in visible(text).split(" "):
-        for i, part in enumerate(chop_cells(word, WIDTH - LABEL) or [""]):
+    for word in escape_invisible(text).split(" "):
+        for i, part in enumerate(chop_cells(word, PAGE_WIDTH - LABEL_WIDTH) or [""]):
             joined = f"{lines[-1]} {part}" if lines[-1] and i == 0 else lines[-1] + part
-            if cell_len(joined) <= WIDTH - LABEL:
+            if cell_len(joined) <= PAGE_WIDTH - LABEL_WIDTH:
                 lines[-1] = joined
             else:
                 lines.append(part)
-    yield f"{name:<{LABEL}}{lines[0]}".rstrip()
-    yield from (" " * LABEL + line for line in lines[1:])
+    yield f"{name:<{LABEL_WIDTH}}{lines[0]}".rstrip()
+    yield from (" " * LABEL_WIDTH + line for line in lines[1:])
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

@@ -11,53 +11,58 @@ from typing import Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.searching import BEAM_SIZE, Dtype
+from attent.cli.search_flags import DEFAULT_BEAM_SIZE, DtypeName
 
-Kind = Literal["self", "cross"]
-Parts = Literal["heads", "sublayers", "layers", "all"]
-LOOK, SHOW, LIVE, MATTER, MACHINE = (
+AttentionKind = Literal["self", "cross"]
+PartSelection = Literal["heads", "sublayers", "layers", "all"]
+INPUT_GROUP, OUTPUT_GROUP, SERVER_GROUP, ABLATION_GROUP, MACHINE_GROUP = (
     Group(name, sort_key=number)
     for number, name in enumerate(
         ("What to look at", "How to show it", "The live page", "Which heads matter", "Machine"), 1
     )
 )
-PICTURES = (".png", ".svg", ".pdf")
+FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class LookFlags:
     """What may be asked for; each field is a flag of the command."""
 
     target: Annotated[
-        str | None, Parameter(group=LOOK, help="look at the model reading this translation, not at one it searches for")
+        str | None,
+        Parameter(group=INPUT_GROUP, help="look at the model reading this translation, not at one it searches for"),
     ] = None
-    pair: Annotated[
-        str | None, Parameter(group=LOOK, help="a second text that an encoder (BERT) reads behind the first")
+    text_pair: Annotated[
+        str | None, Parameter(group=INPUT_GROUP, help="a second text that an encoder (BERT) reads behind the first")
     ] = None
-    to: Annotated[str | None, Parameter(group=LOOK, help="the language to translate into, for a model of several")] = (
-        None
-    )
+    to: Annotated[
+        str | None, Parameter(group=INPUT_GROUP, help="the language to translate into, for a model of several")
+    ] = None
     beam_size: Annotated[
         int,
         Parameter(
-            name=["--beam-size", "-b", "--beam"], group=LOOK, help=f"hypotheses side by side, by default {BEAM_SIZE}"
+            name=["--beam-size", "-b", "--beam"],
+            group=INPUT_GROUP,
+            help=f"hypotheses side by side, by default {DEFAULT_BEAM_SIZE}",
         ),
-    ] = BEAM_SIZE
-    silence: Annotated[
+    ] = DEFAULT_BEAM_SIZE
+    mask: Annotated[
         tuple[str, ...],
         Parameter(
-            group=LOOK,
+            group=INPUT_GROUP,
             negative_iterable="",
-            help="switch off a head (decoder.blocks.3.cross:2), a sub-layer (decoder.blocks.3.cross) or a layer "
+            help="switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
             "(decoder.blocks.3); may be repeated",
         ),
     ] = ()
-    kind: Annotated[Kind | None, Parameter(group=LOOK, help="self-attention or cross-attention alone")] = None
+    kind: Annotated[
+        AttentionKind | None, Parameter(group=INPUT_GROUP, help="self-attention or cross-attention alone")
+    ] = None
     layers: Annotated[
         tuple[int, ...],
         Parameter(
             name=["--layers", "--layer"],
-            group=LOOK,
+            group=INPUT_GROUP,
             consume_multiple=True,
             negative_iterable="",
             help="these layers of each stack alone, from 0",
@@ -67,7 +72,7 @@ class Flags:
         tuple[int, ...],
         Parameter(
             name=["--heads", "--head"],
-            group=LOOK,
+            group=INPUT_GROUP,
             consume_multiple=True,
             negative_iterable="",
             help="in pictures these heads alone, from 0",
@@ -76,55 +81,62 @@ class Flags:
     positions: Annotated[
         bool,
         Parameter(
-            group=LOOK, negative="", help="how the model tells places apart: its positional encoding in pictures"
+            group=INPUT_GROUP, negative="", help="how the model tells places apart: its positional encoding in pictures"
         ),
     ] = False
 
     out: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], group=SHOW, help="the page, by default look.html")
+        Path | None, Parameter(name=["--output", "-o"], group=OUTPUT_GROUP, help="the page, by default look.html")
     ] = None
-    open: Annotated[bool, Parameter(group=SHOW, help="open the page in a browser")] = True
+    open: Annotated[bool, Parameter(group=OUTPUT_GROUP, help="open the page in a browser")] = True
     terminal: Annotated[
-        bool, Parameter(group=SHOW, negative="", help="a small picture here, of the head that aligns best")
+        bool, Parameter(group=OUTPUT_GROUP, negative="", help="a small picture here, of the head that aligns best")
     ] = False
-    png: Annotated[Path | None, Parameter(group=SHOW, help="a picture for slides (needs attent[viz])")] = None
-    svg: Annotated[Path | None, Parameter(group=SHOW, help="a picture for papers; .pdf works too")] = None
+    png: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="a picture for slides (needs attent[viz])")] = None
+    svg: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="a picture for papers; .pdf works too")] = None
     json: Annotated[
         str | None,
-        Parameter(group=SHOW, allow_leading_hyphen=True, help="every weight, and the search, as JSON; -: print it"),
+        Parameter(
+            group=OUTPUT_GROUP, allow_leading_hyphen=True, help="every weight, and the search, as JSON; -: print it"
+        ),
     ] = None
 
-    port: Annotated[int, Parameter(group=LIVE, help="by default the first that is free from 8017 on")] = 0
+    port: Annotated[int, Parameter(group=SERVER_GROUP, help="by default the first that is free from 8017 on")] = 0
 
     data: Annotated[
         tuple[str, ...],
         Parameter(
-            group=MATTER,
+            group=ABLATION_GROUP,
             consume_multiple=True,
             negative_iterable="",
             help="pairs to measure heads on, as for attent score: what each does; with --ablate what each is worth",
         ),
     ] = ()
-    src: Annotated[str | None, Parameter(group=MATTER, help="language of the sources, as a tag: en")] = None
-    tgt: Annotated[str | None, Parameter(group=MATTER, help="language of the references: de")] = None
+    src: Annotated[str | None, Parameter(group=ABLATION_GROUP, help="language of the sources, as a tag: en")] = None
+    tgt: Annotated[str | None, Parameter(group=ABLATION_GROUP, help="language of the references: de")] = None
     ablate: Annotated[
         bool,
         Parameter(
-            group=MATTER, negative="", help="BLEU and loss with each head silenced, one by one; goes on if stopped"
+            group=ABLATION_GROUP,
+            negative="",
+            help="BLEU and loss with each head silenced, one by one; goes on if stopped",
         ),
     ] = False
-    parts: Annotated[Parts, Parameter(group=MATTER, help="what to silence one by one")] = "heads"
-    limit: Annotated[int | None, Parameter(group=MATTER, help="only the first so many pairs")] = None
+    parts: Annotated[PartSelection, Parameter(group=ABLATION_GROUP, help="what to silence one by one")] = "heads"
+    limit: Annotated[int | None, Parameter(group=ABLATION_GROUP, help="only the first so many pairs")] = None
     prune: Annotated[
-        Path | None, Parameter(group=MATTER, help="a new folder for the model without the heads that are worth nothing")
+        Path | None,
+        Parameter(group=ABLATION_GROUP, help="a new folder for the model without the heads that are worth nothing"),
     ] = None
-    within: Annotated[float, Parameter(group=MATTER, help="BLEU that pruning may cost at most, by default 0.2")] = 0.2
+    max_bleu_drop: Annotated[
+        float, Parameter(group=ABLATION_GROUP, help="BLEU that pruning may cost at most, by default 0.2")
+    ] = 0.2
 
     device: Annotated[
-        str | None, Parameter(group=MACHINE, help="cuda, cuda:1, mps or cpu; by default the best there is")
+        str | None, Parameter(group=MACHINE_GROUP, help="cuda, cuda:1, mps or cpu; by default the best there is")
     ] = None
-    dtype: Annotated[Dtype, Parameter(group=MACHINE, help="of the numbers")] = "float32"
-    threads: Annotated[int | None, Parameter(group=MACHINE, help="by default all cores")] = None
+    dtype: Annotated[DtypeName, Parameter(group=MACHINE_GROUP, help="of the numbers")] = "float32"
+    threads: Annotated[int | None, Parameter(group=MACHINE_GROUP, help="by default all cores")] = None
 
 
 def look(
@@ -138,7 +150,7 @@ def look(
     ] = None,
     /,
     *,
-    flags: Annotated[Flags, Parameter(name="*", show_default=False)] = Flags(),  # noqa: B008 - frozen
+    flags: Annotated[LookFlags, Parameter(name="*", show_default=False)] = LookFlags(),  # noqa: B008 - frozen
 ) -> int | None:
     """See every head at work on a sentence, in one page that works offline.
 
@@ -149,20 +161,25 @@ def look(
     """
     check_usage(sentence, flags)
     if flags.ablate or flags.prune:
-        from attent.cli.looking import ablate
+        from attent.cli.look_session import run_look_ablation
 
-        return ablate(model, flags)
-    from attent.cli.looking import start
+        return run_look_ablation(model, flags)
+    from attent.cli.look_session import run_look
 
-    return start(model, sentence, flags)
+    return run_look(model, sentence, flags)
 
 
-def check_usage(sentence: str | None, flags: Flags) -> None:
+def check_usage(sentence: str | None, flags: LookFlags) -> None:
     """What does not go together, before anything is read."""
     shown: dict[str, object] = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
-    shown |= {"--terminal": flags.terminal, "--target": flags.target, "--silence": flags.silence, "--pair": flags.pair}
+    shown |= {
+        "--terminal": flags.terminal,
+        "--target": flags.target,
+        "--mask": flags.mask,
+        "--text-pair": flags.text_pair,
+    }
     asked = next((name for name, value in shown.items() if value), None)
-    files = {"--png": (flags.png, PICTURES[:1]), "--svg": (flags.svg, PICTURES[1:])}
+    files = {"--png": (flags.png, FIGURE_SUFFIXES[:1]), "--svg": (flags.svg, FIGURE_SUFFIXES[1:])}
     problem = None
     if flags.ablate or flags.prune:
         unfit = asked if asked not in ("--png", "--svg") else None
@@ -170,29 +187,29 @@ def check_usage(sentence: str | None, flags: Flags) -> None:
             problem = f"--ablate and --prune look at many sentences: leave {unfit or 'the sentence'} out"
         elif not flags.data:
             problem = "--ablate and --prune need pairs to measure on: add --data valid.tsv"
-        elif some := chosen(flags):
+        elif some := find_layer_flag(flags):
             problem = f"--ablate and --prune silence every part: leave {some} out (--parts says of which kind)"
     elif flags.positions and sentence is not None:
         problem = "--positions does not depend on a sentence: leave it out"
     elif sentence is not None and not sentence.strip():
         problem = "there must be a sentence to look at, but it is empty; leave it out for the live page"
-    elif sentence is None and not flags.positions and (some := chosen(flags)):
+    elif sentence is None and not flags.positions and (some := find_layer_flag(flags)):
         problem = f"{some} needs a sentence; on the live page heads are chosen there: leave it out"
     elif sentence is None and asked and not (flags.positions and asked in ("--output", "--png", "--svg", "--json")):
         problem = f'{asked} needs a sentence: attent look MODEL "A man rides a bike."'
     if not problem:
-        problem = file_problem(files, flags)
+        problem = find_file_problem(files, flags)
     if problem:
         raise CycloptsError(msg=problem, command_chain=("look",))
 
 
-def chosen(flags: Flags) -> str | None:
+def find_layer_flag(flags: LookFlags) -> str | None:
     """The first flag that chooses among layers and heads."""
     given = {"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads}
     return next((name for name, value in given.items() if value), None)
 
 
-def file_problem(files: dict[str, tuple[Path | None, tuple[str, ...]]], flags: Flags) -> str | None:
+def find_file_problem(files: dict[str, tuple[Path | None, tuple[str, ...]]], flags: LookFlags) -> str | None:
     """Names that cannot be written to, and numbers that are none."""
     for flag, (path, endings) in files.items():
         if path is not None and path.suffix.lower() not in endings:
@@ -209,4 +226,4 @@ def file_problem(files: dict[str, tuple[Path | None, tuple[str, ...]]], flags: F
             return f"{name} must be {smallest} or more, but is {value}"
     if not 0 <= flags.port <= 65_535:
         return f"--port must be from 0 to 65535, but is {flags.port}"
-    return f"--within must be 0 or more, but is {flags.within}" if not flags.within >= 0 else None
+    return f"--max-bleu-drop must be 0 or more, but is {flags.max_bleu_drop}" if not flags.max_bleu_drop >= 0 else None

@@ -9,45 +9,47 @@ from typing import Any
 
 import torch
 
-from attent.cli.look import Flags
-from attent.cli.searching import check_run, device_of, tokenizer_of
-from attent.decode.translator import DTYPES, best_device
-from attent.interop import WORDS, load
-from attent.look.images import ImageLooker
-from attent.look.reading import LookError, Reading
-from attent.look.texts import CausalLooker, EncoderLooker
-from attent.models import CausalLM, Encoder, Model, Seq2Seq, Vision
+from attent.cli.look import LookFlags
+from attent.cli.search_flags import check_model_exists, load_tokenizer, resolve_device
+from attent.decoding.translator import DTYPES, choose_device
+from attent.inspection.inspectors.base import InspectionError, Inspector
+from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
+from attent.inspection.inspectors.vision import VisionInspector
+from attent.interop import MODEL_DESCRIPTIONS, load
+from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 
 
-def read_model(folder: Path, flags: Flags) -> Model:
+def load_look_model(folder: Path, flags: LookFlags) -> Model:
     """On the machine as it was asked for."""
-    check_run(folder)
+    check_model_exists(folder)
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
-    return load(folder.expanduser(), dtype=DTYPES[flags.dtype], device=device_of(flags.device) or best_device())
+    return load(folder.expanduser(), dtype=DTYPES[flags.dtype], device=resolve_device(flags.device) or choose_device())
 
 
-def reading_of(model: CausalLM | Encoder | Vision, folder: Path) -> Reading[Any]:
+def create_inspector(model: CausalLM | TextEncoder | VisionTransformer, folder: Path) -> Inspector[Any]:
     root = folder.expanduser()
     name = root.resolve().name
-    if isinstance(model, Vision):
-        return ImageLooker(model, name=name)
-    tokenizer = tokenizer_of(root)
+    if isinstance(model, VisionTransformer):
+        return VisionInspector(model, name=name)
+    tokenizer = load_tokenizer(root)
     if isinstance(model, CausalLM):
-        return CausalLooker(model, tokenizer.source, name=name)
-    return EncoderLooker(model, tokenizer, name=name)
+        return CausalLMInspector(model, tokenizer.source, name=name)
+    return EncoderInspector(model, tokenizer, name=name)
 
 
-def check_flags(model: Model, folder: Path, sentence: str | None, flags: Flags) -> None:
+def check_model_flags(model: Model, folder: Path, sentence: str | None, flags: LookFlags) -> None:
     """What is not for a model of this kind."""
     if isinstance(model, Seq2Seq):
         return
     asked = {"--target": flags.target, "--to": flags.to, "--data": flags.data}
     extra = next((name for name, value in asked.items() if value), None)
     if extra is not None:
-        raise LookError(f"{folder}: is {WORDS[type(model)][0]}, and {extra} is for translators; leave it out")
-    if isinstance(model, Vision) and sentence is None and not flags.positions:
-        raise LookError(
-            f"{folder}: is {WORDS[Vision][0]}, and the live page has a box for text only; "
+        raise InspectionError(
+            f"{folder}: is {MODEL_DESCRIPTIONS[type(model)][0]}, and {extra} is for translators; leave it out"
+        )
+    if isinstance(model, VisionTransformer) and sentence is None and not flags.positions:
+        raise InspectionError(
+            f"{folder}: is {MODEL_DESCRIPTIONS[VisionTransformer][0]}, and the live page has a box for text only; "
             f"name a picture: attent look {folder} picture.png"
         )

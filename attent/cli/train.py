@@ -10,23 +10,23 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from attent.cli.flags import given, with_flags
+from attent.cli.config_flags import add_config_flags, collect_overrides
 from attent.data.estimate import Size
-from attent.data.images import ImagesConfig
-from attent.train.recipe import DataConfig, DecodeConfig, Task, TrainConfig
+from attent.data.images import ImageDataConfig
+from attent.training.run_options import DataConfig, DecodeConfig, TaskName, TrainConfig
 
 COMMON, TEXT, IMAGES, RECIPE, SCORES = (
     Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
 )
 TABLES: dict[str, tuple[type, Group]] = {
     "data": (DataConfig, TEXT),
-    "data.images": (ImagesConfig, IMAGES),
+    "data.images": (ImageDataConfig, IMAGES),
     "train": (TrainConfig, RECIPE),
     "decode": (DecodeConfig, SCORES),
 }
 
 
-@with_flags(TABLES)
+@add_config_flags(TABLES)
 def train(
     *,
     data: Annotated[
@@ -43,7 +43,7 @@ def train(
     ] = None,
     out: Annotated[Path, Parameter(group=COMMON, help="folder for the model; run again with it to go on")],
     task: Annotated[
-        Task | None,
+        TaskName | None,
         Parameter(
             group=COMMON,
             help="translate (the default), lm: the next word, mlm: masked words, spans: masked spans, "
@@ -78,16 +78,16 @@ def train(
     attent train --data corpus.tsv --src en --tgt de --out runs/en-de
     attent train --task lm --data text.txt --out runs/lm
     """
-    from attent.cli.training import Request, start
+    from attent.training.run import TrainRequest, run_training
 
     more = {
         "data.train": tuple(data) if data else None,
         "task": task,
         "size": size,
-        "start": from_,
+        "init_from": from_,
         "data.tokenizer.kind": tokenizer,
         "data.tokenizer.vocab": vocab,
         "model.dropout": dropout,
     }
-    said = given(flags, TABLES) | {name: value for name, value in more.items() if value is not None}
-    return start(Request(out=out, file=config, flags=said, overrides=tuple(set_ or ()), quiet=quiet))
+    said = collect_overrides(flags, TABLES) | {name: value for name, value in more.items() if value is not None}
+    return run_training(TrainRequest(out=out, config_file=config, flags=said, overrides=tuple(set_ or ()), quiet=quiet))

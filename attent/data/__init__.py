@@ -12,44 +12,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attent.data.batches import Batches, Position
-    from attent.data.corpus import Reading, corpora
-    from attent.data.encode import Recipe, learn_tokenizer
-    from attent.data.filters import Filters
-    from attent.data.pairs import CorpusError, Languages, Pair
-    from attent.data.plan import BatchConfig
-    from attent.data.store import Resampled, Store, prepare
+    from attent.data.batch_plan import BatchConfig
+    from attent.data.corpus import ReadOptions, open_corpora
+    from attent.data.encode import EncodingConfig, learn_tokenizer
+    from attent.data.filters import FilterConfig
+    from attent.data.loader import LoaderPosition, PairLoader
+    from attent.data.pairs import CorpusError, LanguagePair, Pair
+    from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 
 __all__ = [
     "BatchConfig",
-    "Batches",
     "CorpusError",
-    "Filters",
-    "Languages",
+    "EncodingConfig",
+    "FilterConfig",
+    "LanguagePair",
+    "LoaderPosition",
     "Pair",
-    "Position",
-    "Reading",
-    "Recipe",
-    "Resampled",
-    "Store",
-    "corpora",
+    "PairLoader",
+    "ReadOptions",
+    "ResampledStores",
+    "TokenStore",
     "learn_tokenizer",
-    "prepare",
+    "open_corpora",
+    "prepare_store",
 ]
 
-_HOMES = {
-    "batches": ("Batches", "Position"),
-    "corpus": ("Reading", "corpora"),
-    "encode": ("Recipe", "learn_tokenizer"),
-    "filters": ("Filters",),
-    "pairs": ("CorpusError", "Languages", "Pair"),
-    "plan": ("BatchConfig",),
-    "store": ("Resampled", "Store", "prepare"),
+_PUBLIC_NAMES = {
+    "loader": ("PairLoader", "LoaderPosition"),
+    "corpus": ("ReadOptions", "open_corpora"),
+    "encode": ("EncodingConfig", "learn_tokenizer"),
+    "filters": ("FilterConfig",),
+    "pairs": ("CorpusError", "LanguagePair", "Pair"),
+    "batch_plan": ("BatchConfig",),
+    "token_store": ("ResampledStores", "TokenStore", "prepare_store"),
 }
 
 
 def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
+    for home, names in _PUBLIC_NAMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(f"attent.data.{home}"), name)
             return value

@@ -26,34 +26,35 @@ from functools import partial
 from pathlib import Path
 
 from attent import settings
-from attent.data import dates, download
-from attent.data.cache import cache_folder, made
-from attent.data.download import Remote, fetch, shown
-from attent.data.opus import unpack
-from attent.data.pairs import CorpusError, Languages, normal_tag
+from attent.data import dates
+from attent.data.opus import unpack_archive
+from attent.data.pairs import CorpusError, LanguagePair, normalize_tag
+from attent.storage import download
+from attent.storage.cache import build_folder, get_cache_folder
+from attent.storage.download import RemoteFile, download_file, show_progress
 
-SOURCE = "SOURCE.json"
-TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
+SOURCE_FILE = "SOURCE.json"
+LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
 
 
 @dataclass(frozen=True)
-class Published:
+class Multi30kFile:
     """A file of multi30k: the publisher's name for it, ours, and what must arrive."""
 
     name: str
-    ours: str
-    bytes: int
+    local_name: str
+    size: int
     sha256: str
 
 
 @dataclass(frozen=True)
-class Opus:
+class OpusCorpus:
     """A corpus of the OPUS collection."""
 
-    corpus: str
+    opus_name: str
     version: str
-    most: int  # bytes of an archive: above the largest language pair
-    about: str
+    max_bytes: int  # bytes of an archive: above the largest language pair
+    description: str
     terms: str
 
 
@@ -61,8 +62,8 @@ MULTI30K_LANGUAGES = ("cs", "de", "en", "fr")
 MULTI30K_URL = (
     "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
 )
-MULTI30K = tuple(
-    Published(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", size, sha256)
+MULTI30K_FILES = tuple(
+    Multi30kFile(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", size, sha256)
     for theirs, ours, language, size, sha256 in (
         ("train", "train", "cs", 593_827, "a65adb8b32e3bc664f21ecba7a6e7f6950fd1f405e135f7c312faabdb6255077"),
         ("train", "train", "de", 637_044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
@@ -79,85 +80,94 @@ MULTI30K = tuple(
     )
 )
 
-ASK = "see the corpus's page at https://opus.nlpl.eu"
+UNKNOWN_TERMS = "see the corpus's page at https://opus.nlpl.eu"
 OPUS_URL = "https://object.pouta.csc.fi"
-OPUS: Mapping[str, Opus] = {
-    "tatoeba": Opus("Tatoeba", "v2023-04-12", 200 * 10**6, "short everyday sentences", "CC BY 2.0 FR"),
-    "europarl": Opus("Europarl", "v8", 600 * 10**6, "speeches in the European Parliament, 21 languages", ASK),
-    "news-commentary": Opus("News-Commentary", "v16", 400 * 10**6, "essays on world affairs, 15 languages", ASK),
-    "books": Opus("Books", "v1", 100 * 10**6, "novels, 16 languages", ASK),
-    "kde4": Opus("KDE4", "v2", 100 * 10**6, "messages of the KDE desktop, 92 languages", ASK),
-    "bible": Opus("bible-uedin", "v1", 100 * 10**6, "the Bible in 100 languages", ASK),
+OPUS_CORPORA: Mapping[str, OpusCorpus] = {
+    "tatoeba": OpusCorpus("Tatoeba", "v2023-04-12", 200 * 10**6, "short everyday sentences", "CC BY 2.0 FR"),
+    "europarl": OpusCorpus(
+        "Europarl", "v8", 600 * 10**6, "speeches in the European Parliament, 21 languages", UNKNOWN_TERMS
+    ),
+    "news-commentary": OpusCorpus(
+        "News-Commentary", "v16", 400 * 10**6, "essays on world affairs, 15 languages", UNKNOWN_TERMS
+    ),
+    "books": OpusCorpus("Books", "v1", 100 * 10**6, "novels, 16 languages", UNKNOWN_TERMS),
+    "kde4": OpusCorpus("KDE4", "v2", 100 * 10**6, "messages of the KDE desktop, 92 languages", UNKNOWN_TERMS),
+    "bible": OpusCorpus("bible-uedin", "v1", 100 * 10**6, "the Bible in 100 languages", UNKNOWN_TERMS),
 }
 
-NAMES: Mapping[str, str] = {
+BUILTIN_CORPORA: Mapping[str, str] = {
     "dates": "dates as written in 50 languages -> ISO 8601; 103,000 pairs made from CLDR in seconds, Unicode licence",
     "multi30k": "picture captions in cs, de, en, fr; 31,014 pairs, 2.6 MB, for research",
-    **{name: f"{opus.about}; OPUS {opus.corpus} {opus.version}; {opus.terms}" for name, opus in OPUS.items()},
+    **{
+        name: f"{opus.description}; OPUS {opus.opus_name} {opus.version}; {opus.terms}"
+        for name, opus in OPUS_CORPORA.items()
+    },
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sites:
+class DownloadSites:
     """Where downloads come from: a mirror may be put here, and so may a test's own server."""
 
-    multi30k: str = MULTI30K_URL
-    multi30k_files: tuple[Published, ...] = MULTI30K
-    opus: str = OPUS_URL
+    multi30k_url: str = MULTI30K_URL
+    multi30k_files: tuple[Multi30kFile, ...] = MULTI30K_FILES
+    opus_url: str = OPUS_URL
 
 
-def folder(name: str, languages: Languages, sites: Sites = Sites()) -> Path:  # noqa: B008 - it is frozen
+def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites = DownloadSites()) -> Path:  # noqa: B008 - it is frozen
     """The folder of a built-in corpus, made or downloaded if it is not there yet."""
     if name == "dates":
-        return _ready(dates.key(languages), lambda aside: _make_dates(aside, languages))
+        return _get_cached_folder(dates.get_folder_name(languages), lambda aside: _make_dates(aside, languages))
     if name == "multi30k":
         _check_multi30k(languages)
-        return _ready(name, lambda aside: _fetch_multi30k(aside, sites))
-    if name in OPUS:
-        first, second = _opus_pair(name, languages)
-        key = f"{name}-{OPUS[name].version}-{first}-{second}"
-        return _ready(key, lambda aside: _fetch_opus(aside, OPUS[name], (first, second), sites.opus))
-    raise CorpusError(f"{name}: is no built-in corpus; there are {', '.join(NAMES)}")
+        return _get_cached_folder(name, lambda aside: _fetch_multi30k(aside, sites))
+    if name in OPUS_CORPORA:
+        first, second = _get_opus_pair(name, languages)
+        key = f"{name}-{OPUS_CORPORA[name].version}-{first}-{second}"
+        return _get_cached_folder(
+            key, lambda aside: _fetch_opus(aside, OPUS_CORPORA[name], (first, second), sites.opus_url)
+        )
+    raise CorpusError(f"{name}: is no built-in corpus; there are {', '.join(BUILTIN_CORPORA)}")
 
 
-def _ready(key: str, make: Callable[[Path], None]) -> Path:
+def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     """The folder `key` of the cache, whole and as it was when it was made."""
-    place = cache_folder() / "corpora" / key
+    place = get_cache_folder() / "corpora" / key
     try:
-        made(place, make, is_there=_has_train_files)
-    except download.Unreachable as error:
+        build_folder(place, build, is_complete=_has_train_files)
+    except download.DownloadError as error:
         raise CorpusError(
             f"{key}: {error}. Fetch it elsewhere and give its path in place of the name, or put it into {place}"
         ) from error
-    _verify(place)
+    _verify_checksums(place)
     return place
 
 
-def _has_train_files(place: Path) -> bool:
-    return any(place.glob("train*"))
+def _has_train_files(folder: Path) -> bool:
+    return any(folder.glob("train*"))
 
 
 # What lies beside the data.
 
 
-def _describe(aside: Path, facts: Mapping[str, object]) -> None:
+def _write_source_file(staging: Path, origin: Mapping[str, object]) -> None:
     """Writes SOURCE.json, the last file of a folder: what it holds is verified from now on."""
-    files = {path.name: download.sha256(path) for path in sorted(aside.iterdir()) if path.name != SOURCE}
-    text = json.dumps({**facts, "sha256": files}, indent=2, ensure_ascii=False)
-    (aside / SOURCE).write_text(text + "\n", encoding="utf-8")
+    files = {path.name: download.compute_sha256(path) for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
+    text = json.dumps({**origin, "sha256": files}, indent=2, ensure_ascii=False)
+    (staging / SOURCE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _verify(place: Path) -> None:
+def _verify_checksums(folder: Path) -> None:
     """Holds each file against SOURCE.json. A folder without one was put there by hand, and is its owner's affair."""
-    if not (place / SOURCE).exists():
+    if not (folder / SOURCE_FILE).exists():
         return
-    listed = settings.read_json(place / SOURCE).get("sha256")
+    listed = settings.read_json(folder / SOURCE_FILE).get("sha256")
     for name, expected in listed.items() if isinstance(listed, dict) else ():
-        path = place / Path(name).name
-        if not path.is_file() or download.sha256(path) != expected:
+        path = folder / Path(name).name
+        if not path.is_file() or download.compute_sha256(path) != expected:
             problem = "has changed" if path.exists() else "is missing"
             raise CorpusError(
-                f"{path}: {problem} since it was made; delete the folder {place} and run again, or delete {SOURCE} to "
+                f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete {SOURCE_FILE} to "
                 f"use it as it is"
             )
 
@@ -165,74 +175,80 @@ def _verify(place: Path) -> None:
 # dates
 
 
-def _make_dates(aside: Path, languages: Languages) -> None:
+def _make_dates(staging: Path, languages: LanguagePair) -> None:
     print("making dates, which takes a few seconds", file=sys.stderr)
-    dates.write(aside, languages)
-    _describe(aside, {"name": "dates", "from": "CLDR, by Babel", "terms": "Unicode-3.0"})
+    dates.write_corpus(staging, languages)
+    _write_source_file(staging, {"name": "dates", "from": "CLDR, by Babel", "terms": "Unicode-3.0"})
 
 
 # multi30k
 
 
-def _check_multi30k(languages: Languages) -> None:
+def _check_multi30k(languages: LanguagePair) -> None:
     known = ", ".join(MULTI30K_LANGUAGES)
-    for tag in _both("multi30k", languages):
-        if normal_tag(tag) not in MULTI30K_LANGUAGES:
+    for tag in _require_languages("multi30k", languages):
+        if normalize_tag(tag) not in MULTI30K_LANGUAGES:
             raise CorpusError(f"multi30k: is in {known}, not in `{tag}`; choose --src and --tgt from these")
 
 
-def _both(name: str, languages: Languages) -> tuple[str, str]:
+def _require_languages(name: str, languages: LanguagePair) -> tuple[str, str]:
     source, target = languages.source, languages.target
     if source is None or target is None:
         raise CorpusError(f"{name}: is in several languages; say which, such as --src en --tgt de")
-    if normal_tag(source) == normal_tag(target):
+    if normalize_tag(source) == normalize_tag(target):
         raise CorpusError(f"{name}: --src and --tgt are both `{source}`; give two languages")
     return source, target
 
 
-def _fetch_multi30k(aside: Path, sites: Sites) -> None:
+def _fetch_multi30k(staging: Path, sites: DownloadSites) -> None:
     """All four languages, whichever were asked for: together they are smaller than one photograph."""
-    whole = sum(file.bytes for file in sites.multi30k_files)
+    whole = sum(file.size for file in sites.multi30k_files)
     done = 0
-    with shown("multi30k") as show:
+    with show_progress("multi30k") as show:
         for file in sites.multi30k_files:
-            remote = Remote(f"{sites.multi30k}/{file.name}", file.bytes, file.sha256)
-            fetch(remote, aside / file.ours, partial(_show_behind, show, done, whole))
-            done += file.bytes
-    _describe(aside, {"name": "multi30k", "from": sites.multi30k, "terms": "for research"})
+            remote = RemoteFile(f"{sites.multi30k_url}/{file.name}", file.size, file.sha256)
+            download_file(remote, staging / file.local_name, partial(_show_total_progress, show, done, whole))
+            done += file.size
+    _write_source_file(staging, {"name": "multi30k", "from": sites.multi30k_url, "terms": "for research"})
 
 
-def _show_behind(show: download.Progress, before: int, whole: int, done: int, total: int | None) -> None:
+def _show_total_progress(
+    show: download.ProgressCallback, bytes_before: int, total_bytes: int, done: int, total: int | None
+) -> None:
     """The progress of one file as that of all: `before` bytes of the `whole` were there when it began."""
-    show(before + done, whole)
+    show(bytes_before + done, total_bytes)
 
 
 # OPUS
 
 
-def _opus_pair(name: str, languages: Languages) -> tuple[str, str]:
+def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:
     """OPUS's own codes (`pt_BR`), in its order, so that both directions share one folder and one split."""
-    for tag in _both(name, languages):
-        if not TAG.fullmatch(tag):
+    for tag in _require_languages(name, languages):
+        if not LANGUAGE_TAG.fullmatch(tag):
             raise CorpusError(f"{name}: `{tag}` is no language tag; write one such as de or pt-BR")
-    first, second = sorted(map(_opus_code, _both(name, languages)))
+    first, second = sorted(map(_get_opus_code, _require_languages(name, languages)))
     return first, second
 
 
-def _opus_code(tag: str) -> str:
+def _get_opus_code(tag: str) -> str:
     language, *rest = re.split("[-_]", tag)
     return "_".join([language.lower(), *(part.upper() if len(part) == 2 else part for part in rest)])
 
 
-def _fetch_opus(aside: Path, opus: Opus, pair: tuple[str, str], site: str) -> None:
+def _fetch_opus(staging: Path, corpus: OpusCorpus, pair: tuple[str, str], site: str) -> None:
     name = f"{'-'.join(pair)}.txt.zip"
-    remote = Remote(f"{site}/OPUS-{opus.corpus}/{opus.version}/moses/{name}", opus.most)
-    archive = aside / name
+    remote = RemoteFile(f"{site}/OPUS-{corpus.opus_name}/{corpus.version}/moses/{name}", corpus.max_bytes)
+    archive = staging / name
     try:
-        with shown(f"{opus.corpus} {'-'.join(pair)}") as show:
-            checksum = fetch(remote, archive, show)
-    except download.Missing as error:
-        raise CorpusError(f"{error}; https://opus.nlpl.eu lists the language pairs that {opus.corpus} has") from error
-    print(f"splitting {opus.corpus} into train, valid and test", file=sys.stderr)
-    unpack(archive, opus.corpus, pair)
-    _describe(aside, {"name": opus.corpus, "from": remote.url, "archive_sha256": checksum, "terms": opus.terms})
+        with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:
+            checksum = download_file(remote, archive, show)
+    except download.RemoteFileMissing as error:
+        raise CorpusError(
+            f"{error}; https://opus.nlpl.eu lists the language pairs that {corpus.opus_name} has"
+        ) from error
+    print(f"splitting {corpus.opus_name} into train, valid and test", file=sys.stderr)
+    unpack_archive(archive, corpus.opus_name, pair)
+    _write_source_file(
+        staging, {"name": corpus.opus_name, "from": remote.url, "archive_sha256": checksum, "terms": corpus.terms}
+    )

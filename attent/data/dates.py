@@ -29,13 +29,13 @@ import babel
 from babel.core import Locale
 from babel.dates import DateTimePattern, parse_pattern, tokenize_pattern
 
-from attent.data.pairs import CorpusError, Languages, normal_tag
+from attent.data.pairs import CorpusError, LanguagePair, normalize_tag
 
-EDITION = 1  # of this file's rules; part of the folder's name, since the content changes with it
-FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
-SIZES: Mapping[str, int] = {"train": 100_000, "valid": 1_000, "test": 2_000}  # pairs
-TEST_SHARE, VALID_SHARE = 0.02, 0.01  # of all 73,049 dates; the rest is train's, of which about 25,000 are needed
-TEXTS_A_DATE = 4
+RULES_VERSION = 1  # of this file's rules; part of the folder's name, since the content changes with it
+FIRST_DATE, LAST_DATE = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
+SPLIT_SIZES: Mapping[str, int] = {"train": 100_000, "valid": 1_000, "test": 2_000}  # pairs
+TEST_FRACTION, VALID_FRACTION = 0.02, 0.01  # of all 73,049 dates; the rest is train's, of which about 25,000 are needed
+TEXTS_PER_DATE = 4
 
 # 50 languages of 15 families in 18 scripts. Each group is there for what it does to a date: declined months (Slavic,
 # Baltic, Finnish), suffixes (Basque, Mongolian), the year first (Hungarian, Chinese), the month first (English, Zulu),
@@ -62,14 +62,14 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "Sino-Tibetan": ("zh", "my"),
     "Japanese, Korean": ("ja", "ko"),
 }
-TAGS = tuple(tag for family in LANGUAGES.values() for tag in family)
+LANGUAGE_TAGS = tuple(tag for family in LANGUAGES.values() for tag in family)
 
 STYLES = ("full", "long", "medium", "short")
 SKELETONS = ("yMMMMEEEEd", "yMMMMd", "yMMMEd", "yMMMd", "yMEd", "yMd")
 
 # CLDR's names of the digits that people write beside 0-9, and their zero. Its `hanidec` is not among them: Chinese
 # writes the tenth as 十日 and not digit by digit.
-ZEROS: Mapping[str, str] = {
+NATIVE_ZEROS: Mapping[str, str] = {
     "arab": "٠",
     "arabext": "۰",
     "beng": "০",
@@ -80,50 +80,50 @@ ZEROS: Mapping[str, str] = {
     "telu": "౦",
     "thai": "๐",
 }
-ISO = "y-MM-dd"  # what Swedish and Lithuanian write: a pair of equal sides teaches nothing
-AS_TYPED = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\u200f": None})
+ISO_PATTERN = "y-MM-dd"  # what Swedish and Lithuanian write: a pair of equal sides teaches nothing
+KEYBOARD_CHARS = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\u200f": None})
 
 
-class Form(NamedTuple):
+class DateFormat(NamedTuple):
     """One way to write a date in one language."""
 
     language: str
     pattern: DateTimePattern
     digits: Mapping[int, str]  # what str.translate makes of 0-9; empty leaves them
 
-    def write(self, date: datetime.date) -> str:
-        return self.pattern.apply(date, self.language).translate(AS_TYPED).translate(self.digits)
+    def format_date(self, date: datetime.date) -> str:
+        return self.pattern.apply(date, self.language).translate(KEYBOARD_CHARS).translate(self.digits)
 
 
 # The folder.
 
 
-def key(languages: Languages) -> str:
+def get_folder_name(languages: LanguagePair) -> str:
     """The name of the folder: all that its content depends on."""
-    asked = _asked(languages)
-    return f"dates-{EDITION}-babel{babel.__version__}" + (f"-{asked}" if asked else "")
+    asked = _get_requested_tag(languages)
+    return f"dates-{RULES_VERSION}-babel{babel.__version__}" + (f"-{asked}" if asked else "")
 
 
-def write(folder: Path, languages: Languages, sizes: Mapping[str, int] = SIZES) -> None:
+def write_corpus(folder: Path, languages: LanguagePair, sizes: Mapping[str, int] = SPLIT_SIZES) -> None:
     """Writes train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
-    asked = _asked(languages)
-    tags = (asked,) if asked else TAGS
+    asked = _get_requested_tag(languages)
+    tags = (asked,) if asked else LANGUAGE_TAGS
     for split, size in sizes.items():
         with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{text}\t{iso}\n" for text, iso in islice(pairs(split, tags), size))
+            file.writelines(f"{text}\t{iso}\n" for text, iso in islice(generate_pairs(split, tags), size))
 
 
-def _asked(languages: Languages) -> str | None:
+def _get_requested_tag(languages: LanguagePair) -> str | None:
     """The one language that a person wants, or None for all."""
-    if languages.target is not None and normal_tag(languages.target) != "iso":
+    if languages.target is not None and normalize_tag(languages.target) != "iso":
         raise CorpusError(
             f"dates: is written as ISO 8601 on the other side, not as `{languages.target}`; leave --tgt out, or say iso"
         )
     if languages.source is None:
         return None
-    tag = normal_tag(languages.source)
-    if tag not in TAGS:
-        listed = ", ".join(sorted(TAGS))
+    tag = normalize_tag(languages.source)
+    if tag not in LANGUAGE_TAGS:
+        listed = ", ".join(sorted(LANGUAGE_TAGS))
         raise CorpusError(
             f"dates: has no language `{languages.source}`; leave --src out for all, or take one: {listed}"
         )
@@ -133,43 +133,43 @@ def _asked(languages: Languages) -> str | None:
 # The pairs.
 
 
-def pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
+def generate_pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(text, ISO date) for every date of a split, of which a corpus takes the first so many."""
-    for date in _dates()[split]:
-        yield from ((text, date.isoformat()) for text in _texts(date, tags))
+    for date in _split_dates()[split]:
+        yield from ((text, date.isoformat()) for text in _generate_texts(date, tags))
 
 
-def _texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
+def _generate_texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
     """A few texts for a date, all different, in languages and forms that hashes of the date choose."""
     seen: set[str] = set()
-    for number in range(4 * TEXTS_A_DATE):
-        draw = stable_hash(f"{date} {number}".encode())
-        forms = forms_of(tags[draw % len(tags)])
-        text = forms[draw // len(tags) % len(forms)].write(date)
+    for number in range(4 * TEXTS_PER_DATE):
+        draw = hash_bytes(f"{date} {number}".encode())
+        forms = list_date_formats(tags[draw % len(tags)])
+        text = forms[draw // len(tags) % len(forms)].format_date(date)
         if text not in seen:
             seen.add(text)
             yield text
-        if len(seen) == TEXTS_A_DATE:
+        if len(seen) == TEXTS_PER_DATE:
             return
 
 
 @cache
-def _dates() -> dict[str, list[datetime.date]]:
+def _split_dates() -> dict[str, list[datetime.date]]:
     """The dates of each split, in the order of their hashes, which is as good as shuffled."""
-    days = (FIRST + datetime.timedelta(days=number) for number in range((LAST - FIRST).days + 1))
+    days = (FIRST_DATE + datetime.timedelta(days=number) for number in range((LAST_DATE - FIRST_DATE).days + 1))
     splits: dict[str, list[datetime.date]] = {"train": [], "valid": [], "test": []}
-    for date in sorted(days, key=lambda date: stable_hash(str(date).encode())):
-        splits[split_of(date)].append(date)
+    for date in sorted(days, key=lambda date: hash_bytes(str(date).encode())):
+        splits[choose_split(date)].append(date)
     return splits
 
 
-def split_of(date: datetime.date) -> str:
+def choose_split(date: datetime.date) -> str:
     """train, valid or test: from the date alone, whatever the languages and sizes asked for."""
-    share = stable_hash(f"split {date}".encode()) / 2**64
-    return "test" if share < TEST_SHARE else "valid" if share < TEST_SHARE + VALID_SHARE else "train"
+    share = hash_bytes(f"split {date}".encode()) / 2**64
+    return "test" if share < TEST_FRACTION else "valid" if share < TEST_FRACTION + VALID_FRACTION else "train"
 
 
-def stable_hash(content: bytes) -> int:
+def hash_bytes(content: bytes) -> int:
     """64 bits that are the same on every machine, unlike those of `hash`."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
@@ -178,18 +178,22 @@ def stable_hash(content: bytes) -> int:
 
 
 @cache
-def forms_of(tag: str) -> tuple[Form, ...]:
+def list_date_formats(tag: str) -> tuple[DateFormat, ...]:
     """Every way of writing a date in a language that can be read one way only."""
     locale = Locale.parse(tag)
     patterns = [locale.date_formats[style].pattern for style in STYLES]
     patterns += [locale.datetime_skeletons[name].pattern for name in SKELETONS if name in locale.datetime_skeletons]
-    kept = [parse_pattern(pattern) for pattern in dict.fromkeys(patterns) if can_be_read(pattern) and pattern != ISO]
-    zero = ZEROS.get(locale.other_numbering_systems.get("native", "latn"))
+    kept = [
+        parse_pattern(pattern)
+        for pattern in dict.fromkeys(patterns)
+        if is_unambiguous(pattern) and pattern != ISO_PATTERN
+    ]
+    zero = NATIVE_ZEROS.get(locale.other_numbering_systems.get("native", "latn"))
     own = {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} if zero else None
-    return tuple(Form(tag, pattern, digits) for digits in ({}, own) if digits is not None for pattern in kept)
+    return tuple(DateFormat(tag, pattern, digits) for digits in ({}, own) if digits is not None for pattern in kept)
 
 
-def can_be_read(pattern: str) -> bool:
+def is_unambiguous(pattern: str) -> bool:
     """Does what this CLDR pattern writes tell day, month and year to someone who does not see the pattern?"""
     fields = [value for _, value in tokenize_pattern(pattern) if isinstance(value, tuple)]
     lengths = {letter.replace("L", "M"): length for letter, length in fields}

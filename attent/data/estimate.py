@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
 
-    Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # source, its lengths, target, its lengths
+    PaddedBatch = tuple[Tensor, Tensor, Tensor, Tensor]  # source, its lengths, target, its lengths
 
 Size = Literal["tiny", "small", "base", "big"]
 
-SECONDS = 2.0  # of measuring
-FEWEST = 200  # pairs: of fewer an estimate would say nothing
+MEASURE_SECONDS = 2.0  # of measuring
+MIN_PAIRS = 200  # pairs: of fewer an estimate would say nothing
 # Target tokens that go through the model at once, and how often before a step is taken. On a CPU more at once are no
 # faster, and cost memory: a step of 400 x 8 is as quick as one of 3,200.
-CPU_BATCH, GPU_BATCH = (400, 8), (16_000, 1)
-SPREAD = 0.7, 1.6  # the steps that were measured were few, and other programs run too
+CPU_MICRO_BATCHES, GPU_MICRO_BATCHES = (400, 8), (16_000, 1)
+TIME_MARGIN = 0.7, 1.6  # the steps that were measured were few, and other programs run too
 
 # From so many pairs on: the preset that suits them, and epochs until such a model stops to get better.
-SIZES: tuple[tuple[int, Size, int], ...] = (
+SIZE_AND_EPOCHS_BY_PAIRS: tuple[tuple[int, Size, int], ...] = (
     (0, "tiny", 60),
     (100_000, "small", 25),
     (2_000_000, "base", 8),
     (20_000_000, "base", 3),
 )
 
-Texts = Sequence[tuple[str, str]]
-Rows = list[list[int]]
+TextPairs = Sequence[tuple[str, str]]
+TokenRows = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenEstimate:
     """What a tokenizer makes of a corpus."""
 
-    vocabulary: int
-    sampled: int  # pairs that were looked at
-    source: int  # tokens of all pairs, once; the end of each sentence counts
-    target: int
-    source_per_word: float
-    target_per_word: float
+    vocab_size: int
+    sampled_pairs: int  # pairs that were looked at
+    source_tokens: int  # tokens of all pairs, once; the end of each sentence counts
+    target_tokens: int
+    source_tokens_per_word: float
+    target_tokens_per_word: float
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingEstimate:
     """What training would take here."""
 
-    model: str  # a preset
+    size: str  # a preset
     parameters: int
     epochs: int  # assumed
     device: str
@@ -67,86 +67,104 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    tokens: Tokens
-    training: Training
+class CorpusEstimate:
+    tokens: TokenEstimate
+    training: TrainingEstimate
 
 
-def estimate(texts: Texts, pairs: int, characters: int, *, seconds: float = SECONDS) -> Estimate | None:
+def estimate_corpus(
+    texts: TextPairs, pairs: int, characters: int, *, seconds: float = MEASURE_SECONDS
+) -> CorpusEstimate | None:
     """For a corpus of so many pairs and characters, of which `texts` is a fair sample; None for too few of them."""
-    if len(texts) < FEWEST:
+    if len(texts) < MIN_PAIRS:
         return None
-    tokenizer = _tokenizer(texts, characters)
+    tokenizer = _train_tokenizer(texts, characters)
     rows = tokenizer.encode_source([s for s, _ in texts]), tokenizer.encode_target([t for _, t in texts])
-    tokens = _tokens(texts, pairs, rows, tokenizer)
-    return Estimate(tokens, measure(rows, tokenizer, pairs, tokens.source + tokens.target, seconds))
+    tokens = _estimate_tokens(texts, pairs, rows, tokenizer)
+    return CorpusEstimate(
+        tokens, estimate_training(rows, tokenizer, pairs, tokens.source_tokens + tokens.target_tokens, seconds)
+    )
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def _tokenizer(texts: Texts, characters: int) -> Tokenizer:
+def _train_tokenizer(texts: TextPairs, characters: int) -> Tokenizer:
     """Learnt from the sample, with as many ids as the whole corpus would get, where the sample is enough for that."""
     from attent.text.tokenizer import TokenizerError
-    from attent.text.train import Sample, TokenizerConfig, choose_size, letters, train
+    from attent.text.tokenizer_training import (
+        CorpusSample,
+        TokenizerConfig,
+        choose_vocab_size,
+        count_characters,
+        train_tokenizer,
+    )
 
     sources, targets = [source for source, _ in texts], [target for _, target in texts]
-    sample = Sample([*sources, *targets], characters)
+    sample = CorpusSample([*sources, *targets], characters)
     try:
-        return train(sources, targets, TokenizerConfig(vocab=choose_size(sample, letters(sample))))
+        return train_tokenizer(
+            sources, targets, TokenizerConfig(vocab=choose_vocab_size(sample, count_characters(sample)))
+        )
     except TokenizerError:
-        return train(sources, targets)
+        return train_tokenizer(sources, targets)
 
 
-def _tokens(texts: Texts, pairs: int, rows: tuple[Rows, Rows], tokenizer: Tokenizer) -> Tokens:
+def _estimate_tokens(
+    texts: TextPairs, pairs: int, rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer
+) -> TokenEstimate:
     counts = [sum(map(len, side)) for side in rows]
     words = [max(sum(len(pair[side].split()) for pair in texts), 1) for side in (0, 1)]
     whole = pairs / len(texts)
-    return Tokens(
-        vocabulary=tokenizer.target.size,
-        sampled=len(texts),
-        source=round(counts[0] * whole),
-        target=round(counts[1] * whole),
-        source_per_word=round((counts[0] - len(texts)) / words[0], 2),
-        target_per_word=round((counts[1] - len(texts)) / words[1], 2),
+    return TokenEstimate(
+        vocab_size=tokenizer.target.size,
+        sampled_pairs=len(texts),
+        source_tokens=round(counts[0] * whole),
+        target_tokens=round(counts[1] * whole),
+        source_tokens_per_word=round((counts[0] - len(texts)) / words[0], 2),
+        target_tokens_per_word=round((counts[1] - len(texts)) / words[1], 2),
     )
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
-def measure(rows: tuple[Rows, Rows], tokenizer: Tokenizer, pairs: int, tokens: int, seconds: float) -> Training:
+def estimate_training(
+    rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, pairs: int, tokens: int, seconds: float
+) -> TrainingEstimate:
     """Take real training steps for so many seconds, and see how far they would have come."""
     from attent.models import build, presets
 
-    device = _device()
-    name, epochs = suited(pairs, device.type)
+    device = _choose_device()
+    name, epochs = choose_size_and_epochs(pairs, device.type)
     model = build(getattr(presets, name)(tokenizer.target.size)).to(device).train()
-    speed, where = _fastest(model, _batches(rows, device), device, seconds)
+    speed, where = _measure_best_speed(model, _build_batches(rows, device), device, seconds)
     whole = tokens * epochs / speed
-    return Training(
-        model=name,
+    return TrainingEstimate(
+        size=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=epochs,
         device=where,
         tokens_per_second=round(speed),
-        seconds=(round(whole * SPREAD[0]), round(whole * SPREAD[1])),
+        seconds=(round(whole * TIME_MARGIN[0]), round(whole * TIME_MARGIN[1])),
     )
 
 
-def _fastest(model: Seq2Seq, batches: list[Batch], device: torch.device, seconds: float) -> tuple[float, str]:
+def _measure_best_speed(
+    model: Seq2Seq, batches: list[PaddedBatch], device: torch.device, seconds: float
+) -> tuple[float, str]:
     """(tokens a second, where). On a CPU with all threads and with one: small models often are faster with one."""
     import torch
 
     if device.type != "cpu":
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return _speed(model, batches, device, seconds), name
+        return _measure_speed(model, batches, device, seconds), name
     threads = torch.get_num_threads()
     speeds = {}
     try:
         for count in sorted({1, threads}):
             torch.set_num_threads(count)
-            speeds[f"CPU, {count} {'thread' if count == 1 else 'threads'}"] = _speed(
+            speeds[f"CPU, {count} {'thread' if count == 1 else 'threads'}"] = _measure_speed(
                 model, batches, device, seconds / 2
             )
     finally:
@@ -155,7 +173,7 @@ def _fastest(model: Seq2Seq, batches: list[Batch], device: torch.device, seconds
     return speeds[best], best
 
 
-def _device() -> torch.device:
+def _choose_device() -> torch.device:
     import torch
 
     if torch.cuda.is_available():
@@ -163,15 +181,15 @@ def _device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def suited(pairs: int, kind: str) -> tuple[Size, int]:
+def choose_size_and_epochs(pairs: int, device_type: str) -> tuple[Size, int]:
     """The size of model for so many pairs on this kind of device, and how many epochs it may take."""
-    name, epochs = next((name, epochs) for least, name, epochs in reversed(SIZES) if pairs >= least)
-    return ("small" if name == "base" and kind == "cpu" else name), epochs  # base on a CPU would take weeks
+    name, epochs = next((name, epochs) for least, name, epochs in reversed(SIZE_AND_EPOCHS_BY_PAIRS) if pairs >= least)
+    return ("small" if name == "base" and device_type == "cpu" else name), epochs  # base on a CPU would take weeks
 
 
-def _batches(rows: tuple[Rows, Rows], device: torch.device) -> list[Batch]:
+def _build_batches(rows: tuple[TokenRows, TokenRows], device: torch.device) -> list[PaddedBatch]:
     """Pairs of about the same length together, from everywhere in the sample."""
-    budget, _ = CPU_BATCH if device.type == "cpu" else GPU_BATCH
+    budget, _ = CPU_MICRO_BATCHES if device.type == "cpu" else GPU_MICRO_BATCHES
     order = sorted(range(len(rows[1])), key=lambda i: (len(rows[1][i]), len(rows[0][i])))
     groups: list[list[int]] = [[]]
     for i in order:
@@ -180,12 +198,12 @@ def _batches(rows: tuple[Rows, Rows], device: torch.device) -> list[Batch]:
         groups[-1].append(i)
     shuffled = sorted(range(len(groups)), key=lambda g: (g * 2_654_435_761) % 2**32)
     return [
-        (*_padded([rows[0][i] for i in groups[g]], device), *_padded([rows[1][i] for i in groups[g]], device))
+        (*_pad_rows([rows[0][i] for i in groups[g]], device), *_pad_rows([rows[1][i] for i in groups[g]], device))
         for g in shuffled[:64]
     ]
 
 
-def _padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad_rows(rows: TokenRows, device: torch.device) -> tuple[Tensor, Tensor]:
     import torch
 
     longest = min(max(map(len, rows)), 512)
@@ -193,16 +211,16 @@ def _padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor([min(len(row), longest) for row in rows], device=device)
 
 
-def _speed(model: Seq2Seq, batches: list[Batch], device: torch.device, seconds: float) -> float:
+def _measure_speed(model: Seq2Seq, batches: list[PaddedBatch], device: torch.device, seconds: float) -> float:
     """Tokens of both sides a second. The first batch, at which everything is set up, does not count."""
     import torch
 
     optimiser = torch.optim.AdamW(model.parameters())
-    _, parts = CPU_BATCH if device.type == "cpu" else GPU_BATCH
-    _learn(model, batches[0])
+    _, parts = CPU_MICRO_BATCHES if device.type == "cpu" else GPU_MICRO_BATCHES
+    _train_step(model, batches[0])
     tokens, done, began = 0, 0, time.perf_counter()
     while done == 0 or time.perf_counter() - began < seconds:
-        tokens += sum(_learn(model, batches[(done + part) % len(batches)]) for part in range(parts))
+        tokens += sum(_train_step(model, batches[(done + part) % len(batches)]) for part in range(parts))
         optimiser.step()
         optimiser.zero_grad()
         done += parts
@@ -211,7 +229,7 @@ def _speed(model: Seq2Seq, batches: list[Batch], device: torch.device, seconds: 
     return tokens / (time.perf_counter() - began)
 
 
-def _learn(model: Seq2Seq, batch: Batch) -> int:
+def _train_step(model: Seq2Seq, batch: PaddedBatch) -> int:
     """Forward and backward; the real tokens of both sides."""
     import torch
     import torch.nn.functional as F
@@ -220,7 +238,7 @@ def _learn(model: Seq2Seq, batch: Batch) -> int:
 
     source, source_lengths, target, target_lengths = batch
     with torch.autocast(source.device.type, torch.bfloat16, enabled=source.device.type == "cuda"):
-        logits = model(source, shift_right(target, model.config.start), source_lengths, target_lengths)
+        logits = model(source, shift_right(target, model.config.start_id), source_lengths, target_lengths)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=0)
     loss.backward()
     return int(source_lengths.sum() + target_lengths.sum())

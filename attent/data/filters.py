@@ -15,24 +15,24 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from attent.data import scripts as script_table
-from attent.data.pairs import Languages, Pair
-from attent.data.scripts import Scripts
+from attent.data.pairs import LanguagePair, Pair
+from attent.text import scripts as script_table
+from attent.text.scripts import Scripts
 
-Keys = npt.NDArray[np.uint64]
+KeyArray = npt.NDArray[np.uint64]
 
 # In this order a pair is judged, and only the first reason counts: so the counts of a report add up.
-ORDER = ("empty", "control", "longest", "ratio", "identical", "script", "duplicates")
+FILTER_ORDER = ("empty", "control", "max_chars", "length_ratio", "identical", "script", "duplicates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
+class FilterConfig:
     """What is dropped before training."""
 
     # A segment of 2,000 characters is about 350 words or 500 tokens: more is a paragraph that was never segmented.
-    longest: int = 2_000  # characters of either side; a Han, Kana or Hangul one counts as three; 0: any length
+    max_chars: int = 2_000  # characters of either side; a Han, Kana or Hangul one counts as three; 0: any length
     # Real translations stay below 3 in every corpus that was looked at; above 4 stand slipped alignments.
-    ratio: float = 4.0  # how many times longer one side may be, each lengthened by 20 characters first; 0: any
+    length_ratio: float = 4.0  # how many times longer one side may be, each lengthened by 20 characters first; 0: any
     identical: bool = True  # both sides the same sentence, untranslated; names, codes and short labels stay
     script: bool = True  # most letters of a side belong to another script than its language is written in
     control: bool = True  # control characters, U+FFFD, and UTF-8 that was read as Windows-1252 ("fÃ¼r")
@@ -40,156 +40,163 @@ class Filters:
     duplicates: bool = True  # the very same pair again, spaces at the ends aside
 
     def __post_init__(self) -> None:
-        if self.longest < 0:
-            raise ValueError(f"`longest` must be 0 or more characters, but is {self.longest}")
-        if self.ratio != 0 and not self.ratio >= 1:
-            raise ValueError(f"`ratio` must be 1 or more, or 0 to allow any, but is {self.ratio}")
+        if self.max_chars < 0:
+            raise ValueError(f"`max_chars` must be 0 or more characters, but is {self.max_chars}")
+        if self.length_ratio != 0 and not self.length_ratio >= 1:
+            raise ValueError(f"`length_ratio` must be 1 or more, or 0 to allow any, but is {self.length_ratio}")
 
     @classmethod
-    def none(cls) -> Filters:
+    def disabled(cls) -> FilterConfig:
         """Keeps everything."""
-        return cls(longest=0, ratio=0, identical=False, script=False, control=False, empty=False, duplicates=False)
+        return cls(
+            max_chars=0, length_ratio=0, identical=False, script=False, control=False, empty=False, duplicates=False
+        )
 
 
 # ---- what stands in a text -------------------------------------------------------------------------------------------
 
-SMOOTHING = 20  # characters, so that "OK" may become "Einverstanden" and "EU" "Europäische Union"
-WIDE_COUNTS = 3  # a Han, Kana or Hangul character carries about as much as three letters
-FEW_LETTERS = 12  # below this a text in another script is a name or a code: "iPhone", "README"
-SENTENCE_WORDS = 4  # untranslated words in small letters, from which on identical sides are a sentence
-SENTENCE_WIDE = 12  # the same for scripts that write no spaces
+RATIO_SMOOTHING = 20  # characters, so that "OK" may become "Einverstanden" and "EU" "Europäische Union"
+WIDE_CHAR_WEIGHT = 3  # a Han, Kana or Hangul character carries about as much as three letters
+MIN_FOREIGN_LETTERS = 12  # below this a text in another script is a name or a code: "iPhone", "README"
+MIN_SENTENCE_WORDS = 4  # untranslated words in small letters, from which on identical sides are a sentence
+MIN_SENTENCE_WIDE_CHARS = 12  # the same for scripts that write no spaces
 
 WIDE_SCRIPTS: Scripts = frozenset({"Hani", "Kana", "Hang", "Bopo"})
-WIDE = script_table.letters(WIDE_SCRIPTS)
+WIDE_CHARS = script_table.compile_letter_pattern(WIDE_SCRIPTS)
 # C0 but for tab and line ends, DEL, C1, lone surrogates, U+FFFD and the two non-characters behind it.
 CONTROL_CLASS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd-\uffff"
-CONTROL = re.compile(f"[{CONTROL_CLASS}]")
+CONTROL_CHARS = re.compile(f"[{CONTROL_CLASS}]")
 
 # Bytes 80 to BF, the second and later ones of a UTF-8 character, as Windows-1252 (and Latin-1) shows them.
-_TAIL = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
+_CONTINUATION_CLASS = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
 # "Ã¼", "Â°", "â€™": what becomes of the letters of Western Europe and of curly quotes. A lone "Ã" before a
 # closing quote or a no-break space may be Portuguese, so these do not count here.
-_SURE = re.compile("Ã[\x80-\x9f¡-º¼-¾€‚ƒ†‡ˆ‰Š‹ŒŽ˜™šœžŸ]|Â[\x80-\x9f¡-ª¬-º¼-¾]|â€[\x80-\xbf“”™œ˜¦¢]|ï»¿")
+_SURE_MOJIBAKE = re.compile("Ã[\x80-\x9f¡-º¼-¾€‚ƒ†‡ˆ‰Š‹ŒŽ˜™šœžŸ]|Â[\x80-\x9f¡-ª¬-º¼-¾]|â€[\x80-\xbf“”™œ˜¦¢]|ï»¿")
 # Every non-ASCII letter of the text is part of such a run, and the run stands for a letter that people write.
-_RUN = f"[ÂÃÄÅÎÏÐÑØÙ×][{_TAIL}]|[à-ì][{_TAIL}]{{2}}|ð[{_TAIL}]{{3}}"
-_ALL_RUNS = re.compile(f"[\x00-\x7f]*(?:(?:{_RUN})[\x00-\x7f]*){{2,}}")
-_HINT = re.compile(f"[ÂÃâïÄÅÎÏÐÑØÙ×àáãäåæçèéêëìð][{_TAIL}]")
+_MOJIBAKE_RUN = f"[ÂÃÄÅÎÏÐÑØÙ×][{_CONTINUATION_CLASS}]|[à-ì][{_CONTINUATION_CLASS}]{{2}}|ð[{_CONTINUATION_CLASS}]{{3}}"
+_ALL_MOJIBAKE = re.compile(f"[\x00-\x7f]*(?:(?:{_MOJIBAKE_RUN})[\x00-\x7f]*){{2,}}")
+_MOJIBAKE_HINT = re.compile(f"[ÂÃâïÄÅÎÏÐÑØÙ×àáãäåæçèéêëìð][{_CONTINUATION_CLASS}]")
 
 
-def clean(text: str) -> str:
+def strip_text(text: str) -> str:
     """What is encoded: the text without the space at its ends. Nothing else is changed."""
     return text.strip()
 
 
 def is_mojibake(text: str) -> bool:
     """UTF-8 that some program took for Windows-1252 or Latin-1, such as "fÃ¼r" or "Ð¿Ñ€Ð¸"."""
-    return _HINT.search(text) is not None and (_SURE.search(text) is not None or _ALL_RUNS.fullmatch(text) is not None)
+    return _MOJIBAKE_HINT.search(text) is not None and (
+        _SURE_MOJIBAKE.search(text) is not None or _ALL_MOJIBAKE.fullmatch(text) is not None
+    )
 
 
 def find_damage(text: str) -> int | None:
     """Where the first control character or wrongly read letter stands."""
-    found = CONTROL.search(text) or (_HINT.search(text) if is_mojibake(text) else None)
+    found = CONTROL_CHARS.search(text) or (_MOJIBAKE_HINT.search(text) if is_mojibake(text) else None)
     return found.start() if found else None
 
 
-def size(text: str) -> int:
+def weighted_length(text: str) -> int:
     """Characters, the wide ones of East Asia three-fold."""
-    return len(text) if text.isascii() else len(text) + (WIDE_COUNTS - 1) * len(WIDE.findall(text))
+    return len(text) if text.isascii() else len(text) + (WIDE_CHAR_WEIGHT - 1) * len(WIDE_CHARS.findall(text))
 
 
 def is_untranslated(text: str) -> bool:
     """Would this, the same on both sides, be a sentence that nobody translated? Names and codes would not."""
     small = sum(word[0].isalpha() and not word[0].isupper() for word in text.split())
-    return small >= SENTENCE_WORDS or len(WIDE.findall(text)) >= SENTENCE_WIDE
+    return small >= MIN_SENTENCE_WORDS or len(WIDE_CHARS.findall(text)) >= MIN_SENTENCE_WIDE_CHARS
 
 
-class _Side:
+class _ScriptCheck:
     """What one side of a corpus is expected to be written in."""
 
     def __init__(self, scripts: Scripts | None) -> None:
-        foreign = script_table.others(scripts) if scripts else frozenset()  # unknown: nothing is foreign
-        self.own = script_table.letters(scripts or frozenset())
-        self.foreign = script_table.letters(foreign)
-        self.plain_ascii = "Latn" not in foreign
+        foreign = script_table.get_other_scripts(scripts) if scripts else frozenset()  # unknown: nothing is foreign
+        self.own_letters = script_table.compile_letter_pattern(scripts or frozenset())
+        self.foreign_letters = script_table.compile_letter_pattern(foreign)
+        self.allows_ascii = "Latn" not in foreign
         # A text without any of these needs no closer look. One class and nothing else: Python searches that quickest.
-        classes = "".join(script_table.LETTERS[code] for code in sorted(foreign | WIDE_SCRIPTS))
-        self.unusual = re.compile(f"[{CONTROL_CLASS}{classes}{_TAIL}]")
+        classes = "".join(script_table.SCRIPT_LETTERS[code] for code in sorted(foreign | WIDE_SCRIPTS))
+        self.suspicious_chars = re.compile(f"[{CONTROL_CLASS}{classes}{_CONTINUATION_CLASS}]")
 
     def is_plain(self, text: str) -> bool:
-        if text.isascii() and self.plain_ascii:
+        if text.isascii() and self.allows_ascii:
             return text.isprintable()
-        return self.unusual.search(text) is None
+        return self.suspicious_chars.search(text) is None
 
     def is_foreign(self, text: str) -> bool:
         """More than half of the letters, and more than a name's worth of them, are in another script."""
-        found = self.foreign.findall(text)
+        found = self.foreign_letters.findall(text)
         if not found:
             return False
-        weight = size("".join(found))
-        return weight >= FEW_LETTERS and weight > size("".join(self.own.findall(text)))
+        weight = weighted_length("".join(found))
+        return weight >= MIN_FOREIGN_LETTERS and weight > weighted_length("".join(self.own_letters.findall(text)))
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-class Sieve:
+class PairFilter:
     """Judges pairs one by one, by what stands in them alone; duplicates are for `Seen`."""
 
-    def __init__(self, filters: Filters, scripts: tuple[Scripts | None, Scripts | None]) -> None:
-        self.filters = filters
+    def __init__(self, config: FilterConfig, scripts: tuple[Scripts | None, Scripts | None]) -> None:
+        self.config = config
         self.scripts = scripts
-        self._sides = _Side(scripts[0]), _Side(scripts[1])
+        self._script_checks = _ScriptCheck(scripts[0]), _ScriptCheck(scripts[1])
 
-    def __reduce__(self) -> tuple[type[Sieve], tuple[Filters, tuple[Scripts | None, Scripts | None]]]:
-        return Sieve, (self.filters, self.scripts)
+    def __reduce__(self) -> tuple[type[PairFilter], tuple[FilterConfig, tuple[Scripts | None, Scripts | None]]]:
+        return PairFilter, (self.config, self.scripts)
 
-    def why(self, source: str, target: str) -> str | None:
+    def drop_reason(self, source: str, target: str) -> str | None:
         """The name of the first filter that drops this pair, or None where it stays."""
-        filters = self.filters
+        filters = self.config
         source, target = source.strip(), target.strip()
         if filters.empty and not (source and target):
             return "empty"
-        one, other = self._sides
+        one, other = self._script_checks
         if one.is_plain(source) and other.is_plain(target):
-            return self._by_size(len(source), len(target)) or self._by_sameness(source, target)
+            return self._check_length(len(source), len(target)) or self._check_identical(source, target)
         if filters.control and _is_damaged(source, target):
             return "control"
         return (
-            self._by_size(size(source), size(target))
-            or self._by_sameness(source, target)
+            self._check_length(weighted_length(source), weighted_length(target))
+            or self._check_identical(source, target)
             or ("script" if filters.script and self._is_foreign(source, target) else None)
         )
 
-    def _by_size(self, source: int, target: int) -> str | None:
-        filters = self.filters
+    def _check_length(self, source: int, target: int) -> str | None:
+        filters = self.config
         short, long = (source, target) if source < target else (target, source)
-        if filters.longest and long > filters.longest:
-            return "longest"
-        if filters.ratio and long + SMOOTHING > filters.ratio * (short + SMOOTHING):
-            return "ratio"
+        if filters.max_chars and long > filters.max_chars:
+            return "max_chars"
+        if filters.length_ratio and long + RATIO_SMOOTHING > filters.length_ratio * (short + RATIO_SMOOTHING):
+            return "length_ratio"
         return None
 
-    def _by_sameness(self, source: str, target: str) -> str | None:
-        same = self.filters.identical and source == target and is_untranslated(source)
+    def _check_identical(self, source: str, target: str) -> str | None:
+        same = self.config.identical and source == target and is_untranslated(source)
         return "identical" if same else None
 
     def _is_foreign(self, source: str, target: str) -> bool:
         if source == target:  # a name or a code, or else "identical" would have dropped it
             return False
-        one, other = self._sides
+        one, other = self._script_checks
         return one.is_foreign(source) or other.is_foreign(target)
 
 
 def _is_damaged(source: str, target: str) -> bool:
-    return any(CONTROL.search(text) is not None or is_mojibake(text) for text in (source, target))
+    return any(CONTROL_CHARS.search(text) is not None or is_mojibake(text) for text in (source, target))
 
 
-def expected_scripts(languages: Languages, sample: Sequence[Pair]) -> tuple[Scripts | None, Scripts | None]:
+def infer_scripts(languages: LanguagePair, sample: Sequence[Pair]) -> tuple[Scripts | None, Scripts | None]:
     """What each side should be written in: by its language, or by what most of the sample is written in."""
-    source, target = script_table.of_language(languages.source), script_table.of_language(languages.target)
+    source, target = (
+        script_table.get_language_scripts(languages.source),
+        script_table.get_language_scripts(languages.target),
+    )
     return (
-        source or script_table.of_texts(pair.source for pair in sample),
-        target or script_table.of_texts(pair.target for pair in sample),
+        source or script_table.detect_scripts(pair.source for pair in sample),
+        target or script_table.detect_scripts(pair.target for pair in sample),
     )
 
 
@@ -199,7 +206,7 @@ def expected_scripts(languages: Languages, sample: Sequence[Pair]) -> tuple[Scri
 _SOURCE_FACTOR, _TARGET_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x243F6A8885A308D3)
 
 
-def text_keys(texts: Sequence[str]) -> Keys:
+def hash_texts(texts: Sequence[str]) -> KeyArray:
     """A number of 64 bits for each text, the same in every process.
 
     Among 10 million texts two meet by chance in one corpus of 400,000.
@@ -208,27 +215,27 @@ def text_keys(texts: Sequence[str]) -> Keys:
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
-def join_keys(sources: Keys, targets: Keys) -> Keys:
+def combine_keys(sources: KeyArray, targets: KeyArray) -> KeyArray:
     return sources * _SOURCE_FACTOR + targets * _TARGET_FACTOR  # wraps around, as it should
 
 
-def pair_keys(sources: Sequence[str], targets: Sequence[str]) -> Keys:
+def hash_pairs(sources: Sequence[str], targets: Sequence[str]) -> KeyArray:
     """A number of 64 bits for each pair, the same in every process."""
-    return join_keys(text_keys(sources), text_keys(targets))
+    return combine_keys(hash_texts(sources), hash_texts(targets))
 
 
-class Seen:
+class KeySet:
     """Which keys came before, in 8 bytes each: sorted runs, the small ones merged like the digits of a counter."""
 
-    LONGEST_RUN = 2_000_000  # longer ones are left apart: a merge needs as much memory again for a moment
+    MAX_MERGED_RUN = 2_000_000  # longer ones are left apart: a merge needs as much memory again for a moment
 
     def __init__(self) -> None:
-        self._runs: list[Keys] = []
+        self._runs: list[KeyArray] = []
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
 
-    def add(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def add(self, keys: KeyArray) -> npt.NDArray[np.bool_]:
         """True where a key is new, also against those before it in this call."""
         unique, first = np.unique(np.asarray(keys, dtype=np.uint64), return_index=True)
         unseen = np.ones(len(unique), dtype=bool)
@@ -237,14 +244,14 @@ class Seen:
             unseen &= run[at] != unique
         new = np.zeros(len(keys), dtype=bool)
         new[first[unseen]] = True
-        self._keep(unique[unseen])
+        self._add_run(unique[unseen])
         return new
 
-    def _keep(self, run: Keys) -> None:
+    def _add_run(self, run: KeyArray) -> None:
         if not len(run):
             return
         self._runs.append(run)
-        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]) <= self.LONGEST_RUN:
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]) <= self.MAX_MERGED_RUN:
             last, before = self._runs.pop(), self._runs.pop()
             merged = np.concatenate([before, last])
             merged.sort(kind="stable")  # two sorted halves: one pass

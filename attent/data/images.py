@@ -29,31 +29,31 @@ import numpy as np
 
 from attent import settings
 from attent.data.arrays import Array
-from attent.data.cache import made
-from attent.data.digests import file_digest
+from attent.data.file_hashes import hash_file
 from attent.data.pairs import CorpusError
+from attent.storage.cache import build_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attent.models import VisionConfig
 
-FORMAT = 2  # part of the key of a store: raised when the same files give other bytes
-META, PIXELS, LABELS = "images.json", "pixels", "labels"
-SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
-PARTS = {  # what a part is called, as a folder and as a word in the name of an idx file
+STORE_VERSION = 2  # part of the key of a store: raised when the same files give other bytes
+META_FILE, PIXELS_FILE, LABELS_FILE = "images.json", "pixels", "labels"
+IMAGE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
+SPLIT_NAMES = {  # what a part is called, as a folder and as a word in the name of an idx file
     "train": ("train", "training"),
     "valid": ("valid", "val", "validation", "dev"),
     "test": ("test", "t10k", "testing", "eval"),
 }
-NAMES = "labels.txt"  # beside idx files, whose labels are numbers: a name a line, if anybody has written it
-LARGE = 224  # pixels of a side, for photographs; small pictures keep their size
-MOST_PIXELS = 2**27  # of a picture: what unpacks to more is no picture to learn from
-LOOKED_AT = 64  # pictures whose size is asked for
-BLOCK = 2**20  # bytes of an idx file
-AT_ONCE = 256  # pictures in memory while a store is made
-TOLD = 3  # bad pictures that are named
-MEASURED = 20_000  # images that the mean is taken of
+CLASS_NAMES_FILE = "labels.txt"  # beside idx files, whose labels are numbers: a name a line, if anybody has written it
+PHOTO_SIZE = 224  # pixels of a side, for photographs; small pictures keep their size
+MAX_PIXELS = 2**27  # of a picture: what unpacks to more is no picture to learn from
+SIZE_SAMPLE = 64  # pictures whose size is asked for
+IDX_BLOCK_BYTES = 2**20  # bytes of an idx file
+DECODE_BATCH = 256  # pictures in memory while a store is made
+MAX_LISTED_FILES = 3  # bad pictures that are named
+MAX_STATS_IMAGES = 20_000  # images that the mean is taken of
 
 
 class ImageError(CorpusError):
@@ -61,10 +61,12 @@ class ImageError(CorpusError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesConfig:
+class ImageDataConfig:
     """What becomes of images before a model reads them, and what chance does to them while it learns."""
 
-    image: Annotated[int | None, "pixels of a side that images are brought to; by default what suits theirs"] = None
+    image_size: Annotated[int | None, "pixels of a side that images are brought to; by default what suits theirs"] = (
+        None
+    )
     channels: Annotated[Literal[1, 3] | None, "1: grey, 3: colour; by default as they are"] = None
     flip: Annotated[float, "chance that an image is mirrored; 0 where left and right matter, as in writing"] = 0.5
     shift: Annotated[float, "share of its side by which an image is moved at most, each way"] = 0.1
@@ -72,8 +74,8 @@ class ImagesConfig:
     mixup: Annotated[float, "alpha of Beta(alpha, alpha), by which two images are laid over each other; 0: none"] = 0.0
 
     def __post_init__(self) -> None:
-        if self.image is not None and not 4 <= self.image <= 4096:
-            raise ValueError(f"`image` must be from 4 to 4096 pixels, but is {self.image}")
+        if self.image_size is not None and not 4 <= self.image_size <= 4096:
+            raise ValueError(f"`image_size` must be from 4 to 4096 pixels, but is {self.image_size}")
         for name in ("flip", "shift", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
@@ -82,23 +84,23 @@ class ImagesConfig:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ImageShape:
     """What all images are brought to, and how; what is not said is said in `VisionConfig`."""
 
-    image: int  # pixels of a side
+    size: int  # pixels of a side
     channels: int
     fit: Literal["crop", "squash"] = "crop"
-    resized: int | None = None
+    resize_to: int | None = None
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
     @classmethod
-    def of(cls, config: VisionConfig) -> Shape:
+    def from_config(cls, config: VisionConfig) -> ImageShape:
         """As a model reads them."""
-        return cls(config.image, config.channels, config.fit, config.resized, config.resample)
+        return cls(config.image_size, config.channels, config.fit, config.resize_to, config.resample)
 
 
 @dataclass(frozen=True)
-class IdxPart:
+class IdxSplit:
     """A part of a set in idx files."""
 
     images: Path
@@ -110,7 +112,7 @@ class IdxPart:
 
 
 @dataclass(frozen=True)
-class FolderPart:
+class FolderSplit:
     """A part of a set that is a folder with a folder for each class."""
 
     folder: Path
@@ -122,117 +124,119 @@ class FolderPart:
         return str(self.folder)
 
 
-Part = IdxPart | FolderPart
+ImageSplit = IdxSplit | FolderSplit
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageDataset:
     """Images as numbers, and what each shows. Only what is used comes into memory."""
 
     name: str
     pixels: Array = field(repr=False)  # (N, C, S, S) of bytes
     labels: Array = field(repr=False)  # (N,), places in `names`
-    names: tuple[str, ...]
-    left_out: tuple[str, ...] = ()  # a sentence for each file that is no image
-    rows: Array | None = field(default=None, repr=False)  # those that belong to it; None: all
-    key: str = ""  # of the store
+    class_names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()  # a sentence for each file that is no image
+    indices: Array | None = field(default=None, repr=False)  # those that belong to it; None: all
+    store_key: str = ""  # of the store
 
     def __len__(self) -> int:
-        return len(self.pixels) if self.rows is None else len(self.rows)
+        return len(self.pixels) if self.indices is None else len(self.indices)
 
-    def take(self, numbers: Array) -> tuple[Array, Array]:
+    def take(self, indices: Array) -> tuple[Array, Array]:
         """Some of them: pixels and labels."""
-        rows = numbers if self.rows is None else self.rows[numbers]
+        rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
-    def only(self, numbers: Array) -> Images:
+    def select(self, indices: Array) -> ImageDataset:
         """A part of these, as a set of its own."""
-        return replace(self, rows=numbers if self.rows is None else self.rows[numbers])
+        return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
     @property
-    def shown(self) -> Array:
+    def item_labels(self) -> Array:
         """The label of each."""
-        return np.asarray(self.labels if self.rows is None else self.labels[self.rows], np.int64)
+        return np.asarray(self.labels if self.indices is None else self.labels[self.indices], np.int64)
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
-def find(named: str | Path) -> dict[str, Part]:
+def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
     """The parts of what a person named, by train, valid and test; a set without parts is `train` alone."""
-    root = Path(named).expanduser()
+    root = Path(data_path).expanduser()
     if root.is_file():
-        return {"train": idx_part(root)}
+        return {"train": open_idx_split(root)}
     if not root.is_dir():
-        raise ImageError(f"{named}: must be a folder of images, but does not exist; check its name")
-    if found := idx_parts(root):
+        raise ImageError(f"{data_path}: must be a folder of images, but does not exist; check its name")
+    if found := find_idx_splits(root):
         return found if len(found) > 1 else {"train": next(iter(found.values()))}
-    check_labels(root)
+    check_images_present(root)
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
-    parts = {part: folders[name] for part, names in PARTS.items() for name in names if name in folders}
-    if "train" in parts and is_part(parts["train"]):
-        return {part: idx_or_folder(path) for part, path in parts.items()}
-    return {"train": folder_part(root)}
+    parts = {part: folders[name] for part, names in SPLIT_NAMES.items() for name in names if name in folders}
+    if "train" in parts and is_split_folder(parts["train"]):
+        return {part: open_split(path) for part, path in parts.items()}
+    return {"train": open_folder_split(root)}
 
 
-def is_part(folder: Path) -> bool:
+def is_split_folder(folder: Path) -> bool:
     """Trains may well be a class, beside cars and buses: a part has classes in it, or idx files."""
-    return any((path.is_dir() and not path.name.startswith(".")) or is_idx(path, "images") for path in folder.iterdir())
+    return any(
+        (path.is_dir() and not path.name.startswith(".")) or is_idx_file(path, "images") for path in folder.iterdir()
+    )
 
 
-def idx_parts(root: Path) -> dict[str, Part]:
+def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
     """By what their names say. A file may lie there packed and unpacked; two sets in one folder may not."""
     found: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
-        if not is_idx(path, "images"):
+        if not is_idx_file(path, "images"):
             continue
-        part = part_named(path)
+        part = get_split_name(path)
         other = found.setdefault(part, path)
         if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
             raise ImageError(
                 f"{root}: must hold one idx file of images for each part, but {other.name} and {path.name} are both "
                 f"for its part `{part}`; put each set into a folder of its own"
             )
-    return {part: idx_part(path) for part, path in found.items()}
+    return {part: open_idx_split(path) for part, path in found.items()}
 
 
-def check_labels(root: Path) -> None:
-    labels = next((path for path in sorted(root.iterdir()) if is_idx(path, "labels")), None)
+def check_images_present(root: Path) -> None:
+    labels = next((path for path in sorted(root.iterdir()) if is_idx_file(path, "labels")), None)
     if labels is not None:
         images = labels.name.replace("labels", "images").replace("idx1", "idx3")
         raise ImageError(f"{labels}: must have its images beside it, as {images}, but has none; put them there")
 
 
-def idx_or_folder(path: Path) -> Part:
-    idx = idx_parts(path)
+def open_split(path: Path) -> ImageSplit:
+    idx = find_idx_splits(path)
     if len(idx) > 1:
         told = " and ".join(part.name for part in idx.values())
         raise ImageError(f"{path}: must hold one part of a set, but holds {told}; name the folder itself")
-    return next(iter(idx.values()), None) or folder_part(path)
+    return next(iter(idx.values()), None) or open_folder_split(path)
 
 
-def is_idx(path: Path, what: str) -> bool:
+def is_idx_file(path: Path, kind: str) -> bool:
     name = path.name.lower().removesuffix(".gz")
-    return path.is_file() and what in name and name.endswith(("ubyte", ".idx", ".idx1", ".idx3"))
+    return path.is_file() and kind in name and name.endswith(("ubyte", ".idx", ".idx1", ".idx3"))
 
 
-def part_named(path: Path) -> str:
+def get_split_name(path: Path) -> str:
     words = re.split(r"[^a-z0-9]+", path.name.lower())
-    return next((part for word in words for part, names in PARTS.items() if word in names), "train")
+    return next((part for word in words for part, names in SPLIT_NAMES.items() if word in names), "train")
 
 
-def idx_part(images: Path) -> IdxPart:
+def open_idx_split(images: Path) -> IdxSplit:
     """The labels of images lie beside them, under the same name."""
-    if not is_idx(images, "images"):
+    if not is_idx_file(images, "images"):
         raise ImageError(f"{images}: must be a folder of images, or an idx file of them, but is another file")
     bare = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
     for name in (f"{bare}.gz", bare):
         if (images.parent / name).is_file():
-            return IdxPart(images, images.parent / name)
+            return IdxSplit(images, images.parent / name)
     raise ImageError(f"{images}: must have its labels beside it, as {bare} or {bare}.gz, but has none; put them there")
 
 
-def folder_part(folder: Path) -> FolderPart:
+def open_folder_split(folder: Path) -> FolderSplit:
     """A folder with a folder for each class."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
@@ -242,43 +246,49 @@ def folder_part(folder: Path) -> FolderPart:
         )
     files: list[tuple[Path, int]] = []
     for number, one in enumerate(classes):
-        own = [path for path in sorted(one.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file()]
+        own = [path for path in sorted(one.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
         if not own:
             raise ImageError(
-                f"{one}: must hold images of its class, but holds none ({', '.join(sorted(SUFFIXES)[:6])} ...); "
+                f"{one}: must hold images of its class, but holds none ({', '.join(sorted(IMAGE_SUFFIXES)[:6])} ...); "
                 "add some, or take the folder away"
             )
         files += [(path, number) for path in own]
-    return FolderPart(folder, tuple(path.name for path in classes), tuple(files))
+    return FolderSplit(folder, tuple(path.name for path in classes), tuple(files))
 
 
 # --- the size --------------------------------------------------------------------------------------------------------
 
 
-def shape_of(part: Part, config: ImagesConfig) -> Shape:
+def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     """As asked for, else what suits the images: small ones keep their size, to a multiple of 4 that patches fit in."""
-    if isinstance(part, IdxPart):
-        with opened(part.images) as file:
-            _, rows, columns = idx_sizes(file, part.images, 3)
-        return Shape(config.image or up_to_four(max(rows, columns)), config.channels or 1)
-    sides, grey = looked_at(part)
+    if isinstance(split, IdxSplit):
+        with open_idx(split.images) as file:
+            _, rows, columns = read_idx_sizes(file, split.images, 3)
+        return ImageShape(config.image_size or round_up_to_four(max(rows, columns)), config.channels or 1)
+    sides, grey = sample_sizes(split)
     if not sides:
-        raise ImageError(f"{part.folder}: must hold images, but none of its first {LOOKED_AT} can be read as one")
+        raise ImageError(f"{split.folder}: must hold images, but none of its first {SIZE_SAMPLE} can be read as one")
     side = int(np.median(sides))
-    usual = LARGE if side >= LARGE * 3 // 4 else up_to_four(side) if min(sides) == max(sides) else max(8, side // 4 * 4)
-    return Shape(config.image or usual, config.channels or (1 if grey else 3))
+    usual = (
+        PHOTO_SIZE
+        if side >= PHOTO_SIZE * 3 // 4
+        else round_up_to_four(side)
+        if min(sides) == max(sides)
+        else max(8, side // 4 * 4)
+    )
+    return ImageShape(config.image_size or usual, config.channels or (1 if grey else 3))
 
 
-def up_to_four(side: int) -> int:
+def round_up_to_four(side: int) -> int:
     return -(-side // 4) * 4
 
 
-def looked_at(part: FolderPart) -> tuple[list[int], bool]:
+def sample_sizes(split: FolderSplit) -> tuple[list[int], bool]:
     """The shorter sides of some of the pictures, and whether all of them are grey."""
-    some = part.files[:: max(1, len(part.files) // LOOKED_AT)][:LOOKED_AT]
+    some = split.files[:: max(1, len(split.files) // SIZE_SAMPLE)][:SIZE_SAMPLE]
     sides, grey = [], True
     for path, _ in some:
-        with quiet(), suppress(ImageError), opened_picture(path) as picture:
+        with suppress_warnings(), suppress(ImageError), open_image(path) as picture:
             sides.append(min(picture.size))
             grey = grey and (picture.mode in ("1", "L", "F") or picture.mode.startswith("I"))
     return sides, grey
@@ -287,62 +297,62 @@ def looked_at(part: FolderPart) -> tuple[list[int], bool]:
 # --- a picture -------------------------------------------------------------------------------------------------------
 
 
-def read_image(path: str | Path, shape: Shape) -> Tensor:
+def read_image(path: str | Path, shape: ImageShape) -> Tensor:
     """A picture as a model reads it, (C, image, image) of bytes: as it is meant to be held, and brought to size."""
     import torch
 
-    with quiet():
+    with suppress_warnings():
         return torch.from_numpy(read_pixels(Path(path).expanduser(), shape))
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Without Pillow's warnings, of too many pixels and the like: of what matters we speak ourselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def read_pixels(path: Path, shape: Shape) -> Array:
+def read_pixels(path: Path, shape: ImageShape) -> Array:
     """(C, S, S) of bytes."""
-    with opened_picture(path) as picture:
+    with open_image(path) as picture:
         try:
-            return pixels_of(picture, shape)
+            return convert_to_pixels(picture, shape)
         except ImageError as error:
             raise ImageError(f"{path}: {error}") from error
         except (MemoryError, KeyboardInterrupt):
             raise
         except Exception as error:  # decoders of damaged files raise what they like
-            why = f"must be a whole image, but is damaged ({_reason(error)}); get it again"
+            why = f"must be a whole image, but is damaged ({_format_reason(error)}); get it again"
             raise ImageError(f"{path}: {why}") from error
 
 
 @contextmanager
-def opened_picture(path: Path) -> Iterator[Any]:
+def open_image(path: Path) -> Iterator[Any]:
     """A picture of which nothing but its head has been read."""
-    Image = pillow()
+    Image = import_pillow()
     try:
         picture = Image.open(path)
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{path}: {TOO_LARGE}; make it smaller first ({_reason(error)})") from error
+        raise ImageError(f"{path}: {TOO_LARGE}; make it smaller first ({_format_reason(error)})") from error
     except OSError as error:
         if error.filename is not None and not isinstance(error, Image.UnidentifiedImageError):
             raise ImageError(f"{path}: must be an image, but cannot be opened ({error.strerror})") from error
         why = "must be an image, but is none that Pillow knows; is it another kind of file?"
         raise ImageError(f"{path}: {why}") from error
     except (ValueError, SyntaxError, TypeError, struct.error) as error:
-        raise ImageError(f"{path}: must be an image, but cannot be read as one ({_reason(error)})") from error
+        raise ImageError(f"{path}: must be an image, but cannot be read as one ({_format_reason(error)})") from error
     with picture:
-        if picture.width * picture.height > MOST_PIXELS:
+        if picture.width * picture.height > MAX_PIXELS:
             size = f"{picture.width:,} x {picture.height:,}"
             raise ImageError(f"{path}: {TOO_LARGE}, but has {size}; make it smaller first")
         yield picture
 
 
-TOO_LARGE = f"must have at most {MOST_PIXELS:,} pixels"
+TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
 
 
-def pillow() -> Any:
+def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
@@ -353,30 +363,30 @@ def pillow() -> Any:
     return Image
 
 
-def pixels_of(picture: Any, shape: Shape) -> Array:
+def convert_to_pixels(image: Any, shape: ImageShape) -> Array:
     from PIL import ImageOps
 
-    upright = ImageOps.exif_transpose(picture)
-    fitted = fit(coloured(upright, shape.channels), shape)
+    upright = ImageOps.exif_transpose(image)
+    fitted = resize_image(convert_channels(upright, shape.channels), shape)
     pixels = np.asarray(fitted, np.uint8)
     return np.ascontiguousarray(pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1))
 
 
-def coloured(picture: Any, channels: int) -> Any:
+def convert_channels(image: Any, channels: int) -> Any:
     """Grey or in colour, of 8 bits; what is transparent lets white through."""
-    Image = pillow()
-    if picture.mode.startswith("I;16"):
-        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
-    elif picture.mode in ("I", "F"):
-        picture = Image.fromarray(from_numbers(np.asarray(picture)))
-    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture)
-    return picture.convert("L" if channels == 1 else "RGB")
+    Image = import_pillow()
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        image = Image.fromarray(scale_to_bytes(np.asarray(image)))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("L" if channels == 1 else "RGB")
 
 
-def from_numbers(values: Array) -> Array:
+def scale_to_bytes(values: Array) -> Array:
     """Bytes of numbers whose scale no file tells: what they reach says whether white is 1, 255 or 65,535."""
     least, most = float(values.min()), float(values.max())
     if not (np.isfinite(values).all() and least >= 0 and most <= 65_535):
@@ -387,20 +397,20 @@ def from_numbers(values: Array) -> Array:
     return (np.rint(values) if most <= 255 else values // 256).astype(np.uint8)
 
 
-def fit(picture: Any, shape: Shape) -> Any:
+def resize_image(image: Any, shape: ImageShape) -> Any:
     """The whole is brought to size, squashed or by its shorter side, and of that the middle stays. It is done in one
     step: the same pixels, but for rounding, and nothing larger on the way."""
-    (width, height), side, first = picture.size, shape.image, shape.resized or shape.image
+    (width, height), side, first = image.size, shape.size, shape.resize_to or shape.size
     if (width, height) == (side, side) == (first, first):
-        return picture
+        return image
     by = (width, height) if shape.fit == "squash" else (min(width, height),) * 2
     wide, high = first * width // by[0], first * height // by[1]
     left, top = (wide - side) // 2, (high - side) // 2
     box = (left * width / wide, top * height / high, (left + side) * width / wide, (top + side) * height / high)
-    return picture.resize((side, side), pillow().Resampling[shape.resample.upper()], box=box)
+    return image.resize((side, side), import_pillow().Resampling[shape.resample.upper()], box=box)
 
 
-def _reason(error: BaseException) -> str:
+def _format_reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
@@ -408,7 +418,7 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_idx(path: Path) -> Iterator[IO[bytes]]:
     """An idx file, unpacked where it is packed; what is wrong with the packing is told with its name."""
     try:
         with open(path, "rb") as raw:
@@ -420,13 +430,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             with gzip.open(raw) as file:
                 yield file  # type: ignore[misc]
     except (EOFError, gzip.BadGzipFile, zlib.error, struct.error) as error:
-        why = f"must be a whole gzip file, but is damaged ({_reason(error)}); get it again"
+        why = f"must be a whole gzip file, but is damaged ({_format_reason(error)}); get it again"
         raise ImageError(f"{path}: {why}") from error
     except OSError as error:
-        raise ImageError(f"{path}: cannot be read ({error.strerror or _reason(error)})") from error
+        raise ImageError(f"{path}: cannot be read ({error.strerror or _format_reason(error)})") from error
 
 
-def idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
+def read_idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
     """The head of an idx file of bytes: how many along each dimension."""
     head = file.read(4)
     if len(head) < 4 or head[:3] != b"\0\0\x08" or head[3] != dimensions:
@@ -442,12 +452,12 @@ def idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
     return found
 
 
-def idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
+def read_idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
     """The numbers of an idx file, some rows at a time; there must be just as many as its head tells."""
-    with opened(path) as file:
-        count, *rest = idx_sizes(file, path, dimensions)
+    with open_idx(path) as file:
+        count, *rest = read_idx_sizes(file, path, dimensions)
         each = int(np.prod(rest, dtype=np.int64))
-        some = max(1, BLOCK // each)
+        some = max(1, IDX_BLOCK_BYTES // each)
         for start in range(0, count, some):
             wanted = min(some, count - start) * each
             block = file.read(wanted)
@@ -459,22 +469,22 @@ def idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
             raise ImageError(f"{path}: must have {count:,} entries, as its head tells, but has more behind them")
 
 
-def idx_labels(part: IdxPart) -> Array:
-    labels = np.concatenate(list(idx_rows(part.labels, 1)))
-    with opened(part.images) as file:
-        count = idx_sizes(file, part.images, 3)[0]
+def read_idx_labels(split: IdxSplit) -> Array:
+    labels = np.concatenate(list(read_idx_rows(split.labels, 1)))
+    with open_idx(split.images) as file:
+        count = read_idx_sizes(file, split.images, 3)[0]
     if len(labels) != count:
         raise ImageError(
-            f"{part.labels}: must have a label for each of the {count:,} images of {part.images.name}, but has "
+            f"{split.labels}: must have a label for each of the {count:,} images of {split.images.name}, but has "
             f"{len(labels):,}; are they of one set?"
         )
     return labels.astype("<i4")
 
 
-def idx_names(part: IdxPart, labels: Array) -> tuple[str, ...]:
+def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
     """The numbers themselves, unless somebody has written down what they stand for."""
     count = int(labels.max()) + 1
-    path = part.images.parent / NAMES
+    path = split.images.parent / CLASS_NAMES_FILE
     if not path.is_file():
         return tuple(map(str, range(count)))
     names = tuple(line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -484,16 +494,16 @@ def idx_names(part: IdxPart, labels: Array) -> tuple[str, ...]:
     return names
 
 
-def framed(images: Array, shape: Shape) -> Array:
+def pad_or_resize(images: Array, shape: ImageShape) -> Array:
     """(n, rows, columns) -> (n, C, S, S): black around what is a little smaller, else brought to size."""
     count, rows, columns = images.shape
-    if 0 <= shape.image - max(rows, columns) < 4:
-        square = np.zeros((count, 1, shape.image, shape.image), np.uint8)
-        top, left = (shape.image - rows) // 2, (shape.image - columns) // 2
+    if 0 <= shape.size - max(rows, columns) < 4:
+        square = np.zeros((count, 1, shape.size, shape.size), np.uint8)
+        top, left = (shape.size - rows) // 2, (shape.size - columns) // 2
         square[:, 0, top : top + rows, left : left + columns] = images
     else:
-        Image = pillow()
-        square = np.stack([np.asarray(fit(Image.fromarray(one), shape))[None] for one in images])
+        Image = import_pillow()
+        square = np.stack([np.asarray(resize_image(Image.fromarray(one), shape))[None] for one in images])
     return np.repeat(square, shape.channels, 1)
 
 
@@ -501,22 +511,22 @@ def framed(images: Array, shape: Shape) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meta:
+class ImageStoreMeta:
     """What `images.json` tells; it is written last, so that a folder with it is whole."""
 
     format: int
     count: int
-    image: int
+    size: int
     channels: int
-    names: list[str]
-    left_out: list[str]
+    class_names: list[str]
+    skipped: list[str]
 
 
-def prepare(part: Part, shape: Shape, root: str | Path) -> Images:
+def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
     """A part as bytes of one size, in `root`: opened where it stands, else made."""
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    folder = root / f"images-{key(part, shape, root)}"
+    folder = root / f"images-{compute_store_key(split, shape, root)}"
 
     def make(aside: Path) -> None:
         try:
@@ -526,69 +536,71 @@ def prepare(part: Part, shape: Shape, root: str | Path) -> Images:
             raise
 
     def fill(aside: Path) -> None:
-        writer = write_idx if isinstance(part, IdxPart) else write_folder
-        names, labels, left_out = writer(part, shape, aside / PIXELS)  # type: ignore[arg-type]
+        writer = write_idx_pixels if isinstance(split, IdxSplit) else write_folder_pixels
+        names, labels, left_out = writer(split, shape, aside / PIXELS_FILE)  # type: ignore[arg-type]
         if not len(labels):
             such = f"of its {len(left_out):,} files none can be read, such as {left_out[0]}"
-            raise ImageError(f"{part.name}: must hold images, but {such}")
-        (aside / LABELS).write_bytes(labels.astype("<i4").tobytes())
-        meta = Meta(
-            format=FORMAT,
+            raise ImageError(f"{split.name}: must hold images, but {such}")
+        (aside / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
+        meta = ImageStoreMeta(
+            format=STORE_VERSION,
             count=len(labels),
-            image=shape.image,
+            size=shape.size,
             channels=shape.channels,
-            names=list(names),
-            left_out=left_out,
+            class_names=list(names),
+            skipped=left_out,
         )
-        (aside / META).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
+        (aside / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
 
-    return read_store(made(folder, make, is_whole), part.name)
+    return read_image_store(build_folder(folder, make, is_complete), split.name)
 
 
-def key(part: Part, shape: Shape, root: Path) -> str:
+def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
     """By content for the few idx files; by name, size and times for pictures, of which there may be a million."""
-    facts: list[object] = [FORMAT, asdict(shape)]
-    if isinstance(part, IdxPart):
-        names = part.images.parent / NAMES
-        files = [part.images, part.labels, *([names] if names.is_file() else [])]
-        facts += [file_digest(path, root / "digests.json") for path in files]
+    facts: list[object] = [STORE_VERSION, asdict(shape)]
+    if isinstance(split, IdxSplit):
+        names = split.images.parent / CLASS_NAMES_FILE
+        files = [split.images, split.labels, *([names] if names.is_file() else [])]
+        facts += [hash_file(path, root / "digests.json") for path in files]
     else:
         digest = hashlib.sha256()
-        for path, number in part.files:
+        for path, number in split.files:
             status = path.stat()
             digest.update(f"{path} {number} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
-        facts += [part.classes, digest.hexdigest()]
+        facts += [split.classes, digest.hexdigest()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def write_idx(part: IdxPart, shape: Shape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
-    labels = idx_labels(part)
+def write_idx_pixels(split: IdxSplit, shape: ImageShape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
+    labels = read_idx_labels(split)
     with open(path, "wb") as file:
-        for images in idx_rows(part.images, 3):
-            file.write(framed(images, shape).tobytes())
-    return idx_names(part, labels), labels, []
+        for images in read_idx_rows(split.images, 3):
+            file.write(pad_or_resize(images, shape).tobytes())
+    return read_class_names(split, labels), labels, []
 
 
-def write_folder(part: FolderPart, shape: Shape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
+def write_folder_pixels(split: FolderSplit, shape: ImageShape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
     """One bad picture among many is left out, and told; a class of which nothing is left is not."""
     labels, left_out = [], []
-    pillow()
-    with open(path, "wb") as file, quiet(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for start in range(0, len(part.files), AT_ONCE):
-            some = part.files[start : start + AT_ONCE]
-            for (_, number), found in zip(some, pool.map(lambda one: attempt(one[0], shape), some), strict=True):
+    import_pillow()
+    with open(path, "wb") as file, suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for start in range(0, len(split.files), DECODE_BATCH):
+            some = split.files[start : start + DECODE_BATCH]
+            for (_, number), found in zip(
+                some, pool.map(lambda one: try_read_pixels(one[0], shape), some), strict=True
+            ):
                 if isinstance(found, str):
                     left_out.append(found)
                 else:
                     file.write(found.tobytes())
                     labels.append(number)
-    missing = sorted(set(range(len(part.classes))) - set(labels))
+    missing = sorted(set(range(len(split.classes))) - set(labels))
     if labels and missing:
-        raise ImageError(f"{part.folder / part.classes[missing[0]]}: must hold images, but none can be read as one")
-    return part.classes, np.array(labels, "<i4"), left_out
+        raise ImageError(f"{split.folder / split.classes[missing[0]]}: must hold images, but none can be read as one")
+    return split.classes, np.array(labels, "<i4"), left_out
 
 
-def attempt(path: Path, shape: Shape) -> Array | str:
+def try_read_pixels(path: Path, shape: ImageShape) -> Array | str:
     """A picture, or the sentence that says why it is none."""
     try:
         return read_pixels(path, shape)
@@ -596,65 +608,65 @@ def attempt(path: Path, shape: Shape) -> Array | str:
         return str(error)
 
 
-def read_store(folder: Path, name: str) -> Images:
-    meta = Meta(**settings.read_json(folder / META))
-    shape = (meta.count, meta.channels, meta.image, meta.image)
-    for path, wanted in ((folder / PIXELS, int(np.prod(shape))), (folder / LABELS, 4 * meta.count)):
+def read_image_store(folder: Path, name: str) -> ImageDataset:
+    meta = ImageStoreMeta(**settings.read_json(folder / META_FILE))
+    shape = (meta.count, meta.channels, meta.size, meta.size)
+    for path, wanted in ((folder / PIXELS_FILE, int(np.prod(shape))), (folder / LABELS_FILE, 4 * meta.count)):
         if path.stat().st_size != wanted:
             raise ImageError(f"{path} must have {wanted} bytes: delete its folder, and it is made again")
-    pixels = np.memmap(folder / PIXELS, np.uint8, "r", shape=shape)
-    labels = np.fromfile(folder / LABELS, "<i4")
-    return Images(name, pixels, labels, tuple(meta.names), tuple(meta.left_out), key=folder.name)
+    pixels = np.memmap(folder / PIXELS_FILE, np.uint8, "r", shape=shape)
+    labels = np.fromfile(folder / LABELS_FILE, "<i4")
+    return ImageDataset(name, pixels, labels, tuple(meta.class_names), tuple(meta.skipped), store_key=folder.name)
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     try:
-        return len(read_store(folder, "")) > 0
+        return len(read_image_store(folder, "")) > 0
     except (OSError, ValueError, TypeError):  # not there, or damaged
         return False
 
 
-def told_left_out(images: Images) -> str | None:
+def describe_skipped(images: ImageDataset) -> str | None:
     """A sentence about the files that are no images, or None if there are none."""
-    if not images.left_out:
+    if not images.skipped:
         return None
-    such = "; ".join(images.left_out[:TOLD])
-    total = len(images) + len(images.left_out)
-    return f"{len(images.left_out):,} of {total:,} files of {images.name} are left out: {such}"
+    such = "; ".join(images.skipped[:MAX_LISTED_FILES])
+    total = len(images) + len(images.skipped)
+    return f"{len(images.skipped):,} of {total:,} files of {images.name} are left out: {such}"
 
 
 # --- parts and numbers -----------------------------------------------------------------------------------------------
 
 
-def with_names(images: Images, names: Sequence[str]) -> Images:
+def remap_labels(images: ImageDataset, class_names: Sequence[str]) -> ImageDataset:
     """The same images, with labels numbered as those that a model has learned."""
-    unknown = sorted({images.names[label] for label in set(images.shown.tolist())} - set(names))
+    unknown = sorted({images.class_names[label] for label in set(images.item_labels.tolist())} - set(class_names))
     if unknown:
         raise ImageError(
-            f"{images.name}: its classes must be among those learned ({', '.join(names[:8])}"
-            f"{' ...' if len(names) > 8 else ''}), but `{unknown[0]}` is not; is it another set?"
+            f"{images.name}: its classes must be among those learned ({', '.join(class_names[:8])}"
+            f"{' ...' if len(class_names) > 8 else ''}), but `{unknown[0]}` is not; is it another set?"
         )
-    places = np.array([names.index(name) if name in names else -1 for name in images.names], np.int64)
-    return replace(images, labels=places[images.labels], names=tuple(names))
+    places = np.array([class_names.index(name) if name in class_names else -1 for name in images.class_names], np.int64)
+    return replace(images, labels=places[images.labels], class_names=tuple(class_names))
 
 
-def hold_out(images: Images, count: int, seed: int) -> tuple[Images, Images]:
+def hold_out_images(images: ImageDataset, count: int, seed: int) -> tuple[ImageDataset, ImageDataset]:
     """The rest, and about `count` of them, as many of each label as its share: the same for the same seed."""
     chance = np.random.default_rng((seed, 0x1D))
-    shown = images.shown
+    shown = images.item_labels
     held: list[Array] = []
-    for label in range(len(images.names)):
+    for label in range(len(images.class_names)):
         own = chance.permutation(np.flatnonzero(shown == label))
         share = min(round(count * len(own) / len(shown)), len(own) - 1)
         held.append(own[: max(0, share)])
     chosen = np.sort(np.concatenate(held))
     rest = np.setdiff1d(np.arange(len(shown)), chosen, assume_unique=True)
-    return images.only(rest), images.only(chosen)
+    return images.select(rest), images.select(chosen)
 
 
-def measured(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_channel_stats(images: ImageDataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of pixels from 0 to 1; of very many images an even choice."""
-    numbers = np.arange(0, len(images), max(1, len(images) // MEASURED))
+    numbers = np.arange(0, len(images), max(1, len(images) // MAX_STATS_IMAGES))
     counts = np.zeros((images.pixels.shape[1], 256))
     for start in range(0, len(numbers), 256):
         pixels, _ = images.take(numbers[start : start + 256])

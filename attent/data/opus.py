@@ -18,26 +18,26 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
-from attent.data.dates import stable_hash
+from attent.data.dates import hash_bytes
 from attent.data.pairs import CorpusError
 
-HELD_OUT = 2_000  # pairs each for valid and test of a corpus that has no split of its own
-HELD_OUT_SHARE = 20  # but no more than one in 20
-MAX_LINE = 2**20  # bytes; longer ones are no sentences
-MAX_RATIO = 50  # of text to archive; real text has 3 to 5, a zip bomb a thousand
+MAX_HELD_OUT_PAIRS = 2_000  # pairs each for valid and test of a corpus that has no split of its own
+HELD_OUT_DIVISOR = 20  # but no more than one in 20
+MAX_LINE_BYTES = 2**20  # bytes; longer ones are no sentences
+MAX_COMPRESSION_RATIO = 50  # of text to archive; real text has 3 to 5, a zip bomb a thousand
 
-Pairs = Callable[[], Iterator[tuple[bytes, bytes]]]  # reads the pairs of lines from the beginning, at each call
+PairReader = Callable[[], Iterator[tuple[bytes, bytes]]]  # reads the pairs of lines from the beginning, at each call
 
 
-def unpack(archive: Path, corpus: str, pair: tuple[str, str]) -> None:
+def unpack_archive(archive: Path, corpus: str, pair: tuple[str, str]) -> None:
     """Puts the split beside the archive, which goes. Its lines are read to the end before a file is written."""
-    with _damage_told(archive), _open(archive, corpus, pair) as pairs:
-        split(pairs, archive.parent, pair)
+    with _explain_damage(archive), _open_archive(archive, corpus, pair) as pairs:
+        write_splits(pairs, archive.parent, pair)
     archive.unlink()
 
 
 @contextmanager
-def _damage_told(archive: Path) -> Iterator[None]:
+def _explain_damage(archive: Path) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
@@ -48,16 +48,16 @@ def _damage_told(archive: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open(archive: Path, corpus: str, pair: tuple[str, str]) -> Iterator[Pairs]:
+def _open_archive(archive: Path, corpus: str, pair: tuple[str, str]) -> Iterator[PairReader]:
     """Nothing is unpacked under a name of the archive's choosing: two members are read, by names that we know."""
     with zipfile.ZipFile(archive) as opened:
         names = [f"{corpus}.{'-'.join(pair)}.{tag}" for tag in pair]
-        _refuse_traps(archive, opened, names)
-        yield lambda: _zip_lines(opened, names)
+        _check_archive(archive, opened, names)
+        yield lambda: _read_line_pairs(opened, names)
 
 
-def _refuse_traps(archive: Path, opened: zipfile.ZipFile, names: list[str]) -> None:
-    infos = opened.infolist()
+def _check_archive(archive: Path, zip_file: zipfile.ZipFile, names: list[str]) -> None:
+    infos = zip_file.infolist()
     unsafe = [info.filename for info in infos if re.search(r"^[/\\]|^\w:|(^|[/\\])\.\.([/\\]|$)", info.filename)]
     if unsafe:
         raise zipfile.BadZipFile(f"`{unsafe[0][:80]}` points out of the archive")
@@ -67,26 +67,26 @@ def _refuse_traps(archive: Path, opened: zipfile.ZipFile, names: list[str]) -> N
     if missing:
         raise zipfile.BadZipFile(f"there is no {missing[0]} in it")
     text = sum(info.file_size for info in infos if info.filename in names)
-    if text > MAX_RATIO * archive.stat().st_size:
+    if text > MAX_COMPRESSION_RATIO * archive.stat().st_size:
         raise zipfile.BadZipFile(f"it claims to hold {text:,} bytes of text")
 
 
-def _zip_lines(opened: zipfile.ZipFile, names: list[str]) -> Iterator[tuple[bytes, bytes]]:
+def _read_line_pairs(zip_file: zipfile.ZipFile, names: list[str]) -> Iterator[tuple[bytes, bytes]]:
     with ExitStack() as stack:
-        first, second = (stack.enter_context(opened.open(name)) for name in names)
-        for one, other in zip_longest(_lines(first), _lines(second)):
+        first, second = (stack.enter_context(zip_file.open(name)) for name in names)
+        for one, other in zip_longest(_read_lines(first), _read_lines(second)):
             if one is None or other is None:
                 raise zipfile.BadZipFile("its two sides have different numbers of lines")
             if one and other:
                 yield one, other
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Lines without their end and the white space around them; one that is too long is empty."""
     buffered = io.BufferedReader(file, 2**18)  # type: ignore[type-var]  # a ZipExtFile is a RawIOBase where it counts
-    while line := buffered.readline(MAX_LINE):
-        is_whole = line.endswith(b"\n") or len(line) < MAX_LINE
-        while not is_whole and (rest := buffered.readline(MAX_LINE)):
+    while line := buffered.readline(MAX_LINE_BYTES):
+        is_whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+        while not is_whole and (rest := buffered.readline(MAX_LINE_BYTES)):
             is_whole, line = rest.endswith(b"\n"), b""
         yield line.strip()
 
@@ -94,32 +94,32 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 # Splits.
 
 
-def split(read: Pairs, folder: Path, pair: tuple[str, str]) -> None:
+def write_splits(read_pairs: PairReader, folder: Path, pair: tuple[str, str]) -> None:
     """Writes train, valid and test files such that no sentence of either side stands in two of them.
 
     Memory stays flat: only what is held out is remembered.
     """
-    held = _held_out(read)
+    held = _choose_held_out(read_pairs)
     taken = [{both[side] for pairs in held.values() for both in pairs} for side in (0, 1)]
-    rest = ((one, other) for one, other in read() if one not in taken[0] and other not in taken[1])
+    rest = ((one, other) for one, other in read_pairs() if one not in taken[0] and other not in taken[1])
     for name, pairs in {"train": rest, **held}.items():
         _write_pairs(folder, name, pair, pairs)
 
 
-def _held_out(read: Pairs) -> dict[str, list[tuple[bytes, bytes]]]:
+def _choose_held_out(read_pairs: PairReader) -> dict[str, list[tuple[bytes, bytes]]]:
     """valid and test: the pairs with the lowest hashes, the second free of all that stands in the first."""
-    total = sum(1 for _ in read())
+    total = sum(1 for _ in read_pairs())
     if not total:
         raise zipfile.BadZipFile("it holds no pairs")
-    size = min(HELD_OUT, total // HELD_OUT_SHARE)
+    size = min(MAX_HELD_OUT_PAIRS, total // HELD_OUT_DIVISOR)
     limit = 8 * size * 2**64 // total  # four times as many as are needed, since some share a sentence
     found: dict[bytes, bytes] = {}
-    for one, other in read():
-        if stable_hash(one) < limit:
+    for one, other in read_pairs():
+        if hash_bytes(one) < limit:
             found.setdefault(one, other)
     held: dict[str, list[tuple[bytes, bytes]]] = {"test": [], "valid": []}
     seen: set[bytes] = set()
-    for one in sorted(found, key=stable_hash):
+    for one in sorted(found, key=hash_bytes):
         name = "test" if len(held["test"]) < size else "valid"
         if len(held[name]) < size and found[one] not in seen:
             seen.add(found[one])

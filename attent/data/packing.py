@@ -18,101 +18,104 @@ import numpy as np
 
 from attent.data.arrays import Array
 
-POOL = 2048  # pairs that best fit chooses from, at least; twice as many fill 0.3% more and take twice the time
-POOL_ROWS = 64  # rows that a pool fills, at least: the last of them stays partly empty
-CELLS = 2**15  # rows of all pools in one operation: what stays in a core's fast memory
-MORE_ROWS = 8
+MIN_POOL_PAIRS = (
+    2048  # pairs that best fit chooses from, at least; twice as many fill 0.3% more and take twice the time
+)
+MIN_POOL_ROWS = 64  # rows that a pool fills, at least: the last of them stays partly empty
+MAX_CELLS = 2**15  # rows of all pools in one operation: what stays in a core's fast memory
+EXTRA_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Room:
+class RowCapacity:
     """What a row holds: tokens of each side, and sentences."""
 
     source: int
     target: int
-    sentences: int
+    max_sentences: int
 
 
-def next_fit(source: Array, target: Array, room: Room) -> Array:
+def next_fit(source: Array, target: Array, capacity: RowCapacity) -> Array:
     """The row of each pair, numbered from 0, for lengths in the order of the epoch; no pair may exceed the room."""
-    source, target = _needs(source, target, room)
+    source, target = _clamp_needs(source, target, capacity)
     source_ends, target_ends = source.cumsum(dtype=np.int64), target.cumsum(dtype=np.int64)
     starts, at, source_used, target_used = np.zeros(len(source), np.uint32), 0, 0, 0
     while at < len(source):
         starts[at] = 1
-        by_source = np.searchsorted(source_ends, source_used + room.source, "right")
-        by_target = np.searchsorted(target_ends, target_used + room.target, "right")
+        by_source = np.searchsorted(source_ends, source_used + capacity.source, "right")
+        by_target = np.searchsorted(target_ends, target_used + capacity.target, "right")
         at = int(min(by_source, by_target))
         source_used, target_used = source_ends[at - 1], target_ends[at - 1]
     return np.cumsum(starts, dtype=np.uint32) - np.uint32(1)
 
 
-def best_fit(source: Array, target: Array, room: Room) -> Array:
+def best_fit(source: Array, target: Array, capacity: RowCapacity) -> Array:
     """As `next_fit`, for rows of few sentences. Pairs are taken in pools; many pools take each step together."""
     if not len(source):
         return np.empty(0, np.uint32)
-    source, target = _needs(source, target, room)
-    per_row = len(source) / max(source.sum() / room.source, target.sum() / room.target, 1)
-    pool = int(max(POOL, POOL_ROWS * per_row))
-    together = max(1, int(CELLS * per_row / pool)) * pool
+    source, target = _clamp_needs(source, target, capacity)
+    per_row = len(source) / max(source.sum() / capacity.source, target.sum() / capacity.target, 1)
+    pool = int(max(MIN_POOL_PAIRS, MIN_POOL_ROWS * per_row))
+    together = max(1, int(MAX_CELLS * per_row / pool)) * pool
     rows, first = np.empty(len(source), np.uint32), 0
     for start in range(0, len(source), together):
         part = slice(start, start + together)
-        rows[part] = first + _fit_pools(source[part], target[part], room, pool)
+        rows[part] = first + _fit_pools(source[part], target[part], capacity, pool)
         first = int(rows[part].max()) + 1
     return rows
 
 
-def _needs(source: Array, target: Array, room: Room) -> tuple[Array, Array]:
+def _clamp_needs(source: Array, target: Array, capacity: RowCapacity) -> tuple[Array, Array]:
     """What each pair takes of a row. A very short target counts for more than it has, so that not too many fit."""
-    return source, np.maximum(target, -(-room.target // room.sentences))
+    return source, np.maximum(target, -(-capacity.target // capacity.max_sentences))
 
 
-def _fit_pools(source: Array, target: Array, room: Room, pool: int) -> Array:
+def _fit_pools(source: Array, target: Array, capacity: RowCapacity, pool_size: int) -> Array:
     """The row of each pair, for several pools of `pool` pairs; rows are numbered from 0 over all of them."""
-    n, pools = len(source), -(-len(source) // pool)
-    of_pool = np.arange(n) // pool
+    n, pools = len(source), -(-len(source) // pool_size)
+    of_pool = np.arange(n) // pool_size
     longest_first = np.lexsort((-(source + target), of_pool))
-    dtype = np.int16 if room.source + room.target < np.iinfo(np.int16).max else np.int32
-    needs = np.zeros((2, pools * pool), dtype)  # what fills up the last pool needs nothing
+    dtype = np.int16 if capacity.source + capacity.target < np.iinfo(np.int16).max else np.int32
+    needs = np.zeros((2, pools * pool_size), dtype)  # what fills up the last pool needs nothing
     needs[0, :n], needs[1, :n] = source[longest_first], target[longest_first]
-    chosen = _fit(needs[0].reshape(pools, pool), needs[1].reshape(pools, pool), room)
+    chosen = _fit_rows(needs[0].reshape(pools, pool_size), needs[1].reshape(pools, pool_size), capacity)
     rows = np.empty(n, np.int64)
     rows[longest_first] = chosen.reshape(-1)[:n]
     rows += of_pool * (chosen.max() + 1)
     return np.unique(rows, return_inverse=True)[1]  # numbered without gaps
 
 
-def _fit(source: Array, target: Array, room: Room) -> Array:
+def _fit_rows(source: Array, target: Array, capacity: RowCapacity) -> Array:
     """The needs of the pairs of each pool, (pools, pairs), the longest first -> their rows in the pool, (pools, pairs).
 
     A row with nothing in it has the most room left, so it is taken only where no other fits.
     """
     pools, pairs = source.shape
-    fewest = max(source.sum(1).max() / room.source, target.sum(1).max() / room.target)
-    left = [np.full((pools, int(1.05 * fewest) + 2), size, source.dtype) for size in (room.source, room.target)]
+    fewest = max(source.sum(1).max() / capacity.source, target.sum(1).max() / capacity.target)
+    left = [np.full((pools, int(1.05 * fewest) + 2), size, source.dtype) for size in (capacity.source, capacity.target)]
     each, never = np.arange(pools), np.iinfo(source.dtype).max
     chosen = np.empty((pairs, pools), np.int64)
     for i in range(pairs):
         needs = source[:, i], target[:, i]
-        row, fits = _tightest(left, needs, never)
+        row, fits = _find_tightest_row(left, needs, never)
         while not fits[each, row].all():
-            left = _more_rows(left, room)
-            row, fits = _tightest(left, needs, never)
+            left = _add_rows(left, capacity)
+            row, fits = _find_tightest_row(left, needs, never)
         for side, need in zip(left, needs, strict=True):
             side[each, row] -= need
         chosen[i] = row
     return chosen.T
 
 
-def _tightest(left: list[Array], needs: tuple[Array, Array], never: int) -> tuple[Array, Array]:
+def _find_tightest_row(remaining: list[Array], needs: tuple[Array, Array], sentinel: int) -> tuple[Array, Array]:
     """In each pool the row with the least room left among those where the pair fits, and where it fits."""
-    fits = (left[0] >= needs[0][:, None]) & (left[1] >= needs[1][:, None])
-    return np.where(fits, left[0] + left[1], never).argmin(1), fits
+    fits = (remaining[0] >= needs[0][:, None]) & (remaining[1] >= needs[1][:, None])
+    return np.where(fits, remaining[0] + remaining[1], sentinel).argmin(1), fits
 
 
-def _more_rows(left: list[Array], room: Room) -> list[Array]:
-    sizes = (room.source, room.target)
+def _add_rows(remaining: list[Array], capacity: RowCapacity) -> list[Array]:
+    sizes = (capacity.source, capacity.target)
     return [
-        np.pad(side, ((0, 0), (0, MORE_ROWS)), constant_values=size) for side, size in zip(left, sizes, strict=True)
+        np.pad(side, ((0, 0), (0, EXTRA_ROWS)), constant_values=size)
+        for side, size in zip(remaining, sizes, strict=True)
     ]

@@ -20,34 +20,34 @@ class Pair(NamedTuple):
     line: int  # from 1; in XML the line on which the unit begins
 
 
-class Bad(NamedTuple):
+class BadLine(NamedTuple):
     """A line or unit that is no pair: counted and shown, and the reading goes on behind it."""
 
-    why: str  # few words that many lines share, such as "one column only": reports count by it
+    reason: str  # few words that many lines share, such as "one column only": reports count by it
     file: str
     line: int
-    text: str  # the beginning of what stands there
+    excerpt: str  # the beginning of what stands there
 
 
 @dataclass(frozen=True)
-class Languages:
+class LanguagePair:
     """The languages asked for, as tags (`de`, `pt-BR`); None takes what the file itself says."""
 
     source: str | None = None
     target: str | None = None
 
 
-def matches(asked: str, found: str) -> bool:
+def is_tag_match(requested: str, available: str) -> bool:
     """Does the tag `found` in a file answer `asked`? `de` takes `de-AT`, but `de-AT` does not take `de`."""
-    asked, found = normal_tag(asked), normal_tag(found)
-    return found == asked or found.startswith(asked + "-")
+    requested, available = normalize_tag(requested), normalize_tag(available)
+    return available == requested or available.startswith(requested + "-")
 
 
-def choose(asked: str, found: Sequence[str]) -> str | None:
+def choose_tag(requested: str, available: Sequence[str]) -> str | None:
     """The tag of `found` that answers best: the very one if it is there, else the first that matches."""
-    exact = [tag for tag in found if normal_tag(tag) == normal_tag(asked)]
-    return next(iter(exact or [tag for tag in found if matches(asked, tag)]), None)
+    exact = [tag for tag in available if normalize_tag(tag) == normalize_tag(requested)]
+    return next(iter(exact or [tag for tag in available if is_tag_match(requested, tag)]), None)
 
 
-def normal_tag(tag: str) -> str:
+def normalize_tag(tag: str) -> str:
     return tag.strip().replace("_", "-").lower()

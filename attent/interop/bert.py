@@ -15,10 +15,18 @@ from typing import Any
 
 import torch
 
-from attent.interop import encoders, files, table
-from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
-from attent.models import Encoder, EncoderConfig, build_empty
+from attent.interop import conversion, encoder_family, hf_folder
+from attent.interop.conversion import (
+    ACTIVATION_FROM_HF,
+    COMMON_IGNORED,
+    COMMON_REQUIRED,
+    LABEL_KEYS,
+    ConfigKeys,
+    HFActivation,
+    TensorMapping,
+)
+from attent.interop.hf_folder import LazyTensor
+from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
 
@@ -32,44 +40,44 @@ EMBEDDING = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 POOLER = "bert.pooler.dense.weight"
 OUTPUT = "cls.predictions.decoder.weight"  # the embedding once more
-OUTPUT_BIAS, COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"  # one and the same
-MASKED = "cls.predictions.transform.dense.weight"
+OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"  # one and the same
+MASKED_LM = "cls.predictions.transform.dense.weight"
 CLASSIFIER = "classifier.weight"
-TABLE = [
-    Row("embedding.weight", EMBEDDING),
-    Row("segment_embedding.weight", SEGMENTS),
-    Row("encoder.positions.weight", "bert.embeddings.position_embeddings.weight"),
-    Row("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
-    Row("encoder.blocks.{i}.own.query", "bert.encoder.layer.{i}.attention.self.query"),
-    Row("encoder.blocks.{i}.own.key", "bert.encoder.layer.{i}.attention.self.key"),
-    Row("encoder.blocks.{i}.own.value", "bert.encoder.layer.{i}.attention.self.value"),
-    Row("encoder.blocks.{i}.own.output", "bert.encoder.layer.{i}.attention.output.dense"),
-    Row("encoder.blocks.{i}.own_residual.norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
-    Row("encoder.blocks.{i}.feedforward.expand", "bert.encoder.layer.{i}.intermediate.dense"),
-    Row("encoder.blocks.{i}.feedforward.contract", "bert.encoder.layer.{i}.output.dense"),
-    Row("encoder.blocks.{i}.feedforward_residual.norm", "bert.encoder.layer.{i}.output.LayerNorm"),
-    Row("masked.dense", "cls.predictions.transform.dense"),
-    Row("masked.norm", "cls.predictions.transform.LayerNorm"),
-    Row("masked.output.weight", OUTPUT),
-    Row("masked.output.bias", OUTPUT_BIAS),
-    Row("pooler.dense", "bert.pooler.dense"),
-    Row("classifier", "classifier"),
+TENSOR_MAPPINGS = [
+    TensorMapping("embedding.weight", EMBEDDING),
+    TensorMapping("segment_embedding.weight", SEGMENTS),
+    TensorMapping("encoder.positions.weight", "bert.embeddings.position_embeddings.weight"),
+    TensorMapping("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
+    TensorMapping("encoder.blocks.{i}.self_attn.query", "bert.encoder.layer.{i}.attention.self.query"),
+    TensorMapping("encoder.blocks.{i}.self_attn.key", "bert.encoder.layer.{i}.attention.self.key"),
+    TensorMapping("encoder.blocks.{i}.self_attn.value", "bert.encoder.layer.{i}.attention.self.value"),
+    TensorMapping("encoder.blocks.{i}.self_attn.output", "bert.encoder.layer.{i}.attention.output.dense"),
+    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
+    TensorMapping("encoder.blocks.{i}.feedforward.expand", "bert.encoder.layer.{i}.intermediate.dense"),
+    TensorMapping("encoder.blocks.{i}.feedforward.contract", "bert.encoder.layer.{i}.output.dense"),
+    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "bert.encoder.layer.{i}.output.LayerNorm"),
+    TensorMapping("masked_lm.dense", "cls.predictions.transform.dense"),
+    TensorMapping("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
+    TensorMapping("masked_lm.output.weight", OUTPUT),
+    TensorMapping("masked_lm.output.bias", OUTPUT_BIAS),
+    TensorMapping("pooler.dense", "bert.pooler.dense"),
+    TensorMapping("classifier", "classifier"),
 ]
-UNREAD = {
+IGNORED_TENSORS = {
     "whether one sentence follows the other: nothing here asks": [
         "cls.seq_relationship.weight",
         "cls.seq_relationship.bias",
     ],
     "0, 1, 2 and so on": ["bert.embeddings.position_ids", "embeddings.position_ids"],
 }
-OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # of files of 2018
+OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # of files of 2018
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class BertKeys:
     """The keys of a BERT config.json that say what the model is. Defaults are those of `transformers`."""
 
     vocab_size: int = 30_522
@@ -77,7 +85,7 @@ class Facts:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: TheirActivation = "gelu"
+    hidden_act: HFActivation = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
@@ -86,20 +94,20 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class BertHeads:
     """What the tensors say."""
 
-    masked: bool
+    masked_lm: bool
     pooler: bool
     labels: tuple[str, ...]
 
 
-KEYS = Keys(
+CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
-    facts=Facts,
-    names=encoders.NAMES
+    schema=BertKeys,
+    field_to_key=encoder_family.FIELD_TO_KEY
     | {"vocab": "vocab_size", "segments": "type_vocab_size", "max_length": "max_position_embeddings"},
-    fixed=FIXED
+    required_values=COMMON_REQUIRED
     | {
         "model_type": ("bert",),
         "is_decoder": (False,),
@@ -108,9 +116,9 @@ KEYS = Keys(
         "tie_word_embeddings": (True,),
     },
     aliases={},
-    harmless=COMMON
+    ignored=COMMON_IGNORED
     | {
-        "read with the tensors that they speak of": ["architectures", *LABELS],
+        "read with the tensors that they speak of": ["architectures", *LABEL_KEYS],
         "first values of weights": ["initializer_range"],
         "dropout before the labels: here it is that of the stack": ["classifier_dropout"],
         "token ids that are the tokenizer's business": """
@@ -124,33 +132,33 @@ KEYS = Keys(
 )
 
 
-def to_config(facts: Facts, heads: Heads, where: Path) -> EncoderConfig:
-    return table.built(
+def to_config(keys: BertKeys, heads: BertHeads, where: Path) -> EncoderConfig:
+    return conversion.build_config(
         lambda: EncoderConfig(
-            vocab=facts.vocab_size,
-            stack=to_stack(facts),
-            segments=facts.type_vocab_size,
-            masked=heads.masked,
+            vocab=keys.vocab_size,
+            stack=to_stack(keys),
+            segments=keys.type_vocab_size,
+            masked_lm=heads.masked_lm,
             pooler=heads.pooler,
             labels=heads.labels,
         ),
         where,
-        KEYS.names,
+        CONFIG_KEYS.field_to_key,
     )
 
 
-def to_stack(facts: Facts) -> StackConfig:
+def to_stack(keys: BertKeys) -> StackConfig:
     return StackConfig(
-        layers=facts.num_hidden_layers,
-        width=facts.hidden_size,
-        heads=facts.num_attention_heads,
-        inner=facts.intermediate_size,
-        activation=ACTIVATIONS[facts.hidden_act],
-        positions=LearnedConfig(max_length=facts.max_position_embeddings),
-        norm_eps=facts.layer_norm_eps,
+        layers=keys.num_hidden_layers,
+        width=keys.hidden_size,
+        heads=keys.num_attention_heads,
+        ffn_width=keys.intermediate_size,
+        activation=ACTIVATION_FROM_HF[keys.hidden_act],
+        positions=LearnedConfig(max_length=keys.max_position_embeddings),
+        norm_eps=keys.layer_norm_eps,
         embedding_norm=True,
-        dropout=facts.hidden_dropout_prob,
-        attention_dropout=facts.attention_probs_dropout_prob,
+        dropout=keys.hidden_dropout_prob,
+        attention_dropout=keys.attention_probs_dropout_prob,
     )
 
 
@@ -159,57 +167,59 @@ def to_stack(facts: Facts) -> StackConfig:
 
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Encoder:
+) -> TextEncoder:
     """The BERT of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    root = files.found(folder)
-    facts, where = table.read_facts(root, KEYS), files.weights_of(root)
-    encoders.check_architecture(root, ARCHITECTURES, FAMILY)
-    stored = table.without(renamed(files.open_tensors(root)), UNREAD)
-    table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = table.missing_prefix(stored, PREFIX)
-    heads = heads_of(stored, bare, root)
-    if heads.masked:
-        stored = with_output(stored, bare, where)
-    model = build_empty(to_config(facts, heads, root / files.CONFIG))
-    return table.filled(model, TABLE, stored, where, dtype=dtype, device=device, bare=bare)
+    root = hf_folder.resolve_folder(folder)
+    facts, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
+    encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
+    stored = conversion.drop_ignored(rename_old_tensors(hf_folder.open_tensors(root)), IGNORED_TENSORS)
+    conversion.check_layer_count(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
+    bare = conversion.find_omitted_prefix(stored, PREFIX)
+    heads = detect_heads(stored, bare, root)
+    if heads.masked_lm:
+        stored = resolve_output(stored, bare, where)
+    model = build_empty(to_config(facts, heads, root / hf_folder.CONFIG_FILE))
+    return conversion.load_weights(
+        model, TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device, omitted_prefix=bare
+    )
 
 
-def renamed(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The tensors under the names of today."""
     names = {}
     for name, tensor in stored.items():
-        old = next((old for old in OLD_NAMES if name.endswith(old)), "")
-        names[name.removesuffix(old) + OLD_NAMES.get(old, "")] = tensor
+        old = next((old for old in OLD_SUFFIXES if name.endswith(old)), "")
+        names[name.removesuffix(old) + OLD_SUFFIXES.get(old, "")] = tensor
     return names
 
 
-def heads_of(stored: Mapping[str, Stored], bare: str, root: Path) -> Heads:
-    pooler = POOLER.removeprefix(bare) in stored
-    labels = encoders.read_labels(root, len_of(stored[CLASSIFIER])) if CLASSIFIER in stored else ()
+def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> BertHeads:
+    pooler = POOLER.removeprefix(omitted_prefix) in stored
+    labels = encoder_family.read_labels(root, count_rows(stored[CLASSIFIER])) if CLASSIFIER in stored else ()
     if labels and not pooler:
         raise FolderError(
-            f"{files.weights_of(root)}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; a "
+            f"{hf_folder.get_weights_path(root)}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; a "
             f"classifier without the pooler is for each token, and attent has those for whole texts alone"
         )
-    return Heads(masked=MASKED in stored, pooler=pooler, labels=labels)
+    return BertHeads(masked_lm=MASKED_LM in stored, pooler=pooler, labels=labels)
 
 
-def len_of(stored: Stored) -> int:
+def count_rows(stored: LazyTensor) -> int:
     return stored.shape[0] if stored.shape else 0
 
 
-def with_output(stored: Mapping[str, Stored], bare: str, where: Path) -> dict[str, Stored]:
+def resolve_output(stored: Mapping[str, LazyTensor], omitted_prefix: str, where: Path) -> dict[str, LazyTensor]:
     """The head for masked words under its own names; what it shares with the embedding may stand there twice."""
-    groups = [[EMBEDDING.removeprefix(bare), OUTPUT], [OUTPUT_BIAS, COPY]]
-    resolved = table.resolve_ties(stored, groups, where, "`tie_word_embeddings`")
-    del resolved[COPY]
+    groups = [[EMBEDDING.removeprefix(omitted_prefix), OUTPUT], [OUTPUT_BIAS, OUTPUT_BIAS_COPY]]
+    resolved = conversion.resolve_ties(stored, groups, where, "`tie_word_embeddings`")
+    del resolved[OUTPUT_BIAS_COPY]
     return resolved
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 
-def save(model: Encoder, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: TextEncoder, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
     """Writes a new folder that BERT's classes of `transformers` load; without a tokenizer.
 
     It is said to be of the class of its last head; any other head is there too, for the class that has it. `pad` is the
@@ -219,45 +229,45 @@ def save(model: Encoder, folder: str | os.PathLike[str], *, pad: int | None = No
     check_expressible(config)
     if pad is not None and not 0 <= pad < config.vocab:
         raise ValueError(f"`pad` must be a token id, from 0 to {config.vocab - 1}, but is {pad}; give one, or none")
-    tensors = table.their_tensors(model, TABLE)
+    tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     if not config.segments:
         tensors[SEGMENTS] = tensors[EMBEDDING].new_zeros(1, config.stack.width)
-    files.write_folder(
+    hf_folder.write_folder(
         folder,
-        config=to_their_config(config, pad, table.dtype_of(model)),
-        tensors=table.without_prefix(tensors, PREFIX) if architecture(config) == "BertModel" else tensors,
+        config=to_hf_config(config, pad, conversion.get_dtype_name(model)),
+        tensors=conversion.strip_prefix(tensors, PREFIX) if choose_architecture(config) == "BertModel" else tensors,
     )
 
 
 def check_expressible(config: EncoderConfig) -> None:
     """Refuses a model that BERT has no words for, naming the field."""
-    encoders.check_stack(config.stack, FAMILY, {"norm_order": ("post",), "embedding_norm": (True,)})
+    encoder_family.check_stack(config.stack, FAMILY, {"norm_order": ("post",), "embedding_norm": (True,)})
     if not isinstance(config.stack.positions, LearnedConfig):
-        table.refuse(FAMILY, "stack.positions", config.stack.positions, "learned")
+        conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, "learned")
     if config.scale_embeddings:
-        table.refuse(FAMILY, "scale_embeddings", config.scale_embeddings, "False")
+        conversion.reject_field(FAMILY, "scale_embeddings", config.scale_embeddings, "False")
     if config.labels and not config.pooler:
-        table.refuse(FAMILY, "pooler", config.pooler, "True where there are labels")
+        conversion.reject_field(FAMILY, "pooler", config.pooler, "True where there are labels")
 
 
-def architecture(config: EncoderConfig) -> str:
+def choose_architecture(config: EncoderConfig) -> str:
     if config.labels:
         return "BertForSequenceClassification"
-    return "BertForMaskedLM" if config.masked else "BertModel"
+    return "BertForMaskedLM" if config.masked_lm else "BertModel"
 
 
-def to_their_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[str, Any]:
+def to_hf_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, LearnedConfig)
     return {
         "model_type": "bert",
-        "architectures": [architecture(config)],
+        "architectures": [choose_architecture(config)],
         "vocab_size": config.vocab,
         "hidden_size": stack.width,
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
-        "intermediate_size": stack.inner,
-        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
+        "intermediate_size": stack.ffn_width,
+        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
         "hidden_dropout_prob": stack.dropout,
         "attention_probs_dropout_prob": stack.attention_dropout,
         "max_position_embeddings": stack.positions.max_length,
@@ -265,5 +275,5 @@ def to_their_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[
         "layer_norm_eps": stack.norm_eps,
         "pad_token_id": pad,
         "dtype": dtype,
-        **encoders.label_keys(config.labels),
+        **encoder_family.build_label_keys(config.labels),
     }

@@ -21,61 +21,63 @@ import torch
 from torch import Tensor
 
 from attent import settings
-from attent.interop.files import umask
+from attent.interop.hf_folder import read_umask
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import (
-    NEW,
+    NEW_SUFFIX,
     FolderError,
-    damage,
-    entry_of,
-    explained,
+    explain_save_errors,
+    find_damage,
+    fsync_path,
+    hash_file,
     make_folder,
     read_manifest,
-    sync,
     write_manifest,
-    write_new,
+    write_synced,
 )
-from attent.models.heads import unpruned
-from attent.models.store import tensors_of
-from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, sinusoid
+from attent.models.pruning import restore_heads
+from attent.models.weights import collect_tensors
+from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, make_sinusoids
 from attent.nn.feedforward import Activation
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer, Vocabulary
 
-LAYOUT = 1  # of what is written here: counted up when a conversion of before must be made anew
-POSITIONS = 2048  # sinusoids that are written down (4 MB at width 512); longer text is left to our own engine
-NEVER = -1e9  # the logit of a token that is never written: its probability is 0, and sums with it stay finite
-ABANDONED = 3600  # seconds; a conversion takes some
-CHECKSUMS, ORIGIN = "checksums.json", "origin.json"
+CONVERSION_VERSION = 1  # of what is written here: counted up when a conversion of before must be made anew
+MAX_POSITIONS = 2048  # sinusoids that are written down (4 MB at width 512); longer text is left to our own engine
+SUPPRESSED_LOGIT = (
+    -1e9
+)  # the logit of a token that is never written: its probability is 0, and sums with it stay finite
+STALE_SECONDS = 3600  # seconds; a conversion takes some
+CHECKSUMS_FILE, ORIGIN_FILE = "checksums.json", "origin.json"
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16", "float32")
-OPTIONAL_PACKAGE = "CTranslate2 is not installed; run: pip install 'ctranslate2>=4.8.4'"
+INSTALL_HINT = "CTranslate2 is not installed; run: pip install 'ctranslate2>=4.8.4'"
 
 
 class ConversionError(ValueError):
     """The model cannot be written for CTranslate2; the message says why."""
 
 
-def package() -> Any:
+def import_ctranslate2() -> Any:
     """The package `ctranslate2`, imported when first needed: it takes a while."""
     try:
         import ctranslate2
         import ctranslate2.specs
     except ImportError as error:
-        raise ConversionError(f"{OPTIONAL_PACKAGE} ({error})") from error
+        raise ConversionError(f"{INSTALL_HINT} ({error})") from error
     return ctranslate2
 
 
 # --- in and out of a folder ----------------------------------------------------------------------------------------
 
 
-def write(
+def write_conversion(
     model: Seq2Seq,
     tokenizer: Tokenizer | None,
     folder: str | os.PathLike[str],
     *,
     quantization: str = "int8",
-    never: Iterable[int] | None = None,
+    suppressed_tokens: Iterable[int] | None = None,
 ) -> None:
     """Write the folder aside and put it in its place as a whole, in the stead of a conversion that was there.
 
@@ -83,81 +85,87 @@ def write(
     never      target ids that must not be written; None: those of `never_written`
     """
     root = Path(folder).expanduser().absolute()
-    banned = never_written(model.config, tokenizer) if never is None else sorted(set(never))
-    origin = {"fingerprint": fingerprint(model, tokenizer, quantization, banned), "quantization": quantization}
-    spec = to_spec(model, vocabularies(model.config, tokenizer), unknown_of(tokenizer), banned)
+    banned = (
+        find_suppressed_tokens(model.config, tokenizer) if suppressed_tokens is None else sorted(set(suppressed_tokens))
+    )
+    origin = {"fingerprint": compute_fingerprint(model, tokenizer, quantization, banned), "quantization": quantization}
+    spec = to_spec(model, build_vocabularies(model.config, tokenizer), get_unknown_id(tokenizer), banned)
     spec.validate()
     spec.optimize(quantization=quantization)
-    with explained(root, "conversion"):
+    with explain_save_errors(root, "conversion"):
         make_folder(root.parent)
-        clear_abandoned(root)
-        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW, dir=root.parent))
+        remove_stale_folders(root)
+        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW_SUFFIX, dir=root.parent))
         try:
             spec.save(os.fspath(aside))
-            write_new(aside / ORIGIN, json.dumps(origin, indent=2).encode())
-            write_manifest(aside / CHECKSUMS, {path.name: entry_of(path) for path in sorted(aside.iterdir())})
-            publish(aside, root)
+            write_synced(aside / ORIGIN_FILE, json.dumps(origin, indent=2).encode())
+            write_manifest(aside / CHECKSUMS_FILE, {path.name: hash_file(path) for path in sorted(aside.iterdir())})
+            publish_conversion(aside, root)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def clear_abandoned(root: Path) -> None:
+def remove_stale_folders(root: Path) -> None:
     """What killed processes have left aside; what is younger may be of one that is at work."""
-    for aside in root.parent.glob(f".{root.name}.*{NEW}"):
-        if time.time() - aside.stat().st_mtime > ABANDONED:
+    for aside in root.parent.glob(f".{root.name}.*{NEW_SUFFIX}"):
+        if time.time() - aside.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(aside: Path, root: Path) -> None:
+def publish_conversion(temporary: Path, root: Path) -> None:
     """On disk for sure, then under its name; whoever writes the same at the same time has written the same."""
-    aside.chmod(0o777 & ~umask())
-    for path in (*aside.iterdir(), aside):
-        sync(path)
+    temporary.chmod(0o777 & ~read_umask())
+    for path in (*temporary.iterdir(), temporary):
+        fsync_path(path)
     if root.exists():
         if not is_conversion(root):
             raise FolderError(f"{root}: holds something else than a conversion; give another folder, or remove it")
         old = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=".old", dir=root.parent))
         os.rename(root, old / root.name)
-        os.rename(aside, root)
+        os.rename(temporary, root)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.rename(aside, root)
-    sync(root.parent)
+        os.rename(temporary, root)
+    fsync_path(root.parent)
 
 
 def is_conversion(root: Path) -> bool:
     """Whether it may be replaced: it is empty, or made here."""
-    return root.is_dir() and (not any(root.iterdir()) or (root / ORIGIN).exists() or (root / CHECKSUMS).exists())
+    return root.is_dir() and (
+        not any(root.iterdir()) or (root / ORIGIN_FILE).exists() or (root / CHECKSUMS_FILE).exists()
+    )
 
 
-def is_whole(folder: Path, fingerprint: str) -> bool:
+def is_intact(folder: Path, fingerprint: str) -> bool:
     """Is there a conversion of just this model, and every byte of it as it was written?"""
     try:
-        entries = read_manifest(folder / CHECKSUMS, "conversion")
-        intact = {"model.bin", "config.json", ORIGIN} <= entries.keys() and all(
-            damage(folder / name, entry) is None for name, entry in entries.items()
+        entries = read_manifest(folder / CHECKSUMS_FILE, "conversion")
+        intact = {"model.bin", "config.json", ORIGIN_FILE} <= entries.keys() and all(
+            find_damage(folder / name, entry) is None for name, entry in entries.items()
         )
-        return intact and settings.read_json(folder / ORIGIN).get("fingerprint") == fingerprint
+        return intact and settings.read_json(folder / ORIGIN_FILE).get("fingerprint") == fingerprint
     except (FolderError, settings.SettingsError, OSError):
         return False
 
 
-def fingerprint(model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, never: Sequence[int]) -> str:
+def compute_fingerprint(
+    model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, suppressed_tokens: Sequence[int]
+) -> str:
     """sha256 of all that decides the conversion. Of the weights in memory: files may have been saved anew since."""
     if quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConversionError(f"`quantization` must be one of {known}, but is {quantization!r}")
     facts = {
-        "layout": LAYOUT,
-        "ctranslate2": package().__version__,
+        "layout": CONVERSION_VERSION,
+        "ctranslate2": import_ctranslate2().__version__,
         "quantization": quantization,
-        "never": list(never),
+        "never": list(suppressed_tokens),
         "model": settings.to_dict(model.config),
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     seen: dict[int, str] = {}
-    for name, tensor in tensors_of(model, build_empty(model.config)).items():
+    for name, tensor in collect_tensors(model, build_empty(model.config)).items():
         first = seen.setdefault(tensor.data_ptr(), name)
         digest.update(f"{name} {first} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         if first == name:  # embeddings may stand under three names
@@ -168,25 +176,25 @@ def fingerprint(model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, 
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-def never_written(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
+def find_suppressed_tokens(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
     """What is no word of a target: the start, padding, the unknown, and ids that the tokenizer has no piece for."""
-    banned = {config.start}
+    banned = {config.start_id}
     if tokenizer is not None:
         target = tokenizer.target
-        banned |= {target.pad, target.unknown, *range(target.size, config.targets)}
-    return sorted(banned - {config.end})
+        banned |= {target.pad, target.unknown, *range(target.size, config.output_vocab)}
+    return sorted(banned - {config.end_id})
 
 
-def vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
+def build_vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
     """The name of every id, source and target: all different, for CTranslate2 is talked to in names."""
     if tokenizer is None:
-        return names(None, config.vocab), names(None, config.targets)
-    return names(tokenizer.source, config.vocab), names(tokenizer.target, config.targets)
+        return name_tokens(None, config.vocab), name_tokens(None, config.output_vocab)
+    return name_tokens(tokenizer.source, config.vocab), name_tokens(tokenizer.target, config.output_vocab)
 
 
-def names(vocabulary: Vocabulary | None, size: int) -> list[str]:
+def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
     known = 0 if vocabulary is None else min(vocabulary.size, size)
-    pieces = [] if vocabulary is None else vocabulary.pieces(range(known))
+    pieces = [] if vocabulary is None else vocabulary.to_pieces(range(known))
     pieces += [f"<{'' if vocabulary is None else 'unused_'}{i}>" for i in range(known, size)]
     taken: dict[str, None] = {}
     for i, piece in enumerate(pieces):
@@ -197,7 +205,7 @@ def names(vocabulary: Vocabulary | None, size: int) -> list[str]:
     return list(taken)
 
 
-def unknown_of(tokenizer: Tokenizer | None) -> int | None:
+def get_unknown_id(tokenizer: Tokenizer | None) -> int | None:
     return None if tokenizer is None else tokenizer.target.unknown
 
 
@@ -208,39 +216,41 @@ def check_expressible(config: Seq2SeqConfig) -> None:
     """Refuse a model that CTranslate2 has no words for, naming the field."""
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack.window not in (None, (None, None)):
-            refuse(f"{side}.window", stack.window, "None")
+            reject_field(f"{side}.window", stack.window, "None")
         if not isinstance(stack.positions, SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig):
-            refuse(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
+            reject_field(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
         if isinstance(stack.positions, RotaryConfig) and stack.positions.scaling is not None:
-            refuse(f"{side}.positions.scaling", stack.positions.scaling, "None")
+            reject_field(f"{side}.positions.scaling", stack.positions.scaling, "None")
         for name in ("scale_by_layer", "embedding_norm"):
             if getattr(stack, name):
-                refuse(f"{side}.{name}", True, "False")
+                reject_field(f"{side}.{name}", True, "False")
     if config.encoder.norm_eps != config.decoder.norm_eps:
-        refuse("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
+        reject_field("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
 
 
-def refuse(name: str, value: object, wanted: str) -> None:
+def reject_field(name: str, value: object, required: str) -> None:
     raise ConversionError(
-        f"`{name}` must be {wanted} for CTranslate2, but is {value!r}; translate with our own engine (--engine torch)"
+        f"`{name}` must be {required} for CTranslate2, but is {value!r}; translate with our own engine (--engine torch)"
     )
 
 
 # --- the model as CTranslate2's specification ----------------------------------------------------------------------
 
 
-def to_spec(model: Seq2Seq, words: tuple[list[str], list[str]], unknown: int | None, never: Sequence[int]) -> Any:
+def to_spec(
+    model: Seq2Seq, vocabularies: tuple[list[str], list[str]], unknown: int | None, suppressed_tokens: Sequence[int]
+) -> Any:
     """The whole model; every number is a copy, since CTranslate2 quantizes in place.
 
     CTranslate2 knows one number of heads for all layers: those that were pruned are put back as zeros, so that it
     translates the same, and no quicker.
     """
-    model = unpruned(model)
+    model = restore_heads(model)
     config = model.config
     check_expressible(config)
-    specs = package().specs
-    tensors = {name: to_numpy(tensor) for name, tensor in tensors_of(model, build_empty(config)).items()}
-    spec = specs.TransformerSpec(encoder_spec(config.encoder), decoder_spec(config.decoder))
+    specs = import_ctranslate2().specs
+    tensors = {name: to_numpy(tensor) for name, tensor in collect_tensors(model, build_empty(config)).items()}
+    spec = specs.TransformerSpec(make_encoder_spec(config.encoder), make_decoder_spec(config.decoder))
     for side, stack, target in (("encoder", config.encoder, spec.encoder), ("decoder", config.decoder, spec.decoder)):
         target.scale_embeddings = config.scale_embeddings
         fill_stack(target, stack, side, tensors)
@@ -249,16 +259,16 @@ def to_spec(model: Seq2Seq, words: tuple[list[str], list[str]], unknown: int | N
     if config.scale_output:
         spec.decoder.scale_outputs = config.decoder.width**-0.5
     spec.decoder.projection.weight = tensors["output.weight"]
-    bias = tensors.get("output.bias", torch.zeros(config.targets).numpy())
-    bias[list(never)] = NEVER
+    bias = tensors.get("output.bias", torch.zeros(config.output_vocab).numpy())
+    bias[list(suppressed_tokens)] = SUPPRESSED_LOGIT
     spec.decoder.projection.bias = bias
-    source, target = words
+    source, target = vocabularies
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     spec.config.layer_norm_epsilon = config.encoder.norm_eps
-    spec.config.bos_token = spec.config.decoder_start_token = target[config.start]
-    spec.config.eos_token = target[config.end]
-    spec.config.unk_token = target[config.end if unknown is None else unknown]
+    spec.config.bos_token = spec.config.decoder_start_token = target[config.start_id]
+    spec.config.eos_token = target[config.end_id]
+    spec.config.unk_token = target[config.end_id if unknown is None else unknown]
     return spec
 
 
@@ -266,19 +276,19 @@ def to_numpy(tensor: Tensor) -> Any:
     return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
 
 
-def encoder_spec(stack: StackConfig) -> Any:
-    return package().specs.TransformerEncoderSpec(stack.layers, stack.heads, **shape(stack))
+def make_encoder_spec(stack: StackConfig) -> Any:
+    return import_ctranslate2().specs.TransformerEncoderSpec(stack.layers, stack.heads, **build_spec_options(stack))
 
 
-def decoder_spec(stack: StackConfig) -> Any:
-    return package().specs.TransformerDecoderSpec(stack.layers, stack.heads, **shape(stack))
+def make_decoder_spec(stack: StackConfig) -> Any:
+    return import_ctranslate2().specs.TransformerDecoderSpec(stack.layers, stack.heads, **build_spec_options(stack))
 
 
-def shape(stack: StackConfig) -> dict[str, Any]:
+def build_spec_options(stack: StackConfig) -> dict[str, Any]:
     """What both sides are told alike."""
     shaped: dict[str, Any] = {
         "pre_norm": stack.norm_order == "pre",
-        "activation": activation(stack.activation),
+        "activation": to_ct2_activation(stack.activation),
         "ffn_glu": stack.gated,
         "rms_norm": stack.norm == "rms",
         "relative_attention_bias": isinstance(stack.positions, RelativeConfig),
@@ -292,9 +302,9 @@ def shape(stack: StackConfig) -> dict[str, Any]:
     return shaped
 
 
-def activation(name: Activation) -> Any:
+def to_ct2_activation(name: Activation) -> Any:
     theirs = dict(zip(get_args(Activation), ("RELU", "GELU", "GELUTanh", "SWISH"), strict=True))
-    return getattr(package().specs.Activation, theirs[name])
+    return getattr(import_ctranslate2().specs.Activation, theirs[name])
 
 
 def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
@@ -303,11 +313,11 @@ def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]
         set_norm(spec.layer_norm, f"{side}.norm", tensors)
     for i, layer in enumerate(spec.layer):
         block = f"{side}.blocks.{i}"
-        set_attention(layer.self_attention, f"{block}.own", stack, tensors, cross=False)
-        set_norm(layer.self_attention.layer_norm, f"{block}.own_residual.norm", tensors)
-        if stack.cross:
-            set_attention(layer.attention, f"{block}.cross", stack, tensors, cross=True)
-            set_norm(layer.attention.layer_norm, f"{block}.cross_residual.norm", tensors)
+        set_attention(layer.self_attention, f"{block}.self_attn", stack, tensors, cross=False)
+        set_norm(layer.self_attention.layer_norm, f"{block}.self_attn_residual.norm", tensors)
+        if stack.cross_attention:
+            set_attention(layer.attention, f"{block}.cross_attn", stack, tensors, cross=True)
+            set_norm(layer.attention.layer_norm, f"{block}.cross_attn_residual.norm", tensors)
         set_feedforward(layer.ffn, f"{block}.feedforward", stack, tensors)
         set_norm(layer.ffn.layer_norm, f"{block}.feedforward_residual.norm", tensors)
 
@@ -316,17 +326,17 @@ def set_positions(spec: Any, stack: StackConfig, side: str, tensors: dict[str, A
     match stack.positions:
         case SinusoidalConfig():
             # CTranslate2's own sinusoids count from 1 and have other wave lengths.
-            table = sinusoid(torch.arange(POSITIONS), stack.width, stack.positions.order)
+            table = make_sinusoids(torch.arange(MAX_POSITIONS), stack.width, stack.positions.order)
             spec.position_encodings.encodings = table.numpy()
         case LearnedConfig():
             spec.position_encodings.encodings = tensors[f"{side}.positions.weight"]
         case RelativeConfig():
             for layer in spec.layer:
                 layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
-                layer.self_attention.relative_attention_max_distance = int32(stack.positions.reach)
+                layer.self_attention.relative_attention_max_distance = to_int32(stack.positions.max_distance)
 
 
-def int32(value: int) -> Any:
+def to_int32(value: int) -> Any:
     return torch.tensor(value, dtype=torch.int32).numpy()[()]
 
 
@@ -360,15 +370,15 @@ def set_linear(spec: Any, parts: list[str], tensors: dict[str, Any]) -> None:
         spec.bias = np.concatenate([tensors[f"{part}.bias"] for part in parts])
 
 
-def longest(config: Seq2SeqConfig) -> tuple[int | None, int | None]:
+def get_max_lengths(config: Seq2SeqConfig) -> tuple[int | None, int | None]:
     """Tokens of a source and of a target that a conversion has positions for; None: any number."""
-    return reach(config.encoder), reach(config.decoder)
+    return get_max_length(config.encoder), get_max_length(config.decoder)
 
 
-def reach(stack: StackConfig) -> int | None:
+def get_max_length(stack: StackConfig) -> int | None:
     match stack.positions:
         case SinusoidalConfig():
-            return POSITIONS
+            return MAX_POSITIONS
         case LearnedConfig():
             return stack.positions.max_length
     return None

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from attent.interop import decoders, table
-from attent.interop.table import (
-    ACTIVATIONS,
-    COMMON,
-    FIXED,
-    LABELS,
+from attent.interop import causal_family, conversion
+from attent.interop.conversion import (
+    ACTIVATION_FROM_HF,
+    COMMON_IGNORED,
+    COMMON_REQUIRED,
+    LABEL_KEYS,
     TRANSPOSED,
-    Keys,
-    Row,
-    TheirActivation,
-    side_by_side,
+    ConfigKeys,
+    HFActivation,
+    TensorMapping,
+    concat_transposed,
 )
 from attent.models import CausalConfig, CausalLM
 from attent.nn import LearnedConfig, StackConfig
@@ -32,20 +32,20 @@ from attent.nn import LearnedConfig, StackConfig
 
 PREFIX = "transformer."  # the first published weights leave it out
 EMBEDDING, OUTPUT = "transformer.wte.weight", "lm_head.weight"
-QKV = ("decoder.blocks.{i}.own.query", "decoder.blocks.{i}.own.key", "decoder.blocks.{i}.own.value")
-TABLE = [
-    Row("embedding.weight", EMBEDDING),
-    Row("decoder.positions.weight", "transformer.wpe.weight"),
-    Row("decoder.blocks.{i}.own_residual.norm", "transformer.h.{i}.ln_1"),
-    Row(QKV, "transformer.h.{i}.attn.c_attn", side_by_side(3)),
-    Row("decoder.blocks.{i}.own.output", "transformer.h.{i}.attn.c_proj", TRANSPOSED),
-    Row("decoder.blocks.{i}.feedforward_residual.norm", "transformer.h.{i}.ln_2"),
-    Row("decoder.blocks.{i}.feedforward.expand", "transformer.h.{i}.mlp.c_fc", TRANSPOSED),
-    Row("decoder.blocks.{i}.feedforward.contract", "transformer.h.{i}.mlp.c_proj", TRANSPOSED),
-    Row("decoder.norm", "transformer.ln_f"),
-    Row("output.weight", OUTPUT),
+QKV = ("decoder.blocks.{i}.self_attn.query", "decoder.blocks.{i}.self_attn.key", "decoder.blocks.{i}.self_attn.value")
+TENSOR_MAPPINGS = [
+    TensorMapping("embedding.weight", EMBEDDING),
+    TensorMapping("decoder.positions.weight", "transformer.wpe.weight"),
+    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "transformer.h.{i}.ln_1"),
+    TensorMapping(QKV, "transformer.h.{i}.attn.c_attn", concat_transposed(3)),
+    TensorMapping("decoder.blocks.{i}.self_attn.output", "transformer.h.{i}.attn.c_proj", TRANSPOSED),
+    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "transformer.h.{i}.ln_2"),
+    TensorMapping("decoder.blocks.{i}.feedforward.expand", "transformer.h.{i}.mlp.c_fc", TRANSPOSED),
+    TensorMapping("decoder.blocks.{i}.feedforward.contract", "transformer.h.{i}.mlp.c_proj", TRANSPOSED),
+    TensorMapping("decoder.norm", "transformer.ln_f"),
+    TensorMapping("output.weight", OUTPUT),
 ]
-UNREAD = {
+IGNORED_TENSORS = {
     "which tokens see which, as a table: we compute it": [
         prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
     ],
@@ -56,7 +56,7 @@ UNREAD = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class GPT2Keys:
     """The keys of a GPT-2 config.json that say what the model is. Defaults are those of `transformers`."""
 
     vocab_size: int
@@ -65,7 +65,7 @@ class Facts:
     n_layer: int
     n_head: int
     n_inner: int | None = None
-    activation_function: TheirActivation = "gelu_new"
+    activation_function: HFActivation = "gelu_new"
     resid_pdrop: float = 0.1
     embd_pdrop: float = 0.1
     attn_pdrop: float = 0.1
@@ -77,23 +77,23 @@ class Facts:
     eos_token_id: int | tuple[int, ...] | None = 50_256
 
 
-KEYS = Keys(
+CONFIG_KEYS = ConfigKeys(
     family="GPT-2",
-    facts=Facts,
-    overruled=("bos_token_id", "eos_token_id"),
-    names={
+    schema=GPT2Keys,
+    generation_overrides=("bos_token_id", "eos_token_id"),
+    field_to_key={
         "vocab": "vocab_size",
         "layers": "n_layer",
         "width": "n_embd",
         "heads": "n_head",
-        "inner": "n_inner",
+        "ffn_width": "n_inner",
         "max_length": "n_positions",
         "norm_eps": "layer_norm_epsilon",
         "dropout": "resid_pdrop",
         "embedding_dropout": "embd_pdrop",
         "attention_dropout": "attn_pdrop",
     },
-    fixed=FIXED
+    required_values=COMMON_REQUIRED
     | {
         "model_type": ("gpt2",),
         "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
@@ -107,12 +107,12 @@ KEYS = Keys(
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
-    harmless=COMMON
+    ignored=COMMON_IGNORED
     | {
         "a head that classifies, which a language model does not have": """
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
         """.split()
-        + LABELS,
+        + LABEL_KEYS,
         "first values of weights": ["initializer_range"],
         "the same numbers in another order, for half precision": ["reorder_and_upcast_attn"],
         "token ids that a language model does not need": """
@@ -122,36 +122,36 @@ KEYS = Keys(
 )
 
 
-def to_config(facts: Facts, where: Path) -> CausalConfig:
-    return table.built(
+def to_config(keys: GPT2Keys, where: Path) -> CausalConfig:
+    return conversion.build_config(
         lambda: CausalConfig(
-            vocab=facts.vocab_size,
-            stack=to_stack(facts),
-            tie_output=facts.tie_word_embeddings,
-            start=table.known_id(facts.bos_token_id, facts.vocab_size),
-            ends=table.known_ids(facts.eos_token_id, facts.vocab_size),
+            vocab=keys.vocab_size,
+            stack=to_stack(keys),
+            tie_output=keys.tie_word_embeddings,
+            start_id=conversion.drop_invalid_id(keys.bos_token_id, keys.vocab_size),
+            end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
         ),
         where,
-        KEYS.names,
+        CONFIG_KEYS.field_to_key,
     )
 
 
-def to_stack(facts: Facts) -> StackConfig:
+def to_stack(keys: GPT2Keys) -> StackConfig:
     return StackConfig(
-        layers=facts.n_layer,
-        width=facts.n_embd,
-        heads=facts.n_head,
-        inner=4 * facts.n_embd if facts.n_inner is None else facts.n_inner,
-        activation=ACTIVATIONS[facts.activation_function],
+        layers=keys.n_layer,
+        width=keys.n_embd,
+        heads=keys.n_head,
+        ffn_width=4 * keys.n_embd if keys.n_inner is None else keys.n_inner,
+        activation=ACTIVATION_FROM_HF[keys.activation_function],
         causal=True,
-        positions=LearnedConfig(max_length=facts.n_positions),
+        positions=LearnedConfig(max_length=keys.n_positions),
         norm_order="pre",
-        norm_eps=facts.layer_norm_epsilon,
-        scale=None if facts.scale_attn_weights else 1.0,
-        scale_by_layer=facts.scale_attn_by_inverse_layer_idx,
-        dropout=facts.resid_pdrop,
-        embedding_dropout=None if facts.embd_pdrop == facts.resid_pdrop else facts.embd_pdrop,
-        attention_dropout=facts.attn_pdrop,
+        norm_eps=keys.layer_norm_epsilon,
+        scale=None if keys.scale_attn_weights else 1.0,
+        scale_by_layer=keys.scale_attn_by_inverse_layer_idx,
+        dropout=keys.resid_pdrop,
+        embedding_dropout=None if keys.embd_pdrop == keys.resid_pdrop else keys.embd_pdrop,
+        attention_dropout=keys.attn_pdrop,
     )
 
 
@@ -162,15 +162,15 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> CausalLM:
     """The GPT2LMHeadModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    return decoders.load(FAMILY, folder, dtype, device)
+    return causal_family.load_causal(FAMILY, folder, dtype, device)
 
 
 # --- out ------------------------------------------------------------------------------------------
 
-THEIR_ACTIVATIONS = table.THEIR_ACTIVATIONS | {"gelu_tanh": "gelu_new"}
-SAID = set(
+ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"gelu_tanh": "gelu_new"}
+EXPRESSED_FIELDS = set(
     """
-    layers width heads inner activation causal positions norm_eps scale scale_by_layer dropout embedding_dropout
+    layers width heads ffn_width activation causal positions norm_eps scale scale_by_layer dropout embedding_dropout
     attention_dropout
     """.split()
 )
@@ -181,7 +181,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = N
 
     `pad` is the token id that fills up short rows there; we need none.
     """
-    decoders.save(FAMILY, model, folder, pad)
+    causal_family.save_causal(FAMILY, model, folder, pad)
 
 
 def check_expressible(config: CausalConfig) -> None:
@@ -191,9 +191,9 @@ def check_expressible(config: CausalConfig) -> None:
     wanted: dict[str, tuple[object, ...]] = {
         "kv_heads": (None, stack.heads),
         "head_width": (None, head_width),
-        "kept": (None,),
+        "remaining_heads": (None,),
         "gated": (False,),
-        "cross": (False,),
+        "cross_attention": (False,),
         "window": (None, (None, None), (None, 0)),
         "norm": ("layer",),
         "norm_order": ("pre",),
@@ -202,17 +202,17 @@ def check_expressible(config: CausalConfig) -> None:
         "output_dropout": (0,),
         "activation_dropout": (0,),
     }
-    table.check_stack(stack, "GPT-2", side="stack", said=SAID, wanted=wanted)
+    conversion.check_stack(stack, "GPT-2", side="stack", expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
     if not isinstance(stack.positions, LearnedConfig):
-        table.refuse("GPT-2", "stack.positions", stack.positions, "learned (LearnedConfig)")
+        conversion.reject_field("GPT-2", "stack.positions", stack.positions, "learned (LearnedConfig)")
     if stack.scale not in (None, head_width**-0.5, 1.0):
-        table.refuse("GPT-2", "stack.scale", stack.scale, "None or 1.0")
+        conversion.reject_field("GPT-2", "stack.scale", stack.scale, "None or 1.0")
     for name in ("output_bias", "scale_embeddings"):
         if getattr(config, name):
-            table.refuse("GPT-2", name, True, "False")
+            conversion.reject_field("GPT-2", name, True, "False")
 
 
-def to_their_config(config: CausalConfig) -> dict[str, Any]:
+def to_hf_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, LearnedConfig)
     return {
@@ -223,8 +223,8 @@ def to_their_config(config: CausalConfig) -> dict[str, Any]:
         "n_embd": stack.width,
         "n_layer": stack.layers,
         "n_head": stack.heads,
-        "n_inner": stack.inner,
-        "activation_function": THEIR_ACTIVATIONS[stack.activation],
+        "n_inner": stack.ffn_width,
+        "activation_function": ACTIVATION_TO_HF[stack.activation],
         "resid_pdrop": stack.dropout,
         "embd_pdrop": stack.dropout if stack.embedding_dropout is None else stack.embedding_dropout,
         "attn_pdrop": stack.attention_dropout,
@@ -235,14 +235,14 @@ def to_their_config(config: CausalConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = decoders.Decoders(
-    keys=KEYS,
-    names=TABLE,
-    unread=UNREAD,
+FAMILY = causal_family.CausalFamily(
+    keys=CONFIG_KEYS,
+    mappings=TENSOR_MAPPINGS,
+    ignored_tensors=IGNORED_TENSORS,
     prefix=PREFIX,
-    tied=(EMBEDDING, OUTPUT),
-    layers="n_layer",
+    tied_names=(EMBEDDING, OUTPUT),
+    layers_key="n_layer",
     to_config=to_config,
-    check=check_expressible,
-    to_theirs=to_their_config,
+    check_expressible=check_expressible,
+    to_hf_config=to_hf_config,
 )

@@ -13,32 +13,42 @@ from typing import Any, NoReturn
 
 import torch
 
-from attent.interop import decoders, files, table
-from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
+from attent.interop import causal_family, conversion, hf_folder
+from attent.interop.conversion import (
+    ACTIVATION_FROM_HF,
+    COMMON_IGNORED,
+    COMMON_REQUIRED,
+    LABEL_KEYS,
+    ConfigKeys,
+    HFActivation,
+    TensorMapping,
+)
 from attent.models import CausalConfig, CausalLM
 from attent.models.folder import FolderError
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
-from attent.nn.positions import Scaling
+from attent.nn.positions import RotaryScaling
 
 # --- names ----------------------------------------------------------------------------------------
 
 PREFIX = "model."  # weights without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-TABLE = [
-    Row("embedding.weight", EMBEDDING),
-    Row("decoder.blocks.{i}.own_residual.norm", "model.layers.{i}.input_layernorm"),
-    Row("decoder.blocks.{i}.own.query", "model.layers.{i}.self_attn.q_proj"),
-    Row("decoder.blocks.{i}.own.key", "model.layers.{i}.self_attn.k_proj"),
-    Row("decoder.blocks.{i}.own.value", "model.layers.{i}.self_attn.v_proj"),
-    Row("decoder.blocks.{i}.own.output", "model.layers.{i}.self_attn.o_proj"),
-    Row("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
-    Row("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # the one with the activation
-    Row("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
-    Row("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
-    Row("decoder.norm", "model.norm"),
-    Row("output.weight", OUTPUT),
+TENSOR_MAPPINGS = [
+    TensorMapping("embedding.weight", EMBEDDING),
+    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.layers.{i}.input_layernorm"),
+    TensorMapping("decoder.blocks.{i}.self_attn.query", "model.layers.{i}.self_attn.q_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.key", "model.layers.{i}.self_attn.k_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.value", "model.layers.{i}.self_attn.v_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.output", "model.layers.{i}.self_attn.o_proj"),
+    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
+    TensorMapping(
+        "decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"
+    ),  # the one with the activation
+    TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
+    TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
+    TensorMapping("decoder.norm", "model.norm"),
+    TensorMapping("output.weight", OUTPUT),
 ]
-UNREAD = {
+IGNORED_TENSORS = {
     "the speeds of rotary positions: we compute them from the config, as transformers does": [
         prefix + name
         for prefix in ("", PREFIX)
@@ -51,7 +61,7 @@ UNREAD = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope:
+class RopeKeys:
     """Rotary positions, as `rope_scaling` told them once and `rope_parameters` tells them since transformers 5."""
 
     rope_type: str | None = None
@@ -65,7 +75,7 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class LlamaKeys:
     """The keys of a LLaMA config.json that say what the model is. Where a key may be left out, its default is that of
     `transformers`; sizes may not, which every file of a published model tells."""
 
@@ -76,13 +86,13 @@ class Facts:
     num_attention_heads: int
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    hidden_act: TheirActivation = "silu"
+    hidden_act: HFActivation = "silu"
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
     original_max_position_embeddings: int | None = None  # goes before the one inside of the table
     rope_theta: float | None = None
-    rope_scaling: Rope | None = None
-    rope_parameters: Rope | None = None
+    rope_scaling: RopeKeys | None = None
+    rope_parameters: RopeKeys | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     attention_dropout: float | None = 0.0
@@ -91,25 +101,25 @@ class Facts:
     eos_token_id: int | tuple[int, ...] | None = 2
 
 
-KEYS = Keys(
+CONFIG_KEYS = ConfigKeys(
     family="LLaMA",
-    facts=Facts,
-    overruled=("bos_token_id", "eos_token_id"),
-    names={
+    schema=LlamaKeys,
+    generation_overrides=("bos_token_id", "eos_token_id"),
+    field_to_key={
         "vocab": "vocab_size",
         "layers": "num_hidden_layers",
         "width": "hidden_size",
         "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads",
         "head_width": "head_dim",
-        "inner": "intermediate_size",
+        "ffn_width": "intermediate_size",
         "norm_eps": "rms_norm_eps",
         "base": "rope_theta",
-        "low": "low_freq_factor",
-        "high": "high_freq_factor",
-        "length": "max_position_embeddings",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "trained_length": "max_position_embeddings",
     },
-    fixed=FIXED
+    required_values=COMMON_REQUIRED
     | {
         "model_type": ("llama",),
         "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
@@ -121,11 +131,11 @@ KEYS = Keys(
         "sliding_window": (None,),
     },
     aliases={},
-    harmless=COMMON
+    ignored=COMMON_IGNORED
     | {
         "first values of weights": ["initializer_range"],
         "in how many pieces matrices were multiplied when it was trained: the same numbers": ["pretraining_tp"],
-        "classifiers: not of a language model": LABELS,
+        "classifiers: not of a language model": LABEL_KEYS,
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id
         """.split(),
@@ -136,85 +146,90 @@ KEYS = Keys(
 )
 
 
-def to_config(facts: Facts, where: Path) -> CausalConfig:
-    return table.built(
+def to_config(keys: LlamaKeys, where: Path) -> CausalConfig:
+    return conversion.build_config(
         lambda: CausalConfig(
-            vocab=facts.vocab_size,
-            stack=to_stack(facts, where),
-            tie_output=facts.tie_word_embeddings,
-            start=table.known_id(facts.bos_token_id, facts.vocab_size),
-            ends=table.known_ids(facts.eos_token_id, facts.vocab_size),
+            vocab=keys.vocab_size,
+            stack=to_stack(keys, where),
+            tie_output=keys.tie_word_embeddings,
+            start_id=conversion.drop_invalid_id(keys.bos_token_id, keys.vocab_size),
+            end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
         ),
         where,
-        KEYS.names,
+        CONFIG_KEYS.field_to_key,
     )
 
 
-def to_stack(facts: Facts, where: Path) -> StackConfig:
-    if facts.attention_bias != facts.mlp_bias:
+def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
+    if keys.attention_bias != keys.mlp_bias:
         raise FolderError(
-            f"{where}: `attention_bias` must be as `mlp_bias`, {facts.mlp_bias}, but is {facts.attention_bias}; "
+            f"{where}: `attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}; "
             f"a model with biases in some layers alone is not supported"
         )
-    kv_heads, head_width = facts.num_key_value_heads, facts.head_dim
+    kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
     return StackConfig(
-        layers=facts.num_hidden_layers,
-        width=facts.hidden_size,
-        heads=facts.num_attention_heads,
-        kv_heads=None if kv_heads == facts.num_attention_heads else kv_heads,
-        head_width=None if head_width == facts.hidden_size / facts.num_attention_heads else head_width,
-        inner=facts.intermediate_size,
-        activation=ACTIVATIONS[facts.hidden_act],
+        layers=keys.num_hidden_layers,
+        width=keys.hidden_size,
+        heads=keys.num_attention_heads,
+        kv_heads=None if kv_heads == keys.num_attention_heads else kv_heads,
+        head_width=None if head_width == keys.hidden_size / keys.num_attention_heads else head_width,
+        ffn_width=keys.intermediate_size,
+        activation=ACTIVATION_FROM_HF[keys.hidden_act],
         gated=True,
         causal=True,
-        positions=to_positions(facts, where),
+        positions=to_positions(keys, where),
         norm="rms",
         norm_order="pre",
-        norm_eps=facts.rms_norm_eps,
-        bias=facts.attention_bias,
+        norm_eps=keys.rms_norm_eps,
+        bias=keys.attention_bias,
         dropout=0.0,
-        attention_dropout=facts.attention_dropout or 0.0,
+        attention_dropout=keys.attention_dropout or 0.0,
     )
 
 
-def to_positions(facts: Facts, where: Path) -> RotaryConfig:
+def to_positions(keys: LlamaKeys, where: Path) -> RotaryConfig:
     """Rotary positions from either spelling; a base inside of the table goes before the one beside it."""
-    if facts.rope_scaling and facts.rope_parameters:
+    if keys.rope_scaling and keys.rope_parameters:
         raise FolderError(
             f"{where}: must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"
         )
-    rope = facts.rope_scaling or facts.rope_parameters or Rope()
+    rope = keys.rope_scaling or keys.rope_parameters or RopeKeys()
     if rope.partial_rotary_factor not in (None, 1.0):
         raise FolderError(
             f"{where}: `partial_rotary_factor` must be 1 for a LLaMA model that attent can compute, but is "
             f"{rope.partial_rotary_factor}"
         )
-    base = next((base for base in (rope.rope_theta, facts.rope_theta) if base is not None), 10_000.0)
-    scaling, length = to_scaling(rope, facts, where), facts.max_position_embeddings
-    return RotaryConfig(base=base, order="halves", scaling=scaling, length=length)
+    base = next((base for base in (rope.rope_theta, keys.rope_theta) if base is not None), 10_000.0)
+    scaling, length = to_scaling(rope, keys, where), keys.max_position_embeddings
+    return RotaryConfig(base=base, order="halves", scaling=scaling, trained_length=length)
 
 
-def to_scaling(rope: Rope, facts: Facts, where: Path) -> Scaling | None:
+def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> RotaryScaling | None:
     kind = rope.rope_type or rope.type or "default"
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):
         raise FolderError(
-            f"{where}: `rope_type` must be default, linear or llama3, but is {files.quoted(kind)}; rotary positions "
+            f"{where}: `rope_type` must be default, linear or llama3, but is {hf_folder.quote_value(kind)}; rotary positions "
             f"that are scaled in other ways are not supported"
         )
     if rope.factor is None:
-        missing(kind, "factor", where)
+        reject_missing_key(kind, "factor", where)
     if kind == "linear":
         return LinearScaling(factor=rope.factor)
     if rope.low_freq_factor is None or rope.high_freq_factor is None:
-        missing(kind, "low_freq_factor" if rope.low_freq_factor is None else "high_freq_factor", where)
-    told = facts.original_max_position_embeddings or rope.original_max_position_embeddings
-    length = told or facts.max_position_embeddings
-    return Llama3Scaling(factor=rope.factor, low=rope.low_freq_factor, high=rope.high_freq_factor, length=length)
+        reject_missing_key(kind, "low_freq_factor" if rope.low_freq_factor is None else "high_freq_factor", where)
+    told = keys.original_max_position_embeddings or rope.original_max_position_embeddings
+    length = told or keys.max_position_embeddings
+    return Llama3Scaling(
+        factor=rope.factor,
+        low_freq_factor=rope.low_freq_factor,
+        high_freq_factor=rope.high_freq_factor,
+        original_length=length,
+    )
 
 
-def missing(kind: str, key: str, where: Path) -> NoReturn:
+def reject_missing_key(kind: str, key: str, where: Path) -> NoReturn:
     raise FolderError(f"{where}: `rope_type` {kind} must come with `{key}`, but does not; get the file again")
 
 
@@ -225,15 +240,15 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> CausalLM:
     """The LlamaForCausalLM of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    return decoders.load(FAMILY, folder, dtype, device)
+    return causal_family.load_causal(FAMILY, folder, dtype, device)
 
 
 # --- out ------------------------------------------------------------------------------------------
 
-LENGTH = 8192  # that is written where a model knows none: transformers asks for one, and goes on behind it
-SAID = set(
+DEFAULT_LENGTH = 8192  # that is written where a model knows none: transformers asks for one, and goes on behind it
+EXPRESSED_FIELDS = set(
     """
-    layers width heads kv_heads head_width inner activation causal positions norm_eps bias attention_dropout
+    layers width heads kv_heads head_width ffn_width activation causal positions norm_eps bias attention_dropout
     """.split()
 )
 
@@ -243,7 +258,7 @@ def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = N
 
     `pad` is the token id that fills up short rows there; we need none.
     """
-    decoders.save(FAMILY, model, folder, pad)
+    causal_family.save_causal(FAMILY, model, folder, pad)
 
 
 def check_expressible(config: CausalConfig) -> None:
@@ -251,9 +266,9 @@ def check_expressible(config: CausalConfig) -> None:
     stack = config.stack
     head_width = stack.head_width or stack.width // stack.heads
     wanted: dict[str, tuple[object, ...]] = {
-        "kept": (None,),
+        "remaining_heads": (None,),
         "gated": (True,),
-        "cross": (False,),
+        "cross_attention": (False,),
         "window": (None, (None, None), (None, 0)),
         "norm": ("rms",),
         "norm_order": ("pre",),
@@ -265,17 +280,17 @@ def check_expressible(config: CausalConfig) -> None:
         "output_dropout": (0,),
         "activation_dropout": (0,),
     }
-    table.check_stack(stack, "LLaMA", side="stack", said=SAID, wanted=wanted)
+    conversion.check_stack(stack, "LLaMA", side="stack", expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
     if not isinstance(stack.positions, RotaryConfig) or stack.positions.order != "halves":
-        table.refuse("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
+        conversion.reject_field("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
     if stack.width % stack.heads:
-        table.refuse("LLaMA", "stack.width", stack.width, f"a multiple of `heads`={stack.heads}")
+        conversion.reject_field("LLaMA", "stack.width", stack.width, f"a multiple of `heads`={stack.heads}")
     for name in ("output_bias", "scale_embeddings"):
         if getattr(config, name):
-            table.refuse("LLaMA", name, True, "False")
+            conversion.reject_field("LLaMA", name, True, "False")
 
 
-def to_their_config(config: CausalConfig) -> dict[str, Any]:
+def to_hf_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, RotaryConfig)
     return {
@@ -283,37 +298,37 @@ def to_their_config(config: CausalConfig) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": config.vocab,
         "hidden_size": stack.width,
-        "intermediate_size": stack.inner,
+        "intermediate_size": stack.ffn_width,
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
         "num_key_value_heads": stack.kv_heads or stack.heads,
         "head_dim": stack.head_width or stack.width // stack.heads,
-        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
+        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
         "rms_norm_eps": stack.norm_eps,
-        "max_position_embeddings": longest(stack.positions),
+        "max_position_embeddings": get_max_length(stack.positions),
         "attention_bias": stack.bias,
         "mlp_bias": stack.bias,
         "attention_dropout": stack.attention_dropout,
         "tie_word_embeddings": config.tie_output,
-        **rope_of(stack.positions),
+        **to_rope_keys(stack.positions),
     }
 
 
-def longest(positions: RotaryConfig) -> int:
-    if positions.length is not None:
-        return positions.length
+def get_max_length(positions: RotaryConfig) -> int:
+    if positions.trained_length is not None:
+        return positions.trained_length
     scaling = positions.scaling
-    return int(scaling.factor * scaling.length) if isinstance(scaling, Llama3Scaling) else LENGTH
+    return int(scaling.factor * scaling.original_length) if isinstance(scaling, Llama3Scaling) else DEFAULT_LENGTH
 
 
-def rope_of(positions: RotaryConfig) -> dict[str, Any]:
+def to_rope_keys(positions: RotaryConfig) -> dict[str, Any]:
     """Rotary positions as transformers 4 spelled them, which 5 reads as well."""
     match positions.scaling:
         case None:
             told = None
         case LinearScaling(factor=factor):
             told = {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor=factor, low=low, high=high, length=length):
+        case Llama3Scaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_length=length):
             told = {
                 "rope_type": "llama3",
                 "factor": factor,
@@ -324,14 +339,14 @@ def rope_of(positions: RotaryConfig) -> dict[str, Any]:
     return {"rope_theta": positions.base, "rope_scaling": told}
 
 
-FAMILY = decoders.Decoders(
-    keys=KEYS,
-    names=TABLE,
-    unread=UNREAD,
+FAMILY = causal_family.CausalFamily(
+    keys=CONFIG_KEYS,
+    mappings=TENSOR_MAPPINGS,
+    ignored_tensors=IGNORED_TENSORS,
     prefix=PREFIX,
-    tied=(EMBEDDING, OUTPUT),
-    layers="num_hidden_layers",
+    tied_names=(EMBEDDING, OUTPUT),
+    layers_key="num_hidden_layers",
     to_config=to_config,
-    check=check_expressible,
-    to_theirs=to_their_config,
+    check_expressible=check_expressible,
+    to_hf_config=to_hf_config,
 )

@@ -16,62 +16,70 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.interop import files, table
-from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, FIXED, LABELS, Keys, Row, TheirActivation
+from attent.interop import conversion, hf_folder
+from attent.interop.conversion import (
+    ACTIVATION_FROM_HF,
+    COMMON_IGNORED,
+    COMMON_REQUIRED,
+    LABEL_KEYS,
+    ConfigKeys,
+    HFActivation,
+    TensorMapping,
+)
+from attent.interop.hf_folder import LazyTensor
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import FolderError
-from attent.models.heads import unpruned
-from attent.nn import SinusoidalConfig, StackConfig, sinusoid
+from attent.models.pruning import restore_heads
+from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
 
 # --- names ----------------------------------------------------------------------------------------
 
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-BIAS = "final_logits_bias"
+LOGITS_BIAS = "final_logits_bias"
 SHARED = "model.shared.weight"  # stands for all of those above that are tied
-TABLES = (  # sinusoids, in some files
+POSITION_TABLES = (  # sinusoids, in some files
     "model.encoder.embed_positions.weight",
     "model.decoder.embed_positions.weight",
 )
-TABLE = [
-    Row("source_embedding.weight", SOURCE),
-    Row("target_embedding.weight", TARGET),
-    Row("output.weight", OUTPUT),
-    Row("output.bias", BIAS, table.row(1)),
-    Row("encoder.blocks.{i}.own.query", "model.encoder.layers.{i}.self_attn.q_proj"),
-    Row("encoder.blocks.{i}.own.key", "model.encoder.layers.{i}.self_attn.k_proj"),
-    Row("encoder.blocks.{i}.own.value", "model.encoder.layers.{i}.self_attn.v_proj"),
-    Row("encoder.blocks.{i}.own.output", "model.encoder.layers.{i}.self_attn.out_proj"),
-    Row("encoder.blocks.{i}.own_residual.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
-    Row("encoder.blocks.{i}.feedforward.expand", "model.encoder.layers.{i}.fc1"),
-    Row("encoder.blocks.{i}.feedforward.contract", "model.encoder.layers.{i}.fc2"),
-    Row("encoder.blocks.{i}.feedforward_residual.norm", "model.encoder.layers.{i}.final_layer_norm"),
-    Row("decoder.blocks.{i}.own.query", "model.decoder.layers.{i}.self_attn.q_proj"),
-    Row("decoder.blocks.{i}.own.key", "model.decoder.layers.{i}.self_attn.k_proj"),
-    Row("decoder.blocks.{i}.own.value", "model.decoder.layers.{i}.self_attn.v_proj"),
-    Row("decoder.blocks.{i}.own.output", "model.decoder.layers.{i}.self_attn.out_proj"),
-    Row("decoder.blocks.{i}.own_residual.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
-    Row("decoder.blocks.{i}.cross.query", "model.decoder.layers.{i}.encoder_attn.q_proj"),
-    Row("decoder.blocks.{i}.cross.key", "model.decoder.layers.{i}.encoder_attn.k_proj"),
-    Row("decoder.blocks.{i}.cross.value", "model.decoder.layers.{i}.encoder_attn.v_proj"),
-    Row("decoder.blocks.{i}.cross.output", "model.decoder.layers.{i}.encoder_attn.out_proj"),
-    Row("decoder.blocks.{i}.cross_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-    Row("decoder.blocks.{i}.feedforward.expand", "model.decoder.layers.{i}.fc1"),
-    Row("decoder.blocks.{i}.feedforward.contract", "model.decoder.layers.{i}.fc2"),
-    Row("decoder.blocks.{i}.feedforward_residual.norm", "model.decoder.layers.{i}.final_layer_norm"),
+TENSOR_MAPPINGS = [
+    TensorMapping("source_embedding.weight", SOURCE),
+    TensorMapping("target_embedding.weight", TARGET),
+    TensorMapping("output.weight", OUTPUT),
+    TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
+    TensorMapping("encoder.blocks.{i}.self_attn.query", "model.encoder.layers.{i}.self_attn.q_proj"),
+    TensorMapping("encoder.blocks.{i}.self_attn.key", "model.encoder.layers.{i}.self_attn.k_proj"),
+    TensorMapping("encoder.blocks.{i}.self_attn.value", "model.encoder.layers.{i}.self_attn.v_proj"),
+    TensorMapping("encoder.blocks.{i}.self_attn.output", "model.encoder.layers.{i}.self_attn.out_proj"),
+    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
+    TensorMapping("encoder.blocks.{i}.feedforward.expand", "model.encoder.layers.{i}.fc1"),
+    TensorMapping("encoder.blocks.{i}.feedforward.contract", "model.encoder.layers.{i}.fc2"),
+    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "model.encoder.layers.{i}.final_layer_norm"),
+    TensorMapping("decoder.blocks.{i}.self_attn.query", "model.decoder.layers.{i}.self_attn.q_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.key", "model.decoder.layers.{i}.self_attn.k_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.value", "model.decoder.layers.{i}.self_attn.v_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn.output", "model.decoder.layers.{i}.self_attn.out_proj"),
+    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
+    TensorMapping("decoder.blocks.{i}.cross_attn.query", "model.decoder.layers.{i}.encoder_attn.q_proj"),
+    TensorMapping("decoder.blocks.{i}.cross_attn.key", "model.decoder.layers.{i}.encoder_attn.k_proj"),
+    TensorMapping("decoder.blocks.{i}.cross_attn.value", "model.decoder.layers.{i}.encoder_attn.v_proj"),
+    TensorMapping("decoder.blocks.{i}.cross_attn.output", "model.decoder.layers.{i}.encoder_attn.out_proj"),
+    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+    TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.decoder.layers.{i}.fc1"),
+    TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.decoder.layers.{i}.fc2"),
+    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.decoder.layers.{i}.final_layer_norm"),
 ]
 
 
 # --- settings -------------------------------------------------------------------------------------
 
-THEIR_ACTIVATIONS = table.THEIR_ACTIVATIONS | {"silu": "swish"}
+ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # transformers has it in the code, not in the config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MarianKeys:
     """The keys of a Marian config.json that say what the model is. Defaults are those of `transformers`."""
 
     vocab_size: int
@@ -83,7 +91,7 @@ class Facts:
     decoder_layers: int
     decoder_attention_heads: int
     decoder_ffn_dim: int
-    activation_function: TheirActivation = "gelu"
+    activation_function: HFActivation = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -95,19 +103,19 @@ class Facts:
     eos_token_id: int | tuple[int, ...] | None = None
 
 
-TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")  # may stand in generation_config.json too
+TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")  # may stand in generation_config.json too
 
-KEYS = Keys(
+CONFIG_KEYS = ConfigKeys(
     family="Marian",
-    facts=Facts,
-    tokens=TOKENS,
-    names={
+    schema=MarianKeys,
+    token_keys=TOKEN_KEYS,
+    field_to_key={
         "vocab": "vocab_size",
         "target_vocab": "decoder_vocab_size",
-        "start": "decoder_start_token_id",
-        "end": "eos_token_id",
+        "start_id": "decoder_start_token_id",
+        "end_id": "eos_token_id",
     },
-    fixed=FIXED
+    required_values=COMMON_REQUIRED
     | {
         "model_type": ("marian",),
         "architectures": (["MarianMTModel"], None),
@@ -125,12 +133,12 @@ KEYS = Keys(
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     },
-    harmless=COMMON
+    ignored=COMMON_IGNORED
     | {
         "first values of weights, and classifiers: not of a stored translator": """
             classif_dropout classifier_dropout init_std initializer_range
         """.split()
-        + LABELS,
+        + LABEL_KEYS,
         "how many sinusoids to keep ready; we compute each when it is needed": """
             extra_pos_embeddings max_position_embeddings
         """.split(),
@@ -144,50 +152,52 @@ KEYS = Keys(
 )
 
 
-def to_config(facts: Facts, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
+def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """Our config of a Marian model. `share` and `output_bias` are what the tensors say."""
     encoder, decoder = (
-        table.built(partial(to_stack, facts, decoder=decoder), where, names_of("decoder" if decoder else "encoder"))
+        conversion.build_config(
+            partial(to_stack, keys, decoder=decoder), where, get_stack_field_to_key("decoder" if decoder else "encoder")
+        )
         for decoder in (False, True)
     )
-    return table.built(
+    return conversion.build_config(
         lambda: Seq2SeqConfig(
-            vocab=facts.vocab_size,
-            target_vocab=None if share else facts.decoder_vocab_size,
+            vocab=keys.vocab_size,
+            target_vocab=None if share else keys.decoder_vocab_size,
             encoder=encoder,
             decoder=decoder,
             share_embeddings=share,
-            tie_output=facts.tie_word_embeddings,
+            tie_output=keys.tie_word_embeddings,
             output_bias=output_bias,
-            scale_embeddings=facts.scale_embedding,
-            start=table.start_of(facts, where),
-            end=table.end_of(facts, where),
+            scale_embeddings=keys.scale_embedding,
+            start_id=conversion.get_start_id(keys, where),
+            end_id=conversion.get_end_id(keys, where),
         ),
         where,
-        KEYS.names,
+        CONFIG_KEYS.field_to_key,
     )
 
 
-def names_of(side: str) -> dict[str, str]:
+def get_stack_field_to_key(side: str) -> dict[str, str]:
     """The keys of a stack."""
     heads, inner = f"{side}_attention_heads", f"{side}_ffn_dim"
-    return {"width": "d_model", "layers": f"{side}_layers", "heads": heads, "inner": inner}
+    return {"width": "d_model", "layers": f"{side}_layers", "heads": heads, "ffn_width": inner}
 
 
-def to_stack(facts: Facts, *, decoder: bool) -> StackConfig:
+def to_stack(keys: MarianKeys, *, decoder: bool) -> StackConfig:
     return StackConfig(
-        layers=facts.decoder_layers if decoder else facts.encoder_layers,
-        width=facts.d_model,
-        heads=facts.decoder_attention_heads if decoder else facts.encoder_attention_heads,
-        inner=facts.decoder_ffn_dim if decoder else facts.encoder_ffn_dim,
-        activation=ACTIVATIONS[facts.activation_function],
+        layers=keys.decoder_layers if decoder else keys.encoder_layers,
+        width=keys.d_model,
+        heads=keys.decoder_attention_heads if decoder else keys.encoder_attention_heads,
+        ffn_width=keys.decoder_ffn_dim if decoder else keys.encoder_ffn_dim,
+        activation=ACTIVATION_FROM_HF[keys.activation_function],
         causal=decoder,
-        cross=decoder,
+        cross_attention=decoder,
         positions=SinusoidalConfig(order="halves"),
         norm_eps=NORM_EPS,
-        dropout=facts.dropout,
-        attention_dropout=facts.attention_dropout,
-        activation_dropout=facts.activation_dropout,
+        dropout=keys.dropout,
+        attention_dropout=keys.attention_dropout,
+        activation_dropout=keys.activation_dropout,
     )
 
 
@@ -198,31 +208,31 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
     """The MarianMTModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    root = files.found(folder)
-    facts, stored = table.read_facts(root, KEYS), files.open_tensors(root)
-    where = files.weights_of(root)
+    root = hf_folder.resolve_folder(folder)
+    facts, stored = conversion.read_config(root, CONFIG_KEYS), hf_folder.open_tensors(root)
+    where = hf_folder.get_weights_path(root)
     layers = {key: getattr(facts, key) for key in ("encoder_layers", "decoder_layers")}
-    table.check_depth(stored, layers, where)
-    stored = without_sinusoids(stored, facts.d_model, where)
+    conversion.check_layer_count(stored, layers, where)
+    stored = drop_sinusoids(stored, facts.d_model, where)
     stored, share = resolve_ties(stored, facts, where)
-    config = to_config(facts, share=share, output_bias=BIAS in stored, where=root / files.CONFIG)
-    return table.filled(build_empty(config), TABLE, stored, where, dtype=dtype, device=device)
+    config = to_config(facts, share=share, output_bias=LOGITS_BIAS in stored, where=root / hf_folder.CONFIG_FILE)
+    return conversion.load_weights(build_empty(config), TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device)
 
 
-def without_sinusoids(stored: Mapping[str, Stored], width: int, where: Path) -> dict[str, Stored]:
+def drop_sinusoids(stored: Mapping[str, LazyTensor], width: int, where: Path) -> dict[str, LazyTensor]:
     """The tensors but for the sinusoids, which we compute ourselves: stored ones must be the same."""
-    for name in TABLES:
+    for name in POSITION_TABLES:
         if name in stored:
             check_sinusoids(stored[name], width, where)
-    return {name: tensor for name, tensor in stored.items() if name not in TABLES}
+    return {name: tensor for name, tensor in stored.items() if name not in POSITION_TABLES}
 
 
-def check_sinusoids(stored: Stored, width: int, where: Path) -> None:
+def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
     if len(stored.shape) != 2 or stored.shape[1] != width:
         raise FolderError(f"{where}: `{stored.name}` must be (positions, {width}), but is {tuple(stored.shape)}")
     theirs = stored.read()
     worst = (
-        float((theirs.float() - sinusoid(torch.arange(len(theirs)), width, "halves")).abs().max())
+        float((theirs.float() - make_sinusoids(torch.arange(len(theirs)), width, "halves")).abs().max())
         if len(theirs)
         else 0.0
     )
@@ -233,9 +243,11 @@ def check_sinusoids(stored: Stored, width: int, where: Path) -> None:
         )
 
 
-def resolve_ties(stored: dict[str, Stored], facts: Facts, where: Path) -> tuple[dict[str, Stored], bool]:
+def resolve_ties(
+    stored: dict[str, LazyTensor], config_keys: MarianKeys, where: Path
+) -> tuple[dict[str, LazyTensor], bool]:
     """The tensors, with those of both ends under their own names; and whether source and target share theirs."""
-    share, tie = facts.share_encoder_decoder_embeddings, facts.tie_word_embeddings
+    share, tie = config_keys.share_encoder_decoder_embeddings, config_keys.tie_word_embeddings
     if share and not tie and SOURCE in stored and TARGET in stored:
         # Told not to tie the output, transformers 5 unties all three, and reads model.shared.weight nowhere.
         share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
@@ -243,19 +255,19 @@ def resolve_ties(stored: dict[str, Stored], facts: Facts, where: Path) -> tuple[
     inputs = [[SHARED, SOURCE, TARGET]] if share else [[SOURCE], [TARGET]]
     groups = [*inputs[:-1], [*inputs[-1], OUTPUT]] if tie else [*inputs, [OUTPUT]]
     keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
-    resolved = table.resolve_ties(stored, groups, where, keys)
+    resolved = conversion.resolve_ties(stored, groups, where, keys)
     return {name: tensor for name, tensor in resolved.items() if not share or name != SHARED}, share
 
 
 # --- out ------------------------------------------------------------------------------------------
 
-SEARCH_LENGTH = 512  # generate() stops there; without it, after 20 tokens
-SAID = set(
+GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
+EXPRESSED_FIELDS = set(
     """
-    layers width heads inner activation causal cross dropout attention_dropout activation_dropout
+    layers width heads ffn_width activation causal cross_attention dropout attention_dropout activation_dropout
     """.split()
 )
-POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there
+MAX_POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there
 
 
 def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
@@ -267,17 +279,17 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
 
     Pruned heads are put back as zeros, since Marian has as many in each layer: it translates the same, no quicker.
     """
-    model = unpruned(model)
+    model = restore_heads(model)
     check_expressible(model.config)
-    pad = checked_pad(model.config, pad)
-    tensors = table.our_tensors(model)
+    pad = resolve_pad(model.config, pad)
+    tensors = conversion.collect_cpu_tensors(model)
     if model.config.encoder.positions == SinusoidalConfig(order="interleaved"):
-        tensors = halves_from_interleaved(tensors)
-    files.write_folder(
+        tensors = reorder_features(tensors)
+    hf_folder.write_folder(
         folder,
-        config=to_their_config(model.config, pad, table.dtype_of(model)),
-        others={files.GENERATION: generation_config(model.config, pad)},
-        tensors=tied_once(table.renamed(tensors, model, TABLE), model.config),
+        config=to_hf_config(model.config, pad, conversion.get_dtype_name(model)),
+        extra_files={hf_folder.GENERATION_FILE: to_generation_config(model.config, pad)},
+        tensors=drop_tied_copies(conversion.rename_tensors(tensors, model, TENSOR_MAPPINGS), model.config),
     )
 
 
@@ -288,7 +300,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
         wanted: dict[str, tuple[object, ...]] = {
             "kv_heads": (None, stack.heads),
             "head_width": (None, head_width),
-            "kept": (None,),
+            "remaining_heads": (None,),
             "gated": (False,),
             "window": (None, (None, None)),
             "positions": (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved")),
@@ -302,29 +314,31 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             "embedding_dropout": (None, stack.dropout),
             "output_dropout": (0,),
         }
-        table.check_stack(stack, "Marian", side=side, said=SAID, wanted=wanted)
+        conversion.check_stack(stack, "Marian", side=side, expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
     for name in ("activation", "dropout", "attention_dropout", "activation_dropout", "positions"):
         ours = getattr(config.encoder, name)
         if getattr(config.decoder, name) != ours:
-            table.refuse("Marian", f"decoder.{name}", getattr(config.decoder, name), f"that of the encoder, {ours!r},")
+            conversion.reject_field(
+                "Marian", f"decoder.{name}", getattr(config.decoder, name), f"that of the encoder, {ours!r},"
+            )
     if config.scale_output:
-        table.refuse("Marian", "scale_output", True, "False")
+        conversion.reject_field("Marian", "scale_output", True, "False")
 
 
-def checked_pad(config: Seq2SeqConfig, pad: int | None) -> int:
-    pad = config.start if pad is None else pad
-    both = min(config.vocab, config.targets)  # transformers has one pad for both sides
+def resolve_pad(config: Seq2SeqConfig, pad: int | None) -> int:
+    pad = config.start_id if pad is None else pad
+    both = min(config.vocab, config.output_vocab)  # transformers has one pad for both sides
     if not 0 <= pad < both:
         raise ValueError(
             f"`pad` must be a token id of both sides, from 0 to {both - 1}, but is {pad}; "
             f"give one that occurs in no sentence"
         )
-    if pad == config.end:
-        raise ValueError(f"`pad` must not be the token that ends a sentence, {config.end}; give another")
+    if pad == config.end_id:
+        raise ValueError(f"`pad` must not be the token that ends a sentence, {config.end_id}; give another")
     return pad
 
 
-def halves_from_interleaved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same model with its features in another order: even ones first, then odd ones.
 
     Marian adds all sines before all cosines, the paper takes turns. Nothing else knows one feature from
@@ -332,14 +346,14 @@ def halves_from_interleaved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     width = tensors["source_embedding.weight"].shape[1]
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    axes = {name: feature_axis(name) for name in tensors}
+    axes = {name: find_feature_axis(name) for name in tensors}
     return {
         name: tensor if (axis := axes[name]) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()
     }
 
 
-def feature_axis(name: str) -> int | None:
+def find_feature_axis(name: str) -> int | None:
     """Along which axis a tensor has the model's features: 0 writes them, 1 reads them, None neither."""
     if name == "output.bias":
         return None
@@ -352,36 +366,36 @@ def feature_axis(name: str) -> int | None:
     return 1 if name.endswith(".weight") else None
 
 
-def tied_once(theirs: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
+def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
     """What `transformers` expects to find: of tied tensors one name, unless it would not tie them again."""
     if config.tie_output:
-        del theirs[OUTPUT]
+        del tensors[OUTPUT]
     if config.share_embeddings:
-        theirs[SHARED] = theirs[SOURCE]
+        tensors[SHARED] = tensors[SOURCE]
         for name in (SOURCE, TARGET):
             if config.tie_output:
-                del theirs[name]
+                del tensors[name]
             else:
-                theirs[name] = theirs[name].clone()  # safetensors stores no memory twice
-    return theirs
+                tensors[name] = tensors[name].clone()  # safetensors stores no memory twice
+    return tensors
 
 
-def to_their_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
+def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
     encoder, decoder = config.encoder, config.decoder
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
-        "decoder_vocab_size": config.targets,
+        "decoder_vocab_size": config.output_vocab,
         "d_model": encoder.width,
         "encoder_layers": encoder.layers,
         "encoder_attention_heads": encoder.heads,
-        "encoder_ffn_dim": encoder.inner,
+        "encoder_ffn_dim": encoder.ffn_width,
         "decoder_layers": decoder.layers,
         "decoder_attention_heads": decoder.heads,
-        "decoder_ffn_dim": decoder.inner,
-        "activation_function": THEIR_ACTIVATIONS[encoder.activation],
+        "decoder_ffn_dim": decoder.ffn_width,
+        "activation_function": ACTIVATION_TO_HF[encoder.activation],
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention_dropout,
         "activation_dropout": encoder.activation_dropout,
@@ -391,25 +405,25 @@ def to_their_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, An
         "static_position_embeddings": True,
         "normalize_before": False,
         "normalize_embedding": False,
-        "max_position_embeddings": POSITIONS,
-        "decoder_start_token_id": config.start,
-        "eos_token_id": config.end,
-        "forced_eos_token_id": config.end,
+        "max_position_embeddings": MAX_POSITIONS,
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": config.end_id,
+        "forced_eos_token_id": config.end_id,
         "bos_token_id": None,
         "pad_token_id": pad,
         "dtype": dtype,
     }
 
 
-def generation_config(config: Seq2SeqConfig, pad: int) -> dict[str, Any]:
+def to_generation_config(config: Seq2SeqConfig, pad: int) -> dict[str, Any]:
     """How generate() searches unless told otherwise: like published Marian models, never writing padding."""
     return {
-        "decoder_start_token_id": config.start,
-        "eos_token_id": config.end,
-        "forced_eos_token_id": config.end,
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": config.end_id,
+        "forced_eos_token_id": config.end_id,
         "pad_token_id": pad,
-        "bad_words_ids": [[token] for token in sorted({pad, config.start} - {config.end})],
+        "bad_words_ids": [[token] for token in sorted({pad, config.start_id} - {config.end_id})],
         "renormalize_logits": True,
-        "max_length": SEARCH_LENGTH,
+        "max_length": GENERATION_LENGTH,
         "num_beams": 4,
     }

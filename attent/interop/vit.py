@@ -16,61 +16,72 @@ from typing import Any, Literal
 
 import torch
 
-from attent.interop import encoders, files, table
-from attent.interop.files import Stored
-from attent.interop.table import ACTIVATIONS, COMMON, LABELS, Keys, Layout, Row, TheirActivation
-from attent.models import Vision, VisionConfig, build_empty
+from attent.interop import conversion, encoder_family, hf_folder
+from attent.interop.conversion import (
+    ACTIVATION_FROM_HF,
+    COMMON_IGNORED,
+    LABEL_KEYS,
+    ConfigKeys,
+    HFActivation,
+    TensorLayout,
+    TensorMapping,
+)
+from attent.interop.hf_folder import LazyTensor
+from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
 
 FAMILY = "ViT"
 ARCHITECTURES = ("ViTForImageClassification", "ViTModel")
-PREPROCESSOR = "preprocessor_config.json"
-RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
-SHORTER = "CLIP"  # processors of this name mean the shorter side where `size` is one number
+PREPROCESSOR_FILE = "preprocessor_config.json"
+RESAMPLE_MODES: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+SHORTEST_EDGE_PREFIX = "CLIP"  # processors of this name mean the shorter side where `size` is one number
 
 # --- names ----------------------------------------------------------------------------------------
 
 PREFIX = "vit."  # left out where there is no head
 POOLER = "vit.pooler.dense.weight"
 CLASSIFIER = "classifier.weight"
-TABLE = [
-    Row("patches.bias", "vit.embeddings.patch_embeddings.projection.bias"),
-    Row("class_token", "vit.embeddings.cls_token", table.row(2)),
-    Row("encoder.positions.weight", "vit.embeddings.position_embeddings", table.row(1)),
-    Row("encoder.blocks.{i}.own_residual.norm", "vit.encoder.layer.{i}.layernorm_before"),
-    Row("encoder.blocks.{i}.own.query", "vit.encoder.layer.{i}.attention.attention.query"),
-    Row("encoder.blocks.{i}.own.key", "vit.encoder.layer.{i}.attention.attention.key"),
-    Row("encoder.blocks.{i}.own.value", "vit.encoder.layer.{i}.attention.attention.value"),
-    Row("encoder.blocks.{i}.own.output", "vit.encoder.layer.{i}.attention.output.dense"),
-    Row("encoder.blocks.{i}.feedforward_residual.norm", "vit.encoder.layer.{i}.layernorm_after"),
-    Row("encoder.blocks.{i}.feedforward.expand", "vit.encoder.layer.{i}.intermediate.dense"),
-    Row("encoder.blocks.{i}.feedforward.contract", "vit.encoder.layer.{i}.output.dense"),
-    Row("encoder.norm", "vit.layernorm"),
-    Row("pooler.dense", "vit.pooler.dense"),
-    Row("classifier", "classifier"),
+TENSOR_MAPPINGS = [
+    TensorMapping("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+    TensorMapping("class_token", "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
+    TensorMapping("encoder.positions.weight", "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
+    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "vit.encoder.layer.{i}.layernorm_before"),
+    TensorMapping("encoder.blocks.{i}.self_attn.query", "vit.encoder.layer.{i}.attention.attention.query"),
+    TensorMapping("encoder.blocks.{i}.self_attn.key", "vit.encoder.layer.{i}.attention.attention.key"),
+    TensorMapping("encoder.blocks.{i}.self_attn.value", "vit.encoder.layer.{i}.attention.attention.value"),
+    TensorMapping("encoder.blocks.{i}.self_attn.output", "vit.encoder.layer.{i}.attention.output.dense"),
+    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "vit.encoder.layer.{i}.layernorm_after"),
+    TensorMapping("encoder.blocks.{i}.feedforward.expand", "vit.encoder.layer.{i}.intermediate.dense"),
+    TensorMapping("encoder.blocks.{i}.feedforward.contract", "vit.encoder.layer.{i}.output.dense"),
+    TensorMapping("encoder.norm", "vit.layernorm"),
+    TensorMapping("pooler.dense", "vit.pooler.dense"),
+    TensorMapping("classifier", "classifier"),
 ]
 
 
-def names(config: VisionConfig) -> list[Row]:
+def build_mappings(config: VisionConfig) -> list[TensorMapping]:
     """The table, with the layer that reads patches: (E, C * P * P) here, (E, C, P, P) there."""
-    size = (config.channels, config.patch, config.patch)
-    patches = Layout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
-    return [Row("patches.weight", "vit.embeddings.patch_embeddings.projection.weight", patches), *TABLE]
+    size = (config.channels, config.patch_size, config.patch_size)
+    patches = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
+    return [
+        TensorMapping("patch_embedding.weight", "vit.embeddings.patch_embeddings.projection.weight", patches),
+        *TENSOR_MAPPINGS,
+    ]
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ViTKeys:
     """The keys of a ViT config.json that say what the model is. Defaults are those of `transformers`."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: TheirActivation = "gelu"
+    hidden_act: HFActivation = "gelu"
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
     layer_norm_eps: float = 1e-12
@@ -81,7 +92,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class ViTHeads:
     """What the tensors say."""
 
     pooler: bool
@@ -89,28 +100,29 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizing:
+class ResizeOptions:
     """How a picture becomes a square, as `VisionConfig` tells it."""
 
     fit: Literal["crop", "squash"] = "crop"
-    resized: int | None = None
+    resize_to: int | None = None
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pixels:
+class Preprocessing:
     """How the model wants pixels from 0 to 1: (pixel - mean) / std, for each channel or alike for all."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
-    sizing: Sizing = Sizing()
+    resize: ResizeOptions = ResizeOptions()
 
 
-KEYS = Keys(
+CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
-    facts=Facts,
-    names=encoders.NAMES | {"image": "image_size", "patch": "patch_size", "channels": "num_channels"},
-    fixed=table.FIXED
+    schema=ViTKeys,
+    field_to_key=encoder_family.FIELD_TO_KEY
+    | {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"},
+    required_values=conversion.COMMON_REQUIRED
     | {
         "model_type": ("vit",),
         "qkv_bias": (True,),
@@ -119,9 +131,9 @@ KEYS = Keys(
         "is_encoder_decoder": (False,),
     },
     aliases={},
-    harmless=COMMON
+    ignored=COMMON_IGNORED
     | {
-        "read with the tensors that they speak of": ["architectures", *LABELS],
+        "read with the tensors that they speak of": ["architectures", *LABEL_KEYS],
         "first values of weights": ["initializer_range"],
         "of a head that paints images: not of these": ["encoder_stride"],
         "of models with words: not of these": """
@@ -131,37 +143,37 @@ KEYS = Keys(
 )
 
 
-def to_config(facts: Facts, heads: Heads, pixels: Pixels, where: Path) -> VisionConfig:
-    image, patch = (side(key, getattr(facts, key), where) for key in ("image_size", "patch_size"))
+def to_config(keys: ViTKeys, heads: ViTHeads, preprocessing: Preprocessing, where: Path) -> VisionConfig:
+    image, patch = (check_square(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
     if patch < 1 or image % patch:
         raise FolderError(
             f"{where}: `image_size` must be a multiple of `patch_size`={patch}, but is {image}; correct it"
         )
-    if heads.pooler and facts.pooler_output_size not in (None, facts.hidden_size):
+    if heads.pooler and keys.pooler_output_size not in (None, keys.hidden_size):
         raise FolderError(
-            f"{where}: `pooler_output_size` must be `hidden_size`={facts.hidden_size} for a ViT model that attent can "
-            f"compute, but is {facts.pooler_output_size}"
+            f"{where}: `pooler_output_size` must be `hidden_size`={keys.hidden_size} for a ViT model that attent can "
+            f"compute, but is {keys.pooler_output_size}"
         )
-    return table.built(
+    return conversion.build_config(
         lambda: VisionConfig(
-            image=image,
-            patch=patch,
-            channels=facts.num_channels,
-            stack=to_stack(facts, patches=(image // patch) ** 2),
+            image_size=image,
+            patch_size=patch,
+            channels=keys.num_channels,
+            stack=to_stack(keys, patches=(image // patch) ** 2),
             pooler=heads.pooler,
             labels=heads.labels,
-            mean=pixels.mean,
-            std=pixels.std,
-            fit=pixels.sizing.fit,
-            resized=pixels.sizing.resized,
-            resample=pixels.sizing.resample,
+            mean=preprocessing.mean,
+            std=preprocessing.std,
+            fit=preprocessing.resize.fit,
+            resize_to=preprocessing.resize.resize_to,
+            resample=preprocessing.resize.resample,
         ),
         where,
-        KEYS.names,
+        CONFIG_KEYS.field_to_key,
     )
 
 
-def side(key: str, size: int | tuple[int, int], where: Path) -> int:
+def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
     """Of a square."""
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
@@ -171,61 +183,65 @@ def side(key: str, size: int | tuple[int, int], where: Path) -> int:
     return height
 
 
-def to_stack(facts: Facts, *, patches: int) -> StackConfig:
+def to_stack(keys: ViTKeys, *, patches: int) -> StackConfig:
     return StackConfig(
-        layers=facts.num_hidden_layers,
-        width=facts.hidden_size,
-        heads=facts.num_attention_heads,
-        inner=facts.intermediate_size,
-        activation=ACTIVATIONS[facts.hidden_act],
+        layers=keys.num_hidden_layers,
+        width=keys.hidden_size,
+        heads=keys.num_attention_heads,
+        ffn_width=keys.intermediate_size,
+        activation=ACTIVATION_FROM_HF[keys.hidden_act],
         positions=LearnedConfig(max_length=patches + 1),  # and the class token
         norm_order="pre",
-        norm_eps=facts.layer_norm_eps,
-        dropout=facts.hidden_dropout_prob,
-        attention_dropout=facts.attention_probs_dropout_prob,
+        norm_eps=keys.layer_norm_eps,
+        dropout=keys.hidden_dropout_prob,
+        attention_dropout=keys.attention_probs_dropout_prob,
     )
 
 
 # --- pixels ---------------------------------------------------------------------------------------
 
 
-def read_pixels(root: Path, channels: int, image: int) -> Pixels:
+def read_preprocessing(root: Path, channels: int, image: int) -> Preprocessing:
     """What preprocessor_config.json says; where there is none, a picture is squashed, and pixels go from -1 to 1, as
     ViT's usually do."""
-    where = root / PREPROCESSOR
+    where = root / PREPROCESSOR_FILE
     if not where.exists():
-        return Pixels(sizing=Sizing(fit="squash"))
-    data = files.read_json(where)
-    return replace(read_scale(data, channels, where), sizing=read_sizing(data, image, where))
+        return Preprocessing(resize=ResizeOptions(fit="squash"))
+    data = hf_folder.read_json(where)
+    return replace(read_normalization(data, channels, where), resize=read_resize_options(data, image, where))
 
 
-def read_scale(data: Mapping[str, Any], channels: int, where: Path) -> Pixels:
+def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> Preprocessing:
     # Theirs are bytes times a factor, ours go from 0 to 1: a factor of 1/255 is the same.
-    factor = number(data.get("rescale_factor", 1 / 255), "rescale_factor", where) if data.get("do_rescale", True) else 1
+    factor = (
+        check_positive(data.get("rescale_factor", 1 / 255), "rescale_factor", where)
+        if data.get("do_rescale", True)
+        else 1
+    )
     ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
     if data.get("do_normalize", True) is False:
-        return Pixels(mean=(0.0,), std=(1 / ours,))
-    mean = by_channel(data.get("image_mean", 0.5), "image_mean", channels, where)
-    std = by_channel(data.get("image_std", 0.5), "image_std", channels, where)
+        return Preprocessing(mean=(0.0,), std=(1 / ours,))
+    mean = parse_channel_values(data.get("image_mean", 0.5), "image_mean", channels, where)
+    std = parse_channel_values(data.get("image_std", 0.5), "image_std", channels, where)
     for value in std:
-        number(value, "image_std", where)
-    return Pixels(mean=tuple(value / ours for value in mean), std=tuple(value / ours for value in std))
+        check_positive(value, "image_std", where)
+    return Preprocessing(mean=tuple(value / ours for value in mean), std=tuple(value / ours for value in std))
 
 
-def number(value: object, key: str, where: Path) -> float:
+def check_positive(value: object, key: str, where: Path) -> float:
     if not is_number(value) or not float(value) > 0:  # type: ignore[arg-type]  # it is one
-        raise FolderError(f"{where}: `{key}` must be more than 0, but is {files.quoted(value)}; correct it")
+        raise FolderError(f"{where}: `{key}` must be more than 0, but is {hf_folder.quote_value(value)}; correct it")
     return float(value)  # type: ignore[arg-type]
 
 
-def by_channel(value: object, key: str, channels: int, where: Path) -> tuple[float, ...]:
+def parse_channel_values(value: object, key: str, channels: int, where: Path) -> tuple[float, ...]:
     """A number for each channel; one, where they are all the same."""
     several = value if isinstance(value, list) else [value]
     several = several[:1] if all(each == several[0] for each in several) else several
     if len(several) not in (1, channels) or not all(is_number(each) for each in several):
         raise FolderError(
             f"{where}: `{key}` must be a number, or one for each of the {channels} channels, but is "
-            f"{files.quoted(value)}; correct it"
+            f"{hf_folder.quote_value(value)}; correct it"
         )
     return tuple(map(float, several))
 
@@ -234,20 +250,24 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_sizing(data: Mapping[str, Any], image: int, where: Path) -> Sizing:
+def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> ResizeOptions:
     """They bring a picture to `size`, then, where they crop, cut `crop_size` out of its middle."""
     crops = data.get("do_center_crop") is True
-    check_prepares(data, where, crops=crops)
+    check_preprocessing(data, where, crops=crops)
     fit, first = read_size(data, image, where)
-    key, last = ("crop_size", length("crop_size", data.get("crop_size", image), where)) if crops else ("size", first)
+    key, last = (
+        ("crop_size", parse_square_size("crop_size", data.get("crop_size", image), where)) if crops else ("size", first)
+    )
     if last != image:
         raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {last}; correct it")
     if first < last:
         raise FolderError(f"{where}: `size` must be at least `crop_size`={last}, but is {first}; correct it")
-    return Sizing(fit=fit, resized=None if first == last else first, resample=RESAMPLING[data.get("resample", 2)])
+    return ResizeOptions(
+        fit=fit, resize_to=None if first == last else first, resample=RESAMPLE_MODES[data.get("resample", 2)]
+    )
 
 
-def check_prepares(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
+def check_preprocessing(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
     """Refuses what is done to pictures and cannot be done here, by name."""
     for key in ("do_pad", "crop_pct"):
         if data.get(key):
@@ -255,9 +275,9 @@ def check_prepares(data: Mapping[str, Any], where: Path, *, crops: bool) -> None
     if crops and data.get("do_resize") is False:
         raise FolderError(f"{where}: `do_resize` must be true where `do_center_crop` is, but is false; correct it")
     resample = data.get("resample", 2)
-    if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLING:
-        known = " or ".join(f"{number} ({name})" for number, name in RESAMPLING.items())
-        raise FolderError(f"{where}: `resample` must be {known}, but is {files.quoted(resample)}; correct it")
+    if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLE_MODES:
+        known = " or ".join(f"{number} ({name})" for number, name in RESAMPLE_MODES.items())
+        raise FolderError(f"{where}: `resample` must be {known}, but is {hf_folder.quote_value(resample)}; correct it")
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
@@ -265,17 +285,17 @@ def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal
     size = image if data.get("do_resize") is False else data.get("size", image)
     kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:
-        return "crop", length("size", size["shortest_edge"], where)
-    shorter = kind.startswith(SHORTER) and not isinstance(size, dict)
-    return "crop" if shorter else "squash", length("size", size, where)
+        return "crop", parse_square_size("size", size["shortest_edge"], where)
+    shorter = kind.startswith(SHORTEST_EDGE_PREFIX) and not isinstance(size, dict)
+    return "crop" if shorter else "squash", parse_square_size("size", size, where)
 
 
-def length(key: str, value: object, where: Path) -> int:
+def parse_square_size(key: str, value: object, where: Path) -> int:
     """Of a square: a number, two that are the same, or `height` and `width`."""
     both = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
     one = both[0] if isinstance(both, list) and len(both) == 2 and both[0] == both[1] else both
     if not isinstance(one, int) or isinstance(one, bool) or one < 1:
-        raise FolderError(f"{where}: `{key}` must be of a square, but is {files.quoted(value)}; correct it")
+        raise FolderError(f"{where}: `{key}` must be of a square, but is {hf_folder.quote_value(value)}; correct it")
     return one
 
 
@@ -284,59 +304,61 @@ def length(key: str, value: object, where: Path) -> int:
 
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Vision:
+) -> VisionTransformer:
     """The ViT of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    root = files.found(folder)
-    facts, where = table.read_facts(root, KEYS), files.weights_of(root)
-    encoders.check_architecture(root, ARCHITECTURES, FAMILY)
-    stored = files.open_tensors(root)
-    table.check_depth(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = table.missing_prefix(stored, PREFIX)
-    heads, config_at = heads_of(stored, bare, root), root / files.CONFIG
-    pixels = read_pixels(root, facts.num_channels, side("image_size", facts.image_size, config_at))
+    root = hf_folder.resolve_folder(folder)
+    facts, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
+    encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
+    stored = hf_folder.open_tensors(root)
+    conversion.check_layer_count(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
+    bare = conversion.find_omitted_prefix(stored, PREFIX)
+    heads, config_at = detect_heads(stored, bare, root), root / hf_folder.CONFIG_FILE
+    pixels = read_preprocessing(root, facts.num_channels, check_square("image_size", facts.image_size, config_at))
     config = to_config(facts, heads, pixels, config_at)
-    return table.filled(build_empty(config), names(config), stored, where, dtype=dtype, device=device, bare=bare)
+    return conversion.load_weights(
+        build_empty(config), build_mappings(config), stored, where, dtype=dtype, device=device, omitted_prefix=bare
+    )
 
 
-def heads_of(stored: Mapping[str, Stored], bare: str, root: Path) -> Heads:
+def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> ViTHeads:
     """Of a classifier, which reads the class token itself, or of a pooler: `transformers` has no ViT with both."""
     if CLASSIFIER in stored:
         rows = stored[CLASSIFIER].shape[:1]
-        return Heads(pooler=False, labels=encoders.read_labels(root, rows[0] if rows else 0))
-    return Heads(pooler=POOLER.removeprefix(bare) in stored, labels=())
+        return ViTHeads(pooler=False, labels=encoder_family.read_labels(root, rows[0] if rows else 0))
+    return ViTHeads(pooler=POOLER.removeprefix(omitted_prefix) in stored, labels=())
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 
-def save(model: Vision, folder: str | os.PathLike[str]) -> None:
+def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
     """Writes a new folder that ViT's classes of `transformers` load, and what prepares images for them."""
     config = model.config
     check_expressible(config)
-    tensors = table.their_tensors(model, names(config))
-    files.write_folder(
+    tensors = conversion.export_tensors(model, build_mappings(config))
+    hf_folder.write_folder(
         folder,
-        config=to_their_config(config, table.dtype_of(model)),
-        tensors=tensors if config.labels else table.without_prefix(tensors, PREFIX),
-        others={PREPROCESSOR: preprocessor(config)},
+        config=to_hf_config(config, conversion.get_dtype_name(model)),
+        tensors=tensors if config.labels else conversion.strip_prefix(tensors, PREFIX),
+        extra_files={PREPROCESSOR_FILE: to_preprocessor_config(config)},
     )
 
 
 def check_expressible(config: VisionConfig) -> None:
     """Refuses a model that ViT has no words for, naming the field."""
     if not config.class_token:
-        table.refuse(FAMILY, "class_token", config.class_token, "True")
+        conversion.reject_field(FAMILY, "class_token", config.class_token, "True")
     if config.pooling != "class":
-        table.refuse(FAMILY, "pooling", config.pooling, "'class'")
+        conversion.reject_field(FAMILY, "pooling", config.pooling, "'class'")
     if config.pooler and config.labels:
-        table.refuse(FAMILY, "pooler", config.pooler, "False where there are labels")
-    encoders.check_stack(config.stack, FAMILY, {"norm_order": ("pre",), "embedding_norm": (False,)})
-    positions = LearnedConfig(max_length=config.patches + 1)
+        conversion.reject_field(FAMILY, "pooler", config.pooler, "False where there are labels")
+    encoder_family.check_stack(config.stack, FAMILY, {"norm_order": ("pre",), "embedding_norm": (False,)})
+    positions = LearnedConfig(max_length=config.num_patches + 1)
     if config.stack.positions != positions:
-        table.refuse(FAMILY, "stack.positions", config.stack.positions, repr(positions))
+        conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, repr(positions))
 
 
-def to_their_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
+def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
     stack = config.stack
     return {
         "model_type": "vit",
@@ -344,22 +366,22 @@ def to_their_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
         "hidden_size": stack.width,
         "num_hidden_layers": stack.layers,
         "num_attention_heads": stack.heads,
-        "intermediate_size": stack.inner,
-        "hidden_act": table.THEIR_ACTIVATIONS[stack.activation],
+        "intermediate_size": stack.ffn_width,
+        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
         "hidden_dropout_prob": stack.dropout,
         "attention_probs_dropout_prob": stack.attention_dropout,
         "layer_norm_eps": stack.norm_eps,
-        "image_size": config.image,
-        "patch_size": config.patch,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
         "num_channels": config.channels,
-        "encoder_stride": config.patch,
+        "encoder_stride": config.patch_size,
         "qkv_bias": True,
         "dtype": dtype,
-        **encoders.label_keys(config.labels),
+        **encoder_family.build_label_keys(config.labels),
     }
 
 
-def preprocessor(config: VisionConfig) -> dict[str, Any]:
+def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
     """How `transformers` makes an image ready."""
 
     def each(values: tuple[float, ...]) -> list[float]:
@@ -368,7 +390,7 @@ def preprocessor(config: VisionConfig) -> dict[str, Any]:
     def square(side: int) -> dict[str, int]:
         return {"height": side, "width": side}
 
-    first, crops = config.resized or config.image, config.fit == "crop" or config.resized is not None
+    first, crops = config.resize_to or config.image_size, config.fit == "crop" or config.resize_to is not None
     # Each does what is said below in every version of `transformers`; ViT's own learned to crop late.
     squashing = "DeiTImageProcessor" if crops else "ViTImageProcessor"
     return {
@@ -376,9 +398,9 @@ def preprocessor(config: VisionConfig) -> dict[str, Any]:
         "do_convert_rgb": config.channels == 3,
         "do_resize": True,
         "size": {"shortest_edge": first} if config.fit == "crop" else square(first),
-        "resample": next(number for number, name in RESAMPLING.items() if name == config.resample),
+        "resample": next(number for number, name in RESAMPLE_MODES.items() if name == config.resample),
         "do_center_crop": crops,
-        **({"crop_size": square(config.image)} if crops else {}),
+        **({"crop_size": square(config.image_size)} if crops else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

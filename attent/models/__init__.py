@@ -13,38 +13,38 @@ from attent import settings
 from attent.models import folder as model_folder
 from attent.models.causal import CausalLM
 from attent.models.config import (
-    FILES,
-    VERSION,
+    CONFIG_FILE_TYPES,
+    CONFIG_VERSION,
     CausalConfig,
     EncoderConfig,
     ModelConfig,
     Seq2SeqConfig,
     VisionConfig,
 )
-from attent.models.encoder import Encoder
+from attent.models.encoder import TextEncoder
 from attent.models.folder import FolderError
 from attent.models.seq2seq import Seq2Seq, shift_right
-from attent.models.store import fill
-from attent.models.vision import Vision
+from attent.models.vision import VisionTransformer
+from attent.models.weights import assign_weights
 
 __all__ = [
     "CausalConfig",
     "CausalLM",
-    "Encoder",
     "EncoderConfig",
     "Model",
     "ModelConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
-    "Vision",
+    "TextEncoder",
     "VisionConfig",
+    "VisionTransformer",
     "build",
     "build_empty",
-    "read",
+    "read_model",
     "shift_right",
 ]
 
-Model = Seq2Seq | CausalLM | Encoder | Vision
+Model = Seq2Seq | CausalLM | TextEncoder | VisionTransformer
 
 
 @overload
@@ -52,9 +52,9 @@ def build(config: Seq2SeqConfig) -> Seq2Seq: ...
 @overload
 def build(config: CausalConfig) -> CausalLM: ...
 @overload
-def build(config: EncoderConfig) -> Encoder: ...
+def build(config: EncoderConfig) -> TextEncoder: ...
 @overload
-def build(config: VisionConfig) -> Vision: ...
+def build(config: VisionConfig) -> VisionTransformer: ...
 @overload
 def build(config: ModelConfig) -> Model: ...
 def build(config: ModelConfig) -> Model:
@@ -65,9 +65,9 @@ def build(config: ModelConfig) -> Model:
         case CausalConfig():
             return CausalLM(config)
         case EncoderConfig():
-            return Encoder(config)
+            return TextEncoder(config)
         case VisionConfig():
-            return Vision(config)
+            return VisionTransformer(config)
     raise ValueError(
         f"`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a "
         f"{type(config).__name__}"
@@ -79,9 +79,9 @@ def build_empty(config: Seq2SeqConfig) -> Seq2Seq: ...
 @overload
 def build_empty(config: CausalConfig) -> CausalLM: ...
 @overload
-def build_empty(config: EncoderConfig) -> Encoder: ...
+def build_empty(config: EncoderConfig) -> TextEncoder: ...
 @overload
-def build_empty(config: VisionConfig) -> Vision: ...
+def build_empty(config: VisionConfig) -> VisionTransformer: ...
 @overload
 def build_empty(config: ModelConfig) -> Model: ...
 def build_empty(config: ModelConfig) -> Model:
@@ -90,7 +90,7 @@ def build_empty(config: ModelConfig) -> Model:
         return build(config)
 
 
-def read(
+def read_model(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Model:
     """The model of one of our folders, in eval mode. (`attent.load` reads foreign ones too.)"""
@@ -100,14 +100,16 @@ def read(
         return tensor.to(device or "cpu", tensor.dtype if kept else dtype, copy=True)
 
     root = Path(folder).expanduser()
-    stored, where = model_folder.read(root, placed), root / model_folder.CONFIG
-    version, kind = stored.config.get("version", VERSION), stored.config.get("kind", "seq2seq")
-    if version != VERSION or not isinstance(kind, str) or kind not in FILES:
-        key, known = ("version", VERSION) if version != VERSION else ("kind", " or ".join(FILES))
+    stored, where = model_folder.read_folder(root, placed), root / model_folder.CONFIG_FILE
+    version, kind = stored.config.get("version", CONFIG_VERSION), stored.config.get("kind", "seq2seq")
+    if version != CONFIG_VERSION or not isinstance(kind, str) or kind not in CONFIG_FILE_TYPES:
+        key, known = (
+            ("version", CONFIG_VERSION) if version != CONFIG_VERSION else ("kind", " or ".join(CONFIG_FILE_TYPES))
+        )
         found = f"has `{key}` {stored.config[key]!r}, and this attent reads {known!r}"
         raise FolderError(f"{where}: {found}; it may have been saved by a newer attent: update it")
     try:
-        file = settings.from_dict(FILES[kind], stored.config, str(where))
+        file = settings.from_dict(CONFIG_FILE_TYPES[kind], stored.config, str(where))
     except settings.SettingsError as error:
         raise FolderError(str(error)) from error
-    return fill(build_empty(file.model), stored.tensors, root / model_folder.WEIGHTS)
+    return assign_weights(build_empty(file.model), stored.tensors, root / model_folder.WEIGHTS_FILE)

@@ -7,9 +7,9 @@ import os
 import torch
 from torch import Tensor, nn
 
-from attent.models import store
+from attent.models import weights
 from attent.models.config import CausalConfig
-from attent.models.embedding import Embedding, Output
+from attent.models.embedding import Embedding, OutputProjection
 from attent.nn import Cache, Packing, Stack
 
 
@@ -22,13 +22,13 @@ class CausalLM(nn.Module):
         self.embedding = Embedding(config.vocab, config.stack.width, scaled=config.scale_embeddings)
         self.decoder = Stack(config.stack)
         tied_to = self.embedding if config.tie_output else None
-        self.output = Output(config.vocab, config.stack.width, tied_to=tied_to, bias=config.output_bias)
+        self.output = OutputProjection(config.vocab, config.stack.width, tied_to=tied_to, bias=config.output_bias)
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
         """(B, T) -> (B, T, V): behind each token, what the next may be."""
-        return self.output(self.states(ids, lengths, packing=packing))
+        return self.output(self.compute_states(ids, lengths, packing=packing))
 
-    def states(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+    def compute_states(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
         """(B, T) -> (B, T, E), which `output` turns into logits."""
         return self.decoder(self.embedding(ids), lengths, packing=packing)
 
@@ -47,4 +47,4 @@ class CausalLM(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
-        store.save(self, folder)
+        weights.save_model(self, folder)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 
 from attent import settings
 from attent.nn import StackConfig
-from attent.nn.checks import check_choice, check_size, is_count
+from attent.nn.argument_checks import check_choice, check_size, is_count
 
 
-def decoder_of(encoder: StackConfig) -> StackConfig:
+def mirror_encoder(encoder: StackConfig) -> StackConfig:
     """The decoder that mirrors an encoder: it sees no later token, and looks at the encoder's output."""
-    return replace(encoder, causal=True, cross=True, kept=None)
+    return replace(encoder, causal=True, cross_attention=True, remaining_heads=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +29,19 @@ class Seq2SeqConfig:
     vocab: int  # token ids are 0 .. vocab - 1
     target_vocab: int | None = None  # of the target side, where it has one of its own; None: the same
     encoder: StackConfig = field(default_factory=StackConfig)
-    decoder: StackConfig = field(default_factory=lambda: decoder_of(StackConfig()))
+    decoder: StackConfig = field(default_factory=lambda: mirror_encoder(StackConfig()))
     share_embeddings: bool = True  # source and target embeddings are one matrix
     tie_output: bool = True  # the layer before the softmax is the target embedding, transposed
     output_bias: bool = False  # a bias on the logits (Marian has one)
     scale_embeddings: bool = True  # embeddings times sqrt(width)
     scale_output: bool = False  # states divided by sqrt(width) before the output layer (T5 with a tied output)
-    start: int = 1  # the id that the decoder reads first: outputs are shifted right behind it
-    end: int = 2  # the id that ends a sentence
+    start_id: int = 1  # the id that the decoder reads first: outputs are shifted right behind it
+    end_id: int = 2  # the id that ends a sentence
 
     def __post_init__(self) -> None:
-        for name, size in (("vocab", self.vocab), ("target_vocab", self.targets)):
+        for name, size in (("vocab", self.vocab), ("target_vocab", self.output_vocab)):
             check_size(name, size)
-        if self.share_embeddings and self.targets != self.vocab:
+        if self.share_embeddings and self.output_vocab != self.vocab:
             raise ValueError(
                 f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "
                 f"give both sides one vocabulary, or set `share_embeddings` to false"
@@ -49,18 +49,20 @@ class Seq2SeqConfig:
         if self.encoder.width != self.decoder.width:
             widths = f"{self.encoder.width} and {self.decoder.width}"
             raise ValueError(f"`encoder.width` must equal `decoder.width`, but they are {widths}")
-        if self.encoder.causal or self.encoder.cross:
-            raise ValueError("`encoder.causal` and `encoder.cross` must be false: the encoder reads the whole source")
-        if not (self.decoder.causal and self.decoder.cross):
+        if self.encoder.causal or self.encoder.cross_attention:
             raise ValueError(
-                "`decoder.causal` and `decoder.cross` must be true: it writes word by word from the source"
+                "`encoder.causal` and `encoder.cross_attention` must be false: the encoder reads the whole source"
             )
-        for name, token in (("start", self.start), ("end", self.end)):
-            if not 0 <= token < self.targets:
-                raise ValueError(f"`{name}` must be a token id from 0 to {self.targets - 1}, but is {token}")
+        if not (self.decoder.causal and self.decoder.cross_attention):
+            raise ValueError(
+                "`decoder.causal` and `decoder.cross_attention` must be true: it writes word by word from the source"
+            )
+        for name, token in (("start_id", self.start_id), ("end_id", self.end_id)):
+            if not 0 <= token < self.output_vocab:
+                raise ValueError(f"`{name}` must be a token id from 0 to {self.output_vocab - 1}, but is {token}")
 
     @property
-    def targets(self) -> int:
+    def output_vocab(self) -> int:
         return self.vocab if self.target_vocab is None else self.target_vocab
 
 
@@ -74,14 +76,16 @@ class CausalConfig:
     tie_output: bool = True  # the layer before the softmax is the embedding, transposed
     output_bias: bool = False
     scale_embeddings: bool = False  # embeddings times sqrt(width), as in the paper
-    start: int | None = None  # the id that every text begins with, if any
-    ends: tuple[int, ...] = ()  # each of these ids ends a text
+    start_id: int | None = None  # the id that every text begins with, if any
+    end_ids: tuple[int, ...] = ()  # each of these ids ends a text
 
     def __post_init__(self) -> None:
         check_size("vocab", self.vocab)
-        if not self.stack.causal or self.stack.cross:
-            raise ValueError("`stack.causal` must be true and `stack.cross` false: it reads its own text alone")
-        for name, token in (("start", self.start), *(("ends", end) for end in self.ends)):
+        if not self.stack.causal or self.stack.cross_attention:
+            raise ValueError(
+                "`stack.causal` must be true and `stack.cross_attention` false: it reads its own text alone"
+            )
+        for name, token in (("start_id", self.start_id), *(("end_ids", end) for end in self.end_ids)):
             if token is not None and not 0 <= token < self.vocab:
                 raise ValueError(f"`{name}` must be of token ids from 0 to {self.vocab - 1}, but one is {token}")
 
@@ -95,13 +99,13 @@ class EncoderConfig:
     stack: StackConfig
     segments: int = 0  # kinds of text in a row, each with a vector that is added to its tokens (BERT: 2); 0: none
     scale_embeddings: bool = False
-    masked: bool = False  # a head that tells which words were masked
+    masked_lm: bool = False  # a head that tells which words were masked
     pooler: bool = False  # a layer on the first token's state, for what is said of the whole text
     labels: tuple[str, ...] = ()  # a head that chooses among these
 
     def __post_init__(self) -> None:
         check_size("vocab", self.vocab)
-        check_reader(self.stack)
+        check_encoder_stack(self.stack)
         check_labels(self.labels)
         if not is_count(self.segments):
             raise ValueError(f"`segments` must be 0 or more, but is {self.segments!r}")
@@ -112,8 +116,8 @@ class VisionConfig:
     """The encoder alone, over patches of an image (Dosovitskiy et al. 2021)."""
 
     kind: ClassVar[str] = "vision"
-    image: int = 224  # pixels of a side; images are square
-    patch: int = 16
+    image_size: int = 224  # pixels of a side; images are square
+    patch_size: int = 16
     channels: int = 3
     stack: StackConfig
     class_token: bool = True  # a learned vector before the patches, in which the whole image gathers
@@ -123,21 +127,23 @@ class VisionConfig:
     mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, for each channel or one for all:
     std: tuple[float, ...] = (0.5,)  # the model reads (pixel - mean) / std
     fit: Literal["crop", "squash"] = "crop"  # of a picture that is not square the middle is read, or all, out of shape
-    resized: int | None = None  # pixels of a side before the edges are cut off; None: nothing is cut off
+    resize_to: int | None = None  # pixels of a side before the edges are cut off; None: nothing is cut off
     resample: Literal["bilinear", "bicubic"] = "bilinear"  # by which a picture is brought to size
 
     def __post_init__(self) -> None:
-        for name in ("image", "patch", "channels"):
+        for name in ("image_size", "patch_size", "channels"):
             check_size(name, getattr(self, name))
-        check_reader(self.stack)
+        check_encoder_stack(self.stack)
         check_labels(self.labels)
         check_choice("pooling", self.pooling, Literal["class", "mean"])
         check_choice("fit", self.fit, Literal["crop", "squash"])
         check_choice("resample", self.resample, Literal["bilinear", "bicubic"])
-        if self.resized is not None and (not is_count(self.resized) or self.resized < self.image):
-            raise ValueError(f"`resized` must be at least `image`={self.image}, but is {self.resized!r}")
-        if self.image % self.patch:
-            raise ValueError(f"`image` must be a multiple of `patch`={self.patch}, but is {self.image}")
+        if self.resize_to is not None and (not is_count(self.resize_to) or self.resize_to < self.image_size):
+            raise ValueError(f"`resize_to` must be at least `image_size`={self.image_size}, but is {self.resize_to!r}")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"`image_size` must be a multiple of `patch_size`={self.patch_size}, but is {self.image_size}"
+            )
         if self.pooling == "class" and not self.class_token:
             raise ValueError("`pooling` must be mean where there is no `class_token`, but is class")
         for name in ("mean", "std"):
@@ -147,13 +153,15 @@ class VisionConfig:
             raise ValueError(f"`std` must be more than 0, but is {self.std}")
 
     @property
-    def patches(self) -> int:
-        return (self.image // self.patch) ** 2
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
 
 
-def check_reader(stack: StackConfig) -> None:
-    if stack.causal or stack.cross:
-        raise ValueError("`stack.causal` and `stack.cross` must be false: an encoder reads the whole of its input")
+def check_encoder_stack(stack: StackConfig) -> None:
+    if stack.causal or stack.cross_attention:
+        raise ValueError(
+            "`stack.causal` and `stack.cross_attention` must be false: an encoder reads the whole of its input"
+        )
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
@@ -201,8 +209,8 @@ class VisionFile:
 
 
 ConfigFile = Seq2SeqFile | CausalFile | EncoderFile | VisionFile
-VERSION = 1
-FILES: dict[str, type[ConfigFile]] = {
+CONFIG_VERSION = 1
+CONFIG_FILE_TYPES: dict[str, type[ConfigFile]] = {
     "seq2seq": Seq2SeqFile,
     "causal": CausalFile,
     "encoder": EncoderFile,
@@ -210,6 +218,6 @@ FILES: dict[str, type[ConfigFile]] = {
 }
 
 
-def file_of(config: ModelConfig) -> dict[str, Any]:
+def to_config_json(config: ModelConfig) -> dict[str, Any]:
     """The contents of config.json."""
-    return settings.to_dict(FILES[config.kind](model=config))  # type: ignore[arg-type]  # each with its own
+    return settings.to_dict(CONFIG_FILE_TYPES[config.kind](model=config))  # type: ignore[arg-type]  # each with its own

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.checks import on_host
-from attent.nn.init import normal
+from attent.nn.argument_checks import can_read_values
+from attent.nn.init import init_normal
 
 
 class Embedding(nn.Module):
@@ -18,10 +18,10 @@ class Embedding(nn.Module):
     that layer scales its input (T5), the same is reached from N(0, 1): `wide`.
     """
 
-    def __init__(self, vocab: int, width: int, *, scaled: bool, wide: bool = False) -> None:
+    def __init__(self, vocab: int, width: int, *, scaled: bool, unit_variance: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, width))
-        normal(self.weight, std=1.0 if wide else width**-0.5)
+        init_normal(self.weight, std=1.0 if unit_variance else width**-0.5)
         self.scale = width**0.5 if scaled else 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight) * self.scale
 
 
-class Output(nn.Module):
+class OutputProjection(nn.Module):
     """States (B, T, E) -> logits (B, T, V): the linear layer before the softmax, often the embedding transposed."""
 
     def __init__(
@@ -40,27 +40,27 @@ class Output(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab, width)) if tied_to is None else tied_to.weight
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
         if tied_to is None:
-            normal(self.weight, std=width**-0.5)
+            init_normal(self.weight, std=width**-0.5)
 
     def forward(self, states: Tensor) -> Tensor:
-        return F.linear(self.scaled(states), self.weight, self.bias)
+        return F.linear(self.scale_states(states), self.weight, self.bias)
 
-    def scaled(self, states: Tensor) -> Tensor:
+    def scale_states(self, states: Tensor) -> Tensor:
         """What the matrix is multiplied with: T5 divides by sqrt(E) first, where it is the embedding."""
         return states if self.scale is None else states * self.scale
 
 
 def check_ids(ids: Tensor, vocab: int) -> None:
     """Refuse what is not a batch of token ids. Values are looked at on CPU only, where that costs nothing."""
-    check_shape(ids, "token ids")
-    if ids.numel() and on_host(ids) and not bool(((ids >= 0) & (ids < vocab)).all()):
+    check_id_shape(ids, "token ids")
+    if ids.numel() and can_read_values(ids) and not bool(((ids >= 0) & (ids < vocab)).all()):
         raise ValueError(
             f"token ids must be from 0 to {vocab - 1}, the vocabulary, but reach from {int(ids.min())} to "
             f"{int(ids.max())}; was the text made into ids by another model's tokenizer?"
         )
 
 
-def check_shape(ids: Tensor, name: str) -> None:
+def check_id_shape(ids: Tensor, name: str) -> None:
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         is_now = f"{ids.dtype} of {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
         raise ValueError(f"{name} must be a tensor of int64 or int32 of (B, T), but is {is_now}")

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models import store
+from attent.models import weights
 from attent.models.config import EncoderConfig
-from attent.models.embedding import Embedding, Output, check_shape
+from attent.models.embedding import Embedding, OutputProjection, check_id_shape
 from attent.nn import Packing, Stack, StackConfig
+from attent.nn.argument_checks import can_read_values
 from attent.nn.block import make_norm
-from attent.nn.checks import on_host
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import ACTIVATIONS
-from attent.nn.init import normal
+from attent.nn.init import init_normal
 
 
-class Encoder(nn.Module):
+class TextEncoder(nn.Module):
     """Ids in, states out. Padding is on the right, told by lengths; or rows are packed."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -31,7 +31,7 @@ class Encoder(nn.Module):
         self.embedding = Embedding(config.vocab, width, scaled=config.scale_embeddings)
         self.segment_embedding = Embedding(config.segments, width, scaled=False) if config.segments else None
         self.encoder = Stack(config.stack)
-        self.masked = MaskedHead(config.stack, self.embedding) if config.masked else None
+        self.masked_lm = MaskedLMHead(config.stack, self.embedding) if config.masked_lm else None
         self.pooler = Pooler(width) if config.pooler else None
         self.classifier = Classifier(config.stack, len(config.labels)) if config.labels else None
 
@@ -55,40 +55,40 @@ class Encoder(nn.Module):
 
     def masked_logits(self, states: Tensor) -> Tensor:
         """(..., E) -> (..., V): which word stands, or stood, at each place."""
-        if self.masked is None:
+        if self.masked_lm is None:
             raise ValueError("this model has no head for masked words (`masked` is false in its config)")
-        return self.masked(states)
+        return self.masked_lm(states)
 
-    def pooled(self, states: Tensor, packing: Packing | None = None) -> Tensor:
+    def pool(self, states: Tensor, packing: Packing | None = None) -> Tensor:
         """What is said of whole texts: (B, T, E) -> (B, E); in packed rows (B, S, E), one for each place of a text."""
-        first = states[:, 0] if packing is None else first_of_each(states, packing)
+        first = states[:, 0] if packing is None else gather_first_states(states, packing)
         return first if self.pooler is None else self.pooler(first)
 
     def classify(self, states: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, T, E) -> (B, labels); in packed rows (B, S, labels)."""
         if self.classifier is None:
             raise ValueError("this model has no head that classifies (`labels` is empty in its config)")
-        return self.classifier(self.pooled(states, packing))
+        return self.classifier(self.pool(states, packing))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
-        store.save(self, folder)
+        weights.save_model(self, folder)
 
 
-class MaskedHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """A layer with its norm, then the embedding transposed, with a bias for each word."""
 
     def __init__(self, config: StackConfig, embedding: Embedding) -> None:
         super().__init__()
-        self.dense = linear(config.width, config.width)
+        self.dense = make_linear(config.width, config.width)
         self.activation = config.activation
         self.norm = make_norm(config)
-        self.output = Output(embedding.weight.shape[0], config.width, tied_to=embedding, bias=True)
+        self.output = OutputProjection(embedding.weight.shape[0], config.width, tied_to=embedding, bias=True)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.output(self.ready(states))
+        return self.output(self.transform(states))
 
-    def ready(self, states: Tensor) -> Tensor:
+    def transform(self, states: Tensor) -> Tensor:
         """(..., E) -> (..., E), which `output` turns into logits."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
@@ -98,7 +98,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = linear(width, width)
+        self.dense = make_linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
         return torch.tanh(self.dense(states))
@@ -117,14 +117,14 @@ class Classifier(nn.Module):
         return F.linear(self.dropout(vectors), self.weight, self.bias)
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
+def make_linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    normal(layer.weight, std=inputs**-0.5)
+    init_normal(layer.weight, std=inputs**-0.5)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def first_of_each(states: Tensor, packing: Packing) -> Tensor:
+def gather_first_states(states: Tensor, packing: Packing) -> Tensor:
     """The state of the first token of every sentence of a row: (B, T, E) -> (B, S, E). Places without a sentence get
     some state or other: `packing.ends` tells which they are."""
     starts = F.pad(packing.ends, (1, 0))[:, :-1].clamp(max=states.shape[1] - 1)  # where the one before has ended
@@ -135,8 +135,8 @@ def check_segments(segments: Tensor | None, count: int) -> None:
     """Values are looked at on CPU only, where that costs nothing."""
     if segments is None:
         return
-    check_shape(segments, "`segments`")
-    if segments.numel() and on_host(segments) and not bool(((segments >= 0) & (segments < count)).all()):
+    check_id_shape(segments, "`segments`")
+    if segments.numel() and can_read_values(segments) and not bool(((segments >= 0) & (segments < count)).all()):
         raise ValueError(
             f"`segments` must be from 0 to {count - 1}, as many kinds as the model tells apart, but reach from "
             f"{int(segments.min())} to {int(segments.max())}"

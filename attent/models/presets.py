@@ -5,33 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, decoder_of
+from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, StackConfig
 
 
 def base(vocab: int) -> Seq2SeqConfig:
     """The paper's base model (table 3): 6 + 6 layers, d_model 512, d_ff 2048, 8 heads of 64, dropout 0.1."""
-    return seq2seq(vocab, StackConfig())
+    return make_seq2seq(vocab, StackConfig())
 
 
 def big(vocab: int) -> Seq2SeqConfig:
     """The paper's big model (table 3): twice as wide, dropout 0.3."""
-    return seq2seq(vocab, replace(StackConfig(), width=1024, inner=4096, heads=16, dropout=0.3))
+    return make_seq2seq(vocab, replace(StackConfig(), width=1024, ffn_width=4096, heads=16, dropout=0.3))
 
 
 def small(vocab: int) -> Seq2SeqConfig:
     """Half as wide as base and half as deep: for some hundred thousand pairs, or for a laptop."""
-    return seq2seq(vocab, replace(StackConfig(), layers=3, width=256, inner=1024))
+    return make_seq2seq(vocab, replace(StackConfig(), layers=3, width=256, ffn_width=1024))
 
 
 def tiny(vocab: int) -> Seq2SeqConfig:
     """For some ten thousand pairs: about 2.4M parameters with 8,000 subwords. A larger one learns them by heart."""
-    return seq2seq(vocab, replace(StackConfig(), layers=4, width=128, inner=256, heads=4, dropout=0.3))
+    return make_seq2seq(vocab, replace(StackConfig(), layers=4, width=128, ffn_width=256, heads=4, dropout=0.3))
 
 
-def seq2seq(vocab: int, encoder: StackConfig) -> Seq2SeqConfig:
+def make_seq2seq(vocab: int, encoder: StackConfig) -> Seq2SeqConfig:
     """An encoder and the decoder that mirrors it."""
-    return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder_of(encoder))
+    return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=mirror_encoder(encoder))
 
 
 # --- published descendants: what changed since 2017, line by line ---------------------------------------------------
@@ -40,7 +40,7 @@ GPT2 = StackConfig(  # of the paper's decoder: no encoder to look at, the norm f
     layers=12,
     width=768,
     heads=12,
-    inner=3072,
+    ffn_width=3072,
     activation="gelu_tanh",
     causal=True,
     positions=LearnedConfig(max_length=1024),
@@ -52,7 +52,7 @@ LLAMA = replace(  # of GPT-2: rotary positions, RMS norm, SwiGLU, no biases, no 
     layers=32,
     width=4096,
     heads=32,
-    inner=11_008,
+    ffn_width=11_008,
     activation="silu",
     gated=True,
     positions=RotaryConfig(),
@@ -65,7 +65,7 @@ BERT = StackConfig(  # of the paper's encoder: learned positions, GELU, a norm o
     layers=12,
     width=768,
     heads=12,
-    inner=3072,
+    ffn_width=3072,
     activation="gelu",
     positions=LearnedConfig(max_length=512),
     norm_eps=1e-12,
@@ -97,28 +97,28 @@ T5 = StackConfig(  # of the paper's encoder: the norm first, RMS, positions as a
 
 def gpt2() -> CausalConfig:
     """GPT-2 (Radford et al. 2019), the smallest: 124M parameters."""
-    return CausalConfig(vocab=50_257, stack=GPT2, start=50_256, ends=(50_256,))
+    return CausalConfig(vocab=50_257, stack=GPT2, start_id=50_256, end_ids=(50_256,))
 
 
 def gpt2_xl() -> CausalConfig:
     """GPT-2, the largest: 1.5B parameters."""
-    return replace(gpt2(), stack=replace(GPT2, layers=48, width=1600, heads=25, inner=6400))
+    return replace(gpt2(), stack=replace(GPT2, layers=48, width=1600, heads=25, ffn_width=6400))
 
 
 def llama_2_7b() -> CausalConfig:
     """LLaMA 2 (Touvron et al. 2023), the smallest: 7B parameters."""
-    return CausalConfig(vocab=32_000, stack=LLAMA, tie_output=False, start=1, ends=(2,))
+    return CausalConfig(vocab=32_000, stack=LLAMA, tie_output=False, start_id=1, end_ids=(2,))
 
 
 def llama_3_8b() -> CausalConfig:
     """LLaMA 3 (2024), the smallest: four query heads share keys and values, and the vocabulary is four times larger."""
-    stack = replace(LLAMA, kv_heads=8, inner=14_336, positions=RotaryConfig(base=500_000.0))
-    return replace(llama_2_7b(), vocab=128_256, stack=stack, start=128_000, ends=(128_001,))
+    stack = replace(LLAMA, kv_heads=8, ffn_width=14_336, positions=RotaryConfig(base=500_000.0))
+    return replace(llama_2_7b(), vocab=128_256, stack=stack, start_id=128_000, end_ids=(128_001,))
 
 
 def bert_base() -> EncoderConfig:
     """BERT (Devlin et al. 2019), base: 110M parameters."""
-    return EncoderConfig(vocab=30_522, stack=BERT, segments=2, masked=True, pooler=True)
+    return EncoderConfig(vocab=30_522, stack=BERT, segments=2, masked_lm=True, pooler=True)
 
 
 def vit_b_16(labels: tuple[str, ...] = ()) -> VisionConfig:
@@ -128,26 +128,26 @@ def vit_b_16(labels: tuple[str, ...] = ()) -> VisionConfig:
 
 def t5_small() -> Seq2SeqConfig:
     """T5 (Raffel et al. 2020), small: 60M parameters."""
-    config = Seq2SeqConfig(vocab=32_128, encoder=T5, decoder=decoder_of(T5), start=0, end=1)
+    config = Seq2SeqConfig(vocab=32_128, encoder=T5, decoder=mirror_encoder(T5), start_id=0, end_id=1)
     return replace(config, scale_embeddings=False, scale_output=True)
 
 
 def t5_base() -> Seq2SeqConfig:
     """T5, base: 220M parameters."""
-    return with_stacks(t5_small(), layers=12, width=768, heads=12, inner=3072)
+    return replace_stacks(t5_small(), layers=12, width=768, heads=12, inner=3072)
 
 
 def t5_v1_1_small() -> Seq2SeqConfig:
     """T5 1.1, small: a gated feed-forward with GELU, and an output layer of its own."""
-    config = with_stacks(t5_small(), layers=8, heads=6, inner=1024, activation="gelu_tanh", gated=True)
+    config = replace_stacks(t5_small(), layers=8, heads=6, inner=1024, activation="gelu_tanh", gated=True)
     return replace(config, tie_output=False, scale_output=False)
 
 
 def t5_v1_1_base() -> Seq2SeqConfig:
     """T5 1.1, base: flan-t5-base is this one, trained further."""
-    return with_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, inner=2048)
+    return replace_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, inner=2048)
 
 
-def with_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
+def replace_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
     """Both stacks changed alike."""
     return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models import store
+from attent.models import weights
 from attent.models.config import Seq2SeqConfig
-from attent.models.embedding import Embedding, Output, check_shape
+from attent.models.embedding import Embedding, OutputProjection, check_id_shape
 from attent.nn import Cache, Memory, Packing, Stack
-from attent.nn.checks import check_lengths
+from attent.nn.argument_checks import check_lengths
 
 
 class Seq2Seq(nn.Module):
@@ -26,17 +26,17 @@ class Seq2Seq(nn.Module):
         self.config = config
         width, scaled = config.encoder.width, config.scale_embeddings
         wide = config.scale_output and config.tie_output
-        self.source_embedding = Embedding(config.vocab, width, scaled=scaled, wide=wide)
+        self.source_embedding = Embedding(config.vocab, width, scaled=scaled, unit_variance=wide)
         self.target_embedding = (
             self.source_embedding
             if config.share_embeddings
-            else Embedding(config.targets, width, scaled=scaled, wide=wide)
+            else Embedding(config.output_vocab, width, scaled=scaled, unit_variance=wide)
         )
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder)
         tied_to = self.target_embedding if config.tie_output else None
-        self.output = Output(
-            config.targets, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
+        self.output = OutputProjection(
+            config.output_vocab, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
         )
 
     def forward(
@@ -52,7 +52,7 @@ class Seq2Seq(nn.Module):
 
         These are logits, before the paper's softmax: losses and searches take its logarithm in one stable step.
         """
-        check_sides(source, target, source_lengths, target_lengths)
+        check_inputs(source, target, source_lengths, target_lengths)
         source_packing, target_packing = packing or (None, None)
         memory = self.encode(source, source_lengths, packing=source_packing)
         states = self.decode(target, memory, target_lengths, packing=target_packing)
@@ -89,13 +89,13 @@ class Seq2Seq(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
-        store.save(self, folder)
+        weights.save_model(self, folder)
 
 
-def check_sides(source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None) -> None:
+def check_inputs(source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None) -> None:
     """Refuse a mistake in the words of the caller, where the parts would tell it in theirs."""
-    check_shape(source, "source")
-    check_shape(target, "target")
+    check_id_shape(source, "source")
+    check_id_shape(target, "target")
     if source.shape[0] != target.shape[0]:
         rows = f"{source.shape[0]} and {target.shape[0]}"
         raise ValueError(f"source and target must have the same number of rows, but have {rows}")
@@ -109,6 +109,6 @@ def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> T
 
     In packed rows every sentence has a start of its own.
     """
-    check_shape(target, "target")
+    check_id_shape(target, "target")
     shifted = F.pad(target, (1, 0), value=start)[:, :-1]
     return shifted if packing is None else shifted.masked_fill(packing.positions == 0, start)

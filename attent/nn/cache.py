@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attent.nn.checks import on_host
+from attent.nn.argument_checks import can_read_values
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class KV:
     def reorder(self, rows: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
-    def put(self, rows: Tensor, new: KV) -> None:
+    def write_rows(self, rows: Tensor, new: KV) -> None:
         """Overwrite rows; of what they had, what lies behind the new columns stays, and must be hidden by a mask."""
         T = new.keys.shape[2]
         self.keys[rows, :, :T] = new.keys
@@ -45,48 +45,48 @@ class KV:
 class KVCache:
     """Room for keys and values, (B, Hkv, capacity, D) each. What is in it comes out of `append` only."""
 
-    room: KV
+    buffer: KV
 
     @property
     def capacity(self) -> int:
-        return self.room.keys.shape[2]
+        return self.buffer.keys.shape[2]
 
     @property
     def rows(self) -> int:
-        return self.room.keys.shape[0]
+        return self.buffer.keys.shape[0]
 
-    def append(self, new: KV, start: int | Tensor, used: int) -> KV:
+    def append(self, new: KV, start: int | Tensor, used_columns: int) -> KV:
         """Write `new` behind what each row holds, and give back all columns in use."""
-        self._write(self.room.keys, new.keys, start)
-        self._write(self.room.values, new.values, start)
-        upto = used + new.keys.shape[2]
-        return KV(self.room.keys[:, :, :upto], self.room.values[:, :, :upto])
+        self._write(self.buffer.keys, new.keys, start)
+        self._write(self.buffer.values, new.values, start)
+        upto = used_columns + new.keys.shape[2]
+        return KV(self.buffer.keys[:, :, :upto], self.buffer.values[:, :, :upto])
 
     def reorder(self, rows: Tensor) -> None:
-        self.room.reorder(rows)
+        self.buffer.reorder(rows)
 
     @staticmethod
-    def _write(store: Tensor, new: Tensor, start: int | Tensor) -> None:
+    def _write(buffer: Tensor, new: Tensor, start: int | Tensor) -> None:
         T = new.shape[2]
         if isinstance(start, int):
-            store[:, :, start : start + T] = new
+            buffer[:, :, start : start + T] = new
             return
-        column = start[:, None] + torch.arange(T, device=store.device)  # (B, T)
-        row = torch.arange(store.shape[0], device=store.device)[:, None]
-        store[row, :, column] = new.transpose(1, 2).to(store.dtype)  # advanced indices come first: (B, T, Hkv, D)
+        column = start[:, None] + torch.arange(T, device=buffer.device)  # (B, T)
+        row = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+        buffer[row, :, column] = new.transpose(1, 2).to(buffer.dtype)  # advanced indices come first: (B, T, Hkv, D)
 
 
 @dataclass(eq=False)
 class LayerCache:
     """One block's share: its own growing keys and values, and those of the encoder's output, projected once."""
 
-    own: KVCache
-    cross: KV | None = None
+    self_attn: KVCache
+    cross_attn: KV | None = None
 
     def reorder(self, rows: Tensor) -> None:
-        self.own.reorder(rows)
-        if self.cross is not None:
-            self.cross.reorder(rows)
+        self.self_attn.reorder(rows)
+        if self.cross_attn is not None:
+            self.cross_attn.reorder(rows)
 
 
 @dataclass(eq=False)
@@ -101,37 +101,37 @@ class Cache:
     """
 
     layers: list[LayerCache]
-    used: int = 0
+    used_columns: int = 0
     lengths: Tensor | None = None
     memory_lengths: Tensor | None = None
     beams: int = 1
     ancestors: Tensor | None = None
 
     @property
-    def start(self) -> int | Tensor:
+    def next_column(self) -> int | Tensor:
         """Where the next token of each row goes."""
-        return self.used if self.lengths is None else self.lengths
+        return self.used_columns if self.lengths is None else self.lengths
 
     @property
     def capacity(self) -> int:
-        return self.layers[0].own.capacity
+        return self.layers[0].self_attn.capacity
 
     @property
     def rows(self) -> int:
-        return self.layers[0].own.rows
+        return self.layers[0].self_attn.rows
 
     @property
-    def place(self) -> int | Tensor:
+    def next_position(self) -> int | Tensor:
         """The position of the next token of each row: a place has a column for each beam."""
-        return self.start // self.beams
+        return self.next_column // self.beams
 
-    def check_room(self, B: int, T: int) -> None:
+    def check_capacity(self, B: int, T: int) -> None:
         if self.beams > 1 and self.beams != T:
             raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
-        if self.used + T > self.capacity:
+        if self.used_columns + T > self.capacity:
             raise ValueError(
-                f"the cache must have room for {self.used + T} tokens, but its capacity is {self.capacity} "
-                f"({self.used} used, {T} to add); make it with `capacity={self.used + T}` or more"
+                f"the cache must have room for {self.used_columns + T} tokens, but its capacity is {self.capacity} "
+                f"({self.used_columns} used, {T} to add); make it with `capacity={self.used_columns + T}` or more"
             )
         if self.rows != B:
             raise ValueError(f"the batch must have the cache's {self.rows} rows, but has {B}; `reorder` changes them")
@@ -141,17 +141,17 @@ class Cache:
         if new_lengths is not None:
             if self.beams > 1:
                 raise ValueError("`lengths` must be None in a cache of beams: each of them is given one token")
-            held = torch.full_like(new_lengths, self.used) if self.lengths is None else self.lengths
+            held = torch.full_like(new_lengths, self.used_columns) if self.lengths is None else self.lengths
             self.lengths = held + new_lengths
         elif self.lengths is not None:
             self.lengths = self.lengths + T
-        self.used += T
+        self.used_columns += T
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was: beams that survive take their past along; rows may be fewer or more."""
         if not isinstance(rows, Tensor) or rows.dim() != 1:
             raise ValueError(f"`rows` must be a tensor of row numbers, but is {rows!r}")
-        if rows.numel() and on_host(rows) and not bool(((rows >= 0) & (rows < self.rows)).all()):
+        if rows.numel() and can_read_values(rows) and not bool(((rows >= 0) & (rows < self.rows)).all()):
             raise ValueError(f"`rows` must be rows of the cache, 0 to {self.rows - 1}, but are {rows.tolist()}")
         for layer in self.layers:
             layer.reorder(rows)
@@ -159,39 +159,39 @@ class Cache:
             None if x is None else x.index_select(0, rows) for x in (self.lengths, self.memory_lengths, self.ancestors)
         )
 
-    def follow(self, beams: Tensor) -> None:
+    def reorder_beams(self, parents: Tensor) -> None:
         """(B, K): beam k of a row goes on from what its beam `beams[b, k]` has written."""
         if self.ancestors is not None:
-            self.ancestors = self.ancestors.gather(1, beams[:, :, None].expand_as(self.ancestors))
+            self.ancestors = self.ancestors.gather(1, parents[:, :, None].expand_as(self.ancestors))
 
-    def see_itself(self) -> None:
+    def mark_new_columns(self) -> None:
         """Before a step: each beam may look at the column that it is about to write."""
         if self.ancestors is None:
             return
         own = torch.arange(self.beams, device=self.ancestors.device)[None, :, None]
-        place = self.place
+        place = self.next_position
         if isinstance(place, int):
             self.ancestors[:, :, place : place + 1] = own
         else:
             place = place[:, None, None].expand(-1, self.beams, 1)
             self.ancestors = self.ancestors.scatter(2, place, own.expand_as(place))
 
-    def put(self, rows: Tensor, new: Cache) -> None:
+    def replace_rows(self, rows: Tensor, source: Cache) -> None:
         """Rows get the memory of an empty cache of as many beams; `rewind` then lets them begin."""
-        for layer, other in zip(self.layers, new.layers, strict=True):
-            if layer.cross is not None and other.cross is not None:
-                layer.cross.put(rows, other.cross)
+        for layer, other in zip(self.layers, source.layers, strict=True):
+            if layer.cross_attn is not None and other.cross_attn is not None:
+                layer.cross_attn.write_rows(rows, other.cross_attn)
         if self.memory_lengths is not None:
-            assert new.memory_lengths is not None
-            self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
+            assert source.memory_lengths is not None
+            self.memory_lengths = self.memory_lengths.index_copy(0, rows, source.memory_lengths)
 
-    def rewind(self, places: Sequence[int]) -> None:
+    def rewind(self, lengths: Sequence[int]) -> None:
         """Row by row, how many places are held: all, or none where a row begins anew. The caller knows, so that nobody
         has to ask the device."""
-        device = self.layers[0].own.room.keys.device
-        self.used = max(places) * self.beams
-        even = min(places) == max(places)
-        self.lengths = None if even else torch.tensor(places, device=device) * self.beams
+        device = self.layers[0].self_attn.buffer.keys.device
+        self.used_columns = max(lengths) * self.beams
+        even = min(lengths) == max(lengths)
+        self.lengths = None if even else torch.tensor(lengths, device=device) * self.beams
         if self.ancestors is not None:
-            empty = torch.tensor([place == 0 for place in places], device=device)
+            empty = torch.tensor([place == 0 for place in lengths], device=device)
             self.ancestors = self.ancestors.masked_fill(empty[:, None, None], -1)

@@ -6,35 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEVELS = 2**16  # rates are multiples of 1 / LEVELS on CPU
+NUM_LEVELS = 2**16  # rates are multiples of 1 / LEVELS on CPU
 
 
 class Dropout(nn.Dropout):
     """Each number is zero with probability `p` while training; the others grow, so that the mean stays."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return drop(x, self.p) if self.training and self.p else x
+        return apply_dropout(x, self.p) if self.training and self.p else x
 
 
-def drop(x: Tensor, rate: float) -> Tensor:
-    return x * mask(x, rate) if can_be_quick(x) else F.dropout(x, rate)
+def apply_dropout(x: Tensor, rate: float) -> Tensor:
+    return x * draw_mask(x, rate) if can_draw_fast(x) else F.dropout(x, rate)
 
 
-def can_be_quick(x: Tensor) -> bool:
+def can_draw_fast(x: Tensor) -> bool:
     """On accelerators, and compiled, torch's own is the quick one."""
     exact = x.dtype in (torch.float32, torch.float64)
     return exact and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def mask(x: Tensor, rate: float) -> Tensor:
+def draw_mask(x: Tensor, rate: float) -> Tensor:
     """0 or 1 / (1 - rate) for each number of x. One draw of 64 bits serves four: 2 ns each instead of 12."""
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    return factors(bits.view(torch.int16)[: x.numel()].view(x.shape), rate, x.dtype)
+    return compute_scale_factors(bits.view(torch.int16)[: x.numel()].view(x.shape), rate, x.dtype)
 
 
-def factors(drawn: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+def compute_scale_factors(random_bits: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     """The lowest of the 16-bit numbers become 0. In float arithmetic, min(max(drawn - first + 1, 0), 1) is 1 from
     `first` on: comparing would give bools, which are slow to multiply by."""
-    dropped = min(round(rate * LEVELS), LEVELS - 1)
-    first = dropped - LEVELS // 2
-    return drawn.to(dtype).sub_(first - 1).clamp_(0, 1).mul_(LEVELS / (LEVELS - dropped))
+    dropped = min(round(rate * NUM_LEVELS), NUM_LEVELS - 1)
+    first = dropped - NUM_LEVELS // 2
+    return random_bits.to(dtype).sub_(first - 1).clamp_(0, 1).mul_(NUM_LEVELS / (NUM_LEVELS - dropped))

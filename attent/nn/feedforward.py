@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.nn import kernels
-from attent.nn.checks import check_choice
+from attent.nn.argument_checks import check_choice
 from attent.nn.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         width: int,
-        inner: int,
+        ffn_width: int,
         *,
         activation: Activation = "relu",
         gated: bool = False,
@@ -39,29 +39,31 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("activation", activation, Activation)
-        self.expand = nn.Linear(width, inner, bias=bias)  # W1
-        self.gate = nn.Linear(width, inner, bias=bias) if gated else None  # W3
-        self.contract = nn.Linear(inner, width, bias=bias)  # W2
+        self.expand = nn.Linear(width, ffn_width, bias=bias)  # W1
+        self.gate = nn.Linear(width, ffn_width, bias=bias) if gated else None  # W3
+        self.contract = nn.Linear(ffn_width, width, bias=bias)  # W2
         self.activation = activation
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.contract(self.inner(x))  # (B, T, inner) -> (B, T, E)
+        return self.contract(self.compute_hidden(x))  # (B, T, inner) -> (B, T, E)
 
-    def inner(self, x: Tensor) -> Tensor:
+    def compute_hidden(self, x: Tensor) -> Tensor:
         """All but the last product: (B, T, E) -> (B, T, inner)"""
-        if self.is_plain_relu and torch.is_grad_enabled() and self.fits(x):
-            from attent.nn.kernels.relu import product_relu
+        if self.is_plain_relu and torch.is_grad_enabled() and self.supports_kernel(x):
+            from attent.nn.kernels.linear_relu import linear_relu
 
-            return product_relu(x, self.expand.weight, self.expand.bias)
+            return linear_relu(x, self.expand.weight, self.expand.bias)
         inner = ACTIVATIONS[self.activation](self.expand(x))
         if self.gate is not None:
             inner = inner * self.gate(x)
         return self.dropout(inner)
 
-    def fits(self, x: Tensor) -> bool:
+    def supports_kernel(self, x: Tensor) -> bool:
         return (
-            kernels.usable(x) and kernels.working_format(x) in kernels.FORMATS and kernels.plain(self.expand, nn.Linear)
+            kernels.can_use_kernels(x)
+            and kernels.get_compute_dtype(x) in kernels.SUPPORTED_DTYPES
+            and kernels.is_unmodified(self.expand, nn.Linear)
         )
 
     @property

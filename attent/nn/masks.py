@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.nn.checks import check_lengths, check_window, is_count
+from attent.nn.argument_checks import check_lengths, check_window, is_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +28,14 @@ class Packing:
     segments: Tensor  # (B, T) the sentence's number in its row; -1 for the filler behind the last sentence
     positions: Tensor  # (B, T) the token's place in its own sentence, from 0
     ends: Tensor  # (B, S) where each sentence stops; a row with fewer sentences repeats its last end
-    longest: int  # tokens in the longest sentence, known without asking the device
+    max_length: int  # tokens in the longest sentence, known without asking the device
 
     @classmethod
-    def of(
+    def from_lengths(
         cls,
-        rows: Sequence[Sequence[int]],
+        sentence_lengths: Sequence[Sequence[int]],
         width: int | None = None,
-        sentences: int | None = None,
+        max_sentences: int | None = None,
         device: torch.device | str | None = None,
     ) -> Packing:
         """Row b holds sentences of the lengths `rows[b]`, then filler up to `width` (None: as wide as the fullest).
@@ -43,23 +43,23 @@ class Packing:
         Fixing `width` and `sentences` (S, the most that a row may hold) gives every batch the same shapes, and so one
         compiled graph.
         """
-        for b, row in enumerate(rows):
+        for b, row in enumerate(sentence_lengths):
             if not all(map(is_count, row)):
                 raise ValueError(f"sentence lengths must be integers of 0 or more, but row {b} has {list(row)}")
-        fullest = max((sum(row) for row in rows), default=0)
+        fullest = max((sum(row) for row in sentence_lengths), default=0)
         width = fullest if width is None else width
         if fullest > width:
             raise ValueError(f"the sentences of a row must fit `width`={width} tokens, but one row has {fullest}")
-        most = max((len(row) for row in rows), default=0)
-        if sentences is not None and most > sentences:
-            raise ValueError(f"a row must hold at most `sentences`={sentences}, but one row has {most}")
-        most = most if sentences is None else sentences
-        lengths = torch.tensor([[*row, *[0] * (most - len(row))] for row in rows], dtype=torch.long)
-        ends = lengths.view(len(rows), most).cumsum(1)
-        at = torch.arange(width).expand(len(rows), width).contiguous()
+        most = max((len(row) for row in sentence_lengths), default=0)
+        if max_sentences is not None and most > max_sentences:
+            raise ValueError(f"a row must hold at most `sentences`={max_sentences}, but one row has {most}")
+        most = most if max_sentences is None else max_sentences
+        lengths = torch.tensor([[*row, *[0] * (most - len(row))] for row in sentence_lengths], dtype=torch.long)
+        ends = lengths.view(len(sentence_lengths), most).cumsum(1)
+        at = torch.arange(width).expand(len(sentence_lengths), width).contiguous()
         sentence = torch.searchsorted(ends, at, right=True)  # how many sentences have ended by here
         starts = torch.nn.functional.pad(ends, (1, 0))
-        longest = max((length for row in rows for length in row), default=0)
+        longest = max((length for row in sentence_lengths for length in row), default=0)
         filler = sentence == most
         positions = (at - starts.gather(1, sentence)).masked_fill(filler, 0)  # filler too needs a place that exists
         packing = cls(sentence.masked_fill(filler, -1), positions, ends, longest)
@@ -69,7 +69,7 @@ class Packing:
         segments, positions, ends = (
             tensor.to(device, non_blocking=non_blocking) for tensor in (self.segments, self.positions, self.ends)
         )
-        return Packing(segments, positions, ends, self.longest)
+        return Packing(segments, positions, ends, self.max_length)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -155,65 +155,67 @@ class Mask:
             allowed = allowed & (k < self.key_lengths[b])
         return allowed
 
-    def dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+    def to_dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         """The rule written out, as small as it can be: broadcasts to (B, 1, Tq, Tk).
 
         Padding alone is (B, 1, 1, Tk): what it takes grows with the length, not with its square.
         """
-        return self._once(("dense", B, Tq, Tk, device), lambda: self._dense(B if self.per_row else 1, Tq, Tk, device))
+        return self._memoize(
+            ("dense", B, Tq, Tk, device), lambda: self._to_dense(B if self.is_per_row else 1, Tq, Tk, device)
+        )
 
-    def _dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+    def _to_dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
         allowed = self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k)
         return allowed[(None,) * (4 - allowed.dim())]
 
-    def blocks(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
+    def to_block_mask(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
         """The rule as FlexAttention's BlockMask."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # a bound method is refused
             return self.allows(b, h, q, k)
 
-        rows = B if self.per_row else None
-        return self._once(
+        rows = B if self.is_per_row else None
+        return self._memoize(
             ("blocks", B, Tq, Tk, device), lambda: create_block_mask(rule, rows, None, Tq, Tk, device=device)
         )
 
-    def sees_something(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
+    def has_visible_keys(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         """Which queries may look at any key at all; broadcasts to (B, 1, Tq, 1)."""
-        dense = self.dense(B, Tq, Tk, device)
-        return self._once(("sees_something", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
+        dense = self.to_dense(B, Tq, Tk, device)
+        return self._memoize(("sees_something", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
 
     def offsets(self) -> tuple[Tensor, Tensor]:
         """The packing of the queries and of the keys as flash kernels ask for it: (S * B + 2 * B + 1,) each."""
         assert self.packing is not None
         queries, keys = self.packing
-        return self._once(("offsets",), lambda: (queries.query_offsets(), keys.key_offsets()))
+        return self._memoize(("offsets",), lambda: (queries.query_offsets(), keys.key_offsets()))
 
     @property
-    def per_row(self) -> bool:
+    def is_per_row(self) -> bool:
         """Does the rule differ between the rows of a batch?"""
         parts = (self.key_lengths, self.ancestors, self.packing)
         return isinstance(self.q_start, Tensor) or any(part is not None for part in parts)
 
     @property
-    def order_only(self) -> bool:
-        return not self.per_row and self.window is None
+    def is_order_only(self) -> bool:
+        return not self.is_per_row and self.window is None
 
-    def hides_nothing(self, Tk: int) -> bool:
+    def allows_all_keys(self, Tk: int) -> bool:
         """Known on the host: every query sees all Tk keys."""
         reaches_end = not self.causal or (isinstance(self.q_start, int) and self.q_start >= Tk - 1)
-        return self.order_only and reaches_end
+        return self.is_order_only and reaches_end
 
     def is_plain_causal(self, Tq: int, Tk: int) -> bool:
         """The one case that SDPA's `is_causal` means the same as we do: a square that starts at the first key."""
         at_first = isinstance(self.q_start, int) and self.q_start == 0
         # Sizes may be symbols while compiling: SDPA wants a plain bool.
-        return True if self.order_only and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
+        return True if self.is_order_only and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
 
     def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         """Refuse a description that does not fit the tensors."""
-        self._once(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
+        self._memoize(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
 
     def _check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         if self.key_lengths is not None:
@@ -239,9 +241,9 @@ class Mask:
                     f"{most[1]} of them; a sentence that one side lacks has length 0 there"
                 )
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _memoize(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         if torch.compiler.is_compiling():  # the compiler finds equal work itself; a key would pin every size
-            return make()
+            return compute()
         if key not in self._memo:
-            self._memo[key] = make()
+            self._memo[key] = compute()
         return self._memo[key]

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.checks import check_choice, check_even, check_positive, check_size
-from attent.nn.init import normal
+from attent.nn.argument_checks import check_choice, check_even_head_width, check_positive, check_size
+from attent.nn.init import init_normal
 
-Order = Literal["interleaved", "halves"]
+FeatureOrder = Literal["interleaved", "halves"]
 
 
 class Positions(nn.Module):
@@ -29,17 +29,17 @@ class Positions(nn.Module):
 
     max_length: int | None = None  # how many positions there are; None: any number
 
-    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
+    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
         """`below` all of `at` lies, where that is known."""
         return x
 
-    def prepare(self, below: int, width: int, device: torch.device) -> None:
+    def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
         """Work out now what `embed` will need for places below this: a compiled graph would do so each time."""
 
-    def angles(self, at: Tensor) -> Angles | None:
+    def angles(self, positions: Tensor) -> Angles | None:
         return None
 
-    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor | None:
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return None
 
 
@@ -51,47 +51,51 @@ class SinusoidalConfig:
     """`interleaved` as printed in the paper (sin, cos, sin, cos ...); `halves` as Marian and fairseq (sines first)."""
 
     kind: ClassVar[str] = "sinusoidal"
-    order: Order = "interleaved"
+    order: FeatureOrder = "interleaved"
 
     def __post_init__(self) -> None:
-        check_choice("order", self.order, Order)
+        check_choice("order", self.order, FeatureOrder)
 
 
-class Sinusoidal(Positions):
+class SinusoidalPositions(Positions):
     def __init__(self, config: SinusoidalConfig) -> None:
         super().__init__()
         self.order = config.order
         self.table: Tensor | None = None  # of the first places; not part of the model
-        self.smaller: list[Tensor] = []  # tables of before, which a recording (CUDA graph) may still read
+        self.old_tables: list[Tensor] = []  # tables of before, which a recording (CUDA graph) may still read
 
-    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
-        if below is None or at.dim() == 1:
-            return x + sinusoid(at, x.shape[-1], self.order).to(x.dtype)
+    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
+        if num_positions is None or positions.dim() == 1:
+            return x + make_sinusoids(positions, x.shape[-1], self.order).to(x.dtype)
         # Rows of packed sentences have each place many times: sines of float64 would take longer than two layers.
-        known = self.knows(below, x.device)
-        table = self.table if known else sinusoid(torch.arange(below, device=at.device), x.shape[-1], self.order)
+        known = self.has_table(num_positions, x.device)
+        table = (
+            self.table
+            if known
+            else make_sinusoids(torch.arange(num_positions, device=positions.device), x.shape[-1], self.order)
+        )
         assert table is not None
-        return x + F.embedding(at, table).to(x.dtype)
+        return x + F.embedding(positions, table).to(x.dtype)
 
-    def prepare(self, below: int, width: int, device: torch.device) -> None:
-        if not self.knows(below, device):
+    def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
+        if not self.has_table(num_positions, device):
             if self.table is not None:
-                self.smaller.append(self.table)
-            self.table = sinusoid(torch.arange(below, device=device), width, self.order)
+                self.old_tables.append(self.table)
+            self.table = make_sinusoids(torch.arange(num_positions, device=device), width, self.order)
 
-    def knows(self, below: int, device: torch.device) -> bool:
-        return self.table is not None and self.table.device == device and len(self.table) >= below
+    def has_table(self, num_positions: int, device: torch.device) -> bool:
+        return self.table is not None and self.table.device == device and len(self.table) >= num_positions
 
 
-def sinusoid(at: Tensor, width: int, order: Order = "interleaved") -> Tensor:
+def make_sinusoids(positions: Tensor, width: int, order: FeatureOrder = "interleaved") -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: (..., T) -> (..., T, E).
 
     Computed in float64 and rounded to float32, as the published tables are: in float32 the angle of a late position
     would be off in its fifth digit. Nothing is stored, so no length is too long.
     """
-    exact = torch.float32 if at.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    pair = torch.arange(0, width, 2, device=at.device, dtype=exact)  # 2i
-    angle = at[..., None].to(exact) / 10000.0 ** (pair / width)  # (..., T, ceil(E / 2))
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # 2i
+    angle = positions[..., None].to(exact) / 10000.0 ** (pair / width)  # (..., T, ceil(E / 2))
     sin, cos = angle.sin(), angle.cos()[..., : width // 2]
     if order == "halves":
         return torch.cat([sin, cos], -1).float()
@@ -109,17 +113,17 @@ class LearnedConfig:
         check_size("max_length", self.max_length)
 
 
-class Learned(Positions):
+class LearnedPositions(Positions):
     """One vector per position, up to `max_length` (the paper's row E of table 3; BERT, GPT-2, ViT)."""
 
     def __init__(self, config: LearnedConfig, width: int) -> None:
         super().__init__()
         self.max_length = config.max_length
         self.weight = nn.Parameter(torch.empty(config.max_length, width))
-        normal(self.weight, std=width**-0.5)
+        init_normal(self.weight, std=width**-0.5)
 
-    def embed(self, x: Tensor, at: Tensor, below: int | None = None) -> Tensor:
-        return x + self.weight[at]
+    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
+        return x + self.weight[positions]
 
 
 # --- turning queries and keys --------------------------------------------------------------------------------------
@@ -131,9 +135,9 @@ class Angles:
 
     cos: Tensor
     sin: Tensor
-    order: Order
+    order: FeatureOrder
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Turn each pair of features of x (B, H, T, D) by its angle."""
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         if self.order == "halves":
@@ -163,19 +167,21 @@ class Llama3Scaling:
 
     kind: ClassVar[str] = "llama3"
     factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    length: int = 8192  # that the model was first trained on
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192  # that the model was first trained on
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low", "high"):
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
             check_positive(name, getattr(self, name))
-        check_size("length", self.length)
-        if self.high <= self.low:
-            raise ValueError(f"`high` must be more than `low`={self.low:g}, but is {self.high:g}")
+        check_size("length", self.original_length)
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"`high_freq_factor` must be more than `low_freq_factor`={self.low_freq_factor:g}, but is {self.high_freq_factor:g}"
+            )
 
 
-Scaling = LinearScaling | Llama3Scaling
+RotaryScaling = LinearScaling | Llama3Scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,47 +190,54 @@ class RotaryConfig:
 
     kind: ClassVar[str] = "rotary"
     base: float = 10_000.0
-    order: Order = "halves"
-    scaling: Scaling | None = None  # for texts longer than the model was first trained on
-    length: int | None = None  # tokens of the longest texts that it was trained on: longer ones are strange to it
+    order: FeatureOrder = "halves"
+    scaling: RotaryScaling | None = None  # for texts longer than the model was first trained on
+    trained_length: int | None = (
+        None  # tokens of the longest texts that it was trained on: longer ones are strange to it
+    )
 
     def __post_init__(self) -> None:
         check_positive("base", self.base)
-        check_choice("order", self.order, Order)
-        if self.length is not None:
-            check_size("length", self.length)
+        check_choice("order", self.order, FeatureOrder)
+        if self.trained_length is not None:
+            check_size("length", self.trained_length)
 
 
-class Rotary(Positions):
+class RotaryPositions(Positions):
     """Rotary positions (Su et al. 2021): q.k then depends on the distance between the two tokens alone."""
 
     def __init__(self, config: RotaryConfig, head_width: int) -> None:
         super().__init__()
-        check_even(head_width)
+        check_even_head_width(head_width)
         self.base, self.order, self.head_width = config.base, config.order, head_width
         self.scaling = config.scaling
 
-    def angles(self, at: Tensor) -> Angles:
-        pair = torch.arange(0, self.head_width, 2, device=at.device, dtype=torch.float32)
+    def angles(self, positions: Tensor) -> Angles:
+        pair = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
         speed = 1.0 / self.base ** (pair / self.head_width)  # in this order published models were trained with it
-        angle = at[..., None] * scaled(speed, self.scaling)  # (T, D / 2) or (B, T, D / 2)
+        angle = positions[..., None] * scale_frequencies(speed, self.scaling)  # (T, D / 2) or (B, T, D / 2)
         angle = angle.unsqueeze(-3)  # heads
         return Angles(angle.cos(), angle.sin(), self.order)
 
 
-def scaled(speed: Tensor, scaling: Scaling | None) -> Tensor:
+def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling | None) -> Tensor:
     """The angle of each pair of features from one place to the next, (D / 2,)."""
     match scaling:
         case None:
-            return speed
+            return frequencies
         case LinearScaling():
-            return speed / scaling.factor
+            return frequencies / scaling.factor
         case Llama3Scaling():
-            tokens = 2 * math.pi / speed  # of one round
-            share = (scaling.length / tokens - scaling.low) / (scaling.high - scaling.low)
-            between = (1 - share) * speed / scaling.factor + share * speed
-            slow, quick = tokens > scaling.length / scaling.low, tokens < scaling.length / scaling.high
-            return torch.where(slow, speed / scaling.factor, torch.where(quick, speed, between))
+            tokens = 2 * math.pi / frequencies  # of one round
+            share = (scaling.original_length / tokens - scaling.low_freq_factor) / (
+                scaling.high_freq_factor - scaling.low_freq_factor
+            )
+            between = (1 - share) * frequencies / scaling.factor + share * frequencies
+            slow, quick = (
+                tokens > scaling.original_length / scaling.low_freq_factor,
+                tokens < scaling.original_length / scaling.high_freq_factor,
+            )
+            return torch.where(slow, frequencies / scaling.factor, torch.where(quick, frequencies, between))
 
 
 # --- added to the scores -------------------------------------------------------------------------------------------
@@ -234,33 +247,33 @@ def scaled(speed: Tensor, scaling: Scaling | None) -> Tensor:
 class RelativeConfig:
     kind: ClassVar[str] = "relative"
     buckets: int = 32
-    reach: int = 128  # distances from here on share the last bucket
+    max_distance: int = 128  # distances from here on share the last bucket
 
     def __post_init__(self) -> None:
         check_size("buckets", self.buckets)
-        check_size("reach", self.reach)
+        check_size("max_distance", self.max_distance)
         if self.buckets % 4:
             raise ValueError(f"`buckets` must be a multiple of 4, but is {self.buckets}")
-        if self.reach <= self.buckets:
-            raise ValueError(f"`reach` must be more than `buckets`={self.buckets}, but is {self.reach}")
+        if self.max_distance <= self.buckets:
+            raise ValueError(f"`max_distance` must be more than `buckets`={self.buckets}, but is {self.max_distance}")
 
 
-class Relative(Positions):
+class RelativePositions(Positions):
     """T5's relative bias (Raffel et al. 2020): one learned number per head and bucket of distances."""
 
     def __init__(self, config: RelativeConfig, heads: int, causal: bool) -> None:
         super().__init__()
-        self.buckets, self.reach, self.causal = config.buckets, config.reach, causal
+        self.buckets, self.max_distance, self.causal = config.buckets, config.max_distance, causal
         self.weight = nn.Parameter(torch.empty(config.buckets, heads))
-        normal(self.weight, std=0.02)
+        init_normal(self.weight, std=0.02)
 
-    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
-        distance = k_at[..., None, :] - q_at[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)
-        bucket = bucket_of(distance, self.buckets, self.reach, self.causal)
-        return with_heads_first(self.weight[bucket])  # (..., Tq, Tk, H) -> (1 or B, H, Tq, Tk)
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        distance = k_positions[..., None, :] - q_positions[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)
+        bucket = compute_buckets(distance, self.buckets, self.max_distance, self.causal)
+        return move_heads_first(self.weight[bucket])  # (..., Tq, Tk, H) -> (1 or B, H, Tq, Tk)
 
 
-def bucket_of(distance: Tensor, buckets: int, reach: int, causal: bool) -> Tensor:
+def compute_buckets(distance: Tensor, buckets: int, max_distance: int, causal: bool) -> Tensor:
     """Near distances have a bucket each, far ones share buckets that widen; both directions, or the past alone."""
     if causal:
         later, away = torch.zeros_like(distance), (-distance).clamp(min=0)
@@ -268,7 +281,7 @@ def bucket_of(distance: Tensor, buckets: int, reach: int, causal: bool) -> Tenso
         buckets //= 2
         later, away = (distance > 0).long() * buckets, distance.abs()
     near = buckets // 2
-    growth = torch.log(away.clamp(min=1).float() / near) / math.log(reach / near)
+    growth = torch.log(away.clamp(min=1).float() / near) / math.log(max_distance / near)
     far = (near + (growth * (buckets - near)).long()).clamp(max=buckets - 1)
     return later + torch.where(away < near, away, far)
 
@@ -278,16 +291,16 @@ class AlibiConfig:
     kind: ClassVar[str] = "alibi"
 
 
-class Alibi(Positions):
+class AlibiPositions(Positions):
     """ALiBi (Press et al. 2022): a penalty that grows with distance, steeper for some heads than for others."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.heads = heads
 
-    def bias(self, q_at: Tensor, k_at: Tensor) -> Tensor:
-        distance = (k_at[..., None, :] - q_at[..., :, None]).abs()  # (Tq, Tk) or (B, Tq, Tk)
-        return with_heads_first(-distance[..., None] * alibi_slopes(self.heads, distance.device))
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        distance = (k_positions[..., None, :] - q_positions[..., :, None]).abs()  # (Tq, Tk) or (B, Tq, Tk)
+        return move_heads_first(-distance[..., None] * alibi_slopes(self.heads, distance.device))
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
@@ -298,7 +311,7 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     return 2.0 ** (-8 * exponent / power)
 
 
-def with_heads_first(bias: Tensor) -> Tensor:
+def move_heads_first(bias: Tensor) -> Tensor:
     """(Tq, Tk, H) or (B, Tq, Tk, H) -> (1 or B, H, Tq, Tk)"""
     bias = bias.movedim(-1, -3)
     return bias if bias.dim() == 4 else bias[None]
@@ -310,12 +323,12 @@ PositionsConfig = SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConf
 def build_positions(config: PositionsConfig, *, width: int, heads: int, head_width: int, causal: bool) -> Positions:
     match config:
         case SinusoidalConfig():
-            return Sinusoidal(config)
+            return SinusoidalPositions(config)
         case LearnedConfig():
-            return Learned(config, width)
+            return LearnedPositions(config, width)
         case RotaryConfig():
-            return Rotary(config, head_width)
+            return RotaryPositions(config, head_width)
         case RelativeConfig():
-            return Relative(config, heads, causal)
+            return RelativePositions(config, heads, causal)
         case AlibiConfig():
-            return Alibi(heads)
+            return AlibiPositions(heads)

@@ -1,6 +1,6 @@
 """Words to numbers: tokenizers that give any text back as it was. They know nothing of files of pairs or of models."""
 
-from attent.text.tokenizer import Sampling, Tokenizer, TokenizerError, Vocabulary
-from attent.text.train import TokenizerConfig, train
+from attent.text.tokenizer import SubwordSampling, Tokenizer, TokenizerError, Vocabulary
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 
-__all__ = ["Sampling", "Tokenizer", "TokenizerConfig", "TokenizerError", "Vocabulary", "train"]
+__all__ = ["SubwordSampling", "Tokenizer", "TokenizerConfig", "TokenizerError", "Vocabulary", "train_tokenizer"]

@@ -11,32 +11,53 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from attent.text import files as disk
-from attent.text import foreign
-from attent.text.vocabulary import END, PAD, START, UNKNOWN, Sampling, TokenizerError, Vocabulary
+from attent.text import tokenizer_files as disk
+from attent.text import tokenizer_formats
+from attent.text.vocabulary import END, PAD, START, UNKNOWN, SubwordSampling, TokenizerError, Vocabulary
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "Sampling", "Tokenizer", "TokenizerError", "Vocabulary"]
+__all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
 
-JOINT = ("tokenizer.model",)
-SEPARATE = ("source.model", "target.model")
+JOINT_FILES = ("tokenizer.model",)
+SEPARATE_FILES = ("source.model", "target.model")
 
 
-class Layout(NamedTuple):
+class TokenizerFormat(NamedTuple):
     """The files of one way to store a tokenizer."""
 
-    needs: tuple[str, ...]
-    may: tuple[str, ...]
-    read: Callable[[Mapping[str, bytes], str], tuple[Vocabulary, Vocabulary]]
+    required_files: tuple[str, ...]
+    optional_files: tuple[str, ...]
+    load: Callable[[Mapping[str, bytes], str], tuple[Vocabulary, Vocabulary]]
 
 
-LAYOUTS = (  # the first that fits is taken: SentencePiece's own files rather than what was made from them
-    Layout(SEPARATE, (), foreign.separate),
-    Layout(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), foreign.marian),
-    Layout(JOINT, (foreign.CONFIG, foreign.MAP, foreign.ADDED, foreign.FAST), foreign.plain),
-    Layout(("spiece.model",), (foreign.CONFIG,), foreign.t5),
-    Layout((foreign.FAST,), (foreign.CONFIG, foreign.MAP), foreign.fast),
-    Layout(("merges.txt", "vocab.json"), (foreign.CONFIG, foreign.MAP, foreign.ADDED), foreign.gpt2),
-    Layout(("vocab.txt",), (foreign.CONFIG, foreign.MAP), foreign.bert),
+TOKENIZER_FORMATS = (  # the first that fits is taken: SentencePiece's own files rather than what was made from them
+    TokenizerFormat(SEPARATE_FILES, (), tokenizer_formats.load_separate),
+    TokenizerFormat(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), tokenizer_formats.load_marian),
+    TokenizerFormat(
+        JOINT_FILES,
+        (
+            tokenizer_formats.CONFIG_FILE,
+            tokenizer_formats.SPECIAL_TOKENS_FILE,
+            tokenizer_formats.ADDED_TOKENS_FILE,
+            tokenizer_formats.FAST_TOKENIZER_FILE,
+        ),
+        tokenizer_formats.load_sentencepiece,
+    ),
+    TokenizerFormat(("spiece.model",), (tokenizer_formats.CONFIG_FILE,), tokenizer_formats.load_t5),
+    TokenizerFormat(
+        (tokenizer_formats.FAST_TOKENIZER_FILE,),
+        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE),
+        tokenizer_formats.load_fast,
+    ),
+    TokenizerFormat(
+        ("merges.txt", "vocab.json"),
+        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE, tokenizer_formats.ADDED_TOKENS_FILE),
+        tokenizer_formats.load_gpt2,
+    ),
+    TokenizerFormat(
+        ("vocab.txt",),
+        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE),
+        tokenizer_formats.load_bert,
+    ),
 )
 
 
@@ -51,13 +72,15 @@ class Tokenizer:
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Tokenizer:
         """The tokenizer that these contents make, by the files' names; errors put `where` before those."""
-        for layout in LAYOUTS:
-            if layout.needs[0] in files:
-                missing = [name for name in layout.needs if name not in files]
+        for layout in TOKENIZER_FORMATS:
+            if layout.required_files[0] in files:
+                missing = [name for name in layout.required_files if name not in files]
                 if missing:
-                    raise TokenizerError(f"{where}{missing[0]}: is missing beside {layout.needs[0]}; copy it there too")
-                return cls(*layout.read(files, where), files)
-        looked_for = ", ".join(layout.needs[0] for layout in LAYOUTS)
+                    raise TokenizerError(
+                        f"{where}{missing[0]}: is missing beside {layout.required_files[0]}; copy it there too"
+                    )
+                return cls(*layout.load(files, where), files)
+        looked_for = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
         raise TokenizerError(f"{where or 'the folder'}: holds no tokenizer; looked for {looked_for}")
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, bytes]]]:
@@ -79,28 +102,28 @@ class Tokenizer:
             digest.update(content)
         return digest.hexdigest()
 
-    def encode_source(self, texts: Sequence[str], to: str | None = None) -> list[list[int]]:
+    def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
         """Ids and the end; before them, with `to`, the tag of the language to translate into."""
-        return framed(self.source.encode(texts), self.source, to)
+        return add_end_and_tag(self.source.encode(texts), self.source, target_language)
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids and the end. What a decoder starts from (`target.start`) is not text and is left to the batches."""
-        return framed(self.target.encode(texts), self.target)
+        return add_end_and_tag(self.target.encode(texts), self.target)
 
     def sample_source(
-        self, texts: Sequence[str], sampling: Sampling, seed: int, to: str | None = None
+        self, texts: Sequence[str], sampling: SubwordSampling, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
         """Like `encode_source`, segmented by chance: a pure function of its arguments, in every process."""
-        return framed(self.source.sample(texts, sampling, 2 * seed), self.source, to)
+        return add_end_and_tag(self.source.sample(texts, sampling, 2 * seed), self.source, target_language)
 
-    def sample_target(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
+    def sample_target(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
         # Seeds of the two sides differ, or both would cut the same word of a joint vocabulary at the same places.
-        return framed(self.target.sample(texts, sampling, 2 * seed + 1), self.target)
+        return add_end_and_tag(self.target.sample(texts, sampling, 2 * seed + 1), self.target)
 
     def save(self, folder: Path) -> None:
         """Writes the files; a crash meanwhile leaves the old ones or the new ones."""
-        disk.write(folder, self.files)
-        for stale in {*JOINT, *SEPARATE} - self.files.keys():
+        disk.write_files(folder, self.files)
+        for stale in {*JOINT_FILES, *SEPARATE_FILES} - self.files.keys():
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
@@ -110,17 +133,19 @@ class Tokenizer:
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
             raise TokenizerError(f"{folder}: must be a model's folder, but {problem}; give one that holds a tokenizer")
-        for layout in LAYOUTS:
-            files = disk.read(folder, layout.needs + layout.may)
-            if layout.needs[0] in files:
+        for layout in TOKENIZER_FORMATS:
+            files = disk.read_files(folder, layout.required_files + layout.optional_files)
+            if layout.required_files[0] in files:
                 return cls.from_files(files, f"{folder}/")
         return cls.from_files({}, str(folder))
 
 
-def framed(rows: list[list[int]], vocabulary: Vocabulary, to: str | None = None) -> list[list[int]]:
+def add_end_and_tag(
+    rows: list[list[int]], vocabulary: Vocabulary, target_language: str | None = None
+) -> list[list[int]]:
     for row in rows:
         row.append(vocabulary.end)
-    if to is None:
+    if target_language is None:
         return rows
-    tag = vocabulary.tag(to)
+    tag = vocabulary.get_tag_id(target_language)
     return [[tag, *row] for row in rows]

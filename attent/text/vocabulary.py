@@ -18,17 +18,17 @@ from typing import NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from attent.text.sample import SPACE, Sampler, Spelling
+from attent.text.subword_sampling import SPACE, PieceTable, SegmentationSampler
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # in the vocabularies that we train; imported ones say their own
 
 ESCAPE = "\x1a"  # "substitute" by its Unicode name. A piece of every model that we train, and their mark
-TAG = re.compile(r"<2([^<>]+)>")
-MASK = "<mask>"
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
+TAG_PATTERN = re.compile(r"<2([^<>]+)>")
+MASK_TOKEN = "<mask>"
+SENTINEL_PATTERN = re.compile(r"<extra_id_(\d+)>")
 SURROGATE = re.compile("[\ud800-\udfff]")
-NEVER = 1e-9  # a rate at which nothing would be drawn in a lifetime
-QUIET = 4  # SentencePiece's log level: nothing, errors come as exceptions
+MIN_SAMPLING_RATE = 1e-9  # a rate at which nothing would be drawn in a lifetime
+SILENT_LOG_LEVEL = 4  # SentencePiece's log level: nothing, errors come as exceptions
 
 
 class TokenizerError(ValueError):
@@ -36,7 +36,7 @@ class TokenizerError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SubwordSampling:
     """Another segmentation each time, so that a model meets a word in many spellings (subword regularisation)."""
 
     rate: float = 0.1  # 0 is the usual segmentation, near 1 the wildest: of BPE, the chance that a merge is left out
@@ -60,11 +60,11 @@ class Vocabulary(Protocol):
     @property
     def unknown(self) -> int: ...
     @property
-    def before(self) -> tuple[int, ...]:
+    def prefix_ids(self) -> tuple[int, ...]:
         """What stands before a text that a model reads by itself: BERT's [CLS], the start."""
 
     @property
-    def after(self) -> tuple[int, ...]:
+    def suffix_ids(self) -> tuple[int, ...]:
         """What stands behind such a text: BERT's [SEP], the end, or nothing where texts are to be gone on with."""
 
     @property
@@ -76,7 +76,7 @@ class Vocabulary(Protocol):
         """Ids that stand in the places of spans of words, the first of a text first (T5)."""
 
     @property
-    def together(self) -> frozenset[int]:
+    def byte_ids(self) -> frozenset[int]:
         """Ids of bytes that are read with their neighbours: a whole run of them is characters, or none of it is."""
 
     @property
@@ -86,23 +86,23 @@ class Vocabulary(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without start or end."""
 
-    def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
         """Like `encode`, in a segmentation drawn by chance: a pure function of its arguments, in every process."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text; specials and tags are left out."""
 
-    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each: of many at once more quickly than one by one."""
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def to_pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id as people look at it: `▁man`, `<0xE2>`, `<2de>`."""
 
-    def tag(self, language: str) -> int:
+    def get_tag_id(self, language: str) -> int:
         """The id that asks for a language, such as that of `<2de>`."""
 
 
-class Added(NamedTuple):
+class AddedToken(NamedTuple):
     """A piece that was added to a model when its tokenizer was made already."""
 
     name: str
@@ -110,30 +110,36 @@ class Added(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SentencePieceOptions:
     """What the files beside a SentencePiece model say of it."""
 
-    added: Mapping[int, Added] = field(default_factory=dict)
-    end: str | None = None  # the name of the piece that ends a text; None: as the model says
-    starts: bool = True  # the start stands before a text, where there is one
-    ends: bool = False  # the end stands behind it
+    added_tokens: Mapping[int, AddedToken] = field(default_factory=dict)
+    eos_token: str | None = None  # the name of the piece that ends a text; None: as the model says
+    add_bos: bool = True  # the start stands before a text, where there is one
+    add_eos: bool = False  # the end stands behind it
 
 
-class Pieces:
+class SentencePieceVocabulary:
     """A vocabulary that is a SentencePiece model, ours or that of an imported model."""
 
-    together: frozenset[int] = frozenset()  # SentencePiece reads each character by itself
+    byte_ids: frozenset[int] = frozenset()  # SentencePiece reads each character by itself
 
-    def __init__(self, model: bytes, where: str = "tokenizer.model", extra: int = 0, told: Told | None = None) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        where: str = "tokenizer.model",
+        extra_ids: int = 0,
+        options: SentencePieceOptions | None = None,
+    ) -> None:
         """`extra` ids behind the model's own have no text (T5's sentinels). `told` is for imported models alone."""
-        self._arguments = (model, where, extra, told)
-        self.processor = processor = load(model, where)
+        self._arguments = (model, where, extra_ids, options)
+        self.processor = processor = load_processor(model, where)
         own = processor.get_piece_size()
         self._escapes = processor.piece_to_id(ESCAPE) != processor.unk_id()
-        told = Told() if told is None or self._escapes else told
-        self._added = {i: piece for i, piece in told.added.items() if i >= own}
-        self.size = max(own + extra, 1 + max(self._added, default=0))
-        self.end: int = self._end(told)
+        options = SentencePieceOptions() if options is None or self._escapes else options
+        self._added_tokens = {i: piece for i, piece in options.added_tokens.items() if i >= own}
+        self.size = max(own + extra_ids, 1 + max(self._added_tokens, default=0))
+        self.end: int = self._find_end(options)
         if self.end < 0:
             raise TokenizerError(f"{where}: has no piece that ends a sentence; give a model made for translation")
         self.unknown: int = processor.unk_id()
@@ -142,27 +148,32 @@ class Pieces:
         self.start: int = processor.bos_id() if processor.bos_id() >= 0 else self.pad
         everything = list(range(own))
         names, control = processor.id_to_piece(everything), processor.is_control(everything)
-        self._tags = {match[1]: i for i in everything if control[i] and (match := TAG.fullmatch(names[i]))}
-        texts = {i for i, piece in self._added.items() if not piece.special}
-        self._silent = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
+        self._tags = {match[1]: i for i in everything if control[i] and (match := TAG_PATTERN.fullmatch(names[i]))}
+        texts = {i for i, piece in self._added_tokens.items() if not piece.special}
+        self._skipped_ids = {i for i in everything if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
         has_start = processor.bos_id() >= 0
-        self.before: tuple[int, ...] = (self.start,) if has_start and told.starts else ()
-        ends = self._escapes or not has_start or told.ends  # LLaMA's goes on
-        self.after: tuple[int, ...] = (self.end,) if ends else ()
-        self.mask: int | None = next((i for i in everything if control[i] and names[i] == MASK), None)
-        sentinels = {int(match[1]): i for i in everything if control[i] and (match := SENTINEL.fullmatch(names[i]))}
+        self.prefix_ids: tuple[int, ...] = (self.start,) if has_start and options.add_bos else ()
+        ends = self._escapes or not has_start or options.add_eos  # LLaMA's goes on
+        self.suffix_ids: tuple[int, ...] = (self.end,) if ends else ()
+        self.mask: int | None = next((i for i in everything if control[i] and names[i] == MASK_TOKEN), None)
+        sentinels = {
+            int(match[1]): i for i in everything if control[i] and (match := SENTINEL_PATTERN.fullmatch(names[i]))
+        }
         self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
-        self.sentinels = self.sentinels or tuple(range(own + extra - 1, own - 1, -1))  # T5's count downwards
+        self.sentinels = self.sentinels or tuple(range(own + extra_ids - 1, own - 1, -1))  # T5's count downwards
 
-    def __reduce__(self) -> tuple[type[Pieces], tuple[bytes, str, int, Told | None]]:
-        return Pieces, self._arguments
+    def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[bytes, str, int, SentencePieceOptions | None]]:
+        return SentencePieceVocabulary, self._arguments
 
-    def _end(self, told: Told) -> int:
+    def _find_end(self, options: SentencePieceOptions) -> int:
         """What ends a text: as is told, if there is such a piece, or as the model says."""
-        if told.end is None:
+        if options.eos_token is None:
             return int(self.processor.eos_id())
-        found = next((i for i, piece in self._added.items() if piece.name == told.end), None)
-        if found is None and self.processor.id_to_piece(own := self.processor.piece_to_id(told.end)) == told.end:
+        found = next((i for i, piece in self._added_tokens.items() if piece.name == options.eos_token), None)
+        if (
+            found is None
+            and self.processor.id_to_piece(own := self.processor.piece_to_id(options.eos_token)) == options.eos_token
+        ):
             return int(own)
         return int(self.processor.eos_id()) if found is None else found
 
@@ -171,13 +182,13 @@ class Pieces:
         return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = self.escaped(list(texts))
+        texts = self.escape_texts(list(texts))
         try:
             return self.processor.encode(texts, num_threads=1)
         except TypeError:  # a text with half a surrogate pair is refused
-            return self.processor.encode([valid(text) for text in texts], num_threads=1)
+            return self.processor.encode([replace_surrogates(text) for text in texts], num_threads=1)
 
-    def escaped(self, texts: list[str]) -> list[str]:
+    def escape_texts(self, texts: list[str]) -> list[str]:
         """As the model sees them: what SentencePiece takes for itself is spelled otherwise."""
         together = "".join(texts)  # two searches instead of two for every text
         if self._escapes and (SPACE in together or ESCAPE in together):
@@ -185,7 +196,7 @@ class Pieces:
         return texts
 
     @cached_property
-    def word_by_word(self) -> bool:
+    def can_encode_by_word(self) -> bool:
         """Does what a word becomes never depend on its neighbours? So it is in our BPE models (their scores count the
         merges), since in theirs only the first letter of a piece is a space. A unigram model decides near ties by
         how the numbers of the whole text add up."""
@@ -195,43 +206,44 @@ class Pieces:
         merges = all(self.processor.get_score(i).is_integer() for i in pieces)
         return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
 
-    def sample(self, texts: Sequence[str], sampling: Sampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
         if not self._escapes:
             raise TokenizerError("only a tokenizer that attent has trained can sample; leave sampling out")
-        if sampling.rate < NEVER:
+        if sampling.rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
-        spelling, sampler = self._sampling
+        spelling, sampler = self._sampler
         chance = random.Random(seed)
-        texts = [valid(text) for text in self.escaped(list(texts))]
+        texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
         return [spelling.sample(text, sampler, sampling.rate, chance) for text in texts]
 
     @cached_property
-    def _sampling(self) -> tuple[Spelling, Sampler]:
-        spelling = Spelling.of(self.processor, ESCAPE)
-        return spelling, spelling.sampler()
+    def _sampler(self) -> tuple[PieceTable, SegmentationSampler]:
+        spelling = PieceTable.from_processor(self.processor, ESCAPE)
+        return spelling, spelling.build_sampler()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.decode_all([ids])[0]
+        return self.decode_batch([ids])[0]
 
-    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         if not rows:
             return []
         for ids in rows:
             check_ids(ids, self.size)
         heard = [
-            [*ids] if self._silent.isdisjoint(ids) else [int(i) for i in ids if i not in self._silent] for ids in rows
+            [*ids] if self._skipped_ids.isdisjoint(ids) else [int(i) for i in ids if i not in self._skipped_ids]
+            for ids in rows
         ]
         # By names where one was added: SentencePiece takes what it does not know for text.
         texts: list[str]
-        if self._added and not self._added.keys().isdisjoint(chain.from_iterable(heard)):
-            texts = [self.processor.decode(self.pieces(ids)) if ids else "" for ids in heard]
+        if self._added_tokens and not self._added_tokens.keys().isdisjoint(chain.from_iterable(heard)):
+            texts = [self.processor.decode(self.to_pieces(ids)) if ids else "" for ids in heard]
         else:
             texts = self.processor.decode(heard, num_threads=1)
         if self._escapes and any(ESCAPE in text for text in texts):
             return [text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE) for text in texts]
         return texts
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def to_pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
         names = self._names
         return [names[i] for i in ids]
@@ -239,15 +251,15 @@ class Pieces:
     @cached_property
     def _names(self) -> list[str]:
         own = self.processor.get_piece_size()
-        return [*self.processor.id_to_piece(list(range(own))), *map(self._name, range(own, self.size))]
+        return [*self.processor.id_to_piece(list(range(own))), *map(self._get_extra_name, range(own, self.size))]
 
-    def _name(self, i: int) -> str:
+    def _get_extra_name(self, i: int) -> str:
         """Of an id behind the model's own."""
-        if i in self._added:
-            return self._added[i].name
+        if i in self._added_tokens:
+            return self._added_tokens[i].name
         return f"<extra_id_{self.sentinels.index(i)}>" if i in self.sentinels else f"<{i}>"
 
-    def tag(self, language: str) -> int:
+    def get_tag_id(self, language: str) -> int:
         return find_tag(self._tags, language)
 
 
@@ -264,9 +276,9 @@ def find_tag(tags: dict[str, int], language: str) -> int:
     raise TokenizerError(f"the tokenizer has no tag for {language!r}; {known}")
 
 
-def load(model: bytes, where: str) -> SentencePieceProcessor:
+def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
     """SentencePiece's reader of a model file; what it refuses is an error that names the file."""
-    set_min_log_level(QUIET)
+    set_min_log_level(SILENT_LOG_LEVEL)
     try:
         processor = SentencePieceProcessor()
         processor.LoadFromSerializedProto(model)
@@ -276,7 +288,7 @@ def load(model: bytes, where: str) -> SentencePieceProcessor:
         raise TokenizerError(f"{where}: is no SentencePiece model, or is damaged; get the file again") from error
 
 
-def valid(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Surrogates that make a pair become their character, a lone one, which is none, becomes U+FFFD."""
     if not SURROGATE.search(text):
         return text

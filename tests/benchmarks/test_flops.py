@@ -10,24 +10,24 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import attent
-from attent.models.presets import seq2seq
+from attent.models.presets import make_seq2seq
 from attent.nn import StackConfig, set_backend
-from benchmarks.flops import least_bytes, model_flops
+from benchmarks.flops import count_min_bytes, count_model_flops
 
-STACK = replace(StackConfig(), layers=2, width=16, heads=4, inner=40, dropout=0.0)
+STACK = replace(StackConfig(), layers=2, width=16, heads=4, ffn_width=40, dropout=0.0)
 STACKS = {"plain": STACK, "gated, shared keys, wide heads": replace(STACK, gated=True, kv_heads=2, head_width=8)}
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 def test_flops_are_those_that_torch_counts(stack: StackConfig) -> None:
-    config, source, target = seq2seq(50, stack), 7, 5
+    config, source, target = make_seq2seq(50, stack), 7, 5
     model = attent.build(config)
     set_backend(model, "explicit")
     with FlopCounterMode(display=False) as counter:
         model(torch.ones(1, source, dtype=torch.long), torch.ones(1, target, dtype=torch.long)).sum().backward()
     counted = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-    found = model_flops(config, np.array([source]), np.array([target]))
-    assert counted.pop("aten.mm") + counted.pop("aten.addmm") == found.products
+    found = count_model_flops(config, np.array([source]), np.array([target]))
+    assert counted.pop("aten.mm") + counted.pop("aten.addmm") == found.matmuls
     unseen = target * (target - 1) // 2  # later tokens, which `explicit` works out and hides
     hidden = 12 * stack.layers * stack.heads * (stack.head_width or 4) * unseen
     assert counted.pop("aten.bmm") == found.attention + hidden
@@ -36,21 +36,21 @@ def test_flops_are_those_that_torch_counts(stack: StackConfig) -> None:
 
 def test_a_million_tokens_a_second_of_the_base_model_is_about_360_teraflops() -> None:
     d, ff, layers, vocab, source, target = 512, 2048, 6, 32_768, 29, 30
-    found = model_flops(attent.presets.base(vocab), np.array([source]), np.array([target]))
+    found = count_model_flops(attent.presets.base(vocab), np.array([source]), np.array([target]))
     of_source, of_target = layers * (4 * d**2 + 2 * d * ff + 2 * d**2), layers * (6 * d**2 + 2 * d * ff) + d * vocab
-    assert found.products == 6 * (source * of_source + target * of_target)
+    assert found.matmuls == 6 * (source * of_source + target * of_target)
     assert 360e6 < found.total / target < 370e6
 
 
 def test_flops_of_many_sentences_are_the_sum_of_each() -> None:
     config, source, target = attent.presets.tiny(100), np.array([3, 70_000], np.int32), np.array([9, 60_000], np.int32)
-    parts = [model_flops(config, source[i : i + 1], target[i : i + 1]).total for i in range(2)]
-    assert model_flops(config, source, target).total == sum(parts)
+    parts = [count_model_flops(config, source[i : i + 1], target[i : i + 1]).total for i in range(2)]
+    assert count_model_flops(config, source, target).total == sum(parts)
 
 
 def test_the_fewest_bytes_grow_with_the_weights_and_with_the_tokens() -> None:
     config = attent.presets.base(32_768)
-    assert least_bytes(config, 1000, 0, 0) == 32_000  # weight, gradient, two means: read and written
+    assert count_min_bytes(config, 1000, 0, 0) == 32_000  # weight, gradient, two means: read and written
     encoder, decoder, memory = 6 * 512 + 2048, 9 * 512 + 2048, 2 * 512
-    assert least_bytes(config, 0, 1, 0) == 4 * 6 * (encoder + memory)
-    assert least_bytes(config, 0, 0, 1) == 4 * 6 * decoder
+    assert count_min_bytes(config, 0, 1, 0) == 4 * 6 * (encoder + memory)
+    assert count_min_bytes(config, 0, 0, 1) == 4 * 6 * decoder

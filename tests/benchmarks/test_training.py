@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from attent.data.store import Store
-from attent.train import hardware, loop
+from attent.data.token_store import TokenStore
+from attent.training import hardware, loop
 from benchmarks import loss_curve, train_gpu
-from tests.train.runs import write_corpus
+from tests.training.runs import write_corpus
 
 TINY = "--device cpu --size tiny --vocab 50 --tokens 96 --seconds 0.01 --rounds 2".split()
 
@@ -23,8 +23,8 @@ def test_ours_and_theirs_are_told_in_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(train_gpu, "measured", lambda device: train_gpu.Ceiling(flops=1e12, bytes=1e11))
-    monkeypatch.setitem(train_gpu.CORPUS, "cpu", 600)
+    monkeypatch.setattr(train_gpu, "measure_peak_rates", lambda device: train_gpu.PeakRates(flops=1e12, bytes=1e11))
+    monkeypatch.setitem(train_gpu.CORPUS_TOKENS, "cpu", 600)
     train_gpu.main([*TINY, "--json", str(tmp_path / "found.json")])
     printed = capsys.readouterr().out
     assert "| transformers |" in printed
@@ -42,7 +42,7 @@ class Broken:
 
     updates = 0
 
-    def __init__(self, case: train_gpu.Case, store: Store, *, compiled: bool) -> None:
+    def __init__(self, case: train_gpu.Case, store: TokenStore, *, compiled: bool) -> None:
         pass
 
     def warmed(self) -> tuple[float, train_gpu.Round]:
@@ -52,9 +52,9 @@ class Broken:
 def test_one_of_theirs_that_fails_is_told_of_and_the_rest_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_gpu, "measured", lambda device: train_gpu.Ceiling(flops=1e12, bytes=1e11))
-    monkeypatch.setitem(train_gpu.CORPUS, "cpu", 600)
-    monkeypatch.setattr(train_gpu, "Rival", Broken)
+    monkeypatch.setattr(train_gpu, "measure_peak_rates", lambda device: train_gpu.PeakRates(flops=1e12, bytes=1e11))
+    monkeypatch.setitem(train_gpu.CORPUS_TOKENS, "cpu", 600)
+    monkeypatch.setattr(train_gpu, "TransformersBaseline", Broken)
     with pytest.raises(SystemExit, match="1"):
         train_gpu.main([*TINY, "--json", str(tmp_path / "found.json")])
     printed = capsys.readouterr().out
@@ -74,18 +74,25 @@ def test_one_of_theirs_that_fails_is_told_of_and_the_rest_is_measured(
     ],
 )
 def test_theirs_are_those_that_were_asked_for(words: str, names: list[str]) -> None:
-    case = train_gpu.Case(
-        size="tiny", lengths="29", tokens=96, vocab=40, device=torch.device("cuda"), rounds=1, seconds=1.0, corpus=600
+    case = train_gpu.BenchmarkCase(
+        size="tiny",
+        lengths="29",
+        batch_tokens=96,
+        vocab=40,
+        device=torch.device("cuda"),
+        rounds=1,
+        round_seconds=1.0,
+        corpus_tokens=600,
     )
-    assert list(train_gpu.theirs(case, train_gpu.arguments(words.split()))) == names
+    assert list(train_gpu.list_baselines(case, train_gpu.parse_arguments(words.split()))) == names
 
 
 def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
-    case = train_gpu.Case(
-        size="tiny", lengths="29", tokens=25_600, vocab=40, device=torch.device("cpu"), rounds=1, seconds=1.0,
-        corpus=600_000,
+    case = train_gpu.BenchmarkCase(
+        size="tiny", lengths="29", batch_tokens=25_600, vocab=40, device=torch.device("cpu"), rounds=1, round_seconds=1.0,
+        corpus_tokens=600_000,
     )  # fmt: skip
-    store = train_gpu.made_up(tmp_path, case)
+    store = train_gpu.make_random_store(tmp_path, case)
     source, target = store.source.lengths(), store.target.lengths()
     assert source.mean() == pytest.approx(29, abs=1)
     assert target.mean() == pytest.approx(30, abs=1)
@@ -96,7 +103,7 @@ def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
 
 
 def test_kernels_that_run_at_once_are_not_counted_twice() -> None:
-    assert train_gpu.covered([(0, 4), (2, 3), (3, 6), (10, 11)]) == 7
+    assert train_gpu.measure_union([(0, 4), (2, 3), (3, 6), (10, 11)]) == 7
 
 
 @pytest.mark.parametrize(
@@ -106,18 +113,18 @@ def test_kernels_that_run_at_once_are_not_counted_twice() -> None:
         ("void flash_bwd_kernel<...>", "attention"),
         ("triton_red_fused__to_copy_add_native_dropout_native_layer_norm_7", "norm, dropout, residual"),
         ("triton_red_fused_eq_exp_logsumexp_sub_where_0", "loss"),
-        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimiser"),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("Memcpy HtoD (Pinned -> Device)", "other"),
     ],
 )
 def test_a_kernel_belongs_to_the_group_that_its_name_tells(kernel: str, group: str) -> None:
-    assert train_gpu.group_of(kernel) == group
+    assert train_gpu.classify_kernel(kernel) == group
 
 
 @pytest.fixture(autouse=True)
 def no_faster_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU that is, the fast way rounds more, and draws other dropout."""
-    monkeypatch.setattr(hardware, "measure_bf16", lambda kind: 1.0)
+    monkeypatch.setattr(hardware, "measure_bf16_speedup", lambda kind: 1.0)
 
 
 def curves(tmp_path: Path, words: str) -> dict[str, Any]:
@@ -131,12 +138,12 @@ def curves(tmp_path: Path, words: str) -> dict[str, Any]:
 def test_without_dropout_the_fast_curve_is_the_reference_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "REPORT", loop.REPORT)  # it is set there
+    monkeypatch.setattr(loop, "REPORT_INTERVAL", loop.REPORT_INTERVAL)  # it is set there
     found = curves(tmp_path, "--steps 4 --dropout 0 --draws 3 --exact")
     assert {name: [len(run) for run in runs] for name, runs in found["curves"].items()} == {
         "fast": [4], "reference": [4]
     }  # fmt: skip
-    both = found["compared"][loss_curve.LAST]
+    both = found["compared"][loss_curve.LAST_LOSS]
     assert abs(both["difference"]) < 1e-3
     assert both["error"] is None
     assert "one run of each cannot tell" in capsys.readouterr().out
@@ -145,7 +152,7 @@ def test_without_dropout_the_fast_curve_is_the_reference_curve(
 def test_every_draw_of_dropout_is_another_and_both_ways_meet_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "REPORT", loop.REPORT)
+    monkeypatch.setattr(loop, "REPORT_INTERVAL", loop.REPORT_INTERVAL)
     found = curves(tmp_path, "--steps 2 --dropout 0.3 --draws 2")
     fast, reference = found["curves"]["fast"], found["curves"]["reference"]
     assert len(fast) == len(reference) == 2
@@ -155,29 +162,29 @@ def test_every_draw_of_dropout_is_another_and_both_ways_meet_the_same(
 
 
 def test_means_are_compared_by_the_standard_error_of_their_difference() -> None:
-    near = loss_curve.contrasted([4.0, 5.0, 6.0], [3.5, 4.5, 5.5])
+    near = loss_curve.compare_samples([4.0, 5.0, 6.0], [3.5, 4.5, 5.5])
     assert near.difference == pytest.approx(0.5)
     assert near.error == pytest.approx((1 / 3 + 1 / 3) ** 0.5)  # both have a standard deviation of 1
-    assert near.within
-    far = loss_curve.contrasted([4.0, 5.0, 6.0], [2.3, 3.3, 4.3])
-    assert not far.within
+    assert near.is_within
+    far = loss_curve.compare_samples([4.0, 5.0, 6.0], [2.3, 3.3, 4.3])
+    assert not far.is_within
     assert "+1.7000 apart, more than 2 standard errors of it (1.6330)" in str(far)
 
 
 def test_curves_that_go_elsewhere_are_not_within_chance() -> None:
     straight = [[5 - 0.01 * i + 0.001 * draw for i in range(100)] for draw in range(4)]
     elsewhere = [[loss + (0.1 if i >= 50 else 0.0) for i, loss in enumerate(losses)] for losses in straight]
-    assert loss_curve.share_within({"fast": straight, "reference": straight}) == 1
-    assert loss_curve.share_within({"fast": elsewhere, "reference": straight}) == pytest.approx(26 / 76)
-    assert loss_curve.smoothed([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+    assert loss_curve.compute_share_within({"fast": straight, "reference": straight}) == 1
+    assert loss_curve.compute_share_within({"fast": elsewhere, "reference": straight}) == pytest.approx(26 / 76)
+    assert loss_curve.smooth_losses([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
 
 
 def test_a_picture_has_every_draw_the_means_their_difference_and_a_band() -> None:
     runs = [[5 - 0.01 * i + 0.001 * draw for i in range(60)] for draw in range(3)]
-    several = loss_curve.svg({"fast": runs, "reference": runs}, "a & b")
+    several = loss_curve.render_svg({"fast": runs, "reference": runs}, "a & b")
     assert several.count('fill="none"') == 2 * 3 + 2 + 1
     assert several.count('Z" clip-path') == 1
-    one = loss_curve.svg({"fast": runs[:1], "reference": runs[:1]}, "a & b")
+    one = loss_curve.render_svg({"fast": runs[:1], "reference": runs[:1]}, "a & b")
     assert one.count('fill="none"') == 2 + 1
     assert 'Z" clip-path' not in one
     ET.fromstring(several)

@@ -15,9 +15,11 @@ from attent.models.folder import FolderError
 from attent.nn import LearnedConfig
 from tests.laws.helpers import shake
 
-SMALL = {"layers": 1, "width": 8, "heads": 2, "inner": 12}
+SMALL = {"layers": 1, "width": 8, "heads": 2, "ffn_width": 12}
 CONFIGS: list[ModelConfig] = [
-    VisionConfig(image=8, patch=4, stack=replace(presets.VIT, **SMALL, positions=LearnedConfig(max_length=5))),
+    VisionConfig(
+        image_size=8, patch_size=4, stack=replace(presets.VIT, **SMALL, positions=LearnedConfig(max_length=5))
+    ),
     CausalConfig(vocab=7, stack=replace(presets.LLAMA, **SMALL)),
 ]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from attent.cli import main
-from attent.models import build, store
-from tests.data.pictures import write_pictures
-from tests.decode.readers import encoder, sentencepiece, viewer
+from attent.models import build, weights
+from tests.data.image_sets import write_class_folders
+from tests.decoding.encoder_models import encoder, sentencepiece, vision_model
 
 TEXTS = ["The cat sat.", "A dog ran in the park.", "The bird"]
 
@@ -22,13 +22,13 @@ TEXTS = ["The cat sat.", "A dog ran in the park.", "The bird"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder, tokenizer = tmp_path_factory.mktemp("classify") / "m", sentencepiece()
-    store.save(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
+    weights.save_model(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
     return str(folder)
 
 
 @pytest.fixture
 def vision(tmp_path: Path) -> str:
-    viewer().save(tmp_path / "vision")
+    vision_model().save(tmp_path / "vision")
     return str(tmp_path / "vision")
 
 
@@ -62,7 +62,7 @@ def test_images_are_classified_and_a_file_that_is_none_is_told(
     vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("PIL")
-    folder = write_pictures(tmp_path / "set")
+    folder = write_class_folders(tmp_path / "set")
     assert main(["classify", vision, str(folder / "cat" / "0.png"), str(folder / "dog" / "1.png")]) == 0
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [
         str(folder / "cat" / "0.png"),
@@ -75,7 +75,7 @@ def test_images_are_classified_and_a_file_that_is_none_is_told(
 
 def test_a_labelled_set_of_images_is_tested_on(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL")
-    folder = write_pictures(tmp_path / "set", count=4)
+    folder = write_class_folders(tmp_path / "set", count=4)
     assert main(["classify", vision, "--data", str(folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     files = [str(path) for path in sorted(folder.rglob("*.png"))]
@@ -108,7 +108,7 @@ def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: p
     assert main(["classify", model, "A text", "--data", "x.tsv"]) == 2
     assert "--data is a set of its own: leave the texts out" in capsys.readouterr().err
     tokenizer = sentencepiece()
-    store.save(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
+    weights.save_model(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
     assert "must have learned to choose among labels, but has not; teach it: attent train" in capsys.readouterr().err
 
@@ -127,7 +127,7 @@ def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.
     wide.save(tmp_path / "wide.png")
     wide.crop((12, 0, 20, 8)).save(tmp_path / "crop.png")
     wide.resize((8, 8), Image.Resampling.BILINEAR).save(tmp_path / "squash.png")
-    base = viewer()
+    base = vision_model()
     for fit in ("crop", "squash"):
         model = build(replace(base.config, fit=fit))
         model.load_state_dict(base.state_dict())

@@ -10,13 +10,13 @@ import pytest
 
 import attent
 from attent import cli
-from attent.cli import doctor, machine
+from attent.cli import doctor, system_info
 
 ROOT = Path(attent.__file__).parent.parent
 
-HEALTHY_TORCH = machine.Torch("2.13.0", "CPU only", (), 4, 0.5)
-HEALTHY_MACHINE = machine.Machine("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
-TORCH_PACKAGE = machine.Package("torch", "", ">=2.11", "2.13.0+cpu")
+HEALTHY_TORCH = system_info.TorchInfo("2.13.0", "CPU only", (), 4, 0.5)
+HEALTHY_MACHINE = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
+TORCH_PACKAGE = system_info.Package("torch", "", ">=2.11", "2.13.0+cpu")
 
 
 def attent_command(arguments: list[str], before: str = "") -> subprocess.CompletedProcess[str]:
@@ -125,7 +125,7 @@ def test_a_missing_package_is_named_also_when_the_command_imports_it_first(
 
 def test_an_error_of_our_own_is_a_sentence() -> None:
     ours = type("BadFolder", (Exception,), {"__module__": "attent.interop.folder"})
-    assert cli.failure_message(ours("runs/x: no config.json")) == "runs/x: no config.json"
+    assert cli.format_failure(ours("runs/x: no config.json")) == "runs/x: no config.json"
 
 
 def test_a_bug_keeps_its_traceback(failing: Path) -> None:
@@ -176,8 +176,8 @@ def test_doctor_fits_a_terminal_of_80_columns() -> None:
     from rich.console import Console
 
     console = Console(width=80)
-    missing = tuple(machine.Package(name, "serve", ">=1", None) for name in machine.PURPOSES)
-    found = doctor.Checkup(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
+    missing = tuple(system_info.Package(name, "serve", ">=1", None) for name in system_info.PURPOSES)
+    found = doctor.DoctorReport(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
     with console.capture() as shown:
         console.print(doctor.package_table(found))
     rows = [line for line in shown.get().splitlines() if "pip install 'attent[serve]'" in line]
@@ -185,34 +185,34 @@ def test_doctor_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_doctor_is_not_ready_without_torch() -> None:
-    broken = machine.Torch(None, None, (), None, None, error="torch cannot be imported: no libgomp")
+    broken = system_info.TorchInfo(None, None, (), None, None, error="torch cannot be imported: no libgomp")
     problems = list(doctor.find_problems(broken, (TORCH_PACKAGE,)))
-    found = doctor.Checkup(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
+    found = doctor.DoctorReport(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
     assert found.verdict == "not ready: torch cannot be imported: no libgomp"
-    assert doctor.as_text(found).endswith(found.verdict)
+    assert doctor.format_text(found).endswith(found.verdict)
 
 
 def test_doctor_says_how_to_mend_an_old_package() -> None:
-    old = machine.Package("torch", "", ">=2.11", "2.9.1")
+    old = system_info.Package("torch", "", ">=2.11", "2.9.1")
     assert list(doctor.find_problems(HEALTHY_TORCH, (old,))) == [
         "torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
     ]
 
 
 def test_doctor_notices_a_torch_that_cannot_use_the_gpu() -> None:
-    with_driver = machine.Machine("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
+    with_driver = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
     assert "this torch is a CPU build" in advice
 
 
 def test_what_python_has_by_itself_is_not_asked_for() -> None:
-    assert machine._needed_here("backports.zstd>=1; python_version < '3.99'")
-    assert not machine._needed_here("backports.zstd>=1; python_version < '3.5'")
-    assert machine._needed_here("fastapi>=1; extra == 'serve'")
+    assert system_info._applies_to_this_python("backports.zstd>=1; python_version < '3.99'")
+    assert not system_info._applies_to_this_python("backports.zstd>=1; python_version < '3.5'")
+    assert system_info._applies_to_this_python("fastapi>=1; extra == 'serve'")
 
 
 def test_every_package_that_is_declared_has_a_purpose() -> None:
-    assert {package.name for package in machine.packages()} <= set(machine.PURPOSES)
+    assert {package.name for package in system_info.list_packages()} <= set(system_info.PURPOSES)
 
 
 # ---- the machine -------------------------------------------------------------------------------------------
@@ -231,21 +231,21 @@ def test_every_package_that_is_declared_has_a_purpose() -> None:
     ],
 )
 def test_versions_are_compared_by_number(version: str, wanted: str, fits: bool) -> None:
-    assert machine.Package("x", "", wanted, version).fits is fits
+    assert system_info.Package("x", "", wanted, version).is_compatible is fits
 
 
 def test_requirements_are_read_with_their_extra() -> None:
-    package = machine.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
-    assert (package.name, package.extra, package.wanted) == ("huggingface-hub", "hf", "<3,>=2")
+    package = system_info.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
+    assert (package.name, package.extra, package.required) == ("huggingface-hub", "hf", "<3,>=2")
 
 
 def test_a_container_limit_counts_and_its_droppable_cache_does_not(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("4000\n")
     (tmp_path / "memory.current").write_text("3000\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 1200\n")
-    assert machine.cgroup_memory(tmp_path) == (4000, 1800)
+    assert system_info.read_cgroup_memory(tmp_path) == (4000, 1800)
 
 
 def test_a_container_without_a_limit_has_none(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.cgroup_memory(tmp_path)[0] is None
+    assert system_info.read_cgroup_memory(tmp_path)[0] is None

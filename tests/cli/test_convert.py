@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from attent.cli.convert import ConvertError, Kind, Quantization, convert
-from attent.decode.translator import tokenizer_of
+from attent.cli.convert import ConvertError, Quantization, TargetFormat, convert
+from attent.decoding.translator import load_tokenizer
 from attent.interop import load
-from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, store
-from attent.models.config import decoder_of
-from attent.models.folder import FolderError, read_files
+from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights
+from attent.models.config import mirror_encoder
+from attent.models.folder import FolderError, read_extra_files
 from attent.nn import LearnedConfig, StackConfig
 from attent.text.tokenizer import Tokenizer
-from attent.train.loop import write_model
+from attent.training.loop import write_model
 from tests.laws.helpers import shake
 from tests.text.corpus import lines, tokenizer
 
@@ -42,12 +42,12 @@ ODD = [
 
 def folder_of(root: Path, joint: bool = True, **changes: Any) -> Path:
     words = tokenizer(joint=joint)
-    encoder = replace(StackConfig(layers=1, width=16, heads=2, inner=24), **changes)
+    encoder = replace(StackConfig(layers=1, width=16, heads=2, ffn_width=24), **changes)
     config = Seq2SeqConfig(
         vocab=words.source.size,
         target_vocab=words.target.size,
         encoder=encoder,
-        decoder=decoder_of(encoder),
+        decoder=mirror_encoder(encoder),
         share_embeddings=joint,
     )
     write_model(root / "ours", shake(Seq2Seq(config)), words)
@@ -61,7 +61,7 @@ def ours(tmp_path: Path) -> Path:
 
 def logits(made: Seq2Seq) -> torch.Tensor:
     torch.manual_seed(1)
-    size = min(made.config.vocab, made.config.targets)
+    size = min(made.config.vocab, made.config.output_vocab)
     return made(torch.randint(4, size, (3, 7)), torch.randint(4, size, (3, 5)))
 
 
@@ -119,7 +119,7 @@ def test_there_and_back_gives_the_same_model(joint: bool, tmp_path: Path) -> Non
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")
     assert torch.allclose(logits(load(tmp_path / "back")), logits(load(ours)), atol=1e-4)
     texts = varied(30)
-    assert tokenizer_of(tmp_path / "back").encode_source(texts) == tokenizer_of(ours).encode_source(texts)
+    assert load_tokenizer(tmp_path / "back").encode_source(texts) == load_tokenizer(ours).encode_source(texts)
     manifest = json.loads((tmp_path / "back" / "manifest.json").read_text())
     assert {"source.spm", "target.spm", "vocab.json"} <= manifest["files"].keys()
     convert(tmp_path / "back", tmp_path / "again", to="hf")
@@ -145,9 +145,9 @@ def language_model(root: Path) -> Path:
         "tokenizer_config.json": b'{"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}',
         "chat_template.jinja": b"{{ messages }}",
     }
-    stack = replace(presets.LLAMA, layers=1, width=8, heads=2, inner=12)
-    model = shake(build(CausalConfig(vocab=4, stack=stack, tie_output=False, ends=(0,))))
-    store.save(model, root / "lm", files)
+    stack = replace(presets.LLAMA, layers=1, width=8, heads=2, ffn_width=12)
+    model = shake(build(CausalConfig(vocab=4, stack=stack, tie_output=False, end_ids=(0,))))
+    weights.save_model(model, root / "lm", files)
     return root / "lm"
 
 
@@ -162,7 +162,7 @@ def test_a_language_model_travels_there_and_back(tmp_path: Path, capsys: Capture
     with torch.no_grad():
         assert torch.allclose(load(folder)(ids), theirs(ids).logits, atol=1e-5)
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")
-    assert read_files(tmp_path / "back") == read_files(folder)
+    assert read_extra_files(tmp_path / "back") == read_extra_files(folder)
     assert torch.equal(load(tmp_path / "back")(ids), load(folder)(ids))
 
 
@@ -172,8 +172,8 @@ def test_a_model_is_stored_in_another_precision(tmp_path: Path) -> None:
 
 
 def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> None:
-    stack = replace(presets.VIT, layers=1, width=8, heads=2, inner=12, positions=LearnedConfig(max_length=5))
-    model = shake(build(VisionConfig(image=8, patch=4, stack=stack, labels=("cat", "dog"))))
+    stack = replace(presets.VIT, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=5))
+    model = shake(build(VisionConfig(image_size=8, patch_size=4, stack=stack, labels=("cat", "dog"))))
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")
@@ -214,9 +214,9 @@ def test_ctranslate2_reads_what_was_converted(
     words = Tokenizer.load(tmp_path / "quick")
     assert words == Tokenizer.load(ours)
     translator = package.Translator(str(tmp_path / "quick"), intra_threads=1)
-    pieces = words.source.pieces(words.encode_source(["A man walks."])[0])
+    pieces = words.source.to_pieces(words.encode_source(["A man walks."])[0])
     found = translator.translate_batch([pieces], max_decoding_length=9)[0].hypotheses[0]
-    known = set(words.target.pieces(range(words.target.size)))
+    known = set(words.target.to_pieces(range(words.target.size)))
     assert found
     assert set(found) <= known - {"<pad>", "<s>"}
 
@@ -225,7 +225,7 @@ def test_ctranslate2_reads_what_was_converted(
 
 
 @pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
-def test_nothing_is_overwritten(to: Kind, ours: Path, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(to: TargetFormat, ours: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("dear")
     for out in ("full", "full/letters.txt", "ours"):
@@ -235,7 +235,7 @@ def test_nothing_is_overwritten(to: Kind, ours: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
-def test_an_empty_folder_is_filled(to: Kind, ours: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled(to: TargetFormat, ours: Path, tmp_path: Path) -> None:
     if to == "ctranslate2":
         pytest.importorskip("ctranslate2")
     (tmp_path / "deep" / "empty").mkdir(parents=True)

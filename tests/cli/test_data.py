@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 import attent
 from attent import cli
-from attent.cli.data import bar, progress, rough, span, visible
+from attent.cli.data import draw_bar, escape_invisible, format_duration_range, format_rounded, show_progress
 
 ROOT = Path(attent.__file__).parent.parent
 GOOD = [f"Sentence number {i} is about the sea.\tSatz Nummer {i} handelt vom Meer." for i in range(300)]
@@ -67,13 +67,13 @@ def test_json_is_one_object_and_nothing_else(odd: str, capsys: pytest.CaptureFix
     assert {finding["name"]: finding["count"] for finding in facts["dropped"]} == {
         "empty": 0,
         "control": 1,
-        "longest": 0,
-        "ratio": 1,
+        "max_chars": 0,
+        "length_ratio": 1,
         "identical": 0,
         "script": 2,
         "duplicates": 1,
     }
-    assert facts["no_pairs"][0]["examples"][0]["line"] == 305
+    assert facts["bad_lines"][0]["examples"][0]["line"] == 305
     assert output.err == ""
 
 
@@ -95,8 +95,11 @@ def test_a_folder_is_held_against_its_own_test_set(tmp_path: Path, capsys: pytes
         write(tmp_path / f"{name}.en", [line.split("\t")[0] for line in lines])
         write(tmp_path / f"{name}.de", [line.split("\t")[1] for line in lines])
     assert run(str(tmp_path), "--json") == 0
-    tests = json.loads(capsys.readouterr().out)["tests"]
-    assert [(test["name"].split()[-1], test["leakage"]["pair"]) for test in tests] == [("test", 3), ("valid", 0)]
+    tests = json.loads(capsys.readouterr().out)["test_sets"]
+    assert [(test["name"].split()[-1], test["contamination"]["same_pair"]) for test in tests] == [
+        ("test", 3),
+        ("valid", 0),
+    ]
 
 
 def folder_of(path: Path, **splits: list[str]) -> str:
@@ -113,7 +116,7 @@ def test_against_comes_on_top_of_what_lies_in_the_folder(tmp_path: Path, capsys:
         write(folder / f"{split}.tsv", [f"a {split} sentence {n}\tein {split} Satz {n}" for n in range(5)])
     other = write(tmp_path / "other.tsv", GOOD)
     assert run(str(folder), "--against", other, "--json") == 0
-    names = [test["name"] for test in json.loads(capsys.readouterr().out)["tests"]]
+    names = [test["name"] for test in json.loads(capsys.readouterr().out)["test_sets"]]
     assert names == ["other.tsv", "own test", "own valid"]
 
 
@@ -122,8 +125,10 @@ def test_against_a_folder_means_its_test_set_and_names_it(tmp_path: Path, capsys
     both = folder_of(tmp_path / "both", train=GOOD, test=[GOOD[7], "Quite another thing.\tGanz etwas anderes."])
     alone = folder_of(tmp_path / "alone", train=GOOD[:5])
     assert run(corpus, "--against", both, "--against", alone, "--json") == 0
-    tests = json.loads(capsys.readouterr().out)["tests"]
-    assert [(test["name"], test["leakage"]["sentences"], test["leakage"]["pair"]) for test in tests] == [
+    tests = json.loads(capsys.readouterr().out)["test_sets"]
+    assert [
+        (test["name"], test["contamination"]["sentences"], test["contamination"]["same_pair"]) for test in tests
+    ] == [
         ("both test", 2, 1),
         ("alone", 5, 5),
     ]
@@ -140,8 +145,8 @@ def test_against_reads_fuzzy_entries_when_asked(tmp_path: Path, capsys: pytest.C
     test.write_text(f'#, fuzzy\nmsgid "{source}"\nmsgstr "{target}"\n', encoding="utf-8")
     for option, found in (([], (0, 0)), (["--fuzzy"], (1, 1))):
         assert run(corpus, "--against", str(test), "--json", *option) == 0
-        leakage = json.loads(capsys.readouterr().out)["tests"][0]["leakage"]
-        assert (leakage["sentences"], leakage["pair"]) == found
+        leakage = json.loads(capsys.readouterr().out)["test_sets"][0]["contamination"]
+        assert (leakage["sentences"], leakage["same_pair"]) == found
 
 
 def test_a_weight_and_a_single_pair_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,9 +172,9 @@ def test_a_clock_that_has_not_moved_is_no_error(monkeypatch: pytest.MonkeyPatch)
     def status(_: str) -> Iterator[Callable[[str], None]]:
         yield told.append
 
-    monkeypatch.setattr("attent.cli.data._status", status)
+    monkeypatch.setattr("attent.cli.data._show_status", status)
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    with progress() as tell:
+    with show_progress() as tell:
         tell(12)
     assert told[0].startswith("12 pairs, ")
 
@@ -205,8 +210,8 @@ def test_corpora_behind_one_that_breaks_are_named(tmp_path: Path, capsys: pytest
     later = write(tmp_path / "later.tsv", GOOD)
     assert run(str(path), later, "--json") == 1
     facts = json.loads(capsys.readouterr().out)
-    assert facts["unread"] == [later]
-    assert f"Not read: {later}." in facts["verdicts"][0]["text"]
+    assert facts["unread_corpora"] == [later]
+    assert f"Not read: {later}." in facts["diagnostics"][0]["text"]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "one column\nonly\n"])
@@ -271,17 +276,17 @@ def test_a_reader_that_goes_away_is_no_error(odd: str) -> None:
 
 
 def test_what_cannot_be_seen_is_escaped() -> None:
-    assert visible("a\tb\nc\x00\u202e\ud800") == "a\\tb\\nc\\x00\\u202e\\ud800"
-    assert visible("naïve 日本語 👩\u200d👧 x\u00a0y") == "naïve 日本語 👩\u200d👧 x\u00a0y"
+    assert escape_invisible("a\tb\nc\x00\u202e\ud800") == "a\\tb\\nc\\x00\\u202e\\ud800"
+    assert escape_invisible("naïve 日本語 👩\u200d👧 x\u00a0y") == "naïve 日本語 👩\u200d👧 x\u00a0y"
 
 
 def test_a_bar_grows_by_eighths_and_always_shows() -> None:
-    assert [bar(share, 4).rstrip() for share in (0, 0.001, 0.25, 0.5 + 1 / 32, 1)] == ["", "▏", "█", "██▏", "████"]
-    assert all(cell_len(bar(share / 100, 7)) == 7 for share in range(101))
+    assert [draw_bar(share, 4).rstrip() for share in (0, 0.001, 0.25, 0.5 + 1 / 32, 1)] == ["", "▏", "█", "██▏", "████"]
+    assert all(cell_len(draw_bar(share / 100, 7)) == 7 for share in range(101))
 
 
 def test_estimates_are_rounded_to_what_they_know() -> None:
-    assert [rough(n) for n in (7, 1_234, 56_789, 1_234_567, 45_678_901, 3_210_000_000)] == [
+    assert [format_rounded(n) for n in (7, 1_234, 56_789, 1_234_567, 45_678_901, 3_210_000_000)] == [
         "7",
         "1,200",
         "57,000",
@@ -289,7 +294,7 @@ def test_estimates_are_rounded_to_what_they_know() -> None:
         "46 million",
         "3.2 billion",
     ]
-    assert span(100, 200) == "2 to 3 minutes"
-    assert span(7_000, 16_000) == "2 to 4 hours"
-    assert span(10, 40) == "10 to 40 seconds"
-    assert span(30_000, 400_000) == "up to 5 days"
+    assert format_duration_range(100, 200) == "2 to 3 minutes"
+    assert format_duration_range(7_000, 16_000) == "2 to 4 hours"
+    assert format_duration_range(10, 40) == "10 to 40 seconds"
+    assert format_duration_range(30_000, 400_000) == "up to 5 days"

@@ -10,10 +10,10 @@ import pytest
 
 import attent
 from attent.cli import main
-from attent.cli.demo import SHOWN, digits, drawn, shown
+from attent.cli.demo import TEST_DATES, format_tokens, list_digits, render_heatmap
 from attent.data import dates
-from attent.data.dates import split_of
-from tests.train.runs import FEW_MORE
+from attent.data.dates import choose_split
+from tests.training.runs import MAX_EXTRA_TOKENS
 
 
 @pytest.fixture(autouse=True)
@@ -22,22 +22,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_shown_was_never_trained_on() -> None:
-    assert all(split_of(datetime.date.fromisoformat(right)) == "test" for _, right in SHOWN)
+    assert all(choose_split(datetime.date.fromisoformat(right)) == "test" for _, right in TEST_DATES)
 
 
 def test_every_digit_is_a_digit_and_there_once() -> None:
-    found = list(digits())
+    found = list(list_digits())
     assert len(found) == len(set(found)) == 100
     assert all(digit.isdigit() for digit in found)
 
 
 def test_the_picture_shows_where_the_weight_is() -> None:
-    lines = list(drawn(["Mai", "日", "end"], ["0", "5"], [[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]]))
+    lines = list(render_heatmap(["Mai", "日", "end"], ["0", "5"], [[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]]))
     assert [line.rstrip() for line in lines] == ["       0   5", "  Mai ███", "   日     ▒▒▒", "  end     ▒▒▒"]
 
 
 def test_pieces_are_shown_as_people_read_them() -> None:
-    assert shown(["▁Mai", "▁", "1", "</s>"]) == ["Mai", "space", "1", "end"]
+    assert format_tokens(["▁Mai", "▁", "1", "</s>"]) == ["Mai", "space", "1", "end"]
 
 
 def run_demo(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[float, str]:
@@ -60,8 +60,8 @@ def test_the_demo_learns_its_task(seed: int, tmp_path: Path, capsys: pytest.Capt
 def test_the_demo_runs_to_its_end_and_a_second_time_only_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dates.write, "__defaults__", ({"train": 2000, "valid": 20, "test": 30},))
-    monkeypatch.setattr("attent.decode.options.MORE", FEW_MORE)
+    monkeypatch.setattr(dates.write_corpus, "__defaults__", ({"train": 2000, "valid": 20, "test": 30},))
+    monkeypatch.setattr("attent.decoding.options.MAX_EXTRA_TOKENS", MAX_EXTRA_TOKENS)
     _, out = run_demo(tmp_path / "model", capsys, "--steps", "2")
     assert "What it looks at while it writes 1954-03-13" in out
     assert len(list(attent.load(tmp_path / "model").parameters())) > 10

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from attent.cli import main
-from attent.decode.reader import Reader
-from attent.models import store
-from tests.decode.readers import encoder, sentencepiece, viewer
+from attent.decoding.encoder_inference import Predictor
+from attent.models import weights
+from tests.decoding.encoder_models import encoder, sentencepiece, vision_model
 
 TEXTS = ["The cat sat.", "A dog ran in the park.", ""]
 
@@ -20,7 +20,7 @@ TEXTS = ["The cat sat.", "A dog ran in the park.", ""]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder, tokenizer = tmp_path_factory.mktemp("embed") / "mlm", sentencepiece()
-    store.save(encoder(tokenizer), folder, tokenizer.files)
+    weights.save_model(encoder(tokenizer), folder, tokenizer.files)
     return str(folder)
 
 
@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_vectors_are_written_as_others_read_them(model: str, tmp_path: Path, ending: str) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     out = tmp_path / f"vectors{ending}"
-    assert main(["embed", model, str(tmp_path / "lines.txt"), "-o", str(out), "--normalise", "--pooling", "class"]) == 0
+    assert main(["embed", model, str(tmp_path / "lines.txt"), "-o", str(out), "--normalize", "--pooling", "class"]) == 0
     found = np.load(out, allow_pickle=False) if ending == ".npy" else load_file(out)["vectors"]
-    wanted = Reader.load(model, device="cpu").embed(TEXTS, "class", normalise=True)
+    wanted = Predictor.load(model, device="cpu").embed(TEXTS, "class", normalize=True)
     assert found.dtype == np.float32
     assert np.allclose(found, wanted.numpy(), atol=1e-5)
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
@@ -40,13 +40,13 @@ def test_json_has_a_line_for_each_text(model: str, capsys: pytest.CaptureFixture
     assert main(["embed", model, *TEXTS[:2], "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == TEXTS[:2]
-    wanted = Reader.load(model, device="cpu").embed(TEXTS[:2])
+    wanted = Predictor.load(model, device="cpu").embed(TEXTS[:2])
     assert np.allclose([row["vector"] for row in rows], wanted.numpy(), atol=1e-5)
 
 
 def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
-    viewer().save(tmp_path / "vision")
+    vision_model().save(tmp_path / "vision")
     image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
     assert main(["embed", str(tmp_path / "vision"), str(tmp_path / "red.png"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["vector"]) == 16

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from attent.cli import main, reading_text
-from attent.models import store
-from tests.decode.readers import encoder, sentencepiece
+from attent.cli import input_texts, main
+from attent.models import weights
+from tests.decoding.encoder_models import encoder, sentencepiece
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder, tokenizer = tmp_path_factory.mktemp("fill") / "mlm", sentencepiece()
-    store.save(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
+    weights.save_model(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
     return str(folder)
 
 
@@ -90,7 +90,7 @@ def test_a_line_of_a_file_without_a_mask_stays_and_is_counted(
 def test_lines_of_a_file_are_counted_through_all_blocks(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_text, "AT_ONCE", 2)
+    monkeypatch.setattr(input_texts, "BLOCK_TEXTS", 2)
     far = "the cat sat on the mat " * 20 + "[MASK]"
     (tmp_path / "lines.txt").write_text(f"The [MASK]\nA cat\nA [MASK]\nA dog\n{far}\n", encoding="utf-8")
     assert main(["fill", model, str(tmp_path / "lines.txt")]) == 1

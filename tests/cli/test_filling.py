@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from attent import cli
-from attent.train.loop import write_model
+from attent.training.loop import write_model
 from tests.text.corpus import tokenizer
-from tests.train.toys import model
+from tests.training.toys import model
 
 TEXT = "a man in %s sees {name} here\n\na dog " + "and %s a dog " * 25 + "\n"
 

@@ -13,10 +13,10 @@ import pytest
 
 import attent
 from attent import cli
-from attent.decode import Generator, Writing
-from attent.models.store import save
-from tests.decode.authors import PROMPTS, folder, llama, ours
-from tests.train.toys import model as translator
+from attent.decoding import GenerationOptions, Generator
+from attent.models.weights import save_model
+from tests.decoding.toy_generators import PROMPTS, folder, llama, ours
+from tests.training.toys import model as translator
 
 Capture = pytest.CaptureFixture[str]
 
@@ -79,7 +79,7 @@ def test_what_precedes_a_prompt_that_is_too_long_is_written(
 
 
 def test_more_than_memory_holds_is_told_in_words_of_the_command(capsys: Capture, tmp_path: Path) -> None:
-    save(llama(ours()), tmp_path / "model", ours().files)
+    save_model(llama(ours()), tmp_path / "model", ours().files)
     code, _, err = run(capsys, tmp_path / "model", "A man", "-l", 10**12)
     assert code == 1
     assert "`--max-new-tokens` must be so few that one text fits into memory" in err
@@ -89,10 +89,10 @@ def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) 
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     code, out, _ = run(capsys, author, "--file", tmp_path / "prompts.txt", "--json", "-n", 2, "-l", 6, "--seed", 5)
     facts = [json.loads(line) for line in out.splitlines()]
-    whole = Generator.load(author, device="cpu").generate(PROMPTS, Writing(n=2, max_new_tokens=6, seed=5))
+    whole = Generator.load(author, device="cpu").generate(PROMPTS, GenerationOptions(n=2, max_new_tokens=6, seed=5))
     assert code == 0
     assert [(one["prompt"], one["text"], tuple(one["ids"]), one["reason"]) for one in facts] == [
-        (one.prompt, one.text, one.ids, one.reason) for some in whole for one in some
+        (one.prompt, one.text, one.token_ids, one.finish_reason) for some in whole for one in some
     ]
     assert {one["seed"] for one in facts} == {5}
 
@@ -140,7 +140,7 @@ def test_without_a_prompt_at_a_terminal_the_way_is_shown(
 
 
 def test_a_model_of_another_kind_is_told_which_command_is_for_it(capsys: Capture, tmp_path: Path) -> None:
-    save(translator(), tmp_path / "model", ours().files)
+    save_model(translator(), tmp_path / "model", ours().files)
     code, _, err = run(capsys, tmp_path / "model", "A man")
     assert code == 1
     assert "must be a language model (a decoder alone), but is a translator" in err
@@ -155,7 +155,7 @@ def test_translating_with_a_language_model_is_told_likewise(author: Path, capsys
 def test_what_was_written_stays_when_it_is_interrupted(
     author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Generator, prompt: str, writing: Writing) -> Any:
+    def interrupted(self: Generator, prompt: str, writing: GenerationOptions) -> Any:
         yield " one"
         yield " two"
         raise KeyboardInterrupt

@@ -10,26 +10,26 @@ import pytest
 from rich.cells import cell_len
 
 import attent
-from attent.cli.info import info, look, row, size
+from attent.cli.info import format_bytes, format_row, info, inspect_folder
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.models.folder import FolderError
 from attent.nn import StackConfig
-from attent.text import TokenizerConfig, train
-from attent.text.train import Kind
-from attent.train.checkpoint import Checkpoint, save
-from attent.train.events import Ended, Event, Note, Progress, Started, Validated
-from attent.train.log import Log
+from attent.text import TokenizerConfig, train_tokenizer
+from attent.text.tokenizer_training import TokenizerKind
+from attent.training.checkpoint import Checkpoint, save_checkpoint
+from attent.training.event_log import EventLog
+from attent.training.events import Ended, Event, Note, Progress, Started, Validated
 
-ENCODER = StackConfig(layers=2, width=16, heads=2, inner=32)
+ENCODER = StackConfig(layers=2, width=16, heads=2, ffn_width=32)
 RUN = '[data]\ntrain = ["own.tmx"]\nsrc = "en"\ntgt = "de"\n[train]\nsteps = 40\nlr = 0.002\nsteps_of_mine = 1\n'
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     root = tmp_path / "en-de"
-    config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=decoder_of(ENCODER))
+    config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
     attent.build(config).save(root)
     return root
 
@@ -38,20 +38,20 @@ def trained(root: Path, ended: bool = True) -> None:
     root.mkdir(exist_ok=True)
     (root / "run.toml").write_text(RUN, encoding="utf-8")
     story: list[Event] = [
-        Validated(step=10, epoch=1, loss=2.0, bleu=31.25, chrf=50.0, exact=None, best=True, waited=0, seconds=1),
-        Validated(step=20, epoch=2, loss=2.5, bleu=30.0, chrf=51.0, exact=None, best=False, waited=1, seconds=2),
+        Validated(step=10, epoch=1, loss=2.0, bleu=31.25, chrf=50.0, exact=None, best=True, validations_since_best=0, seconds=1),
+        Validated(step=20, epoch=2, loss=2.5, bleu=30.0, chrf=51.0, exact=None, best=False, validations_since_best=1, seconds=2),
         Progress(
             step=25, epoch=2.5, loss=1.0, perplexity=3.0, lr=0.1, grad_norm=1.0, tokens_per_second=1.0, seconds=3,
             seconds_left=None,
         ),
     ]  # fmt: skip
-    log = Log(root / "log.jsonl")
+    log = EventLog(root / "log.jsonl")
     for event in [*story, *([Ended(step=25, reason="patience", seconds=3.0)] if ended else [])]:
         log(event)
     log.close()
 
 
-STARTED = Started(step=25, steps=40, steps_per_epoch=10.0, parameters=1, trained=1, device="CPU")
+STARTED = Started(step=25, steps=40, steps_per_epoch=10.0, parameters=1, trainable_parameters=1, device="CPU")
 END = Ended(step=25, reason="steps", seconds=3.0)
 NOTE = Note(text="the model is there", step=25)
 FINISHED = {
@@ -63,7 +63,7 @@ FINISHED = {
 
 
 def tell(root: Path, *events: Event) -> None:
-    log = Log(root / "log.jsonl", from_step=25)
+    log = EventLog(root / "log.jsonl", from_step=25)
     for event in events:
         log(event)
     log.close()
@@ -85,7 +85,7 @@ def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_parts_add_up_and_what_is_shared_counts_once(folder: Path) -> None:
-    model = look(folder).model
+    model = inspect_folder(folder).model
     assert model is not None
     assert sum(model.parts.values()) == model.parameters
     assert model.parts["embedding"] == 50 * 16
@@ -102,10 +102,12 @@ def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("kind", "told"), [("bpe", "BPE"), ("unigram", "unigram"), ("char", "characters")])
-def test_a_tokenizer_is_described(folder: Path, capsys: pytest.CaptureFixture[str], kind: Kind, told: str) -> None:
+def test_a_tokenizer_is_described(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: TokenizerKind, told: str
+) -> None:
     lines = [f"a small line, number {i}, of some text about {i * i} things" for i in range(300)]
     vocab = None if kind == "char" else 340
-    tokenizer = train(lines, lines, TokenizerConfig(kind=kind, vocab=vocab), tags=("de", "fr"))
+    tokenizer = train_tokenizer(lines, lines, TokenizerConfig(kind=kind, vocab=vocab), tags=("de", "fr"))
     tokenizer.save(folder)
     page = page_of(folder, capsys)
     assert f"SentencePiece {told}, {tokenizer.source.size} pieces for both sides" in page
@@ -116,7 +118,7 @@ def test_a_tokenizer_is_described(folder: Path, capsys: pytest.CaptureFixture[st
 def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(folder)
     for step in (10, 20):
-        save(folder / "state", Checkpoint(step=step, facts={}, tensors={"weights": {}}))
+        save_checkpoint(folder / "state", Checkpoint(step=step, state={}, tensors={"weights": {}}))
     page = page_of(folder, capsys)
     for told in (
         "25 updates; stopped early",
@@ -161,7 +163,7 @@ def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.Capt
     page = page_of(folder, capsys)
     assert "kept mean of the last 2 checkpoints" in page
     assert "scored test flickr of 1,000 pairs: BLEU 38.6, chrF 62.0, exact 4.1%" in page
-    training = look(folder).training
+    training = inspect_folder(folder).training
     assert training is not None
     assert training.scores[0]["bleu"] == 38.64
 
@@ -206,7 +208,7 @@ def test_no_folder_at_all_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    decoder = replace(decoder_of(ENCODER), layers=1)
+    decoder = replace(mirror_encoder(ENCODER), layers=1)
     config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=decoder, output_bias=True)
     marian.save(attent.build(config), tmp_path / "hf", pad=0)
     page = page_of(tmp_path / "hf", capsys)
@@ -224,11 +226,11 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
             ["a language model", "made for attent generate, attent embed, attent look", "decoder 2 layers"],
         ),
         (
-            EncoderConfig(vocab=50, stack=ENCODER, masked=True, pooler=True, segments=2),
+            EncoderConfig(vocab=50, stack=ENCODER, masked_lm=True, pooler=True, segments=2),
             ["a reader of text", "made for attent fill, attent embed", "kinds of text 32, encoder", "pooler 272"],
         ),
         (
-            VisionConfig(image=8, patch=4, channels=1, stack=ENCODER, labels=tuple("abcdefghijk")),
+            VisionConfig(image_size=8, patch_size=4, channels=1, stack=ENCODER, labels=tuple("abcdefghijk")),
             [
                 "a reader of images",
                 "made for attent classify",
@@ -245,7 +247,7 @@ def test_every_kind_of_model_is_described_with_the_commands_for_it(
     page = page_of(tmp_path / "model", capsys)
     for words in told:
         assert words in page
-    model = look(tmp_path / "model").model
+    model = inspect_folder(tmp_path / "model").model
     assert model is not None
     assert sum(model.parts.values()) == model.parameters
 
@@ -253,7 +255,16 @@ def test_every_kind_of_model_is_described_with_the_commands_for_it(
 def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(folder, ended=False)
     better = Validated(
-        step=25, epoch=3, loss=1.5, bleu=None, chrf=None, exact=None, best=True, waited=0, seconds=3, accuracy=91.25
+        step=25,
+        epoch=3,
+        loss=1.5,
+        bleu=None,
+        chrf=None,
+        exact=None,
+        best=True,
+        validations_since_best=0,
+        seconds=3,
+        accuracy=91.25,
     )
     tell(folder, better, END)
     scores = [{"name": "held-out part", "kind": "test", "pairs": 20, "unit": "image", "accuracy": 90.0}]
@@ -265,14 +276,14 @@ def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.Captur
 
 
 def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = list(row("folder", "x" * 200 + " \x1b[31m " + "語" * 60))
+    lines = list(format_row("folder", "x" * 200 + " \x1b[31m " + "語" * 60))
     assert all(cell_len(line) <= 80 for line in lines)
     assert "\\x1b[31m" in "".join(lines)
 
 
 @pytest.mark.parametrize(("count", "told"), [(12, "12 bytes"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")])
 def test_sizes_are_told_in_units(count: int, told: str) -> None:
-    assert size(count) == told
+    assert format_bytes(count) == told
 
 
 @pytest.mark.parametrize(
@@ -301,7 +312,7 @@ def test_what_scores_were_measured_on_is_called_by_its_name(
 
 def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stack = replace(ENCODER, layers=1, heads=1)
-    attent.build(VisionConfig(image=8, patch=8, stack=stack, fit="squash")).save(tmp_path / "vit")
+    attent.build(VisionConfig(image_size=8, patch_size=8, stack=stack, fit="squash")).save(tmp_path / "vit")
     page = page_of(tmp_path / "vit", capsys)
     assert "1 layer, width 16, 1 head, inner 32" in page
     assert "8 x 8, in colour, in 1 patch of 8 x 8; a picture squashed to a square" in page

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from attent import cli
-from attent.cli import looking
-from attent.look import Trace
-from attent.look.properties import NAME as HEADS
-from attent.models import CausalLM, Encoder, Vision
-from attent.train.loop import write_model
-from tests.look import family
-from tests.look.toys import TEXT, model
+from attent.cli import look_session
+from attent.inspection import Trace
+from attent.inspection.head_stats import HEAD_STATS_FILE as HEADS
+from attent.models import CausalLM, TextEncoder, VisionTransformer
+from attent.training.loop import write_model
+from tests.inspection import family
+from tests.inspection.toys import TEXT, model
 from tests.text.corpus import lines, tokenizer
 
 
@@ -54,7 +54,7 @@ def test_a_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_json_goes_to_a_file_or_to_standard_output(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "-", "--kind", "cross", "--layer", "1"]) == 0
     printed = capfdbinary.readouterr().out.decode()
-    assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross"]
+    assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross_attn"]
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--target", "Hallo"]) == 0
     assert json.loads(Path("t.json").read_text(encoding="utf-8"))["decoding"]["given"] is True
     assert not Path("look.html").exists()
@@ -65,7 +65,7 @@ def test_a_picture_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(asked) == 0
     out = capsys.readouterr().out
     assert out.startswith(TEXT)
-    assert "decoder.blocks.1.cross, head 2" in out
+    assert "decoder.blocks.1.cross_attn, head 2" in out
     assert not Path("look.html").exists()
 
 
@@ -145,18 +145,22 @@ def test_a_head_that_looks_when_a_word_is_read_is_drawn_by_the_words_read() -> N
     def seen(read: float, written: float) -> str:
         heads = [{"path": "p", "head": 1, "values": {"read": read, "written": written}}]
         found = {"properties": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
-        return looking.when_read(found, "p", 1)["layers"][0]["queries"]
+        return look_session.use_decoder_input(found, "p", 1)["layers"][0]["queries"]
 
     assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("read", "target", "target")
 
 
 def test_a_silent_part_is_silent(folder: Path) -> None:
     assert (
-        cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--silence", "decoder.blocks.0.cross:1"])
+        cli.main(
+            ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--mask", "decoder.blocks.0.cross_attn:1"]
+        )
         == 0
     )
     layers = json.loads(Path("t.json").read_text(encoding="utf-8"))["layers"]
-    assert {layer["path"]: layer["silent"] for layer in layers if layer["silent"]} == {"decoder.blocks.0.cross": [1]}
+    assert {layer["path"]: layer["silent"] for layer in layers if layer["silent"]} == {
+        "decoder.blocks.0.cross_attn": [1]
+    }
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         (["a", "--png", "a.gif"], 2, "--png must be a file that ends in .png"),
         (["a", "-o", "nowhere/look.html"], 2, "must be in a folder that is there"),
         (["a", "-b", "0"], 2, "--beam-size must be 1 or more"),
-        (["a", "--silence", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
+        (["a", "--mask", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
         (["a", "--layer", "9"], 1, "must leave an attention layer"),
         (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
         (["--port", "99999"], 2, "--port must be from 0 to 65535"),
@@ -202,7 +206,7 @@ def test_what_cannot_be_done_is_told(
 def kin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each kind, and a picture."""
     root = tmp_path_factory.mktemp("kin")
-    made: dict[str, CausalLM | Encoder | Vision] = {
+    made: dict[str, CausalLM | TextEncoder | VisionTransformer] = {
         "gpt": family.causal(),
         "bert": family.encoder(),
         "labels": family.encoder(("good", "bad", "neither")),
@@ -210,7 +214,7 @@ def kin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, one in made.items():
         one.save(root / name)
-        if not isinstance(one, Vision):
+        if not isinstance(one, VisionTransformer):
             (root / name / "tokenizer.model").write_bytes(family.tokenizer().files["tokenizer.model"])
     return {name: root / name for name in made} | {"ring": family.write_ring(root)}
 
@@ -229,12 +233,12 @@ def test_each_of_the_family_is_looked_at(
     pytest.importorskip("PIL")
     pytest.importorskip("matplotlib")
     stack = "decoder" if name == "gpt" else "encoder"
-    silent = ["--silence", f"{stack}.blocks.1.own:2"]
+    silent = ["--mask", f"{stack}.blocks.1.self_attn:2"]
     assert cli.main([*asked_of(kin, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *silent]) == 0
     found = document(Path("a.html").read_text(encoding="utf-8"))
     assert found == json.loads(Path("a.json").read_text(encoding="utf-8"))
     layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
-    assert list(layers) == [f"{stack}.blocks.{i}.own" for i in range(2)]
+    assert list(layers) == [f"{stack}.blocks.{i}.self_attn" for i in range(2)]
     assert found["layers"][1]["silent"] == [2]  # type: ignore[index]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     capfdbinary.readouterr()
@@ -260,7 +264,7 @@ def test_positions_of_the_family(kin: dict[str, Path]) -> None:
 
 
 def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
-    assert cli.main(["look", str(kin["bert"]), "a dog", "--pair", "two women", "--json", "t.json"]) == 0
+    assert cli.main(["look", str(kin["bert"]), "a dog", "--text-pair", "two women", "--json", "t.json"]) == 0
     tokens = json.loads(Path("t.json").read_text(encoding="utf-8"))["sides"]["text"]["tokens"]
     assert [token["special"] for token in tokens].count("end") == 2
 
@@ -271,12 +275,12 @@ def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
         ("gpt", ["a", "--target", "b"], 1, "is a language model (a decoder alone), and --target is for translators"),
         ("bert", ["a", "--to", "de"], 1, "is an encoder of text, and --to is for translators"),
         ("gpt", ["a", "--data", "x.tsv"], 1, "and --data is for translators"),
-        ("gpt", ["a", "--pair", "b"], 1, "a second text is for encoders"),
-        ("gpt", ["--pair", "b"], 2, "--pair needs a sentence"),
+        ("gpt", ["a", "--text-pair", "b"], 1, "a second text is for encoders"),
+        ("gpt", ["--text-pair", "b"], 2, "--text-pair needs a sentence"),
         ("vit", [], 1, "the live page has a box for text only; name a picture: attent look"),
         ("vit", ["nowhere.png"], 1, "nowhere.png: must be an image, but cannot be opened"),
         ("gpt", ["a", "--kind", "cross"], 1, "must leave an attention layer"),
-        ("bert", ["a", "--silence", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
+        ("bert", ["a", "--mask", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
     ],
 )
 def test_what_is_not_for_a_kind_of_model_is_told(
@@ -297,15 +301,15 @@ def test_what_heads_are_worth_is_measured_of_translators_alone(
 
 def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(looking.webbrowser, "open", opened.append)
+    monkeypatch.setattr(look_session.webbrowser, "open", opened.append)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(looking.sys.stderr, "isatty", lambda: True, raising=False)
-    looking.open_in_browser("file:///look.html")
+    monkeypatch.setattr(look_session.sys.stderr, "isatty", lambda: True, raising=False)
+    look_session.open_in_browser("file:///look.html")
     assert opened == []
     monkeypatch.setenv("DISPLAY", ":0")
-    looking.open_in_browser("file:///look.html")
+    look_session.open_in_browser("file:///look.html")
     assert opened == ["file:///look.html"]
 
 

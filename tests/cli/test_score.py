@@ -9,12 +9,12 @@ import pytest
 import sacrebleu
 
 from attent import cli, models
-from attent.decode.align import NAME, choice_of
-from attent.decode.force import forced, perplexity
+from attent.decoding.alignment import ALIGNMENT_FILE, load_selection
+from attent.decoding.forced_decoding import compute_perplexity, score_targets
 from attent.text.tokenizer import Tokenizer
-from attent.train.loop import write_model
+from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
-from tests.train.toys import model
+from tests.training.toys import model
 
 COUNT = 12
 SOURCES, REFERENCES = (list(side[:COUNT]) for side in lines())
@@ -69,7 +69,7 @@ def test_a_file_is_scored_as_sacrebleu_would(data: list[str], tmp_path: Path, ca
     assert scores["bleu"]["value"] == sacrebleu.corpus_bleu(WORSE, [REFERENCES]).score
     assert scores["ter"]["value"] == sacrebleu.corpus_ter(WORSE, [REFERENCES]).score
     assert "tok:13a" in scores["bleu"]["signature"]
-    assert (told["pairs"], told["empty"], told["model"]) == (COUNT, 1, None)
+    assert (told["num_pairs"], told["num_empty"], told["model"]) == (COUNT, 1, None)
     assert [one["output"] for one in told["sentences"]] == WORSE
     assert told["worst"][0] == COUNT
     assert sum(group["sentences"] for group in told["groups"]) == COUNT
@@ -105,14 +105,14 @@ def test_each_sentence_can_be_had_as_a_row(where: str, data: list[str], tmp_path
 
 
 def test_two_files_are_compared(data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    arguments = [*data, "--hypotheses", tmp_path / "test.de", "--against", tmp_path / "out.txt", "-m", "chrf"]
+    arguments = [*data, "--hypotheses", tmp_path / "test.de", "--baseline", tmp_path / "out.txt", "-m", "chrf"]
     assert run(capsys, *arguments).rstrip().endswith("   better")
     told = json.loads(run(capsys, *arguments, "--json"))
-    (compared,) = told["paired"]
-    assert compared["better"] is True
+    (compared,) = told["comparisons"]
+    assert compared["is_better"] is True
     assert compared["value"] == pytest.approx(100)
-    assert compared["other"] == sacrebleu.corpus_chrf(WORSE, [REFERENCES]).score
-    assert compared["p"] < 0.05
+    assert compared["baseline"] == sacrebleu.corpus_chrf(WORSE, [REFERENCES]).score
+    assert compared["p_value"] < 0.05
 
 
 def test_of_a_folder_the_test_part_is_scored(data: list[str], tmp_path: Path, capsys: Capture) -> None:
@@ -142,12 +142,12 @@ def test_what_a_model_writes_is_scored_and_saved(
     assert "length^alpha" in told["search"]["formula"]
     again = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "saved.txt", "-m", "chrf", "--json"))
     assert again["scores"] == told["scores"]
-    same = run(capsys, folder, *data, "--beam-size", 2, "-m", "chrf", "--against", folder)
+    same = run(capsys, folder, *data, "--beam-size", 2, "-m", "chrf", "--baseline", folder)
     assert "may be chance" in same
 
 
 def test_the_whole_search_can_be_asked_for_and_is_told(folder: Path, data: list[str], capsys: Capture) -> None:
-    flags = ["--length-penalty-type", "wu", "--alpha", 1, "--max-length", 9, "--patience", 2, "--groups", 2]
+    flags = ["--length-penalty-type", "wu", "--alpha", 1, "--max-length", 9, "--patience", 2, "--beam-groups", 2]
     command = [folder, *data, *flags, "-m", "chrf"]
     told = json.loads(run(capsys, *command, "--json"))
     search = told["search"]
@@ -190,17 +190,17 @@ def test_models_that_write_together_are_scored(folder: Path, data: list[str], tm
 def test_forced_decoding_tells_how_likely_translations_are(
     folder: Path, data: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    loaded, words = models.read(folder), Tokenizer.load(folder)
+    loaded, words = models.read_model(folder), Tokenizer.load(folder)
     for given, targets in (([], REFERENCES), (["--hypotheses", tmp_path / "out.txt"], WORSE)):
-        wanted = forced(loaded, words, SOURCES, targets, to="de")
+        wanted = score_targets(loaded, words, SOURCES, targets, to="de")
         total, tokens = sum(one.log_prob for one in wanted), sum(one.length for one in wanted)
-        told = json.loads(run(capsys, folder, *data, "--force", "--json", *given))["forced"]
+        told = json.loads(run(capsys, folder, *data, "--force-decode", "--json", *given))["forced"]
         assert told["log_prob"] == pytest.approx(total)
         assert told["tokens"] == tokens
-        assert told["perplexity"] == pytest.approx(perplexity(total, tokens))
+        assert told["perplexity"] == pytest.approx(compute_perplexity(total, tokens))
         assert [one["log_prob"] for one in told["sentences"]] == pytest.approx([one.log_prob for one in wanted])
-    assert "perplexity" in run(capsys, folder, *data, "--force")
-    rows = run(capsys, folder, *data, "--force", "--sentences", "-").splitlines()
+    assert "perplexity" in run(capsys, folder, *data, "--force-decode")
+    rows = run(capsys, folder, *data, "--force-decode", "--sentences", "-").splitlines()
     assert len(rows) == COUNT + 1
     assert rows[0].startswith("number\tlog_prob\t")
 
@@ -214,17 +214,17 @@ def test_the_best_heads_are_told_and_kept_in_the_folder(
     flags = [folder, *data, "--alignment", tmp_path / "gold"]
     told = json.loads(run(capsys, *flags, "--json"))["alignment"]
     assert len(told["candidates"]) == 2 * 1 * (1 + 2)
-    kept = choice_of(folder, models.read(folder))
+    kept = load_selection(folder, models.read_model(folder))
     best = told["best"]["choice"]
     assert (kept.layer, kept.shift) == (best["layer"], best["shift"])
     page = run(capsys, *flags)
     assert "Alignment error rate" in page
     assert "the other half" in page
-    (folder / NAME).unlink()
+    (folder / ALIGNMENT_FILE).unlink()
     page = run(capsys, folder, *data, "--alignment", "auto")
     assert "of its links are the best of both their words" in page
-    assert (folder / NAME).exists()
-    (folder / NAME).unlink()
+    assert (folder / ALIGNMENT_FILE).exists()
+    (folder / ALIGNMENT_FILE).unlink()
 
 
 # ---- what cannot be scored -------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_files_of_other_lengths_are_named_with_both_counts(data: list[str], tmp_
     assert "but has 0" in refused(capsys, *data, "--hypotheses", tmp_path / "empty.txt")
     assert f"latin.txt:{COUNT}: must be UTF-8" in refused(capsys, *data, "--hypotheses", tmp_path / "latin.txt")
     assert "cannot be read" in refused(capsys, *data, "--hypotheses", tmp_path / "nothing.txt")
-    against = refused(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--against", tmp_path / "short.txt")
+    against = refused(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--baseline", tmp_path / "short.txt")
     assert "short.txt: must have a line for each" in against
 
 
@@ -254,7 +254,7 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
     assert f"{tmp_path / 'bad'}:4: a link must be" in refused(capsys, folder, *data, "--alignment", tmp_path / "bad")
     (tmp_path / "short").write_text("0-0\n", encoding="utf-8")
     assert "must have a line for each pair" in refused(capsys, folder, *data, "--alignment", tmp_path / "short")
-    assert not (folder / NAME).exists()
+    assert not (folder / ALIGNMENT_FILE).exists()
     assert "does not exist" in refused(capsys, tmp_path / "nowhere", *data)
 
 
@@ -262,14 +262,14 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
     ("arguments", "words"),
     [
         ([], "nothing to score"),
-        (["--force"], "--force needs a model"),
+        (["--force-decode"], "--force-decode needs a model"),
         (["--alignment", "gold"], "--alignment needs a model"),
-        (["MODEL", "--hypotheses", "out.txt"], "leave MODEL out, or add --force"),
-        (["MODEL", "--force", "--against", "x"], "leave --against out"),
+        (["MODEL", "--hypotheses", "out.txt"], "leave MODEL out, or add --force-decode"),
+        (["MODEL", "--force-decode", "--baseline", "x"], "leave --baseline out"),
         (["MODEL", "--alignment", "gold", "--save", "x"], "leave --save out"),
         (["--hypotheses", "out.txt", "--worst", "-1"], "--worst must be 0 or more"),
         (["--hypotheses", "out.txt", "-m", "blue"], 'Did you mean "bleu"'),
-        (["MODEL", "--force", "--ensemble", "x"], "--force translates nothing: leave it out"),
+        (["MODEL", "--force-decode", "--ensemble", "x"], "--force-decode translates nothing: leave it out"),
         (["--hypotheses", "out.txt", "--ensemble", "x"], "--hypotheses translates nothing: leave it out"),
         (["MODEL", "--threads", "0"], "--threads must be 1 or more"),
         (["MODEL", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),

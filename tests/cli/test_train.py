@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 
 from attent import cli
-from attent.cli import training, translation
 from attent.models import folder
 from attent.text.tokenizer import Tokenizer
-from attent.train import checkpoint
-from attent.train.config import TrainConfig, read_asked, read_run
-from tests.train.runs import (
-    FEW_MORE,
+from attent.training import checkpoint
+from attent.training import run as training_run
+from attent.training.config import TrainConfig, read_run, read_user_settings
+from attent.training.tasks import translation
+from tests.training.runs import (
+    MAX_EXTRA_TOKENS,
     ROOT,
     checkpoints,
     contents,
@@ -36,7 +37,7 @@ from tests.train.runs import (
 )
 
 SMALL = (
-    "--size tiny --set model.width=16 --set model.inner=32 --set model.layers=1 --batch-tokens 128 --vocab 300 "
+    "--size tiny --set model.width=16 --set model.ffn_width=32 --set model.layers=1 --batch-tokens 128 --vocab 300 "
     "--hold-out 6 --steps 4 --save-every 2 --valid-every 2 --valid-sentences 4 --beam-size 1"
 ).split()
 NAMES = (
@@ -55,7 +56,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(scope="module", autouse=True)
 def short_translations() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attent.decode.options.MORE", FEW_MORE)
+        patch.setattr("attent.decoding.options.MAX_EXTRA_TOKENS", MAX_EXTRA_TOKENS)
         yield
 
 
@@ -173,8 +174,8 @@ def test_a_validation_set_of_ones_own(corpus: Path, tmp_path: Path) -> None:
 def test_without_validation_the_last_weights_are_the_model(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert train(corpus, out, "--set", "data.hold_out=0") == 0
-    last = checkpoint.load(out / "state" / "step-00000004").tensors["weights"]
-    model = folder.read(out).tensors
+    last = checkpoint.load_checkpoint(out / "state" / "step-00000004").tensors["weights"]
+    model = folder.read_folder(out).tensors
     assert all(model[name].equal(tensor) for name, tensor in last.items())
 
 
@@ -242,11 +243,11 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
     file.write_text(f"[train]\n{name} = {value}\n")
     found: list[Any] = []
 
-    def look(request: training.Request) -> int:
-        found.append(read_asked(request.file, request.flags, request.overrides))
+    def look(request: run.Request) -> int:
+        found.append(read_user_settings(request.config_file, request.flags, request.overrides))
         return 0
 
-    monkeypatch.setattr(training, "start", look)
+    monkeypatch.setattr(run, "run_training", look)
     for words in (
         [f"--{name.replace('_', '-')}", str(value)],
         ["--set", f"train.{name}={value}"],
@@ -403,7 +404,7 @@ def test_a_folder_that_holds_a_model_or_foreign_files(run: Path, corpus: Path, t
 
 
 def test_two_attents_in_one_folder(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
-    with training.alone(run):
+    with training_run.lock_folder(run):
         refused(capsys, lambda: train(corpus, run), "another attent is training into this folder")
 
 
@@ -426,7 +427,7 @@ def test_a_tokenizer_that_was_replaced(run: Path, tmp_path: Path, capsys: Captur
     before = contents(run)
     refused(capsys, lambda: cli.main(["train", "--out", str(run), "--steps", "6"]), "tokenizer")
     after = contents(run)
-    assert {name for name in before if before[name] != after[name]} <= {"run.toml", "state/asked.json"}
+    assert {name for name in before if before[name] != after[name]} <= {"run.toml", "state/requested.json"}
 
 
 def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
@@ -435,7 +436,7 @@ def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
     assert train(corpus, tmp_path / "large", "--set", "data.tokenizer.vocab=320") == 0
     shutil.copy(tmp_path / "large" / "tokenizer.model", run / "tokenizer.model")
     manifest = json.loads((run / "manifest.json").read_text())
-    entry = folder.entry_of(run / "tokenizer.model")
+    entry = folder.hash_file(run / "tokenizer.model")
     manifest["files"]["tokenizer.model"] = {"sha256": entry.sha256, "bytes": entry.bytes}
     (run / "manifest.json").write_text(json.dumps(manifest, indent=2))
     call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]
@@ -495,7 +496,7 @@ def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, c
 def test_stopped_while_it_translates_it_goes_on_exactly(
     at: int, finished: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, real = 0, translation.translate
+    calls, real = 0, translation.translate_texts
 
     def translate(*arguments: Any, **options: Any) -> list[str]:
         nonlocal calls
@@ -504,7 +505,7 @@ def test_stopped_while_it_translates_it_goes_on_exactly(
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(translation, "translate", translate)
+    monkeypatch.setattr(translation, "translate_texts", translate)
     out = tmp_path / "run"
     assert train(corpus, out) == 143
     assert f"go on with: attent train --out {out}" in capsys.readouterr().err

@@ -15,15 +15,15 @@ import pytest
 
 import attent
 from attent import cli
-from attent.models import CausalLM, Encoder, Seq2Seq, store
+from attent.models import CausalLM, Seq2Seq, TextEncoder, weights
 from attent.nn import LearnedConfig
 from attent.text.tokenizer import Tokenizer
-from attent.train import checkpoint
-from attent.train.config import read_run
-from tests.train.runs import FEW_MORE, contents, events
+from attent.training import checkpoint
+from attent.training.config import read_run
+from tests.training.runs import MAX_EXTRA_TOKENS, contents, events
 
-SHAPE = "--set model.layers=1 --set model.width=16 --set model.heads=2 --set model.inner=32".split()
-SMALL = "--longest 48 --batch-tokens 256 --steps 4 --valid-every 2 --save-every 2".split()
+SHAPE = "--set model.layers=1 --set model.width=16 --set model.heads=2 --set model.ffn_width=32".split()
+SMALL = "--max-tokens 48 --batch-tokens 256 --steps 4 --valid-every 2 --save-every 2".split()
 WORDS = "the a big small red cat dog house sees likes paints under over".split()
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr("attent.decode.options.MORE", FEW_MORE)
+    monkeypatch.setattr("attent.decoding.options.MAX_EXTRA_TOKENS", MAX_EXTRA_TOKENS)
 
 
 def sentences(count: int, seed: int = 1) -> list[str]:
@@ -74,9 +74,9 @@ def folders(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ("task", "kind", "words"),
     [
         ("lm", CausalLM, ("A language model", "attent generate", "Bits per character", "nats per token")),
-        ("mlm", Encoder, ("A masked language model", "attent fill", "Accuracy", "nats per hidden word")),
+        ("mlm", TextEncoder, ("A masked language model", "attent fill", "Accuracy", "nats per hidden word")),
         ("spans", Seq2Seq, ("attent train --from", "Perplexity")),
-        ("classify", Encoder, ("A classifier of texts", "attent classify", "95% interval", "It tells no, yes.")),
+        ("classify", TextEncoder, ("A classifier of texts", "attent classify", "95% interval", "It tells no, yes.")),
     ],
 )
 def test_each_task_makes_a_whole_folder(
@@ -89,7 +89,7 @@ def test_each_task_makes_a_whole_folder(
         assert word in card
     run = read_run(out / "run.toml")
     assert run.task == task
-    assert run.train.optimiser == "adamw"
+    assert run.train.optimizer == "adamw"
     assert run.train.label_smoothing == 0.0
     told = events(out, "validated")
     assert [event["step"] for event in told] == [2, 4]
@@ -107,7 +107,7 @@ def test_bits_of_a_text_are_those_of_its_tokens_and_its_end(folders: dict[str, P
     whole = (text / "lines.txt").read_text()
     held = whole[int(0.9 * len(whole)) :]
     vocabulary = Tokenizer.load(folders["lm"]).source
-    told = len(vocabulary.before) + len(vocabulary.encode([held])[0])  # and the end, but for the first token
+    told = len(vocabulary.prefix_ids) + len(vocabulary.encode([held])[0])  # and the end, but for the first token
     scores = json.loads((folders["lm"] / "state" / "finished.json").read_text())["scores"][0]
     nats = scores["loss"] * told
     assert scores["bits_per_character"] == pytest.approx(nats / math.log(2) / len(held), rel=1e-6)
@@ -138,7 +138,7 @@ def test_a_tokenizer_has_what_its_task_needs(folders: dict[str, Path]) -> None:
 
 def test_labels_are_those_of_the_data_and_files_beside_validate(folders: dict[str, Path]) -> None:
     model = attent.load(folders["classify"])
-    assert isinstance(model, Encoder)
+    assert isinstance(model, TextEncoder)
     assert model.config.labels == ("no", "yes")
     scores = json.loads((folders["classify"] / "state" / "finished.json").read_text())["scores"]
     assert scores[0]["name"] == "dev.tsv"
@@ -168,14 +168,14 @@ def test_a_classifier_begins_with_what_masked_words_have_taught(
     assert any(name.startswith("encoder.") for name in shared)
     for name in shared:
         assert (after[name] - before[name]).abs().max() < 1e-6
-    assert not [name for name in after if name.startswith("masked.")]
+    assert not [name for name in after if name.startswith("masked_lm.")]
     assert [name for name in after if name.startswith("classifier.")]
 
 
 def test_beside_frozen_weights_a_new_head_learns(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "lora"
     more = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1", "--schedule", "constant"]
-    steps = ["--longest", "48", "--batch-tokens", "512", "--valid-every", "8", "--save-every", "8"]
+    steps = ["--max-tokens", "48", "--batch-tokens", "512", "--valid-every", "8", "--save-every", "8"]
     assert train("classify", text / "train.tsv", out, *more, *steps, "--steps", "24", "--dropout", "0.0") == 0
     told = [event["loss"] for event in events(out, "validated")]
     assert told[-1] < told[0] < 0.7
@@ -183,7 +183,10 @@ def test_beside_frozen_weights_a_new_head_learns(folders: dict[str, Path], text:
     notes = [event["text"] for event in events(out, "note")]
     assert f"a new head for whole texts, and one for 2 labels; the rest is that of {folders['mlm']}" in notes
     assert cli.main(["train", "--out", str(out), "--steps", "26"]) == 0
-    first, last = (checkpoint.load(checkpoint.path_of(out / "state", step)).tensors["weights"] for step in (24, 26))
+    first, last = (
+        checkpoint.load_checkpoint(checkpoint.checkpoint_path(out / "state", step)).tensors["weights"]
+        for step in (24, 26)
+    )
     assert (first["embedding.weight"] == attent.load(folders["mlm"]).state_dict()["embedding.weight"]).all()
     assert (first["embedding.weight"] == last["embedding.weight"]).all()
     assert (first["classifier.weight"] != last["classifier.weight"]).any()
@@ -220,14 +223,14 @@ def test_texts_are_no_longer_than_a_model_to_begin_from_knows(
     tokenizer, loaded = Tokenizer.load(folders["lm"]), attent.load(folders["lm"])
     assert isinstance(loaded, CausalLM)
     config = replace(loaded.config, stack=replace(loaded.config.stack, positions=LearnedConfig(max_length=12)))
-    store.save(attent.build(config), tmp_path / "short", tokenizer.files)
+    weights.save_model(attent.build(config), tmp_path / "short", tokenizer.files)
     few = "--batch-tokens 256 --steps 2 --valid-every 2 --save-every 2".split()
     data, out, start = text / "lines.txt", tmp_path / "out", str(tmp_path / "short")
     assert train("lm", data, out, *few, "--from", start) == 0
-    assert read_run(out / "run.toml").data.longest == 12
+    assert read_run(out / "run.toml").data.max_tokens == 12
     assert any("texts of at most 12 tokens" in event["text"] for event in events(out, "note"))
-    assert train("lm", data, tmp_path / "other", *few, "--from", start, "--longest", "48") == 1
-    assert "`data.longest` must be at most 12, the positions that" in capsys.readouterr().err
+    assert train("lm", data, tmp_path / "other", *few, "--from", start, "--max-tokens", "48") == 1
+    assert "`data.max_tokens` must be at most 12, the positions that" in capsys.readouterr().err
 
 
 def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(

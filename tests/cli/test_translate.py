@@ -19,28 +19,27 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli import reading
-from attent.cli.interactive import COMMANDS, talk
-from attent.cli.reading import Line, Source
-from attent.cli.searching import SearchFlags, in_flags, search_of
-from attent.cli.translate import Flags
-from attent.cli.translating import Desk, Screen, translate_lines
-from attent.decode import Translator
-from attent.decode.options import FORMULAS, Search
-from attent.decode.translate import translate
+from attent.cli.interactive import COMMANDS, run_session
+from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
+from attent.cli.translate import TranslateFlags
+from attent.decoding import Translator, input_lines
+from attent.decoding.in_memory import translate_texts
+from attent.decoding.input_lines import InputLine, LineSource
+from attent.decoding.options import SCORE_FORMULAS, SearchOptions
+from attent.decoding.pipeline import ProgressDisplay, TranslationPipeline, translate_lines
 from attent.models import Seq2Seq, shift_right
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
-from attent.train.card import sha256
-from attent.train.loop import write_model
+from attent.training.loop import write_model
+from attent.training.model_card import hash_file
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
-from tests.train.runs import digest, reverse, sentences, write_corpus
-from tests.train.toys import model
+from tests.training.runs import digest, reverse, sentences, write_corpus
+from tests.training.toys import model
 
 SMALL = (
-    "--size tiny --set model.width=32 --set model.inner=64 --set model.layers=1 --batch-tokens 512 --vocab 300 "
+    "--size tiny --set model.width=32 --set model.ffn_width=64 --set model.layers=1 --batch-tokens 512 --vocab 300 "
     "--hold-out 6 --steps 12 --save-every 12 --valid-every 12 --valid-sentences 4 --beam-size 1 --lr 0.01 --quiet"
 ).split()
 TEXT = ["the red cat sees a dog", "", "the big man takes a bike", "   ", "\u2028 bird\x0cstone", "eine Straße"]
@@ -76,15 +75,15 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two tags that has seen one, for long enough to write sentences: what it is asked for can be seen."""
     folder, words = tmp_path_factory.mktemp("learned") / "model", tokenizer()
-    stack = StackConfig(layers=1, width=48, heads=4, inner=96, dropout=0.0)
+    stack = StackConfig(layers=1, width=48, heads=4, ffn_width=96, dropout=0.0)
     torch.manual_seed(1)
-    made = Seq2Seq(replace(model().config, encoder=stack, decoder=decoder_of(stack)))
+    made = Seq2Seq(replace(model().config, encoder=stack, decoder=mirror_encoder(stack)))
     optimiser = torch.optim.Adam(made.parameters(), lr=5e-3)
     sources, targets = (side[:640] for side in corpus_lines())
     pairs = list(zip(words.encode_source(sources, "de"), words.encode_target(targets), strict=True))
     for step in range(80):
         (source, lengths), (target, ends) = map(padded, zip(*pairs[step * 32 % 640 :][:32], strict=True))
-        logits = made(source, shift_right(target, made.config.start), lengths, ends)
+        logits = made(source, shift_right(target, made.config.start_id), lengths, ends)
         loss = cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=words.target.pad)
         optimiser.zero_grad()
         loss.backward()
@@ -99,9 +98,11 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def desk(learned: Path) -> Desk:
+def desk(learned: Path) -> TranslationPipeline:
     translator = Translator.load(learned, engine="torch")
-    return Desk(translator=translator, search=Search(), to="de", glossary=None, flags=Flags())
+    return TranslationPipeline(
+        translator=translator, options=SearchOptions(), to="de", glossary=None, flags=TranslateFlags()
+    )
 
 
 def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -132,7 +133,7 @@ def sentence(told: str, kind: str = "error: ") -> str:
 def misused(capsys: Capture, *arguments: object) -> str:
     """A command that is wrong in itself."""
     capsys.readouterr()
-    assert cli.main(["translate", *map(str, arguments)]) == cli.WRONG_COMMAND
+    assert cli.main(["translate", *map(str, arguments)]) == cli.EXIT_USAGE
     return sentence(capsys.readouterr().err)
 
 
@@ -145,8 +146,8 @@ def test_each_line_gives_one_line_in_its_place(
 ) -> None:
     give(monkeypatch, end.join([*TEXT, ""]).encode())
     out = printed(capsys, learned, "-", "--to", "de")
-    loaded, words = models.read(learned), Tokenizer.load(learned)
-    expected = translate(loaded, words, TEXT, to="de")
+    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    expected = translate_texts(loaded, words, TEXT, to="de")
     assert len(set(expected)) >= 4  # else this would show little
     assert out == "".join(f"{' '.join(line.splitlines())}\n" for line in expected)
     assert [line == "" for line in out.split("\n")[:-1]] == [not text.strip() for text in TEXT]
@@ -169,11 +170,11 @@ def test_odd_ends_of_a_text_are_counted_as_everywhere(
 def test_more_lines_than_one_block_stay_in_order(
     learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("attent.cli.translating.CPU_BLOCK", 2)
+    monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
     found = printed(capsys, learned, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
-    loaded, words = models.read(learned), Tokenizer.load(learned)
-    blocks = [translate(loaded, words, TEXT[i : i + 2], to="de", beam_size=1) for i in (0, 2, 4)] * 2
+    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    blocks = [translate_texts(loaded, words, TEXT[i : i + 2], to="de", beam_size=1) for i in (0, 2, 4)] * 2
     assert found == [" ".join(line.splitlines()) for block in blocks for line in block]
 
 
@@ -185,13 +186,15 @@ def test_a_reader_that_goes_away_ends_it_quietly(
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == cli.CLOSED_PIPE
+        assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == cli.EXIT_BROKEN_PIPE
         monkeypatch.undo()
     assert capsys.readouterr().err == ""
 
 
-def test_each_block_is_written_out_before_the_next_is_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attent.cli.translating.CPU_BLOCK", 1)
+def test_each_block_is_written_out_before_the_next_is_read(
+    desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 1)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
     seen = []
 
@@ -200,29 +203,29 @@ def test_each_block_is_written_out_before_the_next_is_read(desk: Desk, monkeypat
             seen.append(out.buffer.getvalue().count(b"\n"))  # type: ignore[attr-defined]
             yield f"{DOG}\n".encode()
 
-    source = Source(name="text", chunks=chunks(), ready=lambda: True)
-    translate_lines(desk, source, out, Screen(io.StringIO()))
+    source = LineSource(name="text", chunks=chunks(), has_more=lambda: True)
+    translate_lines(desk, source, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 1, 2]
 
 
 @pytest.fixture
 def some_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: several blocks are at work at once."""
-    monkeypatch.setattr(Desk, "ahead", 2)
-    monkeypatch.setattr("attent.cli.translating.CPU_BLOCK", 1)
+    monkeypatch.setattr(TranslationPipeline, "max_pending_blocks", 2)
+    monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 1)
 
 
 @pytest.mark.usefixtures("some_ahead")
 def test_blocks_that_are_at_work_at_once_stay_in_order(learned: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
     found = printed(capsys, learned, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
-    loaded, words = models.read(learned), Tokenizer.load(learned)
-    expected = [translate(loaded, words, [text], to="de", beam_size=1)[0] for text in TEXT]
+    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    expected = [translate_texts(loaded, words, [text], to="de", beam_size=1)[0] for text in TEXT]
     assert found == [" ".join(line.splitlines()) for line in expected] * 2
 
 
 @pytest.mark.usefixtures("some_ahead")
-@pytest.mark.parametrize("wrong", ["{}", '{"text": "a dog", "must": [""]}'], ids=["no line", "not to be done"])
+@pytest.mark.parametrize("wrong", ["{}", '{"text": "a dog", "require": [""]}'], ids=["no line", "not to be done"])
 def test_what_comes_before_a_line_at_fault_is_written_and_nothing_behind_it(
     learned: Path, wrong: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -237,7 +240,7 @@ def test_what_comes_before_a_line_at_fault_is_written_and_nothing_behind_it(
 
 
 @pytest.mark.usefixtures("some_ahead")
-def test_no_block_is_held_back_while_nothing_more_comes(desk: Desk) -> None:
+def test_no_block_is_held_back_while_nothing_more_comes(desk: TranslationPipeline) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
     more = [True, True, False, False]  # behind each line: the third has to be waited for
     seen = []
@@ -247,8 +250,8 @@ def test_no_block_is_held_back_while_nothing_more_comes(desk: Desk) -> None:
             seen.append(out.buffer.getvalue().count(b"\n"))  # type: ignore[attr-defined]
             yield f"{DOG}\n".encode()
 
-    source = Source(name="text", chunks=chunks(), ready=lambda: more[len(seen) - 1])
-    translate_lines(desk, source, out, Screen(io.StringIO()))
+    source = LineSource(name="text", chunks=chunks(), has_more=lambda: more[len(seen) - 1])
+    translate_lines(desk, source, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 0, 0, 3]
 
 
@@ -304,8 +307,8 @@ def test_no_tag_can_be_asked_for(learned: Path, monkeypatch: pytest.MonkeyPatch,
     """Of a model that was trained further without tags, whose tokenizer has them still."""
     give(monkeypatch, b"a dog\n")
     out = printed(capsys, learned, "--to", "")
-    loaded, words = models.read(learned), Tokenizer.load(learned)
-    plain, into_german = (translate(loaded, words, ["a dog"], to=to)[0] for to in (None, "de"))
+    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    plain, into_german = (translate_texts(loaded, words, ["a dog"], to=to)[0] for to in (None, "de"))
     assert plain != into_german
     assert out == f"{' '.join(plain.splitlines())}\n"
 
@@ -320,7 +323,7 @@ def test_words_that_must_and_must_not_come_are_obeyed(
     plain = printed(capsys, learned, "--to", "de").split("\n")
     assert "langsam" in plain[0]
     give(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
-    asked = ("--must", "Hund", "--must", "alten Park", "--prefix", "Zwei Frauen", "--must-not", "Langsam")
+    asked = ("--require", "Hund", "--require", "alten Park", "--prefix", "Zwei Frauen", "--ban", "Langsam")
     found = printed(capsys, learned, "--to", "de", *asked).split("\n")
     assert found[1] == ""
     for line in (found[0], found[2]):
@@ -331,9 +334,9 @@ def test_words_that_must_and_must_not_come_are_obeyed(
 
 
 def test_a_line_of_json_has_wishes_of_its_own(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    rows = [{"text": DOG, "must": "Hund"}, {"src": MAN, "prefix": "Ein Mann", "must": ["Park", "Uhr"]}]
+    rows = [{"text": DOG, "require": "Hund"}, {"src": MAN, "prefix": "Ein Mann", "require": ["Park", "Uhr"]}]
     give(monkeypatch, "\n\n".join(map(json.dumps, rows)).encode())
-    found = printed(capsys, learned, "--to", "de", "--input-type", "json", "--must", "Brücke").splitlines()
+    found = printed(capsys, learned, "--to", "de", "--input-type", "json", "--require", "Brücke").splitlines()
     assert len(found) == 3
     assert found[1] == ""
     assert all(word in found[0] for word in ("Hund", "Brücke"))
@@ -356,7 +359,7 @@ def test_terms_of_a_glossary_come_where_they_are_called_for(
 def test_what_was_translated_before_a_wish_that_cannot_be_met_stays(
     learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    rows = [{"text": DOG}, {"text": MAN}, {"text": MAN, "must": "Eisenbahn " * 40}, {"text": DOG}]
+    rows = [{"text": DOG}, {"text": MAN}, {"text": MAN, "require": "Eisenbahn " * 40}, {"text": DOG}]
     give(monkeypatch, "\n".join(map(json.dumps, rows)).encode())
     capsys.readouterr()
     arguments = ["translate", str(learned), "--to", "de", "--input-type", "json", "--engine", "torch"]
@@ -373,7 +376,7 @@ def test_what_was_translated_before_a_wish_that_cannot_be_met_stays(
 def test_help_tells_the_formulas_of_the_length_penalty(capsys: Capture) -> None:
     assert cli.main(["translate", "--help"]) == 0
     page = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for formula in FORMULAS.values():
+    for formula in SCORE_FORMULAS.values():
         assert formula in page
     assert page.index("Most used") < page.index("Control") < page.index("Machine")
 
@@ -398,25 +401,25 @@ def test_flags_that_others_know_mean_the_same(learned: Path, monkeypatch: pytest
 
 
 def test_a_search_has_what_was_asked_for_and_a_beam_that_is_wide_enough() -> None:
-    assert search_of(SearchFlags()) == Search()
-    assert search_of(SearchFlags(n_best=7)) == Search(n_best=7, beam_size=7)
-    assert search_of(SearchFlags(groups=3)).beam_size == 6
-    assert search_of(SearchFlags(seed=5)).sampling is not None
-    assert search_of(SearchFlags(seed=5, n_best=9)).beam_size == 4
+    assert build_search_options(SearchFlags()) == SearchOptions()
+    assert build_search_options(SearchFlags(n_best=7)) == SearchOptions(n_best=7, beam_size=7)
+    assert build_search_options(SearchFlags(beam_groups=3)).beam_size == 6
+    assert build_search_options(SearchFlags(seed=5)).sampling is not None
+    assert build_search_options(SearchFlags(seed=5, n_best=9)).beam_size == 4
     with pytest.raises(ValueError, match="widen the beam"):
-        search_of(SearchFlags(beam_size=3, n_best=5))
-    told = in_flags("`n_best` must be at most `beam_size`=3, or raise max_length")
+        build_search_options(SearchFlags(beam_size=3, n_best=5))
+    told = use_flag_names("`n_best` must be at most `beam_size`=3, or raise max_length")
     assert told == "`--n-best` must be at most `--beam-size`=3, or raise --max-length"
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_place_and_not_on_the_pipe(
     learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("attent.cli.translating.CPU_BLOCK", 2)
+    monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
     found = []
     for seed, slow in ((1, False), (1, True), (2, False)):
         give(monkeypatch, b"a dog\n" * 5)
-        monkeypatch.setattr(reading, "CHUNK", 6 if slow else 100)
+        monkeypatch.setattr(input_lines, "CHUNK_BYTES", 6 if slow else 100)
         found.append(printed(capsys, learned, "--to", "de", "--seed", seed, "--temperature", 3).splitlines())
     assert found[0] == found[1]
     assert len(set(found[0])) == 5
@@ -452,7 +455,7 @@ def test_a_line_that_is_too_long_is_cut_and_told(
     found = capsys.readouterr()
     assert found.out.count("\n") == 2
     assert "standard input, line 2: is too long to be read at once" in sentence(found.err, "")
-    monkeypatch.setattr("attent.cli.translating.MOST_ALIGNED", 100)
+    monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 100)
     give(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     assert cli.main([*asked, "--alignment", "hard"]) == 1
     found = capsys.readouterr()
@@ -467,7 +470,7 @@ def test_what_does_not_go_together_is_a_wrong_command(learned: Path, capsys: Cap
     assert "the best translation only" in misused(capsys, learned, "--alignment", "hard", "--n-best", 2)
     assert "leave FILE out" in misused(capsys, learned, "text.txt", "--interactive")
     assert "--in-place writes over FILE" in misused(capsys, learned, "--in-place")
-    assert "--risk must be at least --n-best, 3" in misused(capsys, learned, "--risk", 2, "--n-best", 3)
+    assert "--mbr must be at least --n-best, 3" in misused(capsys, learned, "--mbr", 2, "--n-best", 3)
     assert "--threads must be 1 or more" in misused(capsys, learned, "--threads", 0)
 
 
@@ -528,7 +531,7 @@ def test_a_file_that_is_damaged_is_refused_and_left(learned: Path, tmp_path: Pat
 # ---- a talk ----------------------------------------------------------------------------------------------------------
 
 
-def said(desk: Desk, *typed: str) -> list[str]:
+def said(desk: TranslationPipeline, *typed: str) -> list[str]:
     lines, out = iter(typed), io.StringIO()
 
     def read(prompt: str) -> str:
@@ -537,12 +540,12 @@ def said(desk: Desk, *typed: str) -> list[str]:
             raise EOFError
         return line
 
-    talk(desk, read, out)
+    run_session(desk, read, out)
     return out.getvalue().rstrip("\n").split("\n")
 
 
-def test_a_sentence_is_translated_and_asked_about(desk: Desk) -> None:
-    expected = desk.translate([Line(text=DOG)])[0].text
+def test_a_sentence_is_translated_and_asked_about(desk: TranslationPipeline) -> None:
+    expected = desk.translate([InputLine(text=DOG)])[0].text
     found = said(desk, DOG, "", ":n 3", ":align")
     assert found[0] == expected
     best = [line.split(maxsplit=1)[1] for line in found[1:4]]
@@ -551,7 +554,7 @@ def test_a_sentence_is_translated_and_asked_about(desk: Desk) -> None:
     assert [line.split()[0] for line in found[4:]] == expected.split()
 
 
-def test_other_ways_to_go_on_keep_what_comes_before(desk: Desk) -> None:
+def test_other_ways_to_go_on_keep_what_comes_before(desk: TranslationPipeline) -> None:
     found = said(desk, DOG, ":alt 2")
     first = found[0].split()[0]
     others = [line.split(maxsplit=1)[1].split() for line in found[1:]]
@@ -560,7 +563,7 @@ def test_other_ways_to_go_on_keep_what_comes_before(desk: Desk) -> None:
     assert len({words[1] for words in others if words[1:]}) >= 2
 
 
-def test_wishes_hold_until_they_are_taken_back(desk: Desk) -> None:
+def test_wishes_hold_until_they_are_taken_back(desk: TranslationPipeline) -> None:
     found = said(desk, DOG, ":must Eisenbahn", DOG, ":must", DOG, ":begin Zwei Frauen", DOG)
     assert found[1] == "must come: Eisenbahn"
     assert "Eisenbahn" in found[2]
@@ -568,7 +571,7 @@ def test_wishes_hold_until_they_are_taken_back(desk: Desk) -> None:
     assert found[6].startswith("Zwei Frauen ")
 
 
-def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: Desk) -> None:
+def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: TranslationPipeline) -> None:
     found = said(desk, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
     assert "there is no sentence yet" in found[0]
     assert "must be a number from 1 to 1,000, but is `x`" in found[1]
@@ -579,7 +582,7 @@ def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: Desk) -> None:
     assert [line.split()[0] for line in found[7:]] == [f":{name}" for name in COMMANDS]
 
 
-def test_ctrl_c_ends_a_translation_and_not_the_talk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_translation_and_not_the_talk(desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> Iterator[str]:
         yield "Ein"
         raise KeyboardInterrupt
@@ -600,11 +603,11 @@ def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> Non
     now = [0.0]
     for stream, quiet, shown in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):
         now[0] = 0.0
-        with Screen(stream, clock=lambda: now[0]) as screen:
+        with ProgressDisplay(stream, clock=lambda: now[0]) as screen:
             screen.start(1000, quiet=quiet)
             now[0] = 2.0
-            screen.show(100, 250)
-            screen.tell("a word")
+            screen.update(100, 250)
+            screen.print_message("a word")
         told = stream.getvalue()
         assert ("100 lines, 50 a second, 25%, 6 s left" in told) == shown
         assert told.endswith("\r\x1b[Kattent: a word\n" if shown else "attent: a word\n")
@@ -613,11 +616,11 @@ def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> Non
 def told_of(size: int | None, *shows: tuple[float, int, int | None]) -> list[str]:
     """What is drawn at such seconds, for so many lines, of so many."""
     now = [0.0]
-    with Screen(stream := Terminal(), clock=lambda: now[0]) as screen:
+    with ProgressDisplay(stream := Terminal(), clock=lambda: now[0]) as screen:
         screen.start(size, quiet=False)
         for seconds, lines, of in shows:
             now[0] = seconds
-            screen.show(lines, lines, of=of)
+            screen.update(lines, lines, total_lines=of)
         return stream.getvalue().split("\r\x1b[K")[1:]
 
 
@@ -688,7 +691,7 @@ def bare(folder: Path) -> Path:
 
 def test_the_card_tells_checksums_reasons_and_how_to_ask(trained: Path, tagged: Path) -> None:
     corpus = trained.parent / "corpus.tsv"
-    assert sha256(corpus) == digest(corpus)
+    assert hash_file(corpus) == digest(corpus)
     card = (trained / "card.md").read_text(encoding="utf-8")
     assert f"| `{digest(corpus)}` |" in card
     assert "| `train.label_smoothing` | `0.1` |" in card

@@ -11,11 +11,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from attent.data.pairs import Bad, CorpusError, Pair
+from attent.data.pairs import BadLine, CorpusError, Pair
 
-COUNT = 10_000
-LONGEST_SECONDS = 2.0
-NASTY = [
+INPUT_COUNT = 10_000
+MAX_SECONDS = 2.0
+NASTY_TOKENS = [
     *(bytes([code]) for code in (0, 9, 10, 13, 26, 34, 38, 39, 60, 62, 92, 127, 128, 133, 192, 237, 254, 255)),
     b"\xef\xbb\xbf",
     b"\xff\xfe",
@@ -29,21 +29,21 @@ NASTY = [
 ]
 
 
-def inputs(good: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterator[bytes]:
+def generate_inputs(good: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterator[bytes]:
     """Four in five are mutations of a good file, the others are words in any order."""
     chance = random.Random(seed)
-    tokens = [*words, *NASTY]
-    for number in range(COUNT):
+    tokens = [*words, *NASTY_TOKENS]
+    for number in range(INPUT_COUNT):
         if number % 5 == 4:
             yield b"".join(chance.choices(tokens, k=chance.randint(1, 40)))
         else:
             content = chance.choice(good)
             for _ in range(chance.choice((1, 1, 2, 3, 8))):
-                content = mutated(content, tokens, chance)
+                content = mutate(content, tokens, chance)
             yield content[:4000]
 
 
-def trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: int) -> Iterator[bytes]:
+def generate_trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: int) -> Iterator[bytes]:
     """Well-formed XML: `tags` as they open (`tuv lang="de"`) and texts, inside each other in any way."""
     chance = random.Random(seed)
 
@@ -54,30 +54,32 @@ def trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: int) -> It
             parts += [f"<{tag}>", content(depth + 1), f"</{tag.split()[0]}>", chance.choice(texts)]
         return "".join(parts)
 
-    for _ in range(COUNT // 4):
+    for _ in range(INPUT_COUNT // 4):
         yield f"<{root}>{content(1)}</{root}>".encode()
 
 
-def mutated(content: bytes, tokens: Sequence[bytes], chance: random.Random) -> bytes:
+def mutate(content: bytes, tokens: Sequence[bytes], rng: random.Random) -> bytes:
     """One change somewhere: a bit, a hole, a word, a cut, a swap, a repetition."""
-    left, right = sorted(chance.randint(0, len(content)) for _ in range(2))
-    kind = chance.randrange(7)
+    left, right = sorted(rng.randint(0, len(content)) for _ in range(2))
+    kind = rng.randrange(7)
     if kind == 0 and left < len(content):
-        return content[:left] + bytes([content[left] ^ (1 << chance.randrange(8))]) + content[left + 1 :]
+        return content[:left] + bytes([content[left] ^ (1 << rng.randrange(8))]) + content[left + 1 :]
     if kind == 1:
-        return content[:left] + content[min(right, left + chance.randint(1, 30)) :]
+        return content[:left] + content[min(right, left + rng.randint(1, 30)) :]
     if kind == 2:
-        return content[:left] + chance.choice(tokens) + content[left:]
+        return content[:left] + rng.choice(tokens) + content[left:]
     if kind == 3:
         return content[:left]
     if kind == 4:
         return content[right:] + content[left:right] + content[:left]
     if kind == 5:
-        return content[:left] + content[left : left + 40] * chance.randint(2, 6) + content[left + 40 :]
-    return content[:left] + chance.randbytes(chance.randint(1, 8)) + content[right:]
+        return content[:left] + content[left : left + 40] * rng.randint(2, 6) + content[left + 40 :]
+    return content[:left] + rng.randbytes(rng.randint(1, 8)) + content[right:]
 
 
-def assert_survives(read: Callable[[bytes], Iterable[Pair | Bad]], contents: Iterable[bytes]) -> tuple[int, int, int]:
+def assert_survives(
+    read: Callable[[bytes], Iterable[Pair | BadLine]], contents: Iterable[bytes]
+) -> tuple[int, int, int]:
     """How many pairs, bad lines and refused files there were: all three must happen, or the inputs are too tame."""
     pairs = bads = refused = 0
     for content in contents:
@@ -90,8 +92,8 @@ def assert_survives(read: Callable[[bytes], Iterable[Pair | Bad]], contents: Ite
                     (item.source + item.target).encode()
                     pairs += 1
                 else:
-                    assert item.why
-                    assert len(item.text) <= 80
+                    assert item.reason
+                    assert len(item.excerpt) <= 80
                     bads += 1
         except CorpusError as error:
             if "\n" in str(error) or ": " not in str(error):
@@ -99,5 +101,5 @@ def assert_survives(read: Callable[[bytes], Iterable[Pair | Bad]], contents: Ite
             refused += 1
         except Exception as error:
             raise AssertionError(f"{error!r} from {content!r}") from error
-        assert time.perf_counter() - began < LONGEST_SECONDS, content
+        assert time.perf_counter() - began < MAX_SECONDS, content
     return pairs, bads, refused

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from attent.data import builtin
-from attent.data.builtin import NAMES, Published, Sites, folder
-from attent.data.corpus import corpora
-from attent.data.pairs import CorpusError, Languages, Pair
-from tests.data.serving import Site, serving
+from attent.data.builtin import BUILTIN_CORPORA, DownloadSites, Multi30kFile, get_corpus_folder
+from attent.data.corpus import open_corpora
+from attent.data.pairs import CorpusError, LanguagePair, Pair
+from tests.data.http_server import FakeSite, serve_site
 
-EN_DE = Languages("en", "de")
+EN_DE = LanguagePair("en", "de")
 TATOEBA = "tatoeba-v2023-04-12-de-en"
 ARCHIVE = "/OPUS-Tatoeba/v2023-04-12/moses/de-en.txt.zip"
 
@@ -34,8 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as site:
+def site() -> Iterator[FakeSite]:
+    with serve_site() as site:
         yield site
 
 
@@ -44,7 +44,7 @@ def captions(split: str, language: str) -> bytes:
     return gzip.compress(lines.encode(), mtime=0)
 
 
-def multi30k(site: Site) -> Sites:
+def multi30k(site: FakeSite) -> DownloadSites:
     """A small Multi30k on the server, and a catalogue that knows its checksums."""
     files = []
     for theirs, ours in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
@@ -52,8 +52,8 @@ def multi30k(site: Site) -> Sites:
             content = captions(ours, language)
             site.files[f"/{theirs}.{language}.gz"] = content
             digest = hashlib.sha256(content).hexdigest()
-            files.append(Published(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", len(content), digest))
-    return Sites(multi30k=site.url, multi30k_files=tuple(files))
+            files.append(Multi30kFile(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", len(content), digest))
+    return DownloadSites(multi30k_url=site.url, multi30k_files=tuple(files))
 
 
 def zipped(members: dict[str, str]) -> bytes:
@@ -89,26 +89,26 @@ def names(place: Path) -> list[str]:
 
 
 def test_every_name_has_one_line_about_it() -> None:
-    assert {"dates", "multi30k", "tatoeba", "europarl"} <= set(NAMES)
-    assert all(0 < len(about) < 120 and "\n" not in about for about in NAMES.values())
+    assert {"dates", "multi30k", "tatoeba", "europarl"} <= set(BUILTIN_CORPORA)
+    assert all(0 < len(about) < 120 and "\n" not in about for about in BUILTIN_CORPORA.values())
 
 
 def test_multi30k_is_pinned_file_by_file() -> None:
-    assert len({file.sha256 for file in builtin.MULTI30K}) == len(builtin.MULTI30K) == 12
-    assert all(len(bytes.fromhex(file.sha256)) == 32 for file in builtin.MULTI30K)
+    assert len({file.sha256 for file in builtin.MULTI30K_FILES}) == len(builtin.MULTI30K_FILES) == 12
+    assert all(len(bytes.fromhex(file.sha256)) == 32 for file in builtin.MULTI30K_FILES)
     assert len(builtin.MULTI30K_URL.split("/")[5]) == 40, "a commit, since a branch moves"
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
     with pytest.raises(CorpusError, match="wmt99: is no built-in corpus; there are dates, multi30k, tatoeba"):
-        folder("wmt99", EN_DE)
+        get_corpus_folder("wmt99", EN_DE)
 
 
 # ---- multi30k ----------------------------------------------------------------------------------------------
 
 
-def test_multi30k_is_laid_out_as_a_folder_with_splits(site: Site, cache: Path) -> None:
-    place = folder("multi30k", EN_DE, multi30k(site))
+def test_multi30k_is_laid_out_as_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
+    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     assert place == cache / "corpora" / "multi30k"
     assert names(place) == [
         "SOURCE.json",
@@ -117,24 +117,24 @@ def test_multi30k_is_laid_out_as_a_folder_with_splits(site: Site, cache: Path) -
     assert names(cache / "corpora") == [".multi30k.lock", "multi30k"]
 
 
-def test_the_second_time_nothing_is_downloaded(site: Site) -> None:
+def test_the_second_time_nothing_is_downloaded(site: FakeSite) -> None:
     sites = multi30k(site)
-    assert folder("multi30k", EN_DE, sites) == folder("multi30k", Languages("de", "en"), sites)
-    assert len(site.asked) == 6
+    assert get_corpus_folder("multi30k", EN_DE, sites) == get_corpus_folder("multi30k", LanguagePair("de", "en"), sites)
+    assert len(site.requests) == 6
 
 
-def test_a_built_in_corpus_is_read_like_any_folder(site: Site) -> None:
-    folder("multi30k", EN_DE, multi30k(site))
-    (corpus,) = corpora(["multi30k"], EN_DE)
+def test_a_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
+    get_corpus_folder("multi30k", EN_DE, multi30k(site))
+    (corpus,) = open_corpora(["multi30k"], EN_DE)
     pairs = [pair for pair in corpus if isinstance(pair, Pair)]
     assert [(pair.source, pair.target) for pair in pairs[:1]] == [("train caption 0 in en", "train caption 0 in de")]
     assert len(pairs) == 20
-    valid = corpus.beside("valid")
+    valid = corpus.get_sibling_split("valid")
     assert valid is not None
     assert next(iter(valid))[0] == "valid caption 0 in en"
 
 
-def test_two_processes_at_once_both_succeed_with_one_download(site: Site, cache: Path, tmp_path: Path) -> None:
+def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, cache: Path, tmp_path: Path) -> None:
     sites = multi30k(site)
     script = tmp_path / "ask.py"
     script.write_text(
@@ -145,102 +145,102 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: Site, cache:
     asking = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=60)[0].strip() for process in asking]
     assert answers == [str(cache / "corpora" / "multi30k")] * 2
-    assert len(site.asked) == 6
+    assert len(site.requests) == 6
 
 
-def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: Site, cache: Path) -> None:
+def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     content = site.files.pop("/val.de.gz")
     with pytest.raises(CorpusError, match="404"):
-        folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE, sites)
     assert not (cache / "corpora" / "multi30k").exists()
     site.files["/val.de.gz"] = content
-    site.asked.clear()
-    folder("multi30k", EN_DE, sites)
-    assert [path for path, _ in site.asked] == [
+    site.requests.clear()
+    get_corpus_folder("multi30k", EN_DE, sites)
+    assert [path for path, _ in site.requests] == [
         *("/val.de.gz", "/val.en.gz", "/test_2016_flickr.de.gz", "/test_2016_flickr.en.gz"),
     ]
 
 
-def test_a_truncated_gz_is_refused(site: Site, cache: Path) -> None:
+def test_a_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
     with pytest.raises(CorpusError, match=r"train\.en\.gz\.part: was not what .* should give"):
-        folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE, sites)
     assert not (cache / "corpora" / "multi30k").exists()
 
 
 def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
-    with serving() as gone:
+    with serve_site() as gone:
         sites = multi30k(gone)
     with pytest.raises(CorpusError) as caught:
-        folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE, sites)
     words = str(caught.value)
     assert words.startswith(f"multi30k: cannot download {gone.url}/train.de.gz: no network (")
     place = cache / "corpora" / "multi30k"
     assert words.endswith(f"). Fetch it elsewhere and give its path in place of the name, or put it into {place}")
 
 
-def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: Site, cache: Path) -> None:
+def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: FakeSite, cache: Path) -> None:
     place = cache / "corpora" / "multi30k"
     place.mkdir(parents=True)
     (place / "train.en").write_text("a\n")
     (place / "train.de").write_text("b\n")
-    assert folder("multi30k", EN_DE, multi30k(site)) == place
-    assert site.asked == []
+    assert get_corpus_folder("multi30k", EN_DE, multi30k(site)) == place
+    assert site.requests == []
 
 
-def test_an_empty_folder_is_no_copy(site: Site, cache: Path) -> None:
+def test_an_empty_folder_is_no_copy(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / "multi30k").mkdir(parents=True)
-    assert "train.en.gz" in names(folder("multi30k", EN_DE, multi30k(site)))
+    assert "train.en.gz" in names(get_corpus_folder("multi30k", EN_DE, multi30k(site)))
 
 
 @pytest.mark.parametrize(
     ("languages", "words"),
     [
-        (Languages(), "multi30k: is in several languages; say which, such as --src en --tgt de"),
-        (Languages("en", "it"), "multi30k: is in cs, de, en, fr, not in `it`; choose --src and --tgt from these"),
-        (Languages("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
+        (LanguagePair(), "multi30k: is in several languages; say which, such as --src en --tgt de"),
+        (LanguagePair("en", "it"), "multi30k: is in cs, de, en, fr, not in `it`; choose --src and --tgt from these"),
+        (LanguagePair("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
     ],
 )
-def test_languages_that_multi30k_has_not_are_told(languages: Languages, words: str) -> None:
+def test_languages_that_multi30k_has_not_are_told(languages: LanguagePair, words: str) -> None:
     with pytest.raises(CorpusError) as caught:
-        folder("multi30k", languages)
+        get_corpus_folder("multi30k", languages)
     assert str(caught.value) == words
 
 
 # ---- what is there stays as it was -------------------------------------------------------------------------
 
 
-def test_a_file_changed_later_is_noticed(site: Site) -> None:
-    place = folder("multi30k", EN_DE, multi30k(site))
+def test_a_file_changed_later_is_noticed(site: FakeSite) -> None:
+    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "valid.en.gz").write_bytes(captions("other", "en"))
     with pytest.raises(CorpusError, match=r"valid\.en\.gz: has changed since it was made; delete the folder"):
-        folder("multi30k", EN_DE)
+        get_corpus_folder("multi30k", EN_DE)
     (place / "SOURCE.json").unlink()
-    assert folder("multi30k", EN_DE) == place
+    assert get_corpus_folder("multi30k", EN_DE) == place
 
 
-def test_a_file_lost_later_is_noticed(site: Site) -> None:
-    place = folder("multi30k", EN_DE, multi30k(site))
+def test_a_file_lost_later_is_noticed(site: FakeSite) -> None:
+    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "test.de.gz").unlink()
     with pytest.raises(CorpusError, match=r"test\.de\.gz: is missing since it was made"):
-        folder("multi30k", EN_DE)
+        get_corpus_folder("multi30k", EN_DE)
 
 
-def test_a_damaged_list_of_files_is_one_sentence(site: Site) -> None:
-    place = folder("multi30k", EN_DE, multi30k(site))
+def test_a_damaged_list_of_files_is_one_sentence(site: FakeSite) -> None:
+    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "SOURCE.json").write_text("{")
     with pytest.raises(ValueError, match=r"SOURCE\.json: is not valid JSON"):
-        folder("multi30k", EN_DE)
+        get_corpus_folder("multi30k", EN_DE)
 
 
 # ---- OPUS --------------------------------------------------------------------------------------------------
 
 
-def test_opus_is_split_so_that_no_sentence_stands_in_two_splits(site: Site) -> None:
+def test_opus_is_split_so_that_no_sentence_stands_in_two_splits(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences())
-    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     sides = {
         tag: {split: lines(place / f"{split}.{tag}") for split in ("train", "valid", "test")} for tag in ("de", "en")
     }
@@ -253,67 +253,77 @@ def test_opus_is_split_so_that_no_sentence_stands_in_two_splits(site: Site) -> N
     assert len(sides["de"]["train"]) == len(sides["en"]["train"]) > 1_400
 
 
-def test_opus_pairs_stay_pairs(site: Site) -> None:
+def test_opus_pairs_stay_pairs(site: FakeSite) -> None:
     pairs = sentences()
     site.files[ARCHIVE] = tatoeba(pairs)
-    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     for split in ("train", "valid", "test"):
         assert set(zip(lines(place / f"{split}.de"), lines(place / f"{split}.en"), strict=True)) <= set(pairs)
 
 
-def test_both_directions_share_one_folder_and_one_split(site: Site, cache: Path) -> None:
+def test_both_directions_share_one_folder_and_one_split(site: FakeSite, cache: Path) -> None:
     site.files[ARCHIVE] = tatoeba(sentences(100))
-    assert folder("tatoeba", EN_DE, Sites(opus=site.url)) == folder("tatoeba", Languages("de", "en"))
+    assert get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) == get_corpus_folder(
+        "tatoeba", LanguagePair("de", "en")
+    )
     assert names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
 
 
-def test_the_source_of_an_opus_corpus_is_kept_beside_it(site: Site) -> None:
+def test_the_source_of_an_opus_corpus_is_kept_beside_it(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences(100))
-    source = json.loads((folder("tatoeba", EN_DE, Sites(opus=site.url)) / "SOURCE.json").read_text())
+    source = json.loads(
+        (get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) / "SOURCE.json").read_text()
+    )
     assert source["from"] == site.url + ARCHIVE
     assert source["archive_sha256"] == hashlib.sha256(site.files[ARCHIVE]).hexdigest()
     assert sorted(source["sha256"]) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
 
 
-def test_an_archive_fetched_elsewhere_can_be_put_into_the_folder(site: Site, cache: Path) -> None:
+def test_an_archive_fetched_elsewhere_can_be_put_into_the_folder(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / TATOEBA).mkdir(parents=True)
     (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(tatoeba(sentences(100)))
-    assert "train.de" in names(folder("tatoeba", EN_DE, Sites(opus=site.url)))
-    assert site.asked == []
+    assert "train.de" in names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)))
+    assert site.requests == []
 
 
-def test_a_handful_of_pairs_is_all_for_training(site: Site) -> None:
+def test_a_handful_of_pairs_is_all_for_training(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences(19))
-    assert names(folder("tatoeba", EN_DE, Sites(opus=site.url))) == ["SOURCE.json", "train.de", "train.en"]
+    assert names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))) == [
+        "SOURCE.json",
+        "train.de",
+        "train.en",
+    ]
 
 
-def test_empty_and_overlong_lines_take_their_partners_with_them(site: Site) -> None:
+def test_empty_and_overlong_lines_take_their_partners_with_them(site: FakeSite) -> None:
     pairs = [("eins", "one"), ("", "two"), ("drei", ""), ("4" * 3_000_000, "four"), ("fünf", "five")]
     site.files[ARCHIVE] = tatoeba(
         pairs, readme=random.Random(0).randbytes(50_000).hex()
     )  # in all as dense as real text
-    place = folder("tatoeba", EN_DE, Sites(opus=site.url))
+    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     assert list(zip(lines(place / "train.de"), lines(place / "train.en"), strict=True)) == [pairs[0], pairs[4]]
 
 
-def test_a_language_pair_that_opus_has_not_is_told(site: Site) -> None:
+def test_a_language_pair_that_opus_has_not_is_told(site: FakeSite) -> None:
     with pytest.raises(
         CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs that Tatoeba has"
     ):
-        folder("tatoeba", Languages("en", "tlh"), Sites(opus=site.url))
+        get_corpus_folder("tatoeba", LanguagePair("en", "tlh"), DownloadSites(opus_url=site.url))
 
 
-def test_a_region_is_spelled_as_opus_spells_it(site: Site) -> None:
+def test_a_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
     site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = zipped(
         {"KDE4.en-pt_BR.en": "a\n", "KDE4.en-pt_BR.pt_BR": "b\n"}
     )
-    assert "train.pt-BR" in names(folder("kde4", Languages("pt-br", "en"), Sites(opus=site.url)))
+    assert "train.pt-BR" in names(
+        get_corpus_folder("kde4", LanguagePair("pt-br", "en"), DownloadSites(opus_url=site.url))
+    )
 
 
 @pytest.mark.parametrize("tag", ["../../etc", "de/en", "d", "", "de en", "de\n"])
 def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
     with pytest.raises(CorpusError, match="is no language tag; write one such as de or pt-BR"):
-        folder("tatoeba", Languages("en", tag))
+        get_corpus_folder("tatoeba", LanguagePair("en", tag))
 
 
 @pytest.mark.parametrize(
@@ -329,27 +339,27 @@ def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
     ],
 )
 def test_an_archive_that_is_a_trap_or_damaged_is_refused(
-    members: dict[str, str], words: str, site: Site, tmp_path: Path
+    members: dict[str, str], words: str, site: FakeSite, tmp_path: Path
 ) -> None:
     site.files[ARCHIVE] = zipped(members)
     with pytest.raises(CorpusError, match=rf"was a damaged archive \(.*{words}.*\) and was removed; run again"):
-        folder("tatoeba", EN_DE, Sites(opus=site.url))
+        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"<html>not a zip</html>"])
-def test_something_else_than_an_archive_is_refused(damage: bytes, site: Site) -> None:
+def test_something_else_than_an_archive_is_refused(damage: bytes, site: FakeSite) -> None:
     site.files[ARCHIVE] = damage
     with pytest.raises(CorpusError, match="damaged archive"):
-        folder("tatoeba", EN_DE, Sites(opus=site.url))
+        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
 
 
-def test_a_flipped_byte_inside_an_archive_is_noticed(site: Site, cache: Path) -> None:
+def test_a_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) -> None:
     content = bytearray(tatoeba(sentences()))
     content[2_000] ^= 1
     site.files[ARCHIVE] = bytes(content)
     with pytest.raises(CorpusError, match="damaged archive"):
-        folder("tatoeba", EN_DE, Sites(opus=site.url))
+        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     assert not (cache / "corpora" / TATOEBA).exists()
 
 
@@ -357,9 +367,9 @@ def test_a_flipped_byte_inside_an_archive_is_noticed(site: Site, cache: Path) ->
 
 
 def test_dates_are_made_without_any_network_and_only_once(cache: Path) -> None:
-    place = folder("dates", Languages())
+    place = get_corpus_folder("dates", LanguagePair())
     assert [len(lines(place / f"{split}.tsv")) for split in ("train", "valid", "test")] == [100_000, 1_000, 2_000]
     made_at = (place / "train.tsv").stat().st_mtime_ns
-    assert folder("dates", Languages(None, "iso")) == place
+    assert get_corpus_folder("dates", LanguagePair(None, "iso")) == place
     assert (place / "train.tsv").stat().st_mtime_ns == made_at
     assert place.parent == cache / "corpora"

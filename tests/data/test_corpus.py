@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from attent.data import builtin
-from attent.data.corpus import Corpus, Reading, corpora
-from attent.data.pairs import Bad, CorpusError, Languages, Pair
+from attent.data.corpus import Corpus, ReadOptions, open_corpora
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 
-EN_DE = Languages("en", "de")
+EN_DE = LanguagePair("en", "de")
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def write(**contents: str) -> None:
         Path(name.replace("__", ".")).write_text(content, encoding="utf-8")
 
 
-def one(name: str, languages: Languages = Languages()) -> Corpus:  # noqa: B008 - frozen
-    (found,) = corpora([name], languages)
+def one(name: str, languages: LanguagePair = LanguagePair()) -> Corpus:  # noqa: B008 - frozen
+    (found,) = open_corpora([name], languages)
     return found
 
 
@@ -49,7 +49,7 @@ def typed_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 def test_several_corpora_with_weights_keep_their_order() -> None:
     write(a__tsv="1\t2\n", b__tsv="3\t4\n", c__tsv="5\t6\n")
-    found = corpora(["a.tsv:3", "b.tsv", "c.tsv:0.5"])
+    found = open_corpora(["a.tsv:3", "b.tsv", "c.tsv:0.5"])
     assert [(corpus.name, corpus.weight) for corpus in found] == [("a.tsv", 3.0), ("b.tsv", 1.0), ("c.tsv", 0.5)]
     assert [texts(corpus) for corpus in found] == [[("1", "2")], [("3", "4")], [("5", "6")]]
 
@@ -146,18 +146,18 @@ def test_languages_that_were_left_open_are_told_by_the_files() -> None:
     )
     assert one("m.tmx").languages == one("x.xlf").languages == one("j.jsonl").languages == EN_DE
     assert one("h.tsv").languages == one("h.txt").languages == one("p.en").languages == EN_DE
-    assert one("h.tsv", Languages("de", None)).languages == Languages("de", "en")
-    assert texts(one("h.tsv", Languages("de", None))) == [("Ein Hund.", "A dog.")]
-    assert one("p.de").languages == Languages("de", "en")
-    assert one("c.po").languages == Languages(None, "de")
-    assert one("c.po", Languages("de", None)).languages == Languages("de", None)
-    assert one("m.tmx", Languages("de", None)).languages == Languages("de", "en")
-    assert one("t.tsv").languages == Languages()
+    assert one("h.tsv", LanguagePair("de", None)).languages == LanguagePair("de", "en")
+    assert texts(one("h.tsv", LanguagePair("de", None))) == [("Ein Hund.", "A dog.")]
+    assert one("p.de").languages == LanguagePair("de", "en")
+    assert one("c.po").languages == LanguagePair(None, "de")
+    assert one("c.po", LanguagePair("de", None)).languages == LanguagePair("de", None)
+    assert one("m.tmx", LanguagePair("de", None)).languages == LanguagePair("de", "en")
+    assert one("t.tsv").languages == LanguagePair()
 
 
 def test_many_languages_give_a_corpus_for_each_pair_but_none_with_itself() -> None:
     write(p__en="a\n", p__de="b\n", p__fr="c\n")
-    found = corpora(["p"], Languages("en,de", "de, fr"))
+    found = open_corpora(["p"], LanguagePair("en,de", "de, fr"))
     assert [(corpus.languages.source, corpus.languages.target) for corpus in found] == [
         ("en", "de"),
         ("en", "fr"),
@@ -166,7 +166,7 @@ def test_many_languages_give_a_corpus_for_each_pair_but_none_with_itself() -> No
     assert [texts(corpus) for corpus in found] == [[("a", "b")], [("a", "c")], [("b", "c")]]
 
 
-EN_DE_FR = Languages("en", "de,fr")
+EN_DE_FR = LanguagePair("en", "de,fr")
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ EN_DE_FR = Languages("en", "de,fr")
 def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: dict[str, str], advice: str) -> None:
     write(**contents)
     with pytest.raises(CorpusError, match="does not say its languages, so that it would be read as en-de and as en-fr"):
-        corpora([name], EN_DE_FR)
+        open_corpora([name], EN_DE_FR)
     with pytest.raises(CorpusError, match=f"{advice}.*, or give only one --src and one --tgt$"):
-        corpora([name], EN_DE_FR)
-    corpora([name], EN_DE)
+        open_corpora([name], EN_DE_FR)
+    open_corpora([name], EN_DE)
 
 
 def test_a_text_that_names_its_languages_is_read_in_each_pair_of_them() -> None:
@@ -203,31 +203,31 @@ def test_a_text_that_names_its_languages_is_read_in_each_pair_of_them() -> None:
         c__tmx=MEMORY.replace("</tu>", '<tuv xml:lang="fr"><seg>c</seg></tuv></tu>'),
     )
     for name in ("a.tsv", "b.jsonl", "c.tmx"):
-        assert [texts(corpus) for corpus in corpora([name], EN_DE_FR)] == [[("a", "b")], [("a", "c")]]
+        assert [texts(corpus) for corpus in open_corpora([name], EN_DE_FR)] == [[("a", "b")], [("a", "c")]]
 
 
 def test_a_catalogue_can_be_read_both_ways_but_not_from_two_languages() -> None:
     write(a__po='msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "a"\nmsgstr "b"\n')
-    there, back = corpora(["a.po"], Languages("en,de", "de,en"))
+    there, back = open_corpora(["a.po"], LanguagePair("en,de", "de,en"))
     assert (texts(there), texts(back)) == ([("a", "b")], [("b", "a")])
     with pytest.raises(CorpusError, match="would be read as en-de and as fr-de alike"):
-        corpora(["a.po"], Languages("en,fr", "de"))
+        open_corpora(["a.po"], LanguagePair("en,fr", "de"))
 
 
 def test_what_can_be_read_only_once_is_not_read_in_two_pairs_of_languages() -> None:
     with pytest.raises(CorpusError, match="standard input can be read only once: save it to a file"):
-        corpora(["-"], EN_DE_FR)
+        open_corpora(["-"], EN_DE_FR)
 
 
 @pytest.mark.parametrize(
     ("languages", "words"),
     [
-        (Languages("en", "en"), "--src and --tgt are both en: name two different languages"),
-        (Languages("en", "german"), "`german` is not a language tag: write en, de or pt-BR"),
-        (Languages("en,,de", "fr"), "`` is not a language tag"),
+        (LanguagePair("en", "en"), "--src and --tgt are both en: name two different languages"),
+        (LanguagePair("en", "german"), "`german` is not a language tag: write en, de or pt-BR"),
+        (LanguagePair("en,,de", "fr"), "`` is not a language tag"),
     ],
 )
-def test_languages_that_cannot_be_are_refused(languages: Languages, words: str) -> None:
+def test_languages_that_cannot_be_are_refused(languages: LanguagePair, words: str) -> None:
     write(a__tsv="1\t2\n")
     with pytest.raises(CorpusError, match=words):
         one("a.tsv", languages)
@@ -236,8 +236,8 @@ def test_languages_that_cannot_be_are_refused(languages: Languages, words: str) 
 def test_options_reach_the_reader() -> None:
     write(a__po='#, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#~ msgid "c"\n#~ msgstr "d"\n')
     assert texts(one("a.po")) == []
-    (fuzzy,) = corpora(["a.po"], Languages(), Reading(fuzzy=True))
-    (both,) = corpora(["a.po"], Languages(), Reading(fuzzy=True, obsolete=True))
+    (fuzzy,) = open_corpora(["a.po"], LanguagePair(), ReadOptions(fuzzy=True))
+    (both,) = open_corpora(["a.po"], LanguagePair(), ReadOptions(fuzzy=True, obsolete=True))
     assert (texts(fuzzy), texts(both)) == ([("a", "b")], [("a", "b"), ("c", "d")])
 
 
@@ -249,7 +249,7 @@ def test_a_moses_pair_is_found_by_either_file_or_by_what_they_share(name: str) -
     Path("corpus.en.gz").write_bytes(gzip.compress(b"a\n"))
     write(corpus__de="b\n", corpus__md="notes\n", other__fr="c\n")
     assert texts(one(name, EN_DE)) == [("a", "b")]
-    assert texts(one(name, Languages("de", "en"))) == [("b", "a")]
+    assert texts(one(name, LanguagePair("de", "en"))) == [("b", "a")]
 
 
 def test_a_moses_pair_may_name_roles_instead_of_languages() -> None:
@@ -261,14 +261,14 @@ def test_a_moses_pair_may_name_roles_instead_of_languages() -> None:
 def test_two_variants_of_one_language_can_be_a_pair() -> None:
     write(corpus__zh_hans="a\n", corpus__zh_hant="b\n")
     corpus = one("corpus.zh_hans")
-    assert (corpus.languages, texts(corpus)) == (Languages("zh_hans", "zh_hant"), [("a", "b")])
+    assert (corpus.languages, texts(corpus)) == (LanguagePair("zh_hans", "zh_hant"), [("a", "b")])
 
 
 def test_a_damaged_file_is_told_when_it_is_read_and_not_before() -> None:
     data = gzip.compress("".join(f'{{"en": "{n * n}", "de": "{n}"}}\n' for n in range(9000)).encode())
     Path("a.jsonl.gz").write_bytes(data[:-5000])
     corpus = one("a.jsonl.gz")
-    found: list[Pair | Bad] = []
+    found: list[Pair | BadLine] = []
     with pytest.raises(CorpusError, match=r"a\.jsonl\.gz is cut short after line"):
         found.extend(corpus)
     assert (corpus.languages, len(found) > 1000) == (EN_DE, True)
@@ -281,8 +281,8 @@ def test_a_damaged_file_is_told_when_it_is_read_and_not_before() -> None:
 def test_of_a_file_and_its_compressed_copy_one_is_read() -> None:
     write(corpus__en="a\n", corpus__de="b\n")
     Path("corpus.de.gz").write_bytes(gzip.compress(b"b\n"))
-    assert one("corpus", EN_DE).files == ("corpus.en", "corpus.de")
-    assert one(".", EN_DE).files == ("corpus.en", "corpus.de")
+    assert one("corpus", EN_DE).file_names == ("corpus.en", "corpus.de")
+    assert one(".", EN_DE).file_names == ("corpus.en", "corpus.de")
 
 
 def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
@@ -291,12 +291,12 @@ def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
         ("alone.en", EN_DE, r"alone\.en has no translation beside it: put alone\.de there"),
         (
             "corpus.en",
-            Languages(),
+            LanguagePair(),
             r"corpus\.en has several files beside it: choose one of de, fr with --src and --tgt",
         ),
-        ("corpus.en", Languages("de", "fr"), r"corpus\.en and what .* \(de, fr\) are not de and fr: change --src"),
-        ("corpus", Languages(), "corpus does not say which two languages are meant: it has de, en, fr"),
-        ("corpus", Languages("en", "tr"), "corpus does not hold en and tr: it has de, en, fr"),
+        ("corpus.en", LanguagePair("de", "fr"), r"corpus\.en and what .* \(de, fr\) are not de and fr: change --src"),
+        ("corpus", LanguagePair(), "corpus does not say which two languages are meant: it has de, en, fr"),
+        ("corpus", LanguagePair("en", "tr"), "corpus does not hold en and tr: it has de, en, fr"),
     ]:
         with pytest.raises(CorpusError, match=words):
             one(name, languages)
@@ -312,8 +312,8 @@ def test_a_folder_without_splits_is_all_that_is_in_it() -> None:
     Path("sub/d.tsv").write_text("9\t9\n")
     corpus = one(".", EN_DE)
     assert texts(corpus) == [("1", "2"), ("3", "4"), ("5", "6")]
-    assert corpus.files == ("a.jsonl", "b.tsv", "c.en", "c.de")
-    assert corpus.beside("valid") is None
+    assert corpus.file_names == ("a.jsonl", "b.tsv", "c.en", "c.de")
+    assert corpus.get_sibling_split("valid") is None
 
 
 @pytest.mark.parametrize(
@@ -327,18 +327,18 @@ def test_a_folder_with_splits_is_its_train_part_and_has_the_others_beside_it(tra
     Path("testimony.tsv").write_text("no\tsplit\n")
     corpus = one(".", EN_DE)
     assert texts(corpus) == [("en0", "de0")]
-    assert texts(corpus.beside("valid")) == [("en1", "de1")]
-    assert texts(corpus.beside("test")) == [("en2", "de2")]
-    assert texts(one(f"{train}.en.xz", EN_DE).beside("test")) == [("en2", "de2")]
+    assert texts(corpus.get_sibling_split("valid")) == [("en1", "de1")]
+    assert texts(corpus.get_sibling_split("test")) == [("en2", "de2")]
+    assert texts(one(f"{train}.en.xz", EN_DE).get_sibling_split("test")) == [("en2", "de2")]
 
 
 def test_several_files_for_testing_are_one_test_set() -> None:
     write(train__tsv="1\t2\n", dev__tsv="3\t4\n", test_a__tsv="5\t6\n", test_b__tsv="7\t8\n")
     for corpus in (one("."), one("train.tsv")):
-        test = corpus.beside("test")
+        test = corpus.get_sibling_split("test")
         assert texts(test) == [("5", "6"), ("7", "8")]
         assert test is not None
-        assert (test.others, test.ignored, [Path(name).name for name in test.files]) == (
+        assert (test.sibling_files, test.ignored_files, [Path(name).name for name in test.file_names]) == (
             (),
             (),
             ["test_a.tsv", "test_b.tsv"],
@@ -350,7 +350,7 @@ def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
     write(raw__en="7\n", raw__de="8\n", raw__fr="9\n", test__tsv="1\t2\n", notes__old="b", c__en="1\n", c__fr="2\n")
     corpus = one(".", EN_DE)
     assert texts(corpus) == [("1", "2")]
-    assert corpus.ignored == (
+    assert corpus.ignored_files == (
         "c.en (no translation beside it)",
         "more.tsv (not a train file)",
         "raw.de (not a train file)",
@@ -358,37 +358,37 @@ def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
         "x.en (no translation beside it)",
         "y.src (no translation beside it)",
     )
-    assert one("more.tsv").ignored == ()
+    assert one("more.tsv").ignored_files == ()
 
 
 def test_a_folder_with_moses_pairs_needs_to_know_their_languages() -> None:
     write(a__tsv="1\t2\n", c__en="3\n", c__de="4\n", lib__so="x", lib__old="y")
     with pytest.raises(CorpusError, match=r"^c does not say which two languages are meant: it has de, en; choose two"):
         one(".")
-    assert texts(one(".", EN_DE)) == texts(one(".", Languages("en", None))) == [("1", "2"), ("3", "4")]
+    assert texts(one(".", EN_DE)) == texts(one(".", LanguagePair("en", None))) == [("1", "2"), ("3", "4")]
     write(c__fr="5\n")
     with pytest.raises(CorpusError, match="c does not hold en: it has de, en, fr; choose two of them with --src"):
-        one(".", Languages("en", None))
+        one(".", LanguagePair("en", None))
     assert texts(one(".", EN_DE)) == [("1", "2"), ("3", "4")]
 
 
 def test_one_side_of_a_moses_pair_is_no_reason_to_refuse_a_folder() -> None:
     write(a__tsv="1\t2\n", x__en="3\n")
-    assert (texts(one(".")), one(".").ignored) == ([("1", "2")], ("x.en (no translation beside it)",))
+    assert (texts(one(".")), one(".").ignored_files) == ([("1", "2")], ("x.en (no translation beside it)",))
 
 
 def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> None:
     write(train__tsv="1\t2\n", test__tsv="3\t4\n", valid__jsonl='{"src": "5", "tgt": "6"}\n', other__tsv="7\t8\n")
     corpus = one("train.tsv")
-    assert texts(corpus.beside("test")) == [("3", "4")]
-    assert corpus.beside("valid") is None
-    assert one("other.tsv").beside("test") is None
+    assert texts(corpus.get_sibling_split("test")) == [("3", "4")]
+    assert corpus.get_sibling_split("valid") is None
+    assert one("other.tsv").get_sibling_split("test") is None
 
 
 def test_a_name_that_only_begins_like_a_split_is_none() -> None:
     write(devices__tsv="1\t2\n", testimony__tsv="3\t4\n", trains__tsv="5\t6\n", valley__tsv="7\t8\n")
     assert len(texts(one("."))) == 4
-    assert one("trains.tsv").beside("test") is None
+    assert one("trains.tsv").get_sibling_split("test") is None
 
 
 def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refused() -> None:
@@ -399,19 +399,19 @@ def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refu
         one(".")
     write(corpus__tsv="5\t6\n")
     assert texts(one(".")) == [("5", "6")]
-    assert texts(one(".").beside("test")) == [("1", "2")]
+    assert texts(one(".").get_sibling_split("test")) == [("1", "2")]
 
 
 def test_of_a_folder_of_catalogues_those_in_the_language_are_read() -> None:
     for tag in ("de", "fr"):
         Path(f"{tag}.po").write_text(f'msgid ""\nmsgstr "Language: {tag}\\n"\n\nmsgid "a"\nmsgstr "{tag}"\n')
     found = list(one(".", EN_DE))
-    assert [item.why for item in found if isinstance(item, Bad)] == ["a file in other languages"]
+    assert [item.reason for item in found if isinstance(item, BadLine)] == ["a file in other languages"]
     assert [item.target for item in found if isinstance(item, Pair)] == ["de"]
     with pytest.raises(CorpusError, match="does not say which two languages are meant: it has de, fr"):
         one(".")
     with pytest.raises(CorpusError, match="does not hold en and tr: it has"):
-        list(one(".", Languages("en", "tr")))
+        list(one(".", LanguagePair("en", "tr")))
 
 
 def test_a_folder_with_nothing_to_read_says_so() -> None:
@@ -445,7 +445,7 @@ def test_the_format_of_standard_input_is_told_by_its_first_bytes(
 def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     typed_in(monkeypatch, b"a\tb\n")
     corpus = one("-:2")
-    assert (corpus.files, corpus.weight) == (("standard input",), 2.0)
+    assert (corpus.file_names, corpus.weight) == (("standard input",), 2.0)
     with pytest.raises(CorpusError, match="standard input can be read only once: save it to a file"):
         corpus.fingerprint()
     assert texts(corpus) == [("a", "b")]
@@ -471,7 +471,7 @@ def test_a_pipe_is_read_as_it_comes() -> None:
 def test_a_built_in_name_is_its_folder_unless_a_path_of_that_name_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def folder(name: str, languages: Languages) -> Path:
+    def folder(name: str, languages: LanguagePair) -> Path:
         asked.append((name, languages))
         made = Path("cache")
         made.mkdir(exist_ok=True)
@@ -481,10 +481,10 @@ def test_a_built_in_name_is_its_folder_unless_a_path_of_that_name_exists(monkeyp
         (made / "test.de").write_text("d\n")
         return made
 
-    monkeypatch.setattr(builtin, "folder", folder)
+    monkeypatch.setattr(builtin, "get_corpus_folder", folder)
     corpus = one("multi30k:2", EN_DE)
     assert (corpus.name, corpus.weight, texts(corpus)) == ("multi30k", 2.0, [("a", "b")])
-    assert texts(corpus.beside("test")) == [("c", "d")]
+    assert texts(corpus.get_sibling_split("test")) == [("c", "d")]
     assert asked == [("multi30k", EN_DE)]
     Path("multi30k").mkdir()
     Path("multi30k/x.tsv").write_text("local\tcopy\n")

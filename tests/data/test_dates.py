@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attent.data import dates
-from attent.data.pairs import CorpusError, Languages
+from attent.data.pairs import CorpusError, LanguagePair
 
 SMALL = {"train": 8_000, "valid": 400, "test": 800}
 
@@ -37,7 +37,7 @@ MONTHS = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
     folder = tmp_path_factory.mktemp("dates")
-    dates.write(folder, Languages(), SMALL)
+    dates.write_corpus(folder, LanguagePair(), SMALL)
     return {split: read(folder / f"{split}.tsv") for split in SMALL}
 
 
@@ -65,15 +65,17 @@ def numbers(text: str) -> list[int]:
 
 
 def test_there_are_fifty_languages_and_all_of_them_are_used(corpus: dict[str, list[tuple[str, str]]]) -> None:
-    assert len(set(dates.TAGS)) == len(dates.TAGS) == 50
+    assert len(set(dates.LANGUAGE_TAGS)) == len(dates.LANGUAGE_TAGS) == 50
     texts = {text for text, _ in corpus["test"]}
     days = {datetime.date.fromisoformat(iso) for _, iso in corpus["test"][:400]}
-    for tag in dates.TAGS:
-        assert texts & {form.write(day) for form in dates.forms_of(tag) for day in days}, tag
+    for tag in dates.LANGUAGE_TAGS:
+        assert texts & {form.format_date(day) for form in dates.list_date_formats(tag) for day in days}, tag
 
 
 def test_every_language_has_several_forms() -> None:
-    assert {tag: len(dates.forms_of(tag)) for tag in dates.TAGS if len(dates.forms_of(tag)) < 3} == {}
+    assert {
+        tag: len(dates.list_date_formats(tag)) for tag in dates.LANGUAGE_TAGS if len(dates.list_date_formats(tag)) < 3
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_the_scripts_of_the_alphabets_are_there(script: str, corpus: dict[str, l
     assert any(unicodedata.name(letter, "").startswith(script) for text, _ in corpus["train"] for letter in text)
 
 
-@pytest.mark.parametrize("zero", dates.ZEROS.values(), ids=dates.ZEROS.keys())
+@pytest.mark.parametrize("zero", dates.NATIVE_ZEROS.values(), ids=dates.NATIVE_ZEROS.keys())
 def test_digits_of_other_scripts_are_there(zero: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
     assert unicodedata.decimal(zero) == 0
     assert any(zero in text for text, _ in corpus["train"])
@@ -95,10 +97,10 @@ def test_digits_of_other_scripts_are_there(zero: str, corpus: dict[str, list[tup
 def test_no_text_stands_for_two_dates_in_any_language() -> None:
     """Every form of every language over a leap year, whether or not a corpus would take it."""
     meaning: dict[str, datetime.date] = {}
-    for tag in dates.TAGS:
-        for form in dates.forms_of(tag):
+    for tag in dates.LANGUAGE_TAGS:
+        for form in dates.list_date_formats(tag):
             for date in year_of(2024):
-                text = form.write(date)
+                text = form.format_date(date)
                 assert meaning.setdefault(text, date) == date, (tag, text, meaning[text])
     assert len(meaning) > 50_000
 
@@ -124,11 +126,11 @@ def test_year_and_day_can_be_read_off_every_line(corpus: dict[str, list[tuple[st
 @pytest.mark.parametrize("tag", MONTHS)
 def test_a_date_in_words_is_read_back_by_someone_else(tag: str) -> None:
     names = MONTHS[tag].split()
-    for form in dates.forms_of(tag):
+    for form in dates.list_date_formats(tag):
         if "MMMM" not in form.pattern.pattern:
             continue
         for date in year_of(2024):
-            text = form.write(date)
+            text = form.format_date(date)
             (month,) = [number for number, name in enumerate(names, 1) if re.search(rf"(?<!\w){name}(?!\w)", text)]
             day, year = sorted(numbers(text))
             assert datetime.date(year, month, day) == date, text
@@ -136,14 +138,14 @@ def test_a_date_in_words_is_read_back_by_someone_else(tag: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["M/d/y", "d/M/y", "dd-MM-y", "d.M.yy", "MMM d", "MMMM y", "yy. M. d.", "M.d.y"])
 def test_a_form_that_leaves_a_doubt_is_left_out(pattern: str) -> None:
-    assert not dates.can_be_read(pattern)
+    assert not dates.is_unambiguous(pattern)
 
 
 @pytest.mark.parametrize(
     "pattern", ["d. MMMM y", "y-MM-dd", "y年M月d日", "dd.MM.y", "d. M. y.", "E, LLL d, yyyy", "EEEE 'den' d. MMMM y"]
 )
 def test_a_form_without_a_doubt_is_used(pattern: str) -> None:
-    assert dates.can_be_read(pattern)
+    assert dates.is_unambiguous(pattern)
 
 
 def test_texts_are_what_a_keyboard_gives(corpus: dict[str, list[tuple[str, str]]]) -> None:
@@ -164,9 +166,9 @@ def test_a_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -
 
 
 def test_the_split_of_a_date_is_the_same_whatever_the_language(tmp_path: Path) -> None:
-    dates.write(tmp_path, Languages("fi", "iso"), SMALL)
+    dates.write_corpus(tmp_path, LanguagePair("fi", "iso"), SMALL)
     for split in SMALL:
-        assert {dates.split_of(datetime.date.fromisoformat(iso)) for _, iso in read(tmp_path / f"{split}.tsv")} == {
+        assert {dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in read(tmp_path / f"{split}.tsv")} == {
             split
         }
 
@@ -174,17 +176,17 @@ def test_the_split_of_a_date_is_the_same_whatever_the_language(tmp_path: Path) -
 def test_sizes_are_those_asked_for_in_all_and_in_one_language(
     corpus: dict[str, list[tuple[str, str]]], tmp_path: Path
 ) -> None:
-    dates.write(tmp_path, Languages("lt"), SMALL)  # the language with the fewest forms
+    dates.write_corpus(tmp_path, LanguagePair("lt"), SMALL)  # the language with the fewest forms
     assert {split: len(pairs) for split, pairs in corpus.items()} == SMALL
     assert {split: len(read(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
 
 
 def test_every_language_can_fill_the_real_sizes() -> None:
-    test_dates = dates._dates()["test"]
-    for tag in dates.TAGS:
-        least = min(len({form.write(date) for form in dates.forms_of(tag)}) for date in test_dates[:50])
-        assert least * len(test_dates) >= dates.SIZES["test"], tag
-        assert least * len(dates._dates()["train"]) >= dates.SIZES["train"], tag
+    test_dates = dates._split_dates()["test"]
+    for tag in dates.LANGUAGE_TAGS:
+        least = min(len({form.format_date(date) for form in dates.list_date_formats(tag)}) for date in test_dates[:50])
+        assert least * len(test_dates) >= dates.SPLIT_SIZES["test"], tag
+        assert least * len(dates._split_dates()["train"]) >= dates.SPLIT_SIZES["train"], tag
 
 
 def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, list[tuple[str, str]]]) -> None:
@@ -198,25 +200,25 @@ def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, l
 def test_the_same_bytes_come_out_again(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        dates.write(tmp_path / name, Languages(), {"test": 500})
+        dates.write_corpus(tmp_path / name, LanguagePair(), {"test": 500})
     assert (tmp_path / "one/test.tsv").read_bytes() == (tmp_path / "two/test.tsv").read_bytes()
 
 
 def test_the_hash_behind_it_is_the_same_on_every_machine() -> None:
-    assert dates.stable_hash(b"2019-03-07") == 0xADC05D9B9A1F86E3
-    assert dates.split_of(datetime.date(2019, 3, 7)) == "train"
+    assert dates.hash_bytes(b"2019-03-07") == 0xADC05D9B9A1F86E3
+    assert dates.choose_split(datetime.date(2019, 3, 7)) == "train"
 
 
 # ---- what may be asked -------------------------------------------------------------------------------------
 
 
 def test_one_language_is_in_a_folder_of_its_own() -> None:
-    assert dates.key(Languages()) == dates.key(Languages(None, "ISO"))
-    assert dates.key(Languages("DE")) == dates.key(Languages()) + "-de"
+    assert dates.get_folder_name(LanguagePair()) == dates.get_folder_name(LanguagePair(None, "ISO"))
+    assert dates.get_folder_name(LanguagePair("DE")) == dates.get_folder_name(LanguagePair()) + "-de"
 
 
 def test_one_language_holds_that_language_only(tmp_path: Path) -> None:
-    dates.write(tmp_path, Languages("ja"), {"test": 300})
+    dates.write_corpus(tmp_path, LanguagePair("ja"), {"test": 300})
     assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read(tmp_path / "test.tsv"))
 
 
@@ -224,11 +226,11 @@ def test_an_unknown_language_lists_those_there_are() -> None:
     with pytest.raises(
         CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or take one: am, ar,"
     ):
-        dates.key(Languages("tlh"))
+        dates.get_folder_name(LanguagePair("tlh"))
 
 
 def test_another_target_than_iso_is_refused() -> None:
     with pytest.raises(
         CorpusError, match="dates: is written as ISO 8601 on the other side, not as `de`; leave --tgt out"
     ):
-        dates.key(Languages("en", "de"))
+        dates.get_folder_name(LanguagePair("en", "de"))

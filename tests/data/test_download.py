@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.cache import VARIABLE, cache_folder, made
-from attent.data.download import Remote, Unreachable, fetch, shown
 from attent.data.pairs import CorpusError
-from tests.data.serving import Site, serving
+from attent.storage.cache import CACHE_ENV_VAR, build_folder, get_cache_folder
+from attent.storage.download import DownloadError, RemoteFile, download_file, show_progress
+from tests.data.http_server import FakeSite, serve_site
 
 CONTENT = random.Random(0).randbytes(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -26,9 +26,9 @@ NO_PAUSES = (0.0, 0.0, 0.0)
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
     monkeypatch.setenv("no_proxy", "*")
-    with serving() as site:
+    with serve_site() as site:
         site.files["/data"] = CONTENT
         yield site
 
@@ -37,8 +37,8 @@ def ignore(done: int, total: int | None) -> None:
     pass
 
 
-def get(site: Site, path: Path, name: str = "/data", sha256: str | None = SHA256, most: int = len(CONTENT)) -> str:
-    return fetch(Remote(site.url + name, most, sha256), path, ignore, NO_PAUSES)
+def get(site: FakeSite, path: Path, name: str = "/data", sha256: str | None = SHA256, most: int = len(CONTENT)) -> str:
+    return download_file(RemoteFile(site.url + name, most, sha256), path, ignore, NO_PAUSES)
 
 
 def names(folder: Path) -> list[str]:
@@ -48,36 +48,38 @@ def names(folder: Path) -> list[str]:
 # ---- whole files -------------------------------------------------------------------------------------------
 
 
-def test_a_whole_file_arrives_and_nothing_else_stays(site: Site, tmp_path: Path) -> None:
+def test_a_whole_file_arrives_and_nothing_else_stays(site: FakeSite, tmp_path: Path) -> None:
     assert get(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
     assert names(tmp_path) == ["data"]
 
 
-def test_progress_counts_up_to_the_whole(site: Site, tmp_path: Path) -> None:
+def test_progress_counts_up_to_the_whole(site: FakeSite, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    fetch(Remote(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", lambda *step: seen.append(step))
+    download_file(
+        RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", lambda *step: seen.append(step)
+    )
     assert seen == sorted(seen)
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert len(seen) > 3
 
 
-def test_a_file_that_is_there_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_asked_for_again(site: FakeSite, tmp_path: Path) -> None:
     get(site, tmp_path / "data")
     get(site, tmp_path / "data")
-    assert len(site.asked) == 1
+    assert len(site.requests) == 1
 
 
-def test_a_file_without_a_published_checksum_gives_its_own(site: Site, tmp_path: Path) -> None:
+def test_a_file_without_a_published_checksum_gives_its_own(site: FakeSite, tmp_path: Path) -> None:
     assert get(site, tmp_path / "data", sha256=None) == SHA256
 
 
-def test_a_server_that_does_not_tell_the_size_is_read_to_the_end(site: Site, tmp_path: Path) -> None:
-    site.says_length = False
+def test_a_server_that_does_not_tell_the_size_is_read_to_the_end(site: FakeSite, tmp_path: Path) -> None:
+    site.sends_length = False
     assert get(site, tmp_path / "data") == SHA256
 
 
-def test_a_redirect_is_followed(site: Site, tmp_path: Path) -> None:
+def test_a_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/old"] = site.url + "/data"
     assert get(site, tmp_path / "data", "/old") == SHA256
 
@@ -85,7 +87,7 @@ def test_a_redirect_is_followed(site: Site, tmp_path: Path) -> None:
 # ---- files that are not what they should be ----------------------------------------------------------------
 
 
-def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: Site, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_path: Path) -> None:
     site.files["/data"] = CONTENT[:-1] + b"x"
     with pytest.raises(CorpusError, match=r"was not what http.*/data should give \(SHA-256 .*was removed; run again"):
         get(site, tmp_path / "data")
@@ -93,14 +95,14 @@ def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: Site, tmp_pa
     assert not (tmp_path / "data.part").exists()
 
 
-def test_a_file_put_there_by_hand_must_have_the_checksum_too(site: Site, tmp_path: Path) -> None:
+def test_a_file_put_there_by_hand_must_have_the_checksum_too(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"something else")
     with pytest.raises(CorpusError, match="was not what"):
         get(site, tmp_path / "data")
     assert get(site, tmp_path / "data") == SHA256
 
 
-def test_a_server_that_sends_without_an_end_is_cut_off(site: Site, tmp_path: Path) -> None:
+def test_a_server_that_sends_without_an_end_is_cut_off(site: FakeSite, tmp_path: Path) -> None:
     site.endless.add("/flood")
     with pytest.raises(CorpusError, match="sends more than the 300,000 bytes it may have"):
         get(site, tmp_path / "data", "/flood")
@@ -108,7 +110,7 @@ def test_a_server_that_sends_without_an_end_is_cut_off(site: Site, tmp_path: Pat
     assert (tmp_path / "data.part").stat().st_size == 0
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: Site, tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has 300,000 bytes, more than the 1,000 it may have"):
         get(site, tmp_path / "data", most=1000)
     assert not (tmp_path / "data.part").exists()
@@ -117,84 +119,84 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: Site, tmp_p
 # ---- broken downloads --------------------------------------------------------------------------------------
 
 
-def test_a_broken_download_goes_on_where_it_broke(site: Site, tmp_path: Path) -> None:
-    site.cuts = [100_000]
+def test_a_broken_download_goes_on_where_it_broke(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after = [100_000]
     assert get(site, tmp_path / "data") == SHA256
-    assert site.asked == [("/data", None), ("/data", "bytes=100000-")]
+    assert site.requests == [("/data", None), ("/data", "bytes=100000-")]
 
 
-def test_a_server_without_ranges_is_asked_for_the_whole_again(site: Site, tmp_path: Path) -> None:
-    site.cuts, site.ranges = [100_000], False
+def test_a_server_without_ranges_is_asked_for_the_whole_again(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.ranges = [100_000], False
     assert get(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
 
 
-def test_a_file_that_has_changed_meanwhile_is_fetched_anew(site: Site, tmp_path: Path) -> None:
-    site.cuts = [100_000]
-    with pytest.raises(Unreachable):
-        fetch(Remote(site.url + "/data", 400_000), tmp_path / "data", ignore, pauses=())
+def test_a_file_that_has_changed_meanwhile_is_fetched_anew(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after = [100_000]
+    with pytest.raises(DownloadError):
+        download_file(RemoteFile(site.url + "/data", 400_000), tmp_path / "data", ignore, retry_delays=())
     site.files["/data"], site.etag = bytes(reversed(CONTENT)), '"two"'
     get(site, tmp_path / "data", sha256=None)
     assert (tmp_path / "data").read_bytes() == bytes(reversed(CONTENT))
 
 
-def test_without_mark_and_checksum_a_part_is_not_trusted(site: Site, tmp_path: Path) -> None:
-    site.cuts, site.etag = [100_000], None
+def test_without_mark_and_checksum_a_part_is_not_trusted(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.etag = [100_000], None
     get(site, tmp_path / "data", sha256=None)
-    assert site.asked == [("/data", None), ("/data", None)]
+    assert site.requests == [("/data", None), ("/data", None)]
 
 
-def test_a_weak_etag_is_no_mark_for_a_part(site: Site, tmp_path: Path) -> None:
-    site.cuts, site.etag = [100_000], 'W/"one"'
+def test_a_weak_etag_is_no_mark_for_a_part(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.etag = [100_000], 'W/"one"'
     get(site, tmp_path / "data", sha256=None)
-    assert site.asked == [("/data", None), ("/data", None)]
+    assert site.requests == [("/data", None), ("/data", None)]
 
 
-def test_a_part_longer_than_the_file_is_thrown_away(site: Site, tmp_path: Path) -> None:
+def test_a_part_longer_than_the_file_is_thrown_away(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(bytes(400_000))
     assert get(site, tmp_path / "data") == SHA256
-    assert [asked for _, asked in site.asked] == ["bytes=400000-", None]
+    assert [asked for _, asked in site.requests] == ["bytes=400000-", None]
 
 
-def test_a_part_that_is_whole_needs_no_request(site: Site, tmp_path: Path) -> None:
+def test_a_part_that_is_whole_needs_no_request(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(CONTENT)
     assert get(site, tmp_path / "data") == SHA256
-    assert site.asked == []
+    assert site.requests == []
 
 
-def test_an_interrupted_download_keeps_its_part_and_resumes(site: Site, tmp_path: Path) -> None:
+def test_an_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_path: Path) -> None:
     def interrupt(done: int, total: int | None) -> None:
         if done > 150_000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(Remote(site.url + "/data", len(CONTENT)), tmp_path / "data", interrupt)
+        download_file(RemoteFile(site.url + "/data", len(CONTENT)), tmp_path / "data", interrupt)
     kept = (tmp_path / "data.part").stat().st_size
     assert 150_000 < kept < len(CONTENT)
     assert get(site, tmp_path / "data", sha256=None) == SHA256
-    assert site.asked[-1] == ("/data", f"bytes={kept}-")
+    assert site.requests[-1] == ("/data", f"bytes={kept}-")
 
 
-def test_a_server_in_trouble_is_asked_again(site: Site, tmp_path: Path) -> None:
+def test_a_server_in_trouble_is_asked_again(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [500, 503]
     assert get(site, tmp_path / "data") == SHA256
-    assert len(site.asked) == 3
+    assert len(site.requests) == 3
 
 
-def test_a_server_that_stays_in_trouble_is_left_alone(site: Site, tmp_path: Path) -> None:
+def test_a_server_that_stays_in_trouble_is_left_alone(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [502] * 9
-    with pytest.raises(Unreachable, match="the server answered 502 Bad Gateway, after 4 attempts"):
+    with pytest.raises(DownloadError, match="the server answered 502 Bad Gateway, after 4 attempts"):
         get(site, tmp_path / "data")
-    assert len(site.asked) == 4
+    assert len(site.requests) == 4
 
 
 # ---- what cannot be had ------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_asked_for_once(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match=r"cannot download http.*/nothing: the server answered 404 Not Found"):
+def test_a_missing_file_is_asked_for_once(site: FakeSite, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"cannot download http.*/nothing: the server answered 404 Not Found"):
         get(site, tmp_path / "data", "/nothing")
-    assert len(site.asked) == 1
+    assert len(site.requests) == 1
 
 
 def test_no_network_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,41 +204,41 @@ def test_no_network_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/data"
-        with pytest.raises(Unreachable, match=r"cannot download http.*: no network \(.+\)"):
-            fetch(Remote(url, 10), tmp_path / "data", ignore)
+        with pytest.raises(DownloadError, match=r"cannot download http.*: no network \(.+\)"):
+            download_file(RemoteFile(url, 10), tmp_path / "data", ignore)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/data", "data:,hello", "/etc/hostname"])
 def test_only_the_web_is_asked(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must begin with https:// or http://"):
-        fetch(Remote(url, 1000), tmp_path / "data", ignore)
+        download_file(RemoteFile(url, 1000), tmp_path / "data", ignore)
     assert names(tmp_path) == []
 
 
-def test_a_redirect_out_of_the_web_is_refused(site: Site, tmp_path: Path) -> None:
+def test_a_redirect_out_of_the_web_is_refused(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/trap"] = "file:///etc/hostname"
     with pytest.raises(CorpusError, match="cannot download"):
         get(site, tmp_path / "data", "/trap")
     assert not (tmp_path / "data").exists()
 
 
-def test_a_proxy_of_the_environment_is_used(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", site.url)
     site.files["http://corpus.invalid/data"] = CONTENT  # a proxy is asked for the whole address
-    fetch(Remote("http://corpus.invalid/data", len(CONTENT), SHA256), tmp_path / "data", ignore)
-    assert site.asked == [("http://corpus.invalid/data", None)]
+    download_file(RemoteFile("http://corpus.invalid/data", len(CONTENT), SHA256), tmp_path / "data", ignore)
+    assert site.requests == [("http://corpus.invalid/data", None)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full: /dev/full")
-def test_a_full_disk_is_named(site: Site, tmp_path: Path) -> None:
+def test_a_full_disk_is_named(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").symlink_to("/dev/full")
-    with pytest.raises(CorpusError, match=f"the disk is full .*; free some space, or set {VARIABLE}"):
+    with pytest.raises(CorpusError, match=f"the disk is full .*; free some space, or set {CACHE_ENV_VAR}"):
         get(site, tmp_path / "data")
 
 
-def test_a_disk_too_small_is_named_before_the_first_byte(site: Site, tmp_path: Path) -> None:
-    site.claims = 10**18
+def test_a_disk_too_small_is_named_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
+    site.extra_claimed_bytes = 10**18
     with pytest.raises(CorpusError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
         get(site, tmp_path / "data", most=10**19)
     assert names(tmp_path) == []
@@ -246,7 +248,7 @@ def test_a_disk_too_small_is_named_before_the_first_byte(site: Site, tmp_path: P
 
 
 def test_away_from_a_terminal_progress_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown("multi30k") as show:
+    with show_progress("multi30k") as show:
         show(100, 2_600_000)
         show(200, 2_600_000)
     written = capsys.readouterr()
@@ -254,7 +256,7 @@ def test_away_from_a_terminal_progress_is_one_plain_line(capsys: pytest.CaptureF
 
 
 def test_nothing_is_said_of_a_download_that_is_not_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown("multi30k"):
+    with show_progress("multi30k"):
         pass
     assert capsys.readouterr().err == ""
 
@@ -266,7 +268,7 @@ def test_at_a_terminal_a_bar_tells_bytes_and_speed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "100")
     with os.fdopen(writer, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        with shown("multi30k") as show:
+        with show_progress("multi30k") as show:
             show(500_000, 2_000_000)
             show(2_000_000, 2_000_000)
         seen = b""
@@ -282,10 +284,10 @@ def test_at_a_terminal_a_bar_tells_bytes_and_speed(monkeypatch: pytest.MonkeyPat
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own"
-    monkeypatch.delenv(VARIABLE)
-    assert cache_folder() == tmp_path / "xdg" / "attent"
+    monkeypatch.setenv(CACHE_ENV_VAR, str(tmp_path / "own"))
+    assert get_cache_folder() == tmp_path / "own"
+    monkeypatch.delenv(CACHE_ENV_VAR)
+    assert get_cache_folder() == tmp_path / "xdg" / "attent"
     assert names(tmp_path) == []
 
 
@@ -296,23 +298,23 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def test_without_a_word_the_cache_is_where_the_platform_keeps_such_things(
     platform: str, tail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (VARIABLE, "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in (CACHE_ENV_VAR, "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", platform)
-    assert cache_folder() == Path.home() / tail
+    assert get_cache_folder() == Path.home() / tail
 
 
 def test_a_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CACHE_ENV_VAR, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert Path("here") not in cache_folder().parents
-    assert cache_folder().is_absolute()
+    assert Path("here") not in get_cache_folder().parents
+    assert get_cache_folder().is_absolute()
 
 
 def test_a_place_that_cannot_be_written_to_is_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(CorpusError, match=f"file: cannot be written to .*; set {VARIABLE} to a folder that can"):
-        made(tmp_path / "file" / "corpus", Path.mkdir, Path.is_dir)
+    with pytest.raises(CorpusError, match=f"file: cannot be written to .*; set {CACHE_ENV_VAR} to a folder that can"):
+        build_folder(tmp_path / "file" / "corpus", Path.mkdir, Path.is_dir)
 
 
 def test_a_folder_is_made_once_however_many_ask(tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_a_folder_is_made_once_however_many_ask(tmp_path: Path) -> None:
 
     def ask() -> None:
         begin.wait()
-        made(tmp_path / "corpus", make, Path.is_dir)
+        build_folder(tmp_path / "corpus", make, Path.is_dir)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -343,5 +345,5 @@ def test_a_folder_whose_making_fails_is_not_there(tmp_path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(CorpusError, match=re.escape(os.strerror(errno.EIO))):
-        made(tmp_path / "corpus", make, Path.is_dir)
+        build_folder(tmp_path / "corpus", make, Path.is_dir)
     assert not (tmp_path / "corpus").exists()

@@ -12,29 +12,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attent.data import scripts
 from attent.data.filters import (
-    ORDER,
-    Filters,
-    Seen,
-    Sieve,
-    clean,
-    expected_scripts,
+    FILTER_ORDER,
+    FilterConfig,
+    KeySet,
+    PairFilter,
     find_damage,
+    hash_pairs,
+    infer_scripts,
     is_mojibake,
-    pair_keys,
-    size,
+    strip_text,
+    weighted_length,
 )
-from attent.data.pairs import Languages, Pair
+from attent.data.pairs import LanguagePair, Pair
+from attent.text import scripts
 
 LONG = "The quick brown fox jumps over the lazy dog and runs away. "
 
 
-ENGLISH_GERMAN, DEFAULT = Languages("en", "de"), Filters()
+ENGLISH_GERMAN, DEFAULT = LanguagePair("en", "de"), FilterConfig()
 
 
-def why(source: str, target: str, languages: Languages = ENGLISH_GERMAN, filters: Filters = DEFAULT) -> str | None:
-    return Sieve(filters, expected_scripts(languages, [])).why(source, target)
+def why(
+    source: str, target: str, languages: LanguagePair = ENGLISH_GERMAN, filters: FilterConfig = DEFAULT
+) -> str | None:
+    return PairFilter(filters, infer_scripts(languages, [])).drop_reason(source, target)
 
 
 # ---- what stays ------------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def test_a_translators_data_survives(source: str, target: str) -> None:
     ],
 )
 def test_a_language_in_its_own_script_survives(tag: str, text: str) -> None:
-    assert why("All human beings are born free", text, Languages("en", tag)) is None
+    assert why("All human beings are born free", text, LanguagePair("en", tag)) is None
 
 
 # ---- what goes -------------------------------------------------------------------------------------------------------
@@ -97,48 +99,51 @@ def test_a_language_in_its_own_script_survives(tag: str, text: str) -> None:
         ("control", "It is for you", "Es ist fÃ¼r dich"),
         ("control", "It’s for you", "Itâ€™s for you"),
         ("control", "hello to all", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚"),
-        ("longest", LONG * 40, LONG * 40 + "!"),
-        ("ratio", "Short sentence.", LONG * 4),
+        ("max_chars", LONG * 40, LONG * 40 + "!"),
+        ("length_ratio", "Short sentence.", LONG * 4),
         ("identical", "This sentence was never translated.", "This sentence was never translated."),
         ("script", "All human beings are born free", "Все люди рождаются свободными и равными"),
     ],
 )
 def test_what_is_broken_is_dropped_by_name(name: str, source: str, target: str) -> None:
     assert why(source, target) == name
-    kept = Sieve(Filters.none(), expected_scripts(Languages("en", "de"), []))
-    assert kept.why(source, target) is None
+    kept = PairFilter(FilterConfig.disabled(), infer_scripts(LanguagePair("en", "de"), []))
+    assert kept.drop_reason(source, target) is None
 
 
 def test_wide_characters_count_three_fold() -> None:
-    assert size("abc") == 3
-    assert size("日本x") == 7
-    assert why("x" * 1500, "日" * 700, Languages("en", "zh")) == "longest"
-    assert why("x" * 1500, "日" * 600, Languages("en", "zh")) is None
+    assert weighted_length("abc") == 3
+    assert weighted_length("日本x") == 7
+    assert why("x" * 1500, "日" * 700, LanguagePair("en", "zh")) == "max_chars"
+    assert why("x" * 1500, "日" * 600, LanguagePair("en", "zh")) is None
 
 
 def test_a_name_that_stays_as_it_is_survives_in_another_script() -> None:
     name = "Microsoft Office Professional Plus"
-    assert why(name, name, Languages("en", "ru")) is None
+    assert why(name, name, LanguagePair("en", "ru")) is None
 
 
 def test_an_untranslated_sentence_without_spaces_is_found_too() -> None:
     text = "これは翻訳されなかった日本語の文章です。"
-    assert why(text, text, Languages("ja", "zh")) == "identical"
+    assert why(text, text, LanguagePair("ja", "zh")) == "identical"
 
 
 def test_a_script_is_told_from_the_text_where_the_language_is_not_known() -> None:
     pairs = [Pair("Привет, как дела сегодня", "Hello, how are you today", "f", 1)] * 5
-    source, target = expected_scripts(Languages(), pairs)
+    source, target = infer_scripts(LanguagePair(), pairs)
     assert source == {"Cyrl"}
     assert target == {"Latn"}
-    assert expected_scripts(Languages(), []) == (None, None)
-    assert Sieve(Filters(), (None, None)).why("Привет, как дела сегодня", "Hello, how are you today") is None
+    assert infer_scripts(LanguagePair(), []) == (None, None)
+    assert (
+        PairFilter(FilterConfig(), (None, None)).drop_reason("Привет, как дела сегодня", "Hello, how are you today")
+        is None
+    )
 
 
 def test_a_side_of_many_scripts_is_not_judged() -> None:
     texts = "четверг марта; jeudi mars; Πέμπτη Μαρτίου; الخميس مارس; 三月七日星期四; มีนาคม; मार्च; 목요일; მარტი; մարտ"
     pairs = [Pair(text, "2019-03-07", "f", 1) for text in texts.split()]
-    assert expected_scripts(Languages(), pairs) == (None, None)
+    assert infer_scripts(LanguagePair(), pairs) == (None, None)
 
 
 def test_damage_is_found_where_it_stands() -> None:
@@ -157,10 +162,10 @@ def test_utf8_read_as_latin_1_is_found_and_the_text_itself_is_not(text: str, let
     assert not is_mojibake(whole)
 
 
-@pytest.mark.parametrize("filters", [{"longest": -1}, {"ratio": 0.5}, {"ratio": float("nan")}])
+@pytest.mark.parametrize("filters", [{"max_chars": -1}, {"length_ratio": 0.5}, {"length_ratio": float("nan")}])
 def test_a_setting_that_makes_no_sense_is_refused(filters: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"`{next(iter(filters))}` must be"):
-        Filters(**filters)  # type: ignore[arg-type]
+        FilterConfig(**filters)  # type: ignore[arg-type]
 
 
 TEXTS = st.text(max_size=40) | st.sampled_from(["OK", "fÃ¼r", LONG, "日本語の文章です", "\x00", " "])
@@ -169,28 +174,35 @@ TEXTS = st.text(max_size=40) | st.sampled_from(["OK", "fÃ¼r", LONG, "日本語
 @given(TEXTS, TEXTS)
 def test_a_filter_turned_off_drops_nothing_and_changes_no_other(source: str, target: str) -> None:
     first = why(source, target)
-    assert why(source, target, filters=Filters.none()) is None
-    for name in ORDER:
-        value = {name: 0 if name in ("longest", "ratio") else False}
-        reason = why(source, target, filters=Filters(**value))  # type: ignore[arg-type]
+    assert why(source, target, filters=FilterConfig.disabled()) is None
+    for name in FILTER_ORDER:
+        value = {name: 0 if name in ("max_chars", "length_ratio") else False}
+        reason = why(source, target, filters=FilterConfig(**value))  # type: ignore[arg-type]
         assert reason == first if first != name else reason != name
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [("x" * 99_999, "longest"), ("x" * 200, "ratio"), ("fÃ¼r dich", "control"), ("kurz", None)]
+    ("target", "name"),
+    [("x" * 99_999, "max_chars"), ("x" * 200, "length_ratio"), ("fÃ¼r dich", "control"), ("kurz", None)],
 )
 def test_with_empty_sides_allowed_the_other_filters_still_judge(target: str, name: str | None) -> None:
-    assert why("", target, filters=Filters(empty=False)) == why(target, " ", filters=Filters(empty=False)) == name
+    assert (
+        why("", target, filters=FilterConfig(empty=False))
+        == why(target, " ", filters=FilterConfig(empty=False))
+        == name
+    )
 
 
 @given(TEXTS, TEXTS)
 def test_space_at_the_ends_changes_no_judgement(source: str, target: str) -> None:
-    assert why(f" {source}\n", f"\t{target} ") == why(clean(source), clean(target))
+    assert why(f" {source}\n", f"\t{target} ") == why(strip_text(source), strip_text(target))
 
 
 def test_a_sieve_travels_to_other_processes() -> None:
-    sieve = pickle.loads(pickle.dumps(Sieve(Filters(ratio=0), expected_scripts(Languages("en", "ru"), []))))  # noqa: S301
-    assert sieve.filters.ratio == 0
+    sieve = pickle.loads(
+        pickle.dumps(PairFilter(FilterConfig(length_ratio=0), infer_scripts(LanguagePair("en", "ru"), [])))
+    )
+    assert sieve.filters.length_ratio == 0
     assert sieve.why("All human beings are born free", "All men are born free, they say") == "script"
 
 
@@ -212,8 +224,8 @@ def named() -> dict[str, str]:
 @pytest.mark.parametrize("code", UNICODE_NAMES)
 def test_the_letters_of_a_script_are_those_that_unicode_names_so(code: str, named: dict[str, str]) -> None:
     every = "".join(named)
-    mine = set(scripts.letters(frozenset({code})).findall(every))
-    theirs = set(scripts.letters(scripts.others(frozenset({code}))).findall(every))
+    mine = set(scripts.compile_letter_pattern(frozenset({code})).findall(every))
+    theirs = set(scripts.compile_letter_pattern(scripts.get_other_scripts(frozenset({code}))).findall(every))
     assert not mine & theirs
     assert all(unicodedata.category(char)[0] in "LM" or char == "〇" for char in mine)
     wanted = {
@@ -242,12 +254,12 @@ def test_the_letters_of_a_script_are_those_that_unicode_names_so(code: str, name
     ],
 )
 def test_cldr_tells_what_a_language_is_written_in(tag: str, expected: set[str]) -> None:
-    assert scripts.of_language(tag) == expected
+    assert scripts.get_language_scripts(tag) == expected
 
 
 @pytest.mark.parametrize("tag", ["xx", "qaa", "", "en-Zzzz"])
 def test_a_language_that_cldr_does_not_know_is_not_judged(tag: str) -> None:
-    assert scripts.of_language(tag) is None
+    assert scripts.get_language_scripts(tag) is None
 
 
 # ---- pairs that came before ------------------------------------------------------------------------------------------
@@ -255,7 +267,7 @@ def test_a_language_that_cldr_does_not_know_is_not_judged(tag: str) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=30), max_size=30))
 def test_seen_agrees_with_a_set(calls: list[list[int]]) -> None:
-    seen, known = Seen(), set[int]()
+    seen, known = KeySet(), set[int]()
     for keys in calls:
         expected = []
         for key in keys:
@@ -266,8 +278,8 @@ def test_seen_agrees_with_a_set(calls: list[list[int]]) -> None:
 
 
 def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seen, "LONGEST_RUN", 20_000)
-    seen, random = Seen(), np.random.default_rng(0)
+    monkeypatch.setattr(KeySet, "MAX_MERGED_RUN", 20_000)
+    seen, random = KeySet(), np.random.default_rng(0)
     keys = random.integers(0, 2**64, 200_000, dtype=np.uint64)
     for chunk in keys.reshape(-1, 1_000):
         assert seen.add(chunk).all()
@@ -279,10 +291,10 @@ def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.Mon
 def test_a_pair_has_the_same_key_in_every_process_and_its_mirror_another() -> None:
     code = "from attent.data.filters import pair_keys; print(pair_keys(['a', 'b'], ['ü', 'ü']).tolist())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    keys = pair_keys(["a", "b"], ["ü", "ü"])
+    keys = hash_pairs(["a", "b"], ["ü", "ü"])
     assert str(keys.tolist()) == told.strip()
-    assert len({*keys.tolist(), *pair_keys(["ü", "ab"], ["a", ""]).tolist(), *pair_keys(["a"], ["b"]).tolist()}) == 5
+    assert len({*keys.tolist(), *hash_pairs(["ü", "ab"], ["a", ""]).tolist(), *hash_pairs(["a"], ["b"]).tolist()}) == 5
 
 
 def test_a_text_that_is_no_unicode_has_a_key_too() -> None:
-    assert len(pair_keys(["\ud800"], [""])) == 1
+    assert len(hash_pairs(["\ud800"], [""])) == 1

@@ -10,75 +10,87 @@ import numpy as np
 import pytest
 
 from attent.data import images
-from attent.data.images import ImageError, ImagesConfig, Shape, find, prepare, read_image, shape_of
-from tests.data.pictures import idx, shapes, write_idx, write_pictures
+from attent.data.images import (
+    ImageDataConfig,
+    ImageError,
+    ImageShape,
+    choose_shape,
+    find_splits,
+    prepare_images,
+    read_image,
+)
+from tests.data.image_sets import encode_idx, make_bar_images, write_class_folders, write_idx
 
 Image = pytest.importorskip("PIL.Image")
 
 
 def test_idx_files_are_read_as_they_are(tmp_path: Path) -> None:
-    parts = find(write_idx(tmp_path / "set"))
+    parts = find_splits(write_idx(tmp_path / "set"))
     assert set(parts) == {"train", "test"}
-    shape = shape_of(parts["train"], ImagesConfig())
-    assert shape == Shape(8, 1)
-    found = prepare(parts["train"], shape, tmp_path / "store")
-    pixels, labels = shapes(60, 8, 0)
+    shape = choose_shape(parts["train"], ImageDataConfig())
+    assert shape == ImageShape(8, 1)
+    found = prepare_images(parts["train"], shape, tmp_path / "store")
+    pixels, labels = make_bar_images(60, 8, 0)
     assert np.array_equal(found.pixels[:, 0], pixels)
-    assert np.array_equal(found.shown, labels)
-    assert found.names == ("0", "1", "2")
+    assert np.array_equal(found.item_labels, labels)
+    assert found.class_names == ("0", "1", "2")
 
 
 def test_a_set_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
-    part = find(folder)["train"]
-    first = prepare(part, Shape(8, 1), tmp_path / "store")
-    assert prepare(part, Shape(8, 1), tmp_path / "store").key == first.key
-    labels = (shapes(60, 8, 0)[1] + 1) % 3
-    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
-    again = prepare(part, Shape(8, 1), tmp_path / "store")
-    assert again.key != first.key
-    assert np.array_equal(again.shown, labels)
+    part = find_splits(folder)["train"]
+    first = prepare_images(part, ImageShape(8, 1), tmp_path / "store")
+    assert prepare_images(part, ImageShape(8, 1), tmp_path / "store").store_key == first.store_key
+    labels = (make_bar_images(60, 8, 0)[1] + 1) % 3
+    (folder / "train-labels-idx1-ubyte").write_bytes(encode_idx(labels))
+    again = prepare_images(part, ImageShape(8, 1), tmp_path / "store")
+    assert again.store_key != first.store_key
+    assert np.array_equal(again.item_labels, labels)
 
 
 def test_sizes_that_no_patch_fits_get_a_black_frame(tmp_path: Path) -> None:
-    part = find(write_idx(tmp_path / "set", side=9))["train"]
-    shape = shape_of(part, ImagesConfig())
-    assert shape.image == 12
-    found = prepare(part, shape, tmp_path / "store")
-    assert np.array_equal(found.pixels[:, 0, 1:10, 1:10], shapes(60, 9, 0)[0])
+    part = find_splits(write_idx(tmp_path / "set", side=9))["train"]
+    shape = choose_shape(part, ImageDataConfig())
+    assert shape.size == 12
+    found = prepare_images(part, shape, tmp_path / "store")
+    assert np.array_equal(found.pixels[:, 0, 1:10, 1:10], make_bar_images(60, 9, 0)[0])
     assert not found.pixels[:, 0, 0].any()
 
 
 def test_labels_may_have_names_beside_them(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     (folder / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
-    assert prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store").names == ("lying", "standing", "none")
+    assert prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store").class_names == (
+        "lying",
+        "standing",
+        "none",
+    )
     (folder / "labels.txt").write_text("lying\nstanding\n", encoding="utf-8")
     with pytest.raises(ImageError, match=r"labels\.txt: must name each of the 3 labels"):
-        prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store")
+        prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
 
 
 def test_a_folder_per_class_is_read_with_its_parts(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
-        write_pictures(tmp_path / "set" / part)
-    parts = find(tmp_path / "set")
+        write_class_folders(tmp_path / "set" / part)
+    parts = find_splits(tmp_path / "set")
     assert set(parts) == {"train", "valid", "test"}
-    shape = shape_of(parts["train"], ImagesConfig())
-    assert shape == Shape(12, 3)
-    found = prepare(parts["train"], shape, tmp_path / "store")
-    assert found.names == ("cat", "dog")
-    assert found.shown.tolist() == [0, 0, 0, 1, 1, 1]
+    shape = choose_shape(parts["train"], ImageDataConfig())
+    assert shape == ImageShape(12, 3)
+    found = prepare_images(parts["train"], shape, tmp_path / "store")
+    assert found.class_names == ("cat", "dog")
+    assert found.item_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert (found.pixels[:3, 0] == 240).all()
     assert (found.pixels[3:, 1] == 240).all()
 
 
 def test_one_bad_picture_among_many_is_left_out_and_told(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "set")
+    folder = write_class_folders(tmp_path / "set")
     (folder / "cat" / "1.png").write_bytes((folder / "cat" / "0.png").read_bytes()[:100])
     (folder / "dog" / "9.jpg").write_bytes(b"this is no picture")
-    found = prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
-    assert found.shown.tolist() == [0, 0, 1, 1, 1]
-    told = images.told_left_out(found)
+    found = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
+    assert found.item_labels.tolist() == [0, 0, 1, 1, 1]
+    told = images.describe_skipped(found)
     assert told is not None
     assert told.startswith("2 of 7 files of")
     assert "cat/1.png: must be a whole image" in told
@@ -86,13 +98,13 @@ def test_one_bad_picture_among_many_is_left_out_and_told(tmp_path: Path) -> None
 
 
 def test_where_no_picture_is_left_that_is_an_error(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "set", count=1)
+    folder = write_class_folders(tmp_path / "set", count=1)
     (folder / "dog" / "0.png").write_bytes(b"no")
     with pytest.raises(ImageError, match="dog: must hold images, but none can be read"):
-        prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+        prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
     (folder / "cat" / "0.png").write_bytes(b"no")
     with pytest.raises(ImageError, match="of its 2 files none can be read"):
-        prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+        prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
     assert not list((tmp_path / "store").glob("*.part"))
 
 
@@ -103,11 +115,11 @@ def test_a_picture_is_held_upright_fitted_and_coloured(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by a quarter to the right
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path, exif=exif)
-    found = read_image(path, Shape(10, 1))
+    found = read_image(path, ImageShape(10, 1))
     assert found.shape == (1, 10, 10)
     assert int(found[0, :4].max()) == 0  # the left half is above now
     assert int(found[0, 6:].min()) == 255
-    coloured = read_image(path, Shape(4, 3))
+    coloured = read_image(path, ImageShape(4, 3))
     assert coloured.shape == (3, 4, 4)
     assert int(coloured[:, 0].max()) == 0
     assert int(coloured[:, 3].min()) == 255
@@ -115,19 +127,19 @@ def test_a_picture_is_held_upright_fitted_and_coloured(tmp_path: Path) -> None:
 
 def test_what_is_transparent_lets_white_through_and_sixteen_bits_become_eight(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")
-    assert read_image(tmp_path / "clear.png", Shape(4, 3)).min() == 255
+    assert read_image(tmp_path / "clear.png", ImageShape(4, 3)).min() == 255
     Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "deep.png")
-    assert read_image(tmp_path / "deep.png", Shape(4, 1)).unique().tolist() == [0x80]
+    assert read_image(tmp_path / "deep.png", ImageShape(4, 1)).unique().tolist() == [0x80]
 
 
 def test_a_picture_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (100, 100)).save(tmp_path / "bomb.png")
-    monkeypatch.setattr(images, "MOST_PIXELS", 5_000)
+    monkeypatch.setattr(images, "MAX_PIXELS", 5_000)
     with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels, but has 100 x 100"):
-        read_image(tmp_path / "bomb.png", Shape(8, 1))
+        read_image(tmp_path / "bomb.png", ImageShape(8, 1))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
     with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels"):
-        read_image(tmp_path / "bomb.png", Shape(8, 1))
+        read_image(tmp_path / "bomb.png", ImageShape(8, 1))
 
 
 @pytest.mark.parametrize(
@@ -146,62 +158,70 @@ def test_a_damaged_idx_file_is_told_by_its_name(tmp_path: Path, spoil: Callable[
     path = write_idx(tmp_path / "set", test=False) / "train-images-idx3-ubyte.gz"
     path.write_bytes(spoil(gzip.decompress(path.read_bytes())))
     with pytest.raises(ImageError, match=rf"train-images-idx3-ubyte\.gz: {told}"):
-        list(images.idx_rows(path, 3))
+        list(images.read_idx_rows(path, 3))
 
 
 def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set", test=False)
     labels = folder / "train-labels-idx1-ubyte"
-    labels.write_bytes(idx(np.zeros(7, np.uint8)))
+    labels.write_bytes(encode_idx(np.zeros(7, np.uint8)))
     with pytest.raises(ImageError, match=r"must have a label for each of the 60 images .* but has 7"):
-        prepare(find(folder)["train"], Shape(8, 1), tmp_path / "store")
+        prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
     labels.unlink()
     with pytest.raises(ImageError, match="must have its labels beside it"):
-        find(folder)
-    labels.write_bytes(idx(np.zeros(7, np.uint8)))
+        find_splits(folder)
+    labels.write_bytes(encode_idx(np.zeros(7, np.uint8)))
     (folder / "train-images-idx3-ubyte.gz").unlink()
     with pytest.raises(ImageError, match="must have its images beside it"):
-        find(folder)
+        find_splits(folder)
 
 
 def test_what_is_no_set_of_images_is_told(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="nowhere: must be a folder of images, but does not exist"):
-        find(tmp_path / "nowhere")
+        find_splits(tmp_path / "nowhere")
     with pytest.raises(ImageError, match="must have a folder of images for each class"):
-        find(tmp_path)
+        find_splits(tmp_path)
     (tmp_path / "cat").mkdir()
     with pytest.raises(ImageError, match="cat: must hold images of its class, but holds none"):
-        find(tmp_path)
+        find_splits(tmp_path)
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ImageError, match=r"notes\.txt: must be a folder of images"):
-        find(tmp_path / "notes.txt")
+        find_splits(tmp_path / "notes.txt")
     with pytest.raises(ImageError, match=r"none\.png: must be an image, but cannot be opened"):
-        read_image(tmp_path / "none.png", Shape(8, 1))
+        read_image(tmp_path / "none.png", ImageShape(8, 1))
 
 
 def test_every_label_has_its_share_of_what_is_held_out(tmp_path: Path) -> None:
-    found = prepare(find(write_idx(tmp_path / "set"))["train"], Shape(8, 1), tmp_path / "store")
-    rest, held = images.hold_out(found, 12, seed=1)
-    assert np.bincount(held.shown).tolist() == [4, 4, 4]
-    assert rest.rows is not None
-    assert held.rows is not None
-    assert sorted([*rest.rows, *held.rows]) == list(range(60))
-    assert np.bincount(images.hold_out(found, 60, seed=1)[0].shown).tolist() == [1, 1, 1]  # one of each to learn from
-    again = images.hold_out(found, 12, seed=1)[1]
-    assert again.rows is not None
-    assert np.array_equal(held.rows, again.rows)
+    found = prepare_images(find_splits(write_idx(tmp_path / "set"))["train"], ImageShape(8, 1), tmp_path / "store")
+    rest, held = images.hold_out_images(found, 12, seed=1)
+    assert np.bincount(held.item_labels).tolist() == [4, 4, 4]
+    assert rest.indices is not None
+    assert held.indices is not None
+    assert sorted([*rest.indices, *held.indices]) == list(range(60))
+    assert np.bincount(images.hold_out_images(found, 60, seed=1)[0].item_labels).tolist() == [
+        1,
+        1,
+        1,
+    ]  # one of each to learn from
+    again = images.hold_out_images(found, 12, seed=1)[1]
+    assert again.indices is not None
+    assert np.array_equal(held.indices, again.indices)
 
 
 def test_labels_are_numbered_as_those_that_were_learned(tmp_path: Path) -> None:
-    found = prepare(find(write_pictures(tmp_path / "set"))["train"], Shape(12, 3), tmp_path / "store")
-    assert images.with_names(found, ("dog", "bird", "cat")).shown.tolist() == [2, 2, 2, 0, 0, 0]
+    found = prepare_images(
+        find_splits(write_class_folders(tmp_path / "set"))["train"], ImageShape(12, 3), tmp_path / "store"
+    )
+    assert images.remap_labels(found, ("dog", "bird", "cat")).item_labels.tolist() == [2, 2, 2, 0, 0, 0]
     with pytest.raises(ImageError, match="`dog` is not; is it another set"):
-        images.with_names(found, ("cat", "bird"))
+        images.remap_labels(found, ("cat", "bird"))
 
 
 def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
-    found = prepare(find(write_pictures(tmp_path / "set"))["train"], Shape(12, 3), tmp_path / "store")
-    mean, std = images.measured(found)
+    found = prepare_images(
+        find_splits(write_class_folders(tmp_path / "set"))["train"], ImageShape(12, 3), tmp_path / "store"
+    )
+    mean, std = images.compute_channel_stats(found)
     whole = found.pixels / 255
     assert np.allclose(mean, whole.mean((0, 2, 3)), atol=1e-4)
     assert np.allclose(std, whole.std((0, 2, 3)), atol=1e-4)
@@ -210,19 +230,19 @@ def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image": 2}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
-        ImagesConfig(**setting)  # type: ignore[arg-type]
+        ImageDataConfig(**setting)  # type: ignore[arg-type]
 
 
 def test_of_a_picture_that_is_not_square_the_middle_is_read_or_all_of_it(tmp_path: Path) -> None:
     pixels = np.zeros((12, 36), np.uint8)
     pixels[:, 12:24] = 200
     Image.fromarray(pixels).save(tmp_path / "wide.png")
-    assert read_image(tmp_path / "wide.png", Shape(12, 1)).unique().tolist() == [200]
-    squashed = read_image(tmp_path / "wide.png", Shape(12, 1, "squash"))[0]
+    assert read_image(tmp_path / "wide.png", ImageShape(12, 1)).unique().tolist() == [200]
+    squashed = read_image(tmp_path / "wide.png", ImageShape(12, 1, "squash"))[0]
     assert squashed[0, [0, 5, 11]].tolist() == [0, 200, 0]
     pixels[:2] = 255
     Image.fromarray(pixels[:, 12:24]).save(tmp_path / "top.png")
-    assert int(read_image(tmp_path / "top.png", Shape(8, 1, resized=12)).max()) == 200  # the edge is cut off
+    assert int(read_image(tmp_path / "top.png", ImageShape(8, 1, resize_to=12)).max()) == 200  # the edge is cut off
 
 
 @pytest.mark.parametrize(
@@ -240,25 +260,25 @@ def test_numbers_for_pixels_become_bytes_by_what_they_reach(
     values: images.Array, found: list[int], tmp_path: Path
 ) -> None:
     Image.fromarray(values.repeat(3, 0)).save(tmp_path / "a.tiff")
-    assert read_image(tmp_path / "a.tiff", Shape(3, 1))[0, 0].tolist() == found
+    assert read_image(tmp_path / "a.tiff", ImageShape(3, 1))[0, 0].tolist() == found
 
 
 @pytest.mark.parametrize("worst", [-1.0, 70_000.0, float("nan"), float("inf")])
 def test_numbers_that_are_no_pixels_are_told(worst: float, tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "set")
+    folder = write_class_folders(tmp_path / "set")
     values = np.full((4, 4), 0.5, np.float32)
     values[0, 0] = worst
     Image.fromarray(values).save(folder / "cat" / "a.tiff")
-    found = prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store")
+    found = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
     assert len(found) == 6
-    assert "a.tiff: its pixels must be from 0 to 1, to 255 or to 65,535, but are" in found.left_out[0]
+    assert "a.tiff: its pixels must be from 0 to 1, to 255 or to 65,535, but are" in found.skipped[0]
 
 
 def test_a_part_is_told_by_any_word_of_a_name(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     for path in sorted(folder.iterdir()):
         path.rename(folder / f"emnist-letters-{path.name.replace('t10k', 'test')}")
-    assert {part: Path(one.name).name for part, one in find(folder).items()} == {
+    assert {part: Path(one.name).name for part, one in find_splits(folder).items()} == {
         "train": "emnist-letters-train-images-idx3-ubyte.gz",
         "test": "emnist-letters-test-images-idx3-ubyte.gz",
     }
@@ -268,13 +288,17 @@ def test_two_sets_in_one_folder_are_told_apart_from_one_that_is_packed_and_unpac
     folder = write_idx(tmp_path / "set")
     packed = folder / "train-images-idx3-ubyte.gz"
     packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
-    assert set(find(folder)) == {"train", "test"}
+    assert set(find_splits(folder)) == {"train", "test"}
     packed.rename(folder / "digits-train-images-idx3-ubyte.gz")
     wanted = r"digits-train-images-idx3-ubyte\.gz and train-images-idx3-ubyte are both for its part `train`"
     with pytest.raises(ImageError, match=wanted):
-        find(folder)
+        find_splits(folder)
 
 
 def test_trains_may_be_a_class(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "set", ("bus", "car", "train"))
-    assert prepare(find(folder)["train"], Shape(12, 3), tmp_path / "store").names == ("bus", "car", "train")
+    folder = write_class_folders(tmp_path / "set", ("bus", "car", "train"))
+    assert prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store").class_names == (
+        "bus",
+        "car",
+        "train",
+    )

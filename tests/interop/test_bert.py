@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attent.interop import bert, load
-from attent.models import Encoder, EncoderConfig, build, presets
+from attent.models import EncoderConfig, TextEncoder, build, presets
 from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
@@ -28,13 +28,13 @@ STACK = StackConfig(
     layers=2,
     width=12,
     heads=3,
-    inner=20,
+    ffn_width=20,
     activation="gelu",
     positions=LearnedConfig(max_length=11),
     norm_eps=1e-12,
     embedding_norm=True,
 )
-CONFIG = EncoderConfig(vocab=23, stack=STACK, segments=2, masked=True, pooler=True)
+CONFIG = EncoderConfig(vocab=23, stack=STACK, segments=2, masked_lm=True, pooler=True)
 
 
 class Batch(NamedTuple):
@@ -109,11 +109,11 @@ def theirs_of(model: Any, batch: Batch) -> dict[str, Tensor]:
     return heads
 
 
-def ours_of(model: Encoder, batch: Batch, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+def ours_of(model: TextEncoder, batch: Batch, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
     states = model(batch.ids, batch.lengths, batch.segments)
     heads = {
         "states": lambda: states[batch.real],
-        "pooled": lambda: model.pooled(states),
+        "pooled": lambda: model.pool(states),
         "classes": lambda: model.classify(states),
         "words": lambda: model.masked_logits(states)[batch.real],
     }
@@ -207,7 +207,7 @@ def test_whole_numbers_stand_for_rates_too_and_precision_can_be_chosen(tmp_path:
     ours = load(tmp_path, dtype=torch.bfloat16)
     assert ours.config.stack.dropout == 0
     assert {weight.dtype for weight in ours.state_dict().values()} == {torch.bfloat16}
-    assert ours.masked.output.weight is ours.embedding.weight
+    assert ours.masked_lm.output.weight is ours.embedding.weight
 
 
 def test_a_model_with_every_head_keeps_them_all(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_two_labels_need_no_names(tmp_path: Path) -> None:
 
 
 def test_the_preset_is_what_a_published_config_says() -> None:
-    facts = bert.Facts(vocab_size=30_522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
-    heads = bert.Heads(masked=True, pooler=True, labels=())
+    facts = bert.BertKeys(vocab_size=30_522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+    heads = bert.BertHeads(masked_lm=True, pooler=True, labels=())
     assert bert.to_config(facts, heads, Path("config.json")) == presets.bert_base()
 
 
@@ -280,7 +280,7 @@ def test_the_pad_is_a_word_of_the_model(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    bert.save(build(replace(CONFIG, masked=False, labels=("a", "b"))), tmp_path / "bert")
+    bert.save(build(replace(CONFIG, masked_lm=False, labels=("a", "b"))), tmp_path / "bert")
     return tmp_path / "bert"
 
 

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from attent.interop import ctranslate2 as conversion
-from attent.interop.ctranslate2 import ConversionError, fingerprint, is_whole, names, never_written, write
+from attent.interop.ctranslate2 import (
+    ConversionError,
+    compute_fingerprint,
+    find_suppressed_tokens,
+    is_intact,
+    name_tokens,
+    write_conversion,
+)
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.folder import FolderError
 from attent.nn import (
@@ -31,14 +38,14 @@ from tests.text.corpus import tokenizer
 
 engine = pytest.importorskip("ctranslate2")
 
-TOY = StackConfig(layers=2, width=32, heads=4, inner=40, dropout=0.0)
+TOY = StackConfig(layers=2, width=32, heads=4, ffn_width=40, dropout=0.0)
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "sines first": {"positions": SinusoidalConfig(order="halves")},
     "learned": {"positions": LearnedConfig(max_length=30), "norm_order": "pre"},
     "rotary": {"positions": RotaryConfig(base=100.0), "norm": "rms", "norm_order": "pre"},
     "rotary neighbours": {"positions": RotaryConfig(order="interleaved"), "activation": "silu"},
-    "T5": {"positions": RelativeConfig(buckets=8, reach=12), "norm": "rms", "bias": False, "scale": 1.0},
+    "T5": {"positions": RelativeConfig(buckets=8, max_distance=12), "norm": "rms", "bias": False, "scale": 1.0},
     "gated": {"gated": True, "activation": "gelu", "norm": "rms"},
     "few keys": {"kv_heads": 2, "activation": "gelu_tanh", "norm_eps": 1e-2},
     "one key": {"kv_heads": 1, "head_width": 12, "gated": True, "activation": "silu", "bias": False},
@@ -48,7 +55,7 @@ TARGETS = [[4, 5, 6], [7, 3] * 7, [8]]
 
 
 def config(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> Seq2SeqConfig:
-    stacks = {"encoder": replace(TOY, **encoder), "decoder": replace(TOY, **decoder, causal=True, cross=True)}
+    stacks = {"encoder": replace(TOY, **encoder), "decoder": replace(TOY, **decoder, causal=True, cross_attention=True)}
     return Seq2SeqConfig(**{"vocab": 23, **stacks, **further})
 
 
@@ -70,9 +77,9 @@ def their_log_probs(folder: Path, sources: list[list[int]], targets: list[list[i
 
 def our_log_probs(model: Seq2Seq, source: list[int], target: list[int], never: list[int]) -> list[float]:
     with torch.no_grad():
-        logits = model(torch.tensor([source]), torch.tensor([[model.config.start, *target]]))[0]
+        logits = model(torch.tensor([source]), torch.tensor([[model.config.start_id, *target]]))[0]
     logits[:, never] = float("-inf")
-    written = torch.tensor([*target, model.config.end])
+    written = torch.tensor([*target, model.config.end_id])
     return logits.log_softmax(-1).gather(1, written[:, None])[:, 0].tolist()
 
 
@@ -95,7 +102,7 @@ def test_a_conversion_gives_each_token_the_same_probability(kind: str, side: str
     plain = {"norm_eps": KINDS[kind].get("norm_eps", 1e-5)}  # which is one for both sides
     stacks = {"both": (KINDS[kind], KINDS[kind]), "encoder": (KINDS[kind], plain), "decoder": (plain, KINDS[kind])}
     model = model_of(*stacks[side], output_bias=True)
-    write(model, None, tmp_path / "made", quantization="float32", never=())
+    write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
     assert differ(model, tmp_path / "made", []) < 1e-4
 
 
@@ -105,43 +112,43 @@ def test_a_conversion_gives_each_token_the_same_probability(kind: str, side: str
         {"target_vocab": 19, "share_embeddings": False, "tie_output": False},
         {"scale_embeddings": False},
         {"scale_output": True},
-        {"start": 2},  # starts from the token that ends
-        {"start": 0, "end": 1},
+        {"start_id": 2},  # starts from the token that ends
+        {"start_id": 0, "end_id": 1},
     ],
     ids=str,
 )
 def test_embeddings_ends_and_starts_are_the_models(further: dict[str, Any], tmp_path: Path) -> None:
     model = model_of({}, {}, **further)
-    write(model, None, tmp_path / "made", quantization="float32", never=())
+    write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
     assert differ(model, tmp_path / "made", []) < 1e-4
 
 
 def test_sides_may_differ_in_size(tmp_path: Path) -> None:
-    model = model_of({"layers": 1, "heads": 2, "inner": 24}, {"layers": 3, "heads": 8, "activation": "gelu"})
-    write(model, None, tmp_path / "made", quantization="float32", never=())
+    model = model_of({"layers": 1, "heads": 2, "ffn_width": 24}, {"layers": 3, "heads": 8, "activation": "gelu"})
+    write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
     assert differ(model, tmp_path / "made", []) < 1e-4
 
 
 def test_what_is_never_written_has_no_probability(toy: Seq2Seq, tmp_path: Path) -> None:
-    write(toy, None, tmp_path / "made", quantization="float32", never=[1, 9])
+    write_conversion(toy, None, tmp_path / "made", quantization="float32", suppressed_tokens=[1, 9])
     assert differ(toy, tmp_path / "made", [1, 9]) < 1e-4
     assert their_log_probs(tmp_path / "made", [SOURCES[0]], [[9]])[0][0] < -1e8
 
 
 def test_int8_is_near(toy: Seq2Seq, tmp_path: Path) -> None:
-    write(toy, None, tmp_path / "made", never=())
+    write_conversion(toy, None, tmp_path / "made", suppressed_tokens=())
     assert 1e-5 < differ(toy, tmp_path / "made", []) < 0.5
 
 
 def test_converting_leaves_the_model_as_it_was(toy: Seq2Seq, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in toy.state_dict().items()}
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
     assert all(torch.equal(before[name], tensor) for name, tensor in toy.state_dict().items())
 
 
 def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
     halved = toy.to(torch.bfloat16)
-    write(halved, None, tmp_path / "made", quantization="float32", never=())
+    write_conversion(halved, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
     assert differ(halved.float(), tmp_path / "made", []) < 1e-4
 
 
@@ -165,14 +172,14 @@ def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
 )
 def test_what_it_cannot_compute_is_refused(encoder: Any, decoder: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConversionError) as caught:
-        write(model_of(encoder, decoder), None, tmp_path / "made")
+        write_conversion(model_of(encoder, decoder), None, tmp_path / "made")
     assert words in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_precision_is_refused(toy: Seq2Seq, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"`quantization` must be one of int8, int16, .*, but is 'int4'"):
-        write(toy, None, tmp_path / "made", quantization="int4")
+        write_conversion(toy, None, tmp_path / "made", quantization="int4")
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -188,16 +195,16 @@ class Twins:
 
 
 def test_every_id_has_a_name_of_its_own() -> None:
-    assert names(Twins(), 6) == ["a", "b", "a<2>", "a<2><3>", "<unused_4>", "<unused_5>"]  # type: ignore[arg-type]
-    assert names(None, 3) == ["<0>", "<1>", "<2>"]
+    assert name_tokens(Twins(), 6) == ["a", "b", "a<2>", "a<2><3>", "<unused_4>", "<unused_5>"]  # type: ignore[arg-type]
+    assert name_tokens(None, 3) == ["<0>", "<1>", "<2>"]
 
 
 def test_pieces_are_called_as_the_tokenizer_calls_them(tmp_path: Path) -> None:
     words = tokenizer()
-    write(model_of({}, {}, vocab=words.source.size + 2), words, tmp_path / "made")
+    write_conversion(model_of({}, {}, vocab=words.source.size + 2), words, tmp_path / "made")
     stored = json.loads((tmp_path / "made" / "shared_vocabulary.json").read_text())
     assert stored == [
-        *words.source.pieces(range(words.source.size)),
+        *words.source.to_pieces(range(words.source.size)),
         *(f"<unused_{words.source.size + i}>" for i in (0, 1)),
     ]
     facts = json.loads((tmp_path / "made" / "config.json").read_text())
@@ -207,15 +214,15 @@ def test_pieces_are_called_as_the_tokenizer_calls_them(tmp_path: Path) -> None:
 def test_the_start_padding_the_unknown_and_ids_without_a_piece_are_never_written() -> None:
     words, size = tokenizer(), tokenizer().target.size
     config = model_of({}, {}, vocab=size + 1).config
-    assert never_written(config, words) == [words.target.pad, 1, words.target.unknown, size]
-    assert never_written(model_of({}, {}, start=2).config, None) == []  # what ends must be written
+    assert find_suppressed_tokens(config, words) == [words.target.pad, 1, words.target.unknown, size]
+    assert find_suppressed_tokens(model_of({}, {}, start=2).config, None) == []  # what ends must be written
 
 
 # --- folders -------------------------------------------------------------------------------------------------------
 
 
 def whole(folder: Path, model: Seq2Seq) -> bool:
-    return is_whole(folder, fingerprint(model, None, "int8", never_written(model.config, None)))
+    return is_intact(folder, compute_fingerprint(model, None, "int8", find_suppressed_tokens(model.config, None)))
 
 
 def flip(path: Path) -> None:
@@ -238,18 +245,18 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_known_and_mended(kind: str, toy: Seq2Seq, tmp_path: Path) -> None:
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
     assert whole(tmp_path / "made", toy)
     DAMAGES[kind](tmp_path / "made")
     assert not whole(tmp_path / "made", toy)
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
     assert whole(tmp_path / "made", toy)
 
 
 def test_a_conversion_of_other_weights_is_stale(toy: Seq2Seq, tmp_path: Path) -> None:
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
     with torch.no_grad():
-        toy.encoder.blocks[0].own.key.bias[0] += 1e-6
+        toy.encoder.blocks[0].self_attn.key.bias[0] += 1e-6
     assert not whole(tmp_path / "made", toy)
 
 
@@ -257,11 +264,11 @@ def test_whatever_decides_a_conversion_changes_its_mark(toy: Seq2Seq) -> None:
     wider = Seq2Seq(replace(toy.config, scale_embeddings=False))
     wider.load_state_dict(toy.state_dict())
     marks = {
-        fingerprint(toy, None, "int8", []),
-        fingerprint(toy, tokenizer(), "int8", []),
-        fingerprint(toy, None, "float32", []),
-        fingerprint(toy, None, "int8", [1]),
-        fingerprint(wider, None, "int8", []),
+        compute_fingerprint(toy, None, "int8", []),
+        compute_fingerprint(toy, tokenizer(), "int8", []),
+        compute_fingerprint(toy, None, "float32", []),
+        compute_fingerprint(toy, None, "int8", [1]),
+        compute_fingerprint(wider, None, "int8", []),
     }
     assert len(marks) == 5
 
@@ -270,28 +277,28 @@ def test_nothing_else_is_replaced(toy: Seq2Seq, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "letters.txt").write_text("dear")
     with pytest.raises(FolderError, match="holds something else than a conversion"):
-        write(toy, None, tmp_path / "made")
+        write_conversion(toy, None, tmp_path / "made")
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "letters.txt"]
 
 
 def test_a_failed_write_leaves_the_old_conversion(
     toy: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
 
     def full(path: object, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "write_new", full)
+    monkeypatch.setattr(conversion, "write_synced", full)
     with pytest.raises(FolderError, match="the disk is full; an older conversion in the folder is unharmed"):
-        write(toy, None, tmp_path / "made")
+        write_conversion(toy, None, tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert whole(tmp_path / "made", toy)
 
 
 def test_what_a_killed_conversion_left_is_cleared_away(toy: Seq2Seq, tmp_path: Path) -> None:
-    for name, age in ((".made.a.new", 2 * conversion.ABANDONED), (".made.b.new", 10)):
+    for name, age in ((".made.a.new", 2 * conversion.STALE_SECONDS), (".made.b.new", 10)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    write(toy, None, tmp_path / "made")
+    write_conversion(toy, None, tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".made.b.new", "made"]

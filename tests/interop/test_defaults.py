@@ -16,11 +16,11 @@ ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers fi
 @pytest.mark.parametrize(
     ("facts", "theirs"),
     [
-        (gpt2.Facts, transformers.GPT2Config),
-        (llama.Facts, transformers.LlamaConfig),
-        (bert.Facts, transformers.BertConfig),
-        (vit.Facts, transformers.ViTConfig),
-        (t5.Facts, transformers.T5Config),
+        (gpt2.GPT2Keys, transformers.GPT2Config),
+        (llama.LlamaKeys, transformers.LlamaConfig),
+        (bert.BertKeys, transformers.BertConfig),
+        (vit.ViTKeys, transformers.ViTConfig),
+        (t5.T5Keys, transformers.T5Config),
     ],
     ids=["gpt2", "llama", "bert", "vit", "t5"],
 )

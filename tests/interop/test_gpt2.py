@@ -34,8 +34,8 @@ from tests.interop.causals import (
 from tests.interop.exact import same_bits
 
 CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 3 else case for case in range(36)]
-STACK = replace(GPT2, layers=1, width=8, heads=2, inner=12, positions=LearnedConfig(max_length=16))
-CONFIG = CausalConfig(vocab=13, stack=STACK, start=1, ends=(2,))
+STACK = replace(GPT2, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=16))
+CONFIG = CausalConfig(vocab=13, stack=STACK, start_id=1, end_ids=(2,))
 FIRST = {  # the keys that the first published config has, at toy size
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
@@ -134,7 +134,7 @@ def test_the_first_published_folder_loads(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FIRST))
     (tmp_path / "generation_config.json").unlink()
     ours, texts = load_as(tmp_path, CausalLM), random_texts(31, 0)
-    assert (ours.config.start, ours.config.ends) == (30, (30,))
+    assert (ours.config.start_id, ours.config.end_ids) == (30, (30,))
     assert worst(our_logits(ours, texts), their_logits(theirs, texts)) < 1e-10
 
 
@@ -155,7 +155,7 @@ def test_shards_are_put_together(folder: Path) -> None:
 def test_generation_config_knows_the_ends_better(folder: Path) -> None:
     change_json(folder, eos_token_id=2)
     change_json(folder, "generation_config.json", eos_token_id=[2, 5])
-    assert load(folder).config.ends == (2, 5)
+    assert load(folder).config.end_ids == (2, 5)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, torch.float64])
@@ -241,7 +241,7 @@ def test_a_precision_that_is_none(folder: Path) -> None:
         for name, value in {
             "kv_heads": 1,
             "head_width": 6,
-            "kept": (((0,),),),
+            "remaining_heads": (((0,),),),
             "gated": True,
             "window": (4, 0),
             "positions": RotaryConfig(),
@@ -268,4 +268,4 @@ def test_a_model_that_gpt2_has_no_words_for(config: CausalConfig, field: str, tm
 
 def test_every_field_of_a_stack_is_thought_of() -> None:
     gpt2.check_expressible(CONFIG)
-    assert StackConfig.__dataclass_fields__.keys() > gpt2.SAID
+    assert StackConfig.__dataclass_fields__.keys() > gpt2.EXPRESSED_FIELDS

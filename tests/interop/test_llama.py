@@ -34,8 +34,8 @@ from tests.interop.causals import (
 from tests.interop.exact import same_bits
 
 CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 3 else case for case in range(36)]
-STACK = replace(LLAMA, layers=1, width=8, heads=2, inner=12)
-CONFIG = CausalConfig(vocab=13, stack=STACK, tie_output=False, start=1, ends=(2,))
+STACK = replace(LLAMA, layers=1, width=8, heads=2, ffn_width=12)
+CONFIG = CausalConfig(vocab=13, stack=STACK, tie_output=False, start_id=1, end_ids=(2,))
 LLAMA_3_1 = {  # of the published config, at toy size
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -186,7 +186,7 @@ def test_a_published_folder_loads(published: dict[str, Any], tmp_path: Path) -> 
     change_tensors(tmp_path, lambda tensors: tensors | speeds)
     (tmp_path / "config.json").write_text(json.dumps(published))
     ours, texts = load_as(tmp_path, CausalLM), random_texts(31, 0)
-    assert ours.config.ends == ((2, 8, 9) if published is LLAMA_3_1 else (1,))
+    assert ours.config.end_ids == ((2, 8, 9) if published is LLAMA_3_1 else (1,))
     assert worst(our_logits(ours, texts), their_logits(theirs, texts)) < 1e-10
 
 
@@ -194,7 +194,7 @@ def test_positions_are_told_in_either_spelling(folder: Path) -> None:
     rope = {"type": "linear", "factor": 4.0}
     change_json(folder, rope_theta=50_000_000, rope_scaling=rope)
     older = load_as(folder, CausalLM).config.stack.positions
-    assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0), length=llama.LENGTH)
+    assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0), trained_length=llama.DEFAULT_LENGTH)
     change_json(folder, rope_theta=None, rope_scaling=None, rope_parameters=rope | {"rope_theta": 5e7})
     assert load_as(folder, CausalLM).config.stack.positions == older
     change_json(folder, rope_theta=10_000.0)  # beside the table, which goes before it
@@ -204,7 +204,7 @@ def test_positions_are_told_in_either_spelling(folder: Path) -> None:
 def test_the_longest_text_that_a_model_was_trained_on_comes_and_goes(folder: Path, tmp_path: Path) -> None:
     change_json(folder, max_position_embeddings=77)
     model = load_as(folder, CausalLM)
-    assert getattr(model.config.stack.positions, "length", None) == 77
+    assert getattr(model.config.stack.positions, "trained_length", None) == 77
     assert model(torch.zeros(1, 90, dtype=torch.int64)).shape[1] == 90
     llama.save(model, tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 77
@@ -222,7 +222,7 @@ def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
     change_json(folder, rope_scaling=rope, max_position_embeddings=77)
     positions = load_as(folder, CausalLM).config.stack.positions
     assert isinstance(positions, RotaryConfig)
-    assert positions.scaling == Llama3Scaling(factor=4.0, low=1.0, high=2.0, length=77)
+    assert positions.scaling == Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=77)
     inside = rope | {"original_max_position_embeddings": 33}
     for told, length in (
         ({"original_max_position_embeddings": 22}, 22),
@@ -230,7 +230,8 @@ def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
     ):
         change_json(folder, rope_scaling=inside, **told)  # As in transformers, the one beside the table goes before it
         assert load_as(folder, CausalLM).config.stack.positions == replace(
-            positions, scaling=Llama3Scaling(factor=4.0, low=1.0, high=2.0, length=length)
+            positions,
+            scaling=Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=length),
         )
 
 
@@ -288,7 +289,7 @@ def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Pa
 
 def test_a_shard_is_missed_before_any_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split(folder, 3)
-    monkeypatch.setattr("attent.interop.files.Stored.read", lambda self: pytest.fail("read too early"))
+    monkeypatch.setattr("attent.interop.hf_folder.LazyTensor.read", lambda self: pytest.fail("read too early"))
     (folder / "model-00002-of-00003.safetensors").rename(folder / "elsewhere")
     refused(folder, "model-00002-of-00003.safetensors: is missing, but model.safetensors.index.json names it")
 
@@ -308,7 +309,7 @@ def test_tensors_are_found_wrong_before_any_is_read(
     change: Callable[[Any], Any], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_tensors(folder, change)
-    monkeypatch.setattr("attent.interop.files.Stored.read", lambda self: pytest.fail("read too early"))
+    monkeypatch.setattr("attent.interop.hf_folder.LazyTensor.read", lambda self: pytest.fail("read too early"))
     refused(folder, words)
 
 
@@ -317,7 +318,7 @@ def test_tensors_are_found_wrong_before_any_is_read(
     [
         (replace(CONFIG, stack=replace(STACK, **{name: value})), f"stack.{name}")
         for name, value in {
-            "kept": (((0,),),),
+            "remaining_heads": (((0,),),),
             "gated": False,
             "window": (4, 0),
             "positions": LearnedConfig(max_length=16),

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attent
-from attent.decode import greedy
-from attent.interop import load, marian, table
+from attent.decoding import greedy_search
+from attent.interop import conversion, load, marian
 from attent.models import Seq2Seq, Seq2SeqConfig, build
-from attent.models.config import decoder_of
-from attent.nn import SinusoidalConfig, StackConfig, sinusoid
+from attent.models.config import mirror_encoder
+from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
 from tests.interop.marians import (
     Batch,
     change_json,
@@ -109,9 +109,9 @@ def loss_of(logits: Tensor, batch: Batch) -> Tensor:
 
 def gradient_errors(ours: Seq2Seq, theirs: Any) -> dict[str, float]:
     """These batches do not hold the pad token: `transformers` gives its row no gradient when it is read."""
-    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.BIAS: theirs.final_logits_bias}
+    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.LOGITS_BIAS: theirs.final_logits_bias}
     got = dict(ours.named_parameters(remove_duplicate=False))
-    pairs = [(move.ours[0], move.theirs) for move in table.moves(marian.TABLE, ours)]
+    pairs = [(move.ours[0], move.theirs) for move in conversion.resolve_mappings(marian.TENSOR_MAPPINGS, ours)]
     return {name: worst(got[name].grad.reshape(wanted[other].grad.shape), wanted[other].grad) for name, other in pairs}
 
 
@@ -147,8 +147,8 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     expected = theirs.generate(
         batch.source, attention_mask=batch.source_mask.long(), num_beams=1, do_sample=False, max_length=13
     )[:, 1:]
-    start, end = ours.config.start, ours.config.end
-    got = greedy(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
+    start, end = ours.config.start_id, ours.config.end_id
+    got = greedy_search(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 
@@ -188,11 +188,11 @@ def assert_same_bits(got: Seq2Seq, expected: Seq2Seq) -> None:
 @pytest.mark.parametrize(("share", "tie", "bias"), [(True, True, False), (True, False, True), (False, True, False)])
 def test_a_model_of_ours_opens_there(order: Any, share: bool, tie: bool, bias: bool, tmp_path: Path) -> None:
     """Sines and cosines in turns, the paper's order, are laid out as Marian's on the way."""
-    stack = StackConfig(layers=2, width=18, heads=2, inner=24, positions=SinusoidalConfig(order=order))
+    stack = StackConfig(layers=2, width=18, heads=2, ffn_width=24, positions=SinusoidalConfig(order=order))
     config = Seq2SeqConfig(
         vocab=31,
         encoder=stack,
-        decoder=decoder_of(stack),
+        decoder=mirror_encoder(stack),
         share_embeddings=share,
         tie_output=tie,
         output_bias=bias,
@@ -212,15 +212,15 @@ def test_generate_never_writes_the_pad(tmp_path: Path) -> None:
     """In published models the pad's logit is zero, often the largest: their generation settings forbid it."""
     ours = build(tiny_config(output_bias=True)).eval()
     with torch.no_grad():
-        ours.output.bias[ours.config.start] = 100.0
+        ours.output.bias[ours.config.start_id] = 100.0
     marian.save(ours, tmp_path / "out")
     written = reopened(tmp_path / "out").generate(torch.tensor([[5, 6, 2]]), max_length=8, num_beams=2)
-    assert ours.config.start not in written[0, 1:-1]
+    assert ours.config.start_id not in written[0, 1:-1]
 
 
 def tiny_config(**changes: Any) -> Seq2SeqConfig:
-    stack = StackConfig(layers=1, width=16, heads=2, inner=24)
-    return replace(Seq2SeqConfig(vocab=23, encoder=stack, decoder=decoder_of(stack)), **changes)
+    stack = StackConfig(layers=1, width=16, heads=2, ffn_width=24)
+    return replace(Seq2SeqConfig(vocab=23, encoder=stack, decoder=mirror_encoder(stack)), **changes)
 
 
 def test_a_folder_of_ours_loads(tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_an_opus_mt_folder_of_2020_loads(tmp_path: Path) -> None:
     with torch.no_grad():
         theirs.final_logits_bias.normal_()
     theirs.save_pretrained(tmp_path)
-    tables = {name: sinusoid(torch.arange(512), 16, "halves") for name in marian.TABLES}
+    tables = {name: make_sinusoids(torch.arange(512), 16, "halves") for name in marian.POSITION_TABLES}
     rewrite_tensors(tmp_path, lambda tensors: tensors | tables)
     (tmp_path / "config.json").write_text(json.dumps(OPUS_MT_2020))
     (tmp_path / "generation_config.json").unlink()
     ours, batch = load(tmp_path), random_batch(theirs.config, 0)
-    assert (ours.config.start, ours.config.end) == (40, 0)
+    assert (ours.config.start_id, ours.config.end_id) == (40, 0)
     assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-5
 
 
@@ -291,7 +291,7 @@ def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     vocab, width = theirs.config.vocab_size, theirs.config.d_model
     shared, output = (torch.randn(vocab, width, generator=generator, dtype=torch.float64) for _ in range(2))
-    ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.BIAS: torch.zeros(1, vocab).double()}
+    ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.LOGITS_BIAS: torch.zeros(1, vocab).double()}
     rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "layers" in k} | ends)
     change_json(
         tmp_path / "config.json",
@@ -308,7 +308,7 @@ def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
 def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
     theirs = random_model(2)
     theirs.save_pretrained(tmp_path)
-    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.BIAS})
+    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.LOGITS_BIAS})
     theirs.final_logits_bias.zero_()
     ours, batch = load(tmp_path), random_batch(theirs.config, 2)
     assert ours.output.bias is None
@@ -326,11 +326,11 @@ def test_sharded_weights_load(tmp_path: Path) -> None:
 def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
     random_model(4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for key in marian.TOKENS:
+    for key in marian.TOKEN_KEYS:
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
     ours = load(tmp_path)
-    assert (ours.config.start, ours.config.end) == (1, 2)
+    assert (ours.config.start_id, ours.config.end_id) == (1, 2)
 
 
 def test_a_link_of_the_hub_cache_is_followed(tmp_path: Path) -> None:

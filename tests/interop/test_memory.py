@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attent.interop import llama, load, save
+from attent.interop import llama, load, save_hf
 from attent.models import CausalConfig, CausalLM, build, build_empty
 from attent.models.presets import GPT2, LLAMA
 from attent.nn import LearnedConfig
@@ -22,7 +22,7 @@ from tests.interop.exact import same_bits
 # 20 million parameters, of which the largest tensor has a fifth: 80 MB in float32.
 CONFIG = CausalConfig(
     vocab=8000,
-    stack=replace(LLAMA, layers=4, width=512, heads=8, kv_heads=2, inner=1408),
+    stack=replace(LLAMA, layers=4, width=512, heads=8, kv_heads=2, ffn_width=1408),
     tie_output=False,
 )
 PEAK = """
@@ -62,7 +62,9 @@ def test_the_peak_is_hardly_more_than_the_model(tmp_path: Path) -> None:
     llama.save(model, tmp_path / "shards")
     split(tmp_path / "shards", 3)
     model.save(tmp_path / "ours")
-    build(replace(CONFIG, vocab=9, stack=replace(CONFIG.stack, layers=1, width=16, inner=8))).save(tmp_path / "small")
+    build(replace(CONFIG, vocab=9, stack=replace(CONFIG.stack, layers=1, width=16, ffn_width=8))).save(
+        tmp_path / "small"
+    )
     folders = [str(tmp_path / name) for name in ("small", "shards", "ours")]
     given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what one measure frees, the next must not find
     told = subprocess.run(
@@ -76,9 +78,9 @@ def test_the_peak_is_hardly_more_than_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ours", "theirs"])
 def test_a_device_is_loaded_onto(kind: str, tmp_path: Path) -> None:
-    stack = replace(GPT2, layers=1, width=8, heads=2, inner=12, positions=LearnedConfig(max_length=16))
+    stack = replace(GPT2, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=16))
     model = build(CausalConfig(vocab=13, stack=stack)).eval()
-    model.save(tmp_path / "m") if kind == "ours" else save(model, tmp_path / "m")
+    model.save(tmp_path / "m") if kind == "ours" else save_hf(model, tmp_path / "m")
     there = load(tmp_path / "m", dtype=torch.float16, device="meta")
     assert isinstance(there, CausalLM)
     assert {(weight.device.type, weight.dtype) for weight in there.parameters()} == {("meta", torch.float16)}

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decode import beam, greedy
-from attent.decode.engine import TorchEngine
-from attent.decode.options import Hypothesis, Job, Search
+from attent.decoding import beam_search, greedy_search
+from attent.decoding.engines.reference import TorchEngine
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import load
 from attent.models import Seq2Seq
 from tests.interop.marians import transformers
@@ -129,7 +129,7 @@ def test_generate_finds_the_same_as_our_beam(name: str, ours: Seq2Seq) -> None:
     rows = sources(SENTENCES, seed=1000)
     made = generated(name, rows)
     ids, lengths = filled(rows)
-    got = beam(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, search=Search())
+    got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=SearchOptions())
     cut, different = 0, set()
     for row in range(SENTENCES):
         wanted, score = tokens_of(made.sequences[row]), float(made.sequences_scores[row])
@@ -152,7 +152,7 @@ def test_generate_finds_the_same_as_greedy(name: str, ours: Seq2Seq) -> None:
     rows = sources(SENTENCES, seed=1000)
     ids, lengths = filled(rows)
     made = generated(name, rows, num_beams=1)
-    got = greedy(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT)
+    got = greedy_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT)
     for row in range(SENTENCES):
         wanted = tokens_of(made.sequences[row])
         assert got[row].tolist() == [*wanted, *[END] * (LIMIT - len(wanted))]
@@ -164,8 +164,8 @@ def test_whatever_the_penalty_the_four_best_are_the_same(name: str, ours: Seq2Se
     rows = sources(SENTENCES, seed=1001)
     made = generated(name, rows, length_penalty=alpha, num_return_sequences=4)
     ids, lengths = filled(rows)
-    search = Search(length_penalty=alpha, n_best=4)
-    got = beam(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, search=search)
+    search = SearchOptions(length_penalty=alpha, n_best=4)
+    got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=search)
     compared = 0
     for row in range(SENTENCES):
         wanted = [tokens_of(one) for one in made.sequences[4 * row : 4 * row + 4]]
@@ -182,7 +182,7 @@ def test_whatever_the_penalty_the_four_best_are_the_same(name: str, ours: Seq2Se
 
 
 def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> bool:
-    return [(one.ids, one.ended) for one in found] == [(one.ids, one.ended) for one in wanted]
+    return [(one.token_ids, one.is_finished) for one in found] == [(one.token_ids, one.is_finished) for one in wanted]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -191,25 +191,28 @@ def test_ctranslate2_finds_the_same_as_our_engine(
     name: str, beam_size: int, ours: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ctranslate2")
-    from attent.decode.quick import PATIENCE, QuickEngine
+    from attent.decoding.engines.ctranslate2 import DEFAULT_PATIENCE, CTranslate2Engine
 
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
-    model, search = ours.float(), Search(beam_size=beam_size)
-    quick = QuickEngine.open(None, model, None, compute_type="float32", threads=1, never=[PAD])
+    model, search = ours.float(), SearchOptions(beam_size=beam_size)
+    quick = CTranslate2Engine.open(None, model, None, compute_type="float32", threads=1, suppressed_tokens=[PAD])
     own = TorchEngine[Any](
         model=model,
         start=PAD,
         end=END,
-        never=(),
+        suppressed_tokens=(),
         pad=PAD,
         device=torch.device("cpu"),
-        batch_size=lambda *_: 16,
-        make_rules=lambda *_: ((), None),
+        choose_batch_size=lambda *_: 16,
+        build_constraints=lambda *_: ((), None),
     )
-    jobs = [Job(source=row, number=i, limit=LIMIT) for i, row in enumerate(sources(SENTENCES, seed=1000))]
-    assert quick.refuses(search, jobs) is None
+    jobs = [
+        SearchRequest(source_ids=row, rng_key=i, max_length=LIMIT)
+        for i, row in enumerate(sources(SENTENCES, seed=1000))
+    ]
+    assert quick.find_unsupported_reason(search, jobs) is None
     found, wanted = dict(quick.search(jobs, search)), dict(own.search(jobs, search))
-    patient = dict(own.search(jobs, replace(search, patience=PATIENCE)))
+    patient = dict(own.search(jobs, replace(search, patience=DEFAULT_PATIENCE)))
     sooner = 0
     for place, (theirs_is,) in sorted(found.items()):
         if not same(found[place], wanted[place]):  # it has given up too soon, as ours would if it were told to

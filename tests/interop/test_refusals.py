@@ -16,12 +16,12 @@ from torch import Tensor
 
 from attent.interop import load, marian
 from attent.models import Seq2SeqConfig, build
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.models.folder import FolderError
 from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
 
-STACK = StackConfig(layers=1, width=8, heads=2, inner=12)
-CONFIG = Seq2SeqConfig(vocab=13, encoder=STACK, decoder=decoder_of(STACK), output_bias=True)
+STACK = StackConfig(layers=1, width=8, heads=2, ffn_width=12)
+CONFIG = Seq2SeqConfig(vocab=13, encoder=STACK, decoder=mirror_encoder(STACK), output_bias=True)
 Q_PROJ = "model.encoder.layers.0.self_attn.q_proj.weight"
 
 
@@ -244,7 +244,7 @@ def test_a_wrong_shape(folder: Path) -> None:
 
 
 def test_a_bias_of_a_wrong_shape(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.BIAS: torch.zeros(13)})
+    change_tensors(folder, lambda tensors: tensors | {marian.LOGITS_BIAS: torch.zeros(13)})
     refused(folder, "wrong shape: `final_logits_bias` must be [1, 13], but is [13]")
 
 
@@ -257,12 +257,12 @@ def test_tied_tensors_that_differ(folder: Path) -> None:
 
 
 def test_positions_that_are_no_sinusoids(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.TABLES[0]: torch.rand(20, 8)})
+    change_tensors(folder, lambda tensors: tensors | {marian.POSITION_TABLES[0]: torch.rand(20, 8)})
     refused(folder, "`model.encoder.embed_positions.weight` must hold the sinusoids of Marian, but differs")
 
 
 def test_positions_that_are_not_numbers(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors | {marian.TABLES[1]: torch.full((20, 8), torch.nan)})
+    change_tensors(folder, lambda tensors: tensors | {marian.POSITION_TABLES[1]: torch.full((20, 8), torch.nan)})
     refused(folder, "`model.decoder.embed_positions.weight` must hold the sinusoids of Marian")
 
 
@@ -374,7 +374,7 @@ def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
 )
 def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path) -> None:
     stack = replace(STACK, **{field: value})
-    model = build(replace(CONFIG, encoder=stack, decoder=decoder_of(stack)))
+    model = build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack)))
     words = f"`encoder.{field}` must be"
     with pytest.raises(ValueError, match=f"^{re.escape(words)}.* for a Marian model, but is .*keep it as an attent"):
         marian.save(model, tmp_path / "out")

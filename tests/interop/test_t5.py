@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attent.decode import greedy
+from attent.decoding import greedy_search
 from attent.interop import load, t5
 from attent.models import Seq2SeqConfig, build, presets
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.models.folder import FolderError
 from attent.nn import RelativeConfig, SinusoidalConfig, StackConfig
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
@@ -30,8 +30,8 @@ STACK = StackConfig(
     width=12,
     heads=3,
     head_width=5,
-    inner=20,
-    positions=RelativeConfig(buckets=8, reach=20),
+    ffn_width=20,
+    positions=RelativeConfig(buckets=8, max_distance=20),
     norm="rms",
     norm_order="pre",
     norm_eps=1e-6,
@@ -42,7 +42,13 @@ STACK = StackConfig(
     output_dropout=0.1,
 )
 CONFIG = Seq2SeqConfig(
-    vocab=23, encoder=STACK, decoder=decoder_of(STACK), scale_embeddings=False, scale_output=True, start=0, end=1
+    vocab=23,
+    encoder=STACK,
+    decoder=mirror_encoder(STACK),
+    scale_embeddings=False,
+    scale_output=True,
+    start_id=0,
+    end_id=1,
 )
 OUTPUTS = [(True, True), (False, False), (True, False), (False, True)]  # tied, scaled: 1.0, 1.1, and what else can be
 
@@ -150,8 +156,8 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
         max_length=13,
         suppress_tokens=[theirs.config.decoder_start_token_id],  # ours never writes the start
     )[:, 1:]
-    start, end = ours.config.start, ours.config.end
-    got = greedy(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
+    start, end = ours.config.start_id, ours.config.end_id
+    got = greedy_search(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
     assert len({tuple(row) for row in expected.tolist()}) > 10
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
@@ -226,11 +232,11 @@ def test_mt5_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "facts"),
     [
-        (presets.t5_small(), t5.Facts()),
-        (presets.t5_base(), t5.Facts(num_layers=12, d_model=768, num_heads=12, d_ff=3072)),
+        (presets.t5_small(), t5.T5Keys()),
+        (presets.t5_base(), t5.T5Keys(num_layers=12, d_model=768, num_heads=12, d_ff=3072)),
         (
             presets.t5_v1_1_base(),
-            t5.Facts(
+            t5.T5Keys(
                 num_layers=12,
                 d_model=768,
                 num_heads=12,
@@ -249,7 +255,7 @@ def test_presets_are_what_published_configs_say(preset: Seq2SeqConfig, facts: t5
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_every_feed_forward_can_be_written(activation: Any, gated: bool, tmp_path: Path) -> None:
     stack = replace(STACK, layers=1, activation=activation, gated=gated)
-    ours = build(replace(CONFIG, encoder=stack, decoder=decoder_of(stack))).double().eval()
+    ours = build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack))).double().eval()
     t5.save(ours, tmp_path / "out")
     assert same_bits(load(tmp_path / "out"), ours)
     theirs = reopened(tmp_path / "out")
@@ -323,7 +329,7 @@ def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
 def test_a_stack_that_t5_has_no_words_for(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
     stack = replace(STACK, **changes)
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a T5 model"):
-        t5.save(build(replace(CONFIG, encoder=stack, decoder=decoder_of(stack))), tmp_path / "out")
+        t5.save(build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack))), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attent.data.images import Shape, read_image
+from attent.data.images import ImageShape, read_image
 from attent.interop import load, vit
-from attent.models import Vision, VisionConfig, build, presets
+from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
@@ -30,14 +30,14 @@ STACK = StackConfig(
     layers=2,
     width=12,
     heads=3,
-    inner=20,
+    ffn_width=20,
     activation="gelu",
     positions=LearnedConfig(max_length=5),
     norm_order="pre",
     norm_eps=1e-12,
 )
 MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
-CONFIG = VisionConfig(image=8, patch=4, stack=STACK, labels=("cat", "dog"))
+CONFIG = VisionConfig(image_size=8, patch_size=4, stack=STACK, labels=("cat", "dog"))
 
 
 def random_config(seed: int) -> Any:
@@ -84,9 +84,9 @@ def theirs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
     return {"states": out.last_hidden_state} | ({} if out.pooler_output is None else {"pooled": out.pooler_output})
 
 
-def ours_of(model: Vision, pixels: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    states = model.states(pixels)
-    heads = {"states": lambda: states, "pooled": lambda: model.pooled(states), "classes": lambda: model(pixels)}
+def ours_of(model: VisionTransformer, pixels: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    states = model.compute_states(pixels)
+    heads = {"states": lambda: states, "pooled": lambda: model.pool(states), "classes": lambda: model(pixels)}
     return {name: heads[name]() for name in wanted}
 
 
@@ -165,7 +165,7 @@ def test_pixels_are_prepared_as_theirs_are(tmp_path: Path) -> None:
         config = prepared(tmp_path / "vit", image_mean=MEAN, image_std=STD, **keys)
         model = build(config).double()
         mean, std = (torch.tensor(of, dtype=torch.float64)[:, None, None] for of in (MEAN, STD))
-        assert worst(model.normalised(image), (image.double() * (factor or 1) - mean) / std) < 1e-10
+        assert worst(model.normalize(image), (image.double() * (factor or 1) - mean) / std) < 1e-10
 
 
 def test_pixels_that_are_not_normalised_stay_as_they_are(folder: Path) -> None:
@@ -217,7 +217,7 @@ def test_pixels_that_cannot_be_prepared(folder: Path, keys: dict[str, Any], word
 )
 def test_how_a_picture_becomes_a_square_is_read(folder: Path, keys: dict[str, Any], sizing: tuple[Any, ...]) -> None:
     config = prepared(folder, **keys)
-    assert (config.fit, config.resized, config.resample) == sizing
+    assert (config.fit, config.resize_to, config.resample) == sizing
 
 
 def test_without_a_word_on_pictures_they_are_squashed(folder: Path) -> None:
@@ -226,7 +226,7 @@ def test_without_a_word_on_pictures_they_are_squashed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("resized", [None, 11])
+@pytest.mark.parametrize("resize_to", [None, 11])
 @pytest.mark.parametrize("fit", ["crop", "squash"])
 def test_pictures_are_prepared_as_by_their_processors(
     fit: Literal["crop", "squash"],
@@ -236,7 +236,7 @@ def test_pictures_are_prepared_as_by_their_processors(
 ) -> None:
     """From a folder that we wrote: what the two make of pictures of any shape differs by rounding alone."""
     image = pytest.importorskip("PIL.Image")
-    sizing = {"fit": fit, "resized": resized, "resample": resample}
+    sizing = {"fit": fit, "resize_to": resized, "resample": resample}
     model = build(replace(CONFIG, mean=tuple(MEAN), std=tuple(STD), **sizing))  # type: ignore[arg-type]
     vit.save(model, tmp_path / "vit")
     assert load(tmp_path / "vit").config == model.config
@@ -244,15 +244,15 @@ def test_pictures_are_prepared_as_by_their_processors(
     for number, size in enumerate([(60, 40), (17, 41), (8, 8), (5, 3)]):
         pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)
         image.fromarray(pixels).save(tmp_path / "a.png")
-        ours = model.normalised(read_image(tmp_path / "a.png", Shape.of(model.config))[None])
+        ours = model.normalize(read_image(tmp_path / "a.png", ImageShape.from_config(model.config))[None])
         wanted = torch.tensor(np.asarray(theirs(image.open(tmp_path / "a.png"), return_tensors="np")["pixel_values"]))
         assert worst(ours, wanted) * 255 * max(STD) < 2.5
 
 
 def test_the_preset_is_what_a_published_config_says() -> None:
-    facts = vit.Facts(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
-    heads = vit.Heads(pooler=False, labels=())
-    assert vit.to_config(facts, heads, vit.Pixels(), Path("config.json")) == presets.vit_b_16()
+    facts = vit.ViTKeys(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+    heads = vit.ViTHeads(pooler=False, labels=())
+    assert vit.to_config(facts, heads, vit.Preprocessing(), Path("config.json")) == presets.vit_b_16()
 
 
 # What is refused, by the words that a person will read.
@@ -292,7 +292,7 @@ def test_a_pooler_of_another_width(tmp_path: Path) -> None:
 
 def test_square_sizes_may_be_written_as_pairs(folder: Path) -> None:
     change_json(folder / "config.json", image_size=[8, 8], patch_size=[4, 4])
-    assert load(folder).config.image == 8
+    assert load(folder).config.image_size == 8
 
 
 def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from attent.models import (
     CausalConfig,
     CausalLM,
-    Encoder,
     EncoderConfig,
     ModelConfig,
     Seq2SeqConfig,
+    TextEncoder,
     VisionConfig,
     build,
     presets,
@@ -24,7 +24,7 @@ from attent.nn import LearnedConfig, LinearScaling, Llama3Scaling, Packing, Rela
 from tests.laws.helpers import every, precise, shake
 
 VOCAB = 19
-SMALL = {"layers": 2, "width": 32, "inner": 40}
+SMALL = {"layers": 2, "width": 32, "ffn_width": 40}
 
 
 def small(stack: StackConfig, **changes: object) -> StackConfig:
@@ -37,11 +37,11 @@ GPT2 = replace(
     presets.gpt2(),
     vocab=VOCAB,
     stack=small(presets.GPT2, positions=LearnedConfig(max_length=40)),
-    start=None,
-    ends=(3,),
+    start_id=None,
+    end_ids=(3,),
 )
 LLAMA = replace(presets.llama_2_7b(), vocab=VOCAB, stack=small(presets.LLAMA))
-STRETCHED = Llama3Scaling(factor=4.0, length=40)  # slow, quick and in between among four pairs of features
+STRETCHED = Llama3Scaling(factor=4.0, original_length=40)  # slow, quick and in between among four pairs of features
 CAUSAL: dict[str, CausalConfig] = {
     "gpt2": GPT2,
     "gpt2-by-layer": replace(GPT2, stack=replace(GPT2.stack, scale_by_layer=True)),
@@ -67,8 +67,8 @@ ENCODERS: dict[str, EncoderConfig] = {
 }
 TEXT: dict[str, CausalConfig | EncoderConfig] = {**CAUSAL, **ENCODERS}
 VIT = VisionConfig(
-    image=12,
-    patch=4,
+    image_size=12,
+    patch_size=4,
     channels=3,
     stack=small(presets.VIT, positions=LearnedConfig(max_length=10)),
     labels=("cat", "dog", "other"),
@@ -81,13 +81,13 @@ VISION: dict[str, VisionConfig] = {
     "vit-mean": replace(VIT, pooling="mean"),
     "vit-without-class": replace(VIT, pooling="mean", class_token=False, channels=1, mean=(0.3,), std=(0.3,)),
 }
-T5_POSITIONS = RelativeConfig(buckets=8, reach=12)
+T5_POSITIONS = RelativeConfig(buckets=8, max_distance=12)
 T5_TOY: dict[str, Seq2SeqConfig] = {
     "t5": replace(
-        presets.with_stacks(presets.t5_small(), heads=4, head_width=10, positions=T5_POSITIONS, **SMALL), vocab=VOCAB
+        presets.replace_stacks(presets.t5_small(), heads=4, head_width=10, positions=T5_POSITIONS, **SMALL), vocab=VOCAB
     ),
     "t5-1.1": replace(
-        presets.with_stacks(presets.t5_v1_1_small(), heads=4, head_width=8, positions=T5_POSITIONS, **SMALL),
+        presets.replace_stacks(presets.t5_v1_1_small(), heads=4, head_width=8, positions=T5_POSITIONS, **SMALL),
         vocab=VOCAB,
     ),
 }
@@ -107,7 +107,7 @@ def read(model: nn.Module, ids: Tensor, lengths: Tensor | None = None, packing: 
     """What a text model says at each token: of the next word, or of the word itself."""
     if isinstance(model, CausalLM):
         return model(ids, lengths, packing=packing)
-    assert isinstance(model, Encoder)
+    assert isinstance(model, TextEncoder)
     # Segments by the id, so that padded, packed and separate text has the same.
     segments = ids % model.config.segments if model.config.segments else None
     return model.masked_logits(model(ids, lengths, segments, packing=packing))
@@ -118,5 +118,5 @@ def sentences(device: torch.device, lengths: tuple[int, ...] = (6, 2, 4, 1)) -> 
 
 
 def pictures(config: VisionConfig, count: int, device: torch.device) -> Tensor:
-    shape = (count, config.channels, config.image, config.image)
+    shape = (count, config.channels, config.image_size, config.image_size)
     return torch.randn(shape, dtype=torch.float64).to(device, precise(device))

@@ -30,7 +30,7 @@ from attent.nn import (
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2}
 
 WIDTH = 32
-TOY = StackConfig(layers=2, width=WIDTH, heads=4, head_width=16, inner=40, dropout=0.0)
+TOY = StackConfig(layers=2, width=WIDTH, heads=4, head_width=16, ffn_width=40, dropout=0.0)
 
 POSITIONS = {
     "interleaved": SinusoidalConfig(order="interleaved"),
@@ -38,7 +38,7 @@ POSITIONS = {
     "learned": LearnedConfig(max_length=40),
     "rotary": RotaryConfig(),
     "rotary-neighbours": RotaryConfig(order="interleaved"),
-    "relative": RelativeConfig(buckets=8, reach=12),
+    "relative": RelativeConfig(buckets=8, max_distance=12),
     "alibi": AlibiConfig(),
 }
 NORM_ORDERS = ("pre", "post")
@@ -85,7 +85,7 @@ def toys(windows: dict[str, tuple[int | None, int | None] | None], **changes: bo
 
 ENCODERS = {f"encoder-{name}": config for name, config in toys(LOOKING_BOTH_WAYS).items()}
 DECODERS = {f"decoder-{name}": config for name, config in toys(LOOKING_BACK, causal=True).items()}
-CROSS_DECODERS = {f"cross-{name}": replace(config, cross=True) for name, config in DECODERS.items()}
+CROSS_DECODERS = {f"cross-{name}": replace(config, cross_attention=True) for name, config in DECODERS.items()}
 
 
 def every(argument: str, cases: dict[str, object], quick: Sequence[str] | None = None) -> pytest.MarkDecorator:
@@ -138,7 +138,7 @@ def numbers(*values: int, device: torch.device) -> Tensor:
 
 def memory_for(config: StackConfig, rows: int, device: torch.device, T: int = 6) -> Memory | None:
     """Random output of an encoder with ragged rows for a stack that looks at one."""
-    if not config.cross:
+    if not config.cross_attention:
         return None
     lengths = numbers(*(T - 2 * (row % 3) for row in range(rows)), device=device)
     return Memory(states(rows, T, device=device), lengths)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.nn import BACKENDS, Mask, Packing, Request, StackConfig, attend, explicit, set_backend
+from attent.nn import BACKENDS, AttentionInputs, Mask, Packing, StackConfig, attend_explicit, backends, set_backend
 from tests.conftest import DTYPES
 from tests.laws.helpers import (
     CROSS_DECODERS,
@@ -31,8 +31,8 @@ Window = tuple[int | None, int | None] | None
 def packings(device: torch.device) -> tuple[Packing, Packing]:
     """Row 0 has filler on both sides; in row 1 one sentence is empty for the queries and one for the keys."""
     return (
-        Packing.of([[3, 4], [2, 0, 4], [8]], 9, device=device),
-        Packing.of([[2, 5], [0, 4, 3], [6]], 8, device=device),
+        Packing.from_lengths([[3, 4], [2, 0, 4], [8]], 9, device=device),
+        Packing.from_lengths([[2, 5], [0, 4, 3], [6]], 8, device=device),
     )
 
 
@@ -120,7 +120,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("backend", "mask_name", "shape", "format_"), cases, ids=ids)
 
 
-def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> Request:
+def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
     kv_heads, flat, scale = SHAPES[shape]
     mask, Tq, Tk = MASKS[mask_name](device)
     bias = None
@@ -128,10 +128,10 @@ def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dt
         bias = torch.randn([1 if i in flat else n for i, n in enumerate((B, H, Tq, Tk))])
     q, k, v = torch.randn(B, H, Tq, D), torch.randn(B, kv_heads, Tk, D), torch.randn(B, kv_heads, Tk, D)
     q, k, v, bias = (x if x is None else x.to(device, dtype).requires_grad_() for x in (q, k, v, bias))
-    return Request(q, k, v, mask, bias, D**-0.5 if scale is None else scale, 0.0)
+    return AttentionInputs(q, k, v, mask, bias, D**-0.5 if scale is None else scale, 0.0)
 
 
-def must_refuse(backend: str, request: Request) -> str | None:
+def must_refuse(backend: str, request: AttentionInputs) -> str | None:
     """What a person is to be told, stated a second time: a backend that refuses more than this is at fault."""
     mask, on_cpu = request.mask, request.q.device.type == "cpu"
     if backend == "flex" and on_cpu and request.q.requires_grad:
@@ -145,7 +145,7 @@ def must_refuse(backend: str, request: Request) -> str | None:
     return not_by_flash(request) if backend == "packed" else not_in_tiles(request)
 
 
-def not_in_tiles(request: Request) -> str | None:
+def not_in_tiles(request: AttentionInputs) -> str | None:
     mask = request.mask
     if request.bias is not None:
         return "no bias"
@@ -156,7 +156,7 @@ def not_in_tiles(request: Request) -> str | None:
     return None
 
 
-def not_by_flash(request: Request) -> str | None:
+def not_by_flash(request: AttentionInputs) -> str | None:
     mask = request.mask
     assert mask.packing is not None
     if request.q.dtype == torch.float32:
@@ -168,19 +168,19 @@ def not_by_flash(request: Request) -> str | None:
     return None
 
 
-def run(backend: str, request: Request) -> Tensor:
+def run(backend: str, request: AttentionInputs) -> Tensor:
     q, k, v, mask, bias, scale, dropout = request
-    return attend(q, k, v, mask, bias, scale, dropout, backend)
+    return backends(q, k, v, mask, bias, scale, dropout, backend)
 
 
-def without_gradients(request: Request) -> Request:
-    return Request(*(x.detach() if isinstance(x, Tensor) else x for x in request))
+def without_gradients(request: AttentionInputs) -> AttentionInputs:
+    return AttentionInputs(*(x.detach() if isinstance(x, Tensor) else x for x in request))
 
 
-def oracle(request: Request) -> tuple[Tensor, Request]:
+def oracle(request: AttentionInputs) -> tuple[Tensor, AttentionInputs]:
     """Equation 1 as written, in float64, from the same numbers."""
-    exact = Request(*(x.detach().double().requires_grad_() if isinstance(x, Tensor) else x for x in request))
-    return explicit(*exact)[0], exact
+    exact = AttentionInputs(*(x.detach().double().requires_grad_() if isinstance(x, Tensor) else x for x in request))
+    return attend_explicit(*exact)[0], exact
 
 
 def near(actual: Tensor, expected: Tensor, what: str) -> None:
@@ -213,7 +213,7 @@ def test_every_backend_agrees_with_equation_1(
     near(actual, expected, "values")
 
     Tq, Tk = request.q.shape[2], request.k.shape[2]
-    blind = ~request.mask.dense(B, Tq, Tk, device).expand(B, H, Tq, Tk).any(-1)
+    blind = ~request.mask.to_dense(B, Tq, Tk, device).expand(B, H, Tq, Tk).any(-1)
     assert bool(blind.any()) == (mask_name in EMPTY_ROWS)
     assert (actual[blind] == 0).all(), "a query that may look at nothing gives zeros"
 

@@ -30,7 +30,7 @@ def in_pairs() -> dict[str, Seq2SeqConfig]:
     a, b, c, d, e, f, _ = SCHEMES.values()
     return {
         f"{x.positions.kind}-{y.positions.kind}": Seq2SeqConfig(
-            vocab=VOCAB, encoder=replace(x, causal=False, cross=False, window=(2, 1)), decoder=y
+            vocab=VOCAB, encoder=replace(x, causal=False, cross_attention=False, window=(2, 1)), decoder=y
         )
         for x, y in ((a, d), (b, e), (c, f))
     }

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import Attention, FeedForward, Stack, StackConfig, dropout
 from tests.laws.helpers import TOY, close, every, every_stack, make, memory_for, states
 
@@ -44,7 +44,7 @@ class Dice:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.met: list[tuple[Tensor, float]] = []
         self.on_weights: list[float] = []
-        monkeypatch.setattr(dropout, "drop", self.drop)
+        monkeypatch.setattr(dropout, "apply_dropout", self.drop)
         fused = F.scaled_dot_product_attention
 
         def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, **rest: object) -> Tensor:
@@ -62,7 +62,7 @@ class Dice:
 def test_dropout_is_where_the_paper_has_it(order: str, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """On embeddings + positions of either side, and on each sub-layer's output before it is added; nowhere else."""
     encoder = replace(TOY, norm_order=order, dropout=0.25)
-    model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=encoder, decoder=decoder_of(encoder))).to(device).train()
+    model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=encoder, decoder=mirror_encoder(encoder))).to(device).train()
     outputs: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, (Attention, FeedForward)):
@@ -96,7 +96,7 @@ def test_the_other_two_are_on_weights_and_inside_the_feed_forward(
     dice = Dice(monkeypatch)
     stack(x)
     assert dice.on_weights == [0.125] * config.layers
-    assert [(p, inner.shape[-1]) for inner, p in dice.met] == [(0.375, config.inner)] * config.layers
+    assert [(p, inner.shape[-1]) for inner, p in dice.met] == [(0.375, config.ffn_width)] * config.layers
 
 
 def test_what_is_left_is_scaled_up(device: torch.device) -> None:

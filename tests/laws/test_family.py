@@ -15,12 +15,12 @@ import attent
 from attent.models import (
     CausalConfig,
     CausalLM,
-    Encoder,
     EncoderConfig,
     ModelConfig,
     Seq2SeqConfig,
-    Vision,
+    TextEncoder,
     VisionConfig,
+    VisionTransformer,
     build,
 )
 from attent.nn import Packing, set_backend
@@ -67,7 +67,7 @@ def packed(texts: list[Tensor], rows: list[list[int]], width: int) -> tuple[Tens
     laid = [torch.cat([texts[i] for i in row]) for row in rows]
     lengths = [[len(texts[i]) for i in row] for row in rows]
     ids = torch.stack([torch.cat([row, noise_like(row, width - len(row))]) for row in laid])
-    return ids, Packing.of(lengths, width, device=ids.device)
+    return ids, Packing.from_lengths(lengths, width, device=ids.device)
 
 
 @every_text
@@ -99,7 +99,7 @@ def test_packed_equals_separate(config: ModelConfig, rows: list[list[int]], devi
 @every_encoder
 def test_packed_texts_are_classified_as_each_alone(config: EncoderConfig, device: torch.device) -> None:
     model, texts = make_one(config, device), sentences(device)
-    assert isinstance(model, Encoder)
+    assert isinstance(model, TextEncoder)
     rows = [[0, 1], [2], [3]]
     ids, packing = packed(texts, rows, 9)
     logits = model.classify(model(ids, packing=packing), packing)
@@ -171,10 +171,10 @@ def test_beams_follow_their_rows(config: CausalConfig, device: torch.device) -> 
 def pass_through(model: nn.Module, device: torch.device) -> Tensor:
     """Some input of its kind, through the whole model."""
     torch.manual_seed(3)
-    if isinstance(model, Vision):
+    if isinstance(model, VisionTransformer):
         return model(pictures(model.config, 2, device))
     ids, lengths = padded(sentences(device))
-    return read(model, ids, lengths) if isinstance(model, CausalLM | Encoder) else model(ids, ids, lengths, lengths)
+    return read(model, ids, lengths) if isinstance(model, CausalLM | TextEncoder) else model(ids, ids, lengths, lengths)
 
 
 @every_one
@@ -213,7 +213,7 @@ def pass_through_compiled(model: nn.Module, device: torch.device) -> Tensor:
         return pass_through_given(model, given)
 
     torch.manual_seed(3)
-    if isinstance(model, Vision):
+    if isinstance(model, VisionTransformer):
         given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
     else:
         given = padded(sentences(device))
@@ -221,16 +221,16 @@ def pass_through_compiled(model: nn.Module, device: torch.device) -> Tensor:
 
 
 def pass_through_given(model: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-    if isinstance(model, CausalLM | Encoder):
+    if isinstance(model, CausalLM | TextEncoder):
         return read(model, *given)
-    return model(*given) if isinstance(model, Vision) else model(given[0], given[0], given[1], given[1])
+    return model(*given) if isinstance(model, VisionTransformer) else model(given[0], given[0], given[1], given[1])
 
 
 @every_one
 def test_dropout_is_off_in_use_and_on_in_training(config: ModelConfig, device: torch.device) -> None:
     with_dropout = {"dropout": 0.5, "attention_dropout": 0.0, "activation_dropout": 0.0}
     if isinstance(config, Seq2SeqConfig):
-        config = attent.presets.with_stacks(config, **with_dropout)
+        config = attent.presets.replace_stacks(config, **with_dropout)
     else:
         config = replace(config, stack=replace(config.stack, **with_dropout))
     model = make_one(config, device)
@@ -244,7 +244,7 @@ def test_dropout_is_off_in_use_and_on_in_training(config: ModelConfig, device: t
 def pass_through_other(model: nn.Module, device: torch.device) -> Tensor:
     """The same input, other draws: the dropout is drawn behind it."""
     torch.manual_seed(3)
-    if isinstance(model, Vision):
+    if isinstance(model, VisionTransformer):
         given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
     else:
         given = padded(sentences(device))
@@ -261,8 +261,8 @@ def test_the_first_and_the_last_dropout_have_rates_of_their_own(rate: str, devic
     for other, differs in (({rate: 0.99}, True), ({rate: 0.0}, False)):
         model = make_one(replace(CAUSAL["llama2"], stack=replace(stack, **other)), device)
         assert isinstance(model, CausalLM)
-        plain = model.states(ids)
-        dropped = model.train().states(ids)
+        plain = model.compute_states(ids)
+        dropped = model.train().compute_states(ids)
         assert torch.allclose(dropped, plain) != differs
         if rate == "output_dropout" and differs:
             assert (dropped == 0).double().mean() > 0.9
@@ -294,7 +294,7 @@ def test_the_first_loss_is_near_ln_v(config: ModelConfig, device: torch.device) 
 def test_t5_begins_calmly(config: Seq2SeqConfig, device: torch.device) -> None:
     """Its scores are unscaled: W^Q must start so that no token is picked alone. (Where the output is the embedding, a
     model with the norm first begins with the word that it reads, so that its first loss is above ln V.)"""
-    wide = attent.presets.with_stacks(replace(config, vocab=1000), width=256, heads=4, head_width=64)
+    wide = attent.presets.replace_stacks(replace(config, vocab=1000), width=256, heads=4, head_width=64)
     model = build(wide).to(device).eval()
     ids = torch.randint(0, 1000, (4, 20)).to(device)
     with attent.record(model) as trace:
@@ -335,19 +335,19 @@ def test_patches_are_taken_row_by_row(device: torch.device) -> None:
 def test_bytes_become_what_the_model_reads(device: torch.device) -> None:
     model = build(VISION["vit"]).to(device)
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(1, 3, 12, 12)
-    read_as = model.normalised(pixels)[0, :, 0, 0].tolist()
+    read_as = model.normalize(pixels)[0, :, 0, 0].tolist()
     assert read_as == pytest.approx([(0 - 0.5) / 0.2, (0.2 - 0.4) / 0.3, (1 - 0.3) / 0.4])
-    assert torch.allclose(model.normalised(pixels / 255), model.normalised(pixels), atol=1e-6)
+    assert torch.allclose(model.normalize(pixels / 255), model.normalize(pixels), atol=1e-6)
 
 
 def test_a_mean_is_of_patches_alone(device: torch.device) -> None:
     states = torch.randn(2, 10, 32).to(device)
-    close(build(VISION["vit-mean"]).to(device).pooled(states), states[:, 1:].mean(1))
-    close(build(VISION["vit-without-class"]).to(device).pooled(states), states.mean(1))
+    close(build(VISION["vit-mean"]).to(device).pool(states), states[:, 1:].mean(1))
+    close(build(VISION["vit-without-class"]).to(device).pool(states), states.mean(1))
 
 
 def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> None:
-    bare = build(replace(ENCODERS["bert-one-segment"], masked=False, labels=())).to(device)
+    bare = build(replace(ENCODERS["bert-one-segment"], masked_lm=False, labels=())).to(device)
     states = bare(torch.zeros(1, 3, dtype=torch.int64, device=device))
     with pytest.raises(ValueError, match="no head for masked words"):
         bare.masked_logits(states)

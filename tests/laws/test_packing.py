@@ -37,7 +37,7 @@ def pack(sentences: list[list[Tensor]], width: int) -> tuple[Tensor, Packing]:
         text = torch.cat(row)
         rows.append(torch.cat([text, noise_like(text, width - len(text))]))
     lengths = [[len(sentence) for sentence in row] for row in sentences]
-    return torch.stack(rows), Packing.of(lengths, width, device=rows[0].device)
+    return torch.stack(rows), Packing.from_lengths(lengths, width, device=rows[0].device)
 
 
 def unpack(x: Tensor, lengths: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -58,9 +58,9 @@ def test_packed_equals_separate(
 
     x, packing = pack(sentences, width)
     encoded, memory_packing = pack(sources, memory_width)
-    memory = Memory(encoded, packing=memory_packing) if config.cross else None
+    memory = Memory(encoded, packing=memory_packing) if config.cross_attention else None
     together = unpack(stack(x, packing=packing, memory=memory), lengths)
-    alone = [stack(x[None], memory=Memory(source[None]) if config.cross else None)[0] for x, source in pairs]
+    alone = [stack(x[None], memory=Memory(source[None]) if config.cross_attention else None)[0] for x, source in pairs]
     for actual, expected in zip(together, alone, strict=True):
         close(actual, expected)
 
@@ -82,7 +82,7 @@ def test_filler_changes_nothing(config: StackConfig, device: torch.device) -> No
     for _ in range(2):  # `pack` draws other filler each time
         x, packing = pack(sentences, width)
         encoded, memory_packing = pack(sources, memory_width)
-        memory = Memory(encoded, packing=memory_packing) if config.cross else None
+        memory = Memory(encoded, packing=memory_packing) if config.cross_attention else None
         out = stack(x, packing=packing, memory=memory)
         assert out.isfinite().all()
         outs.append(unpack(out, lengths))

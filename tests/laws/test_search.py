@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decode import beam, greedy
-from attent.decode.engine import TorchEngine
-from attent.decode.options import Job, Search
+from attent.decoding import beam_search, greedy_search
+from attent.decoding.engines.reference import TorchEngine
+from attent.decoding.options import SearchOptions, SearchRequest
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from tests.laws.helpers import in_turn
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
@@ -21,7 +21,7 @@ Kinds = dict[str, Any]
 
 def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
     """With a token as the end that it does write."""
-    end = int(greedy(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
+    end = int(greedy_search(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
     return {"start": START, "end": end, "max_length": LONGEST}
 
 
@@ -29,15 +29,15 @@ def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
 def test_a_beam_of_one_equals_greedy(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     these = kinds(model, source, lengths)
-    got = beam(model, source, lengths, **these, search=Search(beam_size=1))
-    assert got.tokens[:, 0].tolist() == greedy(model, source, lengths, **these).tolist()
+    got = beam_search(model, source, lengths, **these, options=SearchOptions(beam_size=1))
+    assert got.tokens[:, 0].tolist() == greedy_search(model, source, lengths, **these).tolist()
 
 
 @every_seq2seq
 def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    search = Search(beam_size=3, n_best=3)
-    got = beam(model, source, lengths, **kinds(model, source, lengths), search=search)
+    search = SearchOptions(beam_size=3, n_best=3)
+    got = beam_search(model, source, lengths, **kinds(model, source, lengths), options=search)
     for i in range(3):
         target = got.tokens[:, i]
         with torch.no_grad():
@@ -46,7 +46,7 @@ def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, 
         each = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
         real = torch.arange(LONGEST, device=device) < got.lengths[:, i, None]
         sums = (each * real).sum(1)
-        torch.testing.assert_close(got.sums[:, i], sums.float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got.log_probs[:, i], sums.float(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(got.scores[:, i], (sums / got.lengths[:, i] ** 0.6).float(), rtol=1e-5, atol=1e-5)
 
 
@@ -55,25 +55,25 @@ def test_neighbours_change_nothing(config: Seq2SeqConfig, beam_size: int, device
     """Neither those of one batch, nor those that came before into a place of it."""
     model, text = make_seq2seq(config, device), pairs(device)
     source, _, lengths, _ = text.batch(extra=2)
-    these, search = kinds(model, source, lengths), Search(beam_size=beam_size, n_best=beam_size)
-    together = beam(model, source, lengths, **these, search=search)
+    these, search = kinds(model, source, lengths), SearchOptions(beam_size=beam_size, n_best=beam_size)
+    together = beam_search(model, source, lengths, **these, options=search)
     engine = TorchEngine[Any](
         model=model,
         start=START,
         end=these["end"],
-        never=(),
+        suppressed_tokens=(),
         pad=0,
         device=device,
-        batch_size=lambda *_: 2,
-        make_rules=lambda *_: ((), None),
+        choose_batch_size=lambda *_: 2,
+        build_constraints=lambda *_: ((), None),
     )
-    jobs = [Job(source=sentence.tolist(), limit=LONGEST) for sentence in text.sources]
+    jobs = [SearchRequest(source_ids=sentence.tolist(), max_length=LONGEST) for sentence in text.sources]
     refilled = dict(engine.search(jobs, search))
     for row, sentence in enumerate(text.sources):
-        alone = beam(model, sentence[None], **these, search=search)
+        alone = beam_search(model, sentence[None], **these, options=search)
         assert alone.tokens[0].tolist() == together.tokens[row].tolist()
         torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=1e-5, atol=1e-5)
         tokens = zip(alone.tokens[0].tolist(), alone.lengths[0].tolist(), strict=True)
         written = [tuple(token for token in ids[:length] if token != these["end"]) for ids, length in tokens]
-        assert [one.ids for one in refilled[row]] == written
+        assert [one.token_ids for one in refilled[row]] == written
         assert [one.score for one in refilled[row]] == pytest.approx(alone.scores[0].tolist(), abs=1e-5)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import attent
-from attent.decode import greedy
+from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.nn import Packing
 from tests.laws.helpers import POSITIONS, close, gradients, in_turn, noise_like, numbers, real, same_gradients
@@ -46,7 +46,7 @@ def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> 
         text = torch.cat([sentences[i] for i in row])
         laid.append(torch.cat([text, noise_like(text, width - len(text))]))
     lengths = [[len(sentences[i]) for i in row] for row in rows]
-    return torch.stack(laid), Packing.of(lengths, width, device=laid[0].device)
+    return torch.stack(laid), Packing.from_lengths(lengths, width, device=laid[0].device)
 
 
 @in_turn("config, rows", SEQ2SEQS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
@@ -117,8 +117,8 @@ def test_greedy_with_a_cache_equals_greedy_by_reading_the_prefix_again(
     config: Seq2SeqConfig, device: torch.device
 ) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    end = int(greedy(model, source, lengths, start=1, end=0, max_length=3)[0, -1])  # a token that it does write
-    actual = greedy(model, source, lengths, start=1, end=end, max_length=7)
+    end = int(greedy_search(model, source, lengths, start=1, end=0, max_length=3)[0, -1])  # a token that it does write
+    actual = greedy_search(model, source, lengths, start=1, end=end, max_length=7)
     prefix = torch.full_like(source[:, :1], 1)
     for _ in range(7):
         logits = model(source, prefix, lengths)[:, -1:].detach()

@@ -161,10 +161,10 @@ def both(cache: Cache, told: Histories, stack: Stack, *, steps: int) -> None:
     """Some steps with the cache, each beam going on from any of its row; each must be what reading anew gives."""
     rows, beams = cache.rows, cache.beams
     for step in range(steps):
-        x = states(rows, beams, device=cache.layers[0].own.room.keys.device)
+        x = states(rows, beams, device=cache.layers[0].self_attn.buffer.keys.device)
         close(stack(x, cache=cache), told.step(x))
         parents = torch.randint(beams, (rows, beams), generator=torch.Generator().manual_seed(step)).to(x.device)
-        cache.follow(parents)
+        cache.reorder_beams(parents)
         told.follow(parents)
 
 
@@ -175,13 +175,13 @@ def test_beams_of_one_row_equal_rows_of_their_own(config: StackConfig, device: t
     for parents in PARENTS:
         x = states(2, 3, device=device)
         close(stack(x, cache=cache), told.step(x))
-        cache.follow(torch.tensor(parents, device=device))
+        cache.reorder_beams(torch.tensor(parents, device=device))
         told.follow(torch.tensor(parents))
     rows = numbers(1, 1, 0, device=device)
     cache.reorder(rows)
     told.reorder(rows)
     both(cache, told, stack, steps=1)
-    assert cache.used == 5 * 3
+    assert cache.used_columns == 5 * 3
 
 
 @in_turn("config, beams", DECODERS | CROSS_DECODERS, {"1": 1, "3": 3})
@@ -192,7 +192,7 @@ def test_a_row_that_begins_anew_equals_a_fresh_one(config: StackConfig, beams: i
     cache = beam_cache(stack, 6, 3, memory, beams)
     both(cache, told, stack, steps=3)
     new = None if memory is None else Memory(states(1, 5, device=device), numbers(5, device=device))
-    cache.put(numbers(1, device=device), beam_cache(stack, 1, 1, new, beams))
+    cache.replace_rows(numbers(1, device=device), beam_cache(stack, 1, 1, new, beams))
     cache.rewind([3, 0, 3])
     told.restart(1, new)
     both(cache, told, stack, steps=3)

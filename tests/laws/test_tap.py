@@ -7,20 +7,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attent.nn import Attention, Look, Mask, Memory, Packing, Stack, StackConfig
-from attent.nn.attend import share_heads
+from attent.nn import Attention, AttentionRecord, Mask, Memory, Packing, Stack, StackConfig
+from attent.nn.backends import repeat_kv_heads
 from tests.laws.helpers import close, every_decoder, every_stack, make, memory_for, new_cache, numbers, states
 
 T = 7
 
 
-def tapped(stack: Stack, call: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[Attention, Look, Tensor]]]:
+def tapped(stack: Stack, call: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[Attention, AttentionRecord, Tensor]]]:
     """The output of a call, and for each attention what its tap saw and what it gave."""
-    seen: list[tuple[Attention, Look, Tensor]] = []
+    seen: list[tuple[Attention, AttentionRecord, Tensor]] = []
     hooks = []
     for module in stack.modules():
         if isinstance(module, Attention):
-            looks: list[Look] = []
+            looks: list[AttentionRecord] = []
             module.taps.append(looks.append)
             hooks.append(module.register_forward_hook(lambda m, _, out, looks=looks: seen.append((m, looks[-1], out))))
     out = call()
@@ -32,15 +32,15 @@ def tapped(stack: Stack, call: Callable[[], Tensor]) -> tuple[Tensor, list[tuple
     return out, seen
 
 
-def check_looks(seen: list[tuple[Attention, Look, Tensor]]) -> None:
+def check_looks(seen: list[tuple[Attention, AttentionRecord, Tensor]]) -> None:
     assert seen
     for attention, look, out in seen:
         B, H, Tq, Tk = look.weights.shape
-        visible = look.mask.dense(B, Tq, Tk, look.weights.device).expand(B, H, Tq, Tk)
+        visible = look.mask.to_dense(B, Tq, Tk, look.weights.device).expand(B, H, Tq, Tk)
         assert (look.weights[~visible] == 0).all(), "what may not be looked at has weight 0"
         assert (look.weights[visible] > 0).all(), "and what may be looked at has some"
         close(look.weights.sum(-1), visible.any(-1).to(look.weights.dtype))  # one; zero where there is nothing to see
-        heads = look.weights @ share_heads(look.v, attention.heads)  # the weights explain the output
+        heads = look.weights @ repeat_kv_heads(look.v, attention.heads)  # the weights explain the output
         close(attention.output(heads.transpose(1, 2).flatten(2)), out)
 
 
@@ -51,16 +51,16 @@ def test_the_tap_changes_no_output(config: StackConfig, device: torch.device) ->
     expected = stack(x, lengths, memory=memory)
     actual, seen = tapped(stack, lambda: stack(x, lengths, memory=memory))
     assert torch.equal(actual, expected)
-    assert len(seen) == config.layers * (1 + config.cross)
+    assert len(seen) == config.layers * (1 + config.cross_attention)
     check_looks(seen)
 
 
 @every_stack
 def test_the_tap_sees_packed_text(config: StackConfig, device: torch.device) -> None:
     stack, x = make(config, device), states(2, T, device=device)
-    packing = Packing.of([[2, 0, 3], [6]], T, device=device)
-    sources = Packing.of([[1, 2, 0], [4]], 5, device=device)
-    memory = Memory(states(2, 5, device=device), packing=sources) if config.cross else None
+    packing = Packing.from_lengths([[2, 0, 3], [6]], T, device=device)
+    sources = Packing.from_lengths([[1, 2, 0], [4]], 5, device=device)
+    memory = Memory(states(2, 5, device=device), packing=sources) if config.cross_attention else None
     expected = stack(x, packing=packing, memory=memory)
     actual, seen = tapped(stack, lambda: stack(x, packing=packing, memory=memory))
     assert torch.equal(actual, expected)
@@ -82,7 +82,7 @@ def test_the_tap_sees_a_step_of_a_cache(config: StackConfig, device: torch.devic
 def test_the_tap_draws_no_random_numbers(device: torch.device) -> None:
     """In training, with dropout everywhere, a tapped pass meets the same dice."""
     config = StackConfig(
-        layers=2, width=32, heads=2, inner=32, dropout=0.3, attention_dropout=0.2, activation_dropout=0.2
+        layers=2, width=32, heads=2, ffn_width=32, dropout=0.3, attention_dropout=0.2, activation_dropout=0.2
     )
     stack, x = make(config, device).train(), states(2, T, device=device)
     torch.manual_seed(1)
@@ -96,9 +96,9 @@ def test_the_weights_are_equation_1(device: torch.device) -> None:
     """softmax(q k^T / sqrt(d_k)), worked out here once more."""
     attention = Attention(32, 4).to(device).double()
     x = torch.randn(1, T, 32).to(device).double()
-    looks: list[Look] = []
+    looks: list[AttentionRecord] = []
     attention.taps.append(looks.append)
-    attention(x, attention.remember(x), Mask())
+    attention(x, attention.project_keys_values(x), Mask())
     q, k = (linear(x)[0].view(T, 4, 8).transpose(0, 1) for linear in (attention.query, attention.key))
     scores = torch.stack([torch.stack([(q[h] @ k[h, t]) / 8**0.5 for t in range(T)], -1) for h in range(4)])
     close(looks[0].weights[0], scores.exp() / scores.exp().sum(-1, keepdim=True))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import attent
-from attent.decode import greedy
+from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import Packing, StackConfig
 
-ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
-CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
+ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
+CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
 
 
 def ids(*values: int, rows: int = 2) -> torch.Tensor:
@@ -54,7 +54,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "must be between 0 and 1, the length of the tensor",
     ),
     "lengths and packing": (
-        lambda: model()(ids(1), ids(1), torch.tensor([1, 1]), packing=(Packing.of([[1], [1]]), Packing.of([[1], [1]]))),
+        lambda: model()(
+            ids(1),
+            ids(1),
+            torch.tensor([1, 1]),
+            packing=(Packing.from_lengths([[1], [1]]), Packing.from_lengths([[1], [1]])),
+        ),
         "give `lengths` (padded rows) or `packing` (packed rows), but not both",
     ),
     "more steps than room": (
@@ -62,7 +67,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "the cache must have room for 2 tokens, but its capacity is 1",
     ),
     "start outside the vocabulary": (
-        lambda: greedy(model(), ids(1), start=9, end=2, max_length=2),
+        lambda: greedy_search(model(), ids(1), start=9, end=2, max_length=2),
         "token ids must be from 0 to 8",
     ),
     "sides of different rows": (
@@ -71,10 +76,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one sentence shifted": (lambda: shift_right(ids(1)[0], 1), "target must be a tensor of int64 or int32 of (B, T)"),
     "an end that is no token": (
-        lambda: greedy(model(), ids(1), start=1, end=-1, max_length=2),
+        lambda: greedy_search(model(), ids(1), start=1, end=-1, max_length=2),
         "`end` must be the id of a token, 0 or more, but is -1",
     ),
-    "nothing to write": (lambda: greedy(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
+    "nothing to write": (lambda: greedy_search(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
     "no vocabulary": (
         lambda: Seq2SeqConfig(vocab=0),
         "`vocab` must be a number from 1 to 16,777,216, but is 0",
@@ -92,14 +97,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an encoder that looks back only": (
         lambda: replace(CONFIG, encoder=replace(ENCODER, causal=True)),
-        "`encoder.causal` and `encoder.cross` must be false",
+        "`encoder.causal` and `encoder.cross_attention` must be false",
     ),
     "a decoder without a source": (
         lambda: replace(CONFIG, decoder=replace(ENCODER, causal=True)),
-        "`decoder.causal` and `decoder.cross` must be true",
+        "`decoder.causal` and `decoder.cross_attention` must be true",
     ),
-    "start id": (lambda: replace(CONFIG, start=9), "`start` must be a token id from 0 to 8, but is 9"),
-    "end id": (lambda: replace(CONFIG, end=-1), "`end` must be a token id from 0 to 8, but is -1"),
+    "start id": (lambda: replace(CONFIG, start_id=9), "`start` must be a token id from 0 to 8, but is 9"),
+    "end id": (lambda: replace(CONFIG, end_id=-1), "`end` must be a token id from 0 to 8, but is -1"),
     "not a config": (
         lambda: build({"vocab": 9}),
         "`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a dict",

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import Memory, Packing, StackConfig
 
-ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
-CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
+ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
+CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
 CONFIGS = {
     "the paper": CONFIG,
     "nothing shared": replace(CONFIG, target_vocab=7, share_embeddings=False, tie_output=False, output_bias=True),
@@ -46,7 +46,7 @@ def test_the_decoder_reads_what_it_wrote_one_place_to_the_right() -> None:
 
 
 def test_every_packed_sentence_has_a_start_of_its_own() -> None:
-    packing = Packing.of([[2, 3], [4]], 5)
+    packing = Packing.from_lengths([[2, 3], [4]], 5)
     target = torch.tensor([[5, 2, 6, 7, 2], [8, 9, 4, 2, 0]])
     assert shift_right(target, 1, packing)[:, :4].tolist() == [[1, 5, 1, 6], [1, 8, 9, 4]]
 
@@ -54,6 +54,6 @@ def test_every_packed_sentence_has_a_start_of_its_own() -> None:
 def test_embeddings_start_with_variance_one() -> None:
     """N(0, 1 / d_model), times sqrt(d_model)."""
     stack = replace(ENCODER, width=64)
-    model = Seq2Seq(Seq2SeqConfig(vocab=500, encoder=stack, decoder=decoder_of(stack)))
+    model = Seq2Seq(Seq2SeqConfig(vocab=500, encoder=stack, decoder=mirror_encoder(stack)))
     embedded = model.source_embedding(torch.arange(500)[None])
     assert embedded.std().item() == pytest.approx(1, rel=0.02)

@@ -24,8 +24,8 @@ import torch
 
 from attent.models import folder
 from attent.models.folder import FolderError
-from attent.text import files as text_files
-from tests.broken_disk import Disk, Killed
+from attent.text import tokenizer_files as text_files
+from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 FILES = ("config.json", "model.safetensors", "manifest.json")
 SYSTEM_CALLS = (
@@ -49,12 +49,12 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def write(path: Path, seed: int = 0) -> None:
-    folder.write(path, config={"seed": seed}, tensors=tensors(seed))
+    folder.write_folder(path, config={"seed": seed}, tensors=tensors(seed))
 
 
 def assert_holds(path: Path, *seeds: int) -> int:
     """The folder loads, and is wholly one of the models that were saved there."""
-    stored = folder.read(path)
+    stored = folder.read_folder(path)
     seed = stored.config["seed"]
     assert seed in seeds
     assert stored.tensors.keys() == tensors().keys()
@@ -64,7 +64,7 @@ def assert_holds(path: Path, *seeds: int) -> int:
 
 def refusal(path: Path) -> str:
     with pytest.raises(FolderError) as caught:
-        folder.read(path)
+        folder.read_folder(path)
     assert str(path) in str(caught.value)
     assert ";" in str(caught.value), "it must say what to do"
     return str(caught.value)
@@ -97,14 +97,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_model_comes_back_as_it_was(model: Path) -> None:
-    stored = folder.read(model)
+    stored = folder.read_folder(model)
     assert stored.config == {"seed": 0}
     assert_holds(model, 0)
     assert sorted(path.name for path in model.iterdir()) == sorted(FILES)
 
 
 def test_tied_tensors_are_stored_once_and_come_back_tied(model: Path) -> None:
-    stored = folder.read(model)
+    stored = folder.read_folder(model)
     assert stored.tied == {"output.weight": "embed.weight"}
     assert stored.tensors["output.weight"] is stored.tensors["embed.weight"]
     assert json.loads((model / "config.json").read_text())["tied"] == stored.tied
@@ -126,8 +126,8 @@ def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
         "conjugate": torch.tensor([1 + 2j]).conj(),
         **{str(kind): torch.ones(3, dtype=kind) for kind in (torch.bfloat16, torch.float64, torch.bool, torch.int8)},
     }
-    folder.write(tmp_path, config={}, tensors=various)
-    stored = folder.read(tmp_path)
+    folder.write_folder(tmp_path, config={}, tensors=various)
+    stored = folder.read_folder(tmp_path)
     assert stored.tied == {}
     for name, value in various.items():
         assert stored.tensors[name].dtype == value.dtype
@@ -135,7 +135,7 @@ def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
 
 
 def test_changing_a_loaded_tensor_changes_no_file(model: Path) -> None:
-    folder.read(model).tensors["bias"].add_(1)
+    folder.read_folder(model).tensors["bias"].add_(1)
     assert_holds(model, 0)
 
 
@@ -173,7 +173,7 @@ def test_what_could_not_be_read_back_is_not_saved(
     config: dict[str, Any], weights: dict[str, Any], expected: str, model: Path
 ) -> None:
     with pytest.raises(FolderError, match=expected):
-        folder.write(model, config=config, tensors=weights)
+        folder.write_folder(model, config=config, tensors=weights)
     assert_holds(model, 0)
 
 
@@ -224,7 +224,7 @@ def test_damaged_weights_that_someone_sealed_again_crash_nothing(model: Path) ->
         (model / "model.safetensors").write_bytes(content)
         seal(model)
         try:
-            folder.read(model)
+            folder.read_folder(model)
         except FolderError as error:
             assert str(model) in str(error)  # noqa: PT017 - both outcomes are right
 
@@ -420,8 +420,8 @@ def faults(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterat
     shutil.copytree(path, original)
     for at in itertools.count(1):
         with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, at, fault, forever, SYSTEM_CALLS)
-            with suppress(FolderError, Killed):
+            disk = FaultyDisk(patch, at, fault, forever, SYSTEM_CALLS)
+            with suppress(FolderError, SimulatedKill):
                 write(path, seed)
         if disk.calls < at:
             return
@@ -443,13 +443,13 @@ def test_an_error_leaves_no_temporary_files(model: Path) -> None:
 
 
 def test_a_death_at_any_call_leaves_the_old_or_the_new_model(model: Path) -> None:
-    seen = [assert_holds(model, 0, 1) for _ in faults(model, Killed(), True, 1)]
+    seen = [assert_holds(model, 0, 1) for _ in faults(model, SimulatedKill(), True, 1)]
     assert set(seen) == {0, 1}
 
 
 def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> None:
     states, count = set(), 0
-    for first in faults(model, Killed(), True, 1):
+    for first in faults(model, SimulatedKill(), True, 1):
         before = assert_holds(model, 0, 1)
         state = frozenset((path.name, path.read_bytes() if path.is_file() else b"") for path in model.iterdir())
         if state in states:
@@ -457,7 +457,7 @@ def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> 
         states.add(state)
         again = model.with_name(f"again{first}")
         shutil.copytree(model, again)
-        for _ in faults(again, Killed(), True, 2):
+        for _ in faults(again, SimulatedKill(), True, 2):
             assert_holds(again, before, 2)
             count += 1
         assert_holds(again, 2)
@@ -553,7 +553,7 @@ def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch
     def load_late(path: Path, *, place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         if next(loads) == 0:  # between the checksums and the weights
             write(model, 1)
-        return load(path, place=place)
+        return load(path, copy_tensor=place)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert_holds(model, 1)
@@ -564,7 +564,7 @@ def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: p
 
     def load_late(path: Path, *, place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         write(model, next(loads))
-        return load(path, place=place)
+        return load(path, copy_tensor=place)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert "changes while it is read; try again" in refusal(model)
@@ -580,23 +580,23 @@ def sides(seed: int) -> dict[str, bytes]:
 
 
 def write_with_files(path: Path, seed: int) -> None:
-    folder.write(path, config={"seed": 7}, tensors=tensors(seed), files=sides(seed))
+    folder.write_folder(path, config={"seed": 7}, tensors=tensors(seed), files=sides(seed))
 
 
 def holds_with_files(path: Path) -> int:
     """The model and both files are wholly of one save, whoever reads them; tells which."""
-    stored = folder.read(path)
+    stored = folder.read_folder(path)
     (seed,) = [seed for seed in range(3) if torch.equal(stored.tensors["bias"], tensors(seed)["bias"])]
     assert stored.files in ({}, sides(seed))
-    assert folder.read_files(path) == stored.files
-    assert text_files.read(path, SIDES) == sides(seed)  # as Tokenizer.load does
+    assert folder.read_extra_files(path) == stored.files
+    assert text_files.read_files(path, SIDES) == sides(seed)  # as Tokenizer.load does
     return seed
 
 
 def test_files_that_were_saved_with_a_model_come_back(model: Path) -> None:
-    assert folder.read(model).files == folder.read_files(model) == {}
-    folder.write(model, config={}, tensors=tensors(1), files={**sides(1), "empty": b""})
-    assert folder.read(model).files == folder.read_files(model) == {**sides(1), "empty": b""}
+    assert folder.read_folder(model).files == folder.read_extra_files(model) == {}
+    folder.write_folder(model, config={}, tensors=tensors(1), files={**sides(1), "empty": b""})
+    assert folder.read_folder(model).files == folder.read_extra_files(model) == {**sides(1), "empty": b""}
     assert {path.name for path in model.iterdir()} == {*FILES, *SIDES, "empty"}
 
 
@@ -604,14 +604,14 @@ def test_a_save_without_files_lists_none_and_leaves_the_old_ones_alone(model: Pa
     write_with_files(model, 1)
     write(model, 2)
     assert_holds(model, 2)
-    assert folder.read_files(model) == {}
-    assert text_files.read(model, SIDES) == sides(1)
+    assert folder.read_extra_files(model) == {}
+    assert text_files.read_files(model, SIDES) == sides(1)
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "Model.safetensors", "a/b", "..", ".a", "", "a.new"])
 def test_files_with_names_of_other_things_are_not_saved(name: str, model: Path) -> None:
     with pytest.raises(FolderError, match="must be a plain file name that the model itself does not use; rename"):
-        folder.write(model, config={}, tensors={}, files={name: b""})
+        folder.write_folder(model, config={}, tensors={}, files={name: b""})
     assert_holds(model, 0)
 
 
@@ -627,7 +627,7 @@ def test_damage_to_a_file_saved_with_a_model_is_refused(model: Path) -> None:
             os.truncate(path, chosen.randrange(len(whole)))
         assert path.name in refusal(model)
         with pytest.raises(FolderError, match=path.name):
-            folder.read_files(model)
+            folder.read_extra_files(model)
         path.write_bytes(whole)
     (model / SIDES[0]).unlink()
     assert "source.model: is missing" in refusal(model)
@@ -640,8 +640,8 @@ def with_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "listed":
         write_with_files(path, 0)
     else:
-        folder.write(path, config={"seed": 7}, tensors=tensors(0))
-        text_files.write(path, sides(0))
+        folder.write_folder(path, config={"seed": 7}, tensors=tensors(0))
+        text_files.write_files(path, sides(0))
     return path
 
 
@@ -660,7 +660,7 @@ def test_an_error_at_any_call_leaves_model_and_files_of_one_save(with_files: Pat
 
 
 def test_a_death_at_any_call_leaves_model_and_files_of_one_save(with_files: Path) -> None:
-    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, Killed(), True, 1)}
+    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 1)}
     assert seen == {0, 1}
 
 
@@ -668,14 +668,14 @@ def test_a_death_while_an_unused_save_is_cleared_leaves_model_and_files_of_one_s
     write_with_files(with_files.with_name("unused"), 1)
     for name in (*SIDES, *FILES):
         shutil.copy(with_files.with_name("unused") / name, with_files / (name + ".new"))
-    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, Killed(), True, 2)}
+    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 2)}
     assert seen == {0, 2}
 
 
 @pytest.mark.slow
 def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(with_files: Path) -> None:
     states, count = set(), 0
-    for first in faults_with_files(with_files, Killed(), True, 1):
+    for first in faults_with_files(with_files, SimulatedKill(), True, 1):
         before = holds_with_files(with_files)
         names = frozenset(path.name for path in with_files.rglob("*"))
         if names in states:
@@ -683,7 +683,7 @@ def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(wi
         states.add(names)
         again = with_files.with_name(f"again{first}")
         shutil.copytree(with_files, again)
-        for _ in faults_with_files(again, Killed(), True, 2):
+        for _ in faults_with_files(again, SimulatedKill(), True, 2):
             assert holds_with_files(again) in (before, 2)
             count += 1
         assert holds_with_files(again) == 2
@@ -694,9 +694,9 @@ def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(wi
 def test_a_first_save_with_files_that_dies_leaves_all_or_no_model(tmp_path: Path) -> None:
     path, seen = tmp_path / "model", set()
     path.mkdir()
-    for _ in faults_with_files(path, Killed(), True, 1):
+    for _ in faults_with_files(path, SimulatedKill(), True, 1):
         try:
-            assert folder.read(path).files == folder.read_files(path) == sides(1)
+            assert folder.read_folder(path).files == folder.read_extra_files(path) == sides(1)
             seen.add("whole")
         except FolderError as error:
             seen.add(str(error).partition(": ")[2].partition(" (")[0])
@@ -715,7 +715,7 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
         shutil.copytree(tmp_path / "old", crashed)
         for name, done in zip((*SIDES, *FILES), renamed, strict=True):
             shutil.copy(tmp_path / "new" / name, crashed / (name if done else name + ".new"))
-        assert folder.read(crashed).files == folder.read_files(crashed) == sides(1 if any(renamed) else 0)
+        assert folder.read_folder(crashed).files == folder.read_extra_files(crashed) == sides(1 if any(renamed) else 0)
         write_with_files(crashed, 2)
         assert holds_with_files(crashed) == 2
 
@@ -735,7 +735,7 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
 def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) -> None:
     for at in range(2, 5):  # the first call makes the folder, which is there
         with pytest.MonkeyPatch.context() as patch:
-            Disk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
+            FaultyDisk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(FolderError, match=f"{model}: the model could not be saved: .*{expected}"):
                 write(model, 1)
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.decode import greedy
+from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
-from attent.models.config import decoder_of
+from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 
 PAD, START, END, FIRST = 0, 1, 2, 3  # ids; words begin at FIRST
@@ -43,8 +43,10 @@ good morning | guten Morgen
 
 def small(vocab: int) -> Seq2Seq:
     """Two layers, the norm first: it learns from the first step on, and the same with every seed."""
-    encoder = StackConfig(layers=2, width=64, heads=4, inner=256, norm_order="pre", dropout=0.0)
-    return Seq2Seq(Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder_of(encoder), start=START, end=END))
+    encoder = StackConfig(layers=2, width=64, heads=4, ffn_width=256, norm_order="pre", dropout=0.0)
+    return Seq2Seq(
+        Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=mirror_encoder(encoder), start_id=START, end_id=END)
+    )
 
 
 def batch_of(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -71,7 +73,7 @@ def train(model: Seq2Seq, batches: Iterator[tuple[list[list[int]], list[list[int
 
 
 def translate(model: Seq2Seq, sources: list[list[int]], max_length: int) -> list[list[int]]:
-    ids = greedy(model, *batch_of(sources), start=START, end=END, max_length=max_length).tolist()
+    ids = greedy_search(model, *batch_of(sources), start=START, end=END, max_length=max_length).tolist()
     return [row[: row.index(END)] if END in row else row for row in ids]
 
 

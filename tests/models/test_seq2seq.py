@@ -18,7 +18,7 @@ def test_nothing_shifted_is_nothing() -> None:
 
 
 def test_each_packed_sentence_has_a_start_of_its_own() -> None:
-    packing = Packing.of([[3, 2]], width=6)
+    packing = Packing.from_lengths([[3, 2]], width=6)
     assert shift_right(torch.tensor([[5, 6, 2, 7, 2, 0]]), 1, packing).tolist() == [[1, 5, 6, 1, 7, 1]]
 
 
@@ -27,7 +27,7 @@ def test_steps_keep_no_graph() -> None:
     cache = model.begin(torch.tensor([[3, 4]]), capacity=3)
     logits = model.step(torch.tensor([[1]]), cache)
     assert not logits.requires_grad
-    assert not cache.layers[0].own.room.keys.requires_grad
+    assert not cache.layers[0].self_attn.buffer.keys.requires_grad
 
 
 def test_forced_beginnings_may_differ_in_length() -> None:
@@ -52,4 +52,4 @@ def test_autocast_writes_step_by_step_too() -> None:
         for cache in (inside, outside):
             steps = torch.cat([model.step(token, cache) for token in target.split(1, 1)], 1)
             torch.testing.assert_close(steps, expected, rtol=0.05, atol=0.05)
-    assert inside.layers[0].own.room.keys.dtype == torch.bfloat16
+    assert inside.layers[0].self_attn.buffer.keys.dtype == torch.bfloat16

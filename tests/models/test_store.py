@@ -16,13 +16,13 @@ from torch import nn
 import attent
 from attent.models import Seq2Seq, build, build_empty
 from attent.models import folder as model_folder
-from attent.models.config import Seq2SeqConfig, decoder_of
+from attent.models.config import Seq2SeqConfig, mirror_encoder
 from attent.models.folder import FolderError
-from attent.models.store import fill
+from attent.models.weights import assign_weights
 from attent.nn import StackConfig
 
-ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
-CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=decoder_of(ENCODER))
+ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
+CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
 IDS = torch.tensor([[3, 4, 5]])
 
 
@@ -74,21 +74,21 @@ def test_a_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: 
 def test_weights_that_are_not_numbers_to_compute_with_are_refused(model: Seq2Seq, stored: torch.dtype) -> None:
     tensors = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
     with pytest.raises(FolderError, match="must be of float32, bfloat16, float16, float64, but is torch"):
-        fill(build_empty(CONFIG), tensors, "here")
+        assign_weights(build_empty(CONFIG), tensors, "here")
 
 
 def test_ties_in_a_file_must_be_those_of_its_config(model: Seq2Seq) -> None:
     tensors = dict(model.state_dict()) | {"output.weight": torch.zeros(9, 8)}
     with pytest.raises(FolderError, match=r"here: `output.weight` must be the same tensor"):
-        fill(build_empty(CONFIG), tensors, "here")
+        assign_weights(build_empty(CONFIG), tensors, "here")
 
 
 def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Save the folder anew with a changed config.json, so that the manifest is right and the config is not."""
-    stored = model_folder.read(folder)
+    stored = model_folder.read_folder(folder)
     config = copy.deepcopy(stored.config)
     change(config)
-    model_folder.write(folder, config=config, tensors=stored.tensors)
+    model_folder.write_folder(folder, config=config, tensors=stored.tensors)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ),
         (
             lambda c: c["model"]["encoder"].update(layers=2),
-            "model.safetensors: missing: `encoder.blocks.1.own.",
+            "model.safetensors: missing: `encoder.blocks.1.self_attn.",
         ),
     ],
 )

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.nn import BACKENDS, Mask, Request, attend, choose, explicit
-from attent.nn.attend import LONG_ROW, by_speed
+from attent.nn import BACKENDS, AttentionInputs, Mask, attend_explicit, backends, choose_backend
+from attent.nn.backends import LONG_ROW_TOKENS, rank_backends
 from attent.nn.masks import Packing
 
 
@@ -38,15 +38,15 @@ def test_equation_1_by_hand(backend: str, kv_heads: int) -> None:
     everything, causal = [[True] * 4] * 3, [[j <= i for j in range(4)] for i in range(3)]
     nothing = torch.zeros_like(bias)
     for mask, sees in ((Mask(), everything), (Mask(causal=True), causal)):
-        torch.testing.assert_close(attend(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
+        torch.testing.assert_close(backends(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
         torch.testing.assert_close(
-            attend(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
+            backends(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
         )
 
 
 def test_the_weights_come_along_in_float32_at_least() -> None:
     q, k, v = torch.randn(3, 1, 2, 3, 4).to(torch.bfloat16)
-    out, weights = explicit(q, k, v, Mask(causal=True), None, 0.5, 0.0)
+    out, weights = attend_explicit(q, k, v, Mask(causal=True), None, 0.5, 0.0)
     assert (out.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 3))
     assert (weights.triu(1) == 0).all()
@@ -54,27 +54,27 @@ def test_the_weights_come_along_in_float32_at_least() -> None:
 
 def test_a_value_may_have_another_width_than_a_key() -> None:
     q, k, v = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 7)
-    assert attend(q, k, v).shape == (1, 2, 3, 7)
+    assert backends(q, k, v).shape == (1, 2, 3, 7)
 
 
 def test_dropped_weights_are_scaled_up() -> None:
     """With values of one, the output is the sum of what is left: one on average, not less."""
     q, k, v = torch.randn(1, 1, 4000, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 4)
-    out = explicit(q, k, v, Mask(), None, 0.5, 0.5)[0]
+    out = attend_explicit(q, k, v, Mask(), None, 0.5, 0.5)[0]
     assert abs(float(out.mean()) - 1) < 0.05
     assert float(out.std()) > 0.1
 
 
 def test_auto_takes_the_first_that_can() -> None:
     q, k, v = torch.randn(3, 1, 2, 3, 4)
-    assert choose("auto", Request(q, k, v, Mask(), None, 0.5, 0.0)).name == "fused"
+    assert choose_backend("auto", AttentionInputs(q, k, v, Mask(), None, 0.5, 0.0)).name == "fused"
     for name in ("fused", "flex", "explicit"):
-        assert choose(name, Request(q, k, v, Mask(), None, 0.5, 0.0)) is BACKENDS[name]
+        assert choose_backend(name, AttentionInputs(q, k, v, Mask(), None, 0.5, 0.0)) is BACKENDS[name]
 
 
 def test_long_packed_rows_go_to_the_kernel_for_them_where_it_can() -> None:
-    packing = Packing.of([[LONG_ROW + 1]])
-    q, k, v = torch.empty(3, 1, 1, LONG_ROW + 1, 8)
-    request = Request(q, k, v, Mask(packing=(packing, packing)), None, 1.0, 0.0)
-    assert by_speed(request)[0] == "packed"
-    assert choose("auto", request).name == "fused"  # on CPU
+    packing = Packing.from_lengths([[LONG_ROW_TOKENS + 1]])
+    q, k, v = torch.empty(3, 1, 1, LONG_ROW_TOKENS + 1, 8)
+    request = AttentionInputs(q, k, v, Mask(packing=(packing, packing)), None, 1.0, 0.0)
+    assert rank_backends(request)[0] == "packed"
+    assert choose_backend("auto", request).name == "fused"  # on CPU

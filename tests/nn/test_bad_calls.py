@@ -21,13 +21,13 @@ from attent.nn import (
     SinusoidalConfig,
     Stack,
     StackConfig,
-    attend,
+    backends,
     set_backend,
 )
 
-ENCODER = StackConfig(layers=1, width=8, heads=2, inner=8, dropout=0.0)
+ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
 DECODER = replace(ENCODER, causal=True)
-CROSS = replace(DECODER, cross=True)
+CROSS = replace(DECODER, cross_attention=True)
 LEARNED = replace(DECODER, positions=LearnedConfig(max_length=4))
 
 
@@ -44,12 +44,12 @@ def lengths(*values: int) -> torch.Tensor:
 
 
 def packing(*rows: list[int], width: int | None = None) -> Packing:
-    return Packing.of(rows, width)
+    return Packing.from_lengths(rows, width)
 
 
 def look(**changes: object) -> Callable[[], object]:
     """A good call of attention but for what changes."""
-    return lambda: attend(**({"q": heads(), "k": heads(), "v": heads()} | changes))
+    return lambda: backends(**({"q": heads(), "k": heads(), "v": heads()} | changes))
 
 
 def cached(config: StackConfig, *pieces: int, rows: int = 2, capacity: int = 4) -> None:
@@ -115,7 +115,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "rotary positions turn pairs of features: `head_width` must be even, but is 3",
     ),
     "buckets": (lambda: RelativeConfig(buckets=6), "`buckets` must be a multiple of 4, but is 6"),
-    "reach": (lambda: RelativeConfig(reach=32), "`reach` must be more than `buckets`=32, but is 32"),
+    "reach": (lambda: RelativeConfig(max_distance=32), "`max_distance` must be more than `buckets`=32, but is 32"),
     "no learned positions": (
         lambda: LearnedConfig(max_length=0),
         "`max_length` must be a number from 1 to 16,777,216, but is 0",
@@ -197,23 +197,23 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # --- packing
     "sentences wider than the row": (
-        lambda: Packing.of([[2, 3]], 4),
+        lambda: Packing.from_lengths([[2, 3]], 4),
         "the sentences of a row must fit `width`=4 tokens, but one row has 5",
     ),
     "more sentences than places": (
-        lambda: Packing.of([[1, 1, 1], [3]], sentences=2),
+        lambda: Packing.from_lengths([[1, 1, 1], [3]], max_sentences=2),
         "a row must hold at most `sentences`=2, but one row has 3",
     ),
     "negative sentence": (
-        lambda: Packing.of([[1], [-1, 3]]),
+        lambda: Packing.from_lengths([[1], [-1, 3]]),
         "sentence lengths must be integers of 0 or more, but row 1 has [-1, 3]",
     ),
     "half a token": (
-        lambda: Packing.of([[2.5]]),
+        lambda: Packing.from_lengths([[2.5]]),
         "sentence lengths must be integers of 0 or more, but row 0 has [2.5]",
     ),
     "more sentences than there is room for": (
-        lambda: Packing.of([[1, 1, 1]], sentences=2),
+        lambda: Packing.from_lengths([[1, 1, 1]], max_sentences=2),
         "a row must hold at most `sentences`=2, but one row has 3",
     ),
     "half a start": (lambda: Mask(q_start=1.5), "`q_start` must be 0 or more, how many keys come before, but is 1.5"),

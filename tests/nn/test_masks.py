@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def picture(mask: Mask, B: int, Tq: int, Tk: int) -> list[list[str]]:
     """One list of strings per row of the batch."""
-    dense = mask.dense(B, Tq, Tk, CPU).expand(B, 1, Tq, Tk)[:, 0]
+    dense = mask.to_dense(B, Tq, Tk, CPU).expand(B, 1, Tq, Tk)[:, 0]
     return [["".join(".x"[int(may)] for may in query) for query in row] for row in dense]
 
 
@@ -45,7 +45,7 @@ ONE_ROW: dict[str, tuple[Mask, int, int, str]] = {
 @pytest.mark.parametrize("name", ONE_ROW)
 def test_a_rule_that_is_the_same_in_every_row(name: str) -> None:
     mask, Tq, Tk, expected = ONE_ROW[name]
-    assert not mask.per_row
+    assert not mask.is_per_row
     assert picture(mask, 2, Tq, Tk) == drawn(expected, expected)
 
 
@@ -81,36 +81,36 @@ def test_starts_and_lengths() -> None:
 
 def test_packed_sentences_see_themselves() -> None:
     """Two sentences of 2 and 1 with one token of filler; one of 3; filler sees nothing and is seen by nobody."""
-    packing = Packing.of([[2, 1], [3]], 4)
+    packing = Packing.from_lengths([[2, 1], [3]], 4)
     mask = Mask(packing=(packing, packing))
     assert picture(mask, 2, 4, 4) == drawn("xx.. xx.. ..x. ....", "xxx. xxx. xxx. ....")
 
 
 def test_packed_and_causal() -> None:
-    packing = Packing.of([[2, 2], [3]], 4)
+    packing = Packing.from_lengths([[2, 2], [3]], 4)
     mask = Mask(causal=True, packing=(packing, packing))
     assert picture(mask, 2, 4, 4) == drawn("x... xx.. ..x. ..xx", "x... xx.. xxx. ....")
 
 
 def test_packed_and_window() -> None:
-    packing = Packing.of([[3, 2]])
+    packing = Packing.from_lengths([[3, 2]])
     mask = Mask(window=(0, 1), packing=(packing, packing))
     assert picture(mask, 1, 5, 5) == drawn("xx... .xx.. ..x.. ...xx ....x")
 
 
 def test_packed_pairs_look_across_by_sentence() -> None:
     """Filler of one side is not filler's business on the other: -1 does not meet -1."""
-    queries, keys = Packing.of([[1, 2], [2]], 4), Packing.of([[2, 1], [1]], 4)
+    queries, keys = Packing.from_lengths([[1, 2], [2]], 4), Packing.from_lengths([[2, 1], [1]], 4)
     assert picture(Mask(packing=(queries, keys)), 2, 4, 4) == drawn("xx.. ..x. ..x. ....", "x... x... .... ....")
 
 
 def test_packed_pairs_with_an_empty_side() -> None:
-    queries, keys = Packing.of([[2, 1, 1]]), Packing.of([[0, 2, 1]])
+    queries, keys = Packing.from_lengths([[2, 1, 1]]), Packing.from_lengths([[0, 2, 1]])
     assert picture(Mask(packing=(queries, keys)), 1, 4, 3) == drawn("... ... xx. ..x")
 
 
 def test_packed_pairs_count_places_inside_each_sentence() -> None:
-    queries, keys = Packing.of([[1, 3]]), Packing.of([[2, 3]])
+    queries, keys = Packing.from_lengths([[1, 3]]), Packing.from_lengths([[2, 3]])
     mask = Mask(causal=True, packing=(queries, keys))
     assert picture(mask, 1, 4, 5) == drawn("x.... ..x.. ..xx. ..xxx")
 
@@ -123,8 +123,8 @@ def test_the_shortcuts_agree_with_the_rule() -> None:
     for Tq, Tk, start in product(range(1, 5), range(1, 5), range(5)):
         for causal, window in product((False, True), windows):
             mask = Mask(causal=causal, window=window, q_start=start)
-            dense = mask.dense(1, Tq, Tk, CPU).expand(1, 1, Tq, Tk)[0, 0]
-            if mask.hides_nothing(Tk):
+            dense = mask.to_dense(1, Tq, Tk, CPU).expand(1, 1, Tq, Tk)[0, 0]
+            if mask.allows_all_keys(Tk):
                 seen["hides nothing"] += 1
                 assert dense.all(), mask
             if mask.is_plain_causal(Tq, Tk):
@@ -140,28 +140,28 @@ def test_the_shortcuts_agree_with_the_rule() -> None:
     [
         Mask(key_lengths=torch.tensor([2])),
         Mask(q_start=torch.tensor([0]), causal=True),
-        Mask(packing=(Packing.of([[2]]), Packing.of([[2]]))),
-        Mask(packing=(Packing.of([[2]]), Packing.of([[2]])), causal=True),
+        Mask(packing=(Packing.from_lengths([[2]]), Packing.from_lengths([[2]]))),
+        Mask(packing=(Packing.from_lengths([[2]]), Packing.from_lengths([[2]])), causal=True),
     ],
     ids=["lengths", "starts", "packed", "packed causal"],
 )
 def test_there_is_no_shortcut_where_rows_may_differ(mask: Mask) -> None:
-    assert mask.per_row
-    assert not mask.hides_nothing(2)
+    assert mask.is_per_row
+    assert not mask.allows_all_keys(2)
     assert not mask.is_plain_causal(2, 2)
 
 
 def test_the_dense_form_has_four_dimensions_and_is_as_small_as_it_can_be() -> None:
     lengths = torch.tensor([1, 2, 3])
-    assert Mask(causal=True).dense(3, 2, 4, CPU).shape == (1, 1, 2, 4)
-    assert Mask(key_lengths=lengths).dense(3, 2, 4, CPU).shape == (3, 1, 1, 4)
-    assert Mask(causal=True, key_lengths=lengths).dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
+    assert Mask(causal=True).to_dense(3, 2, 4, CPU).shape == (1, 1, 2, 4)
+    assert Mask(key_lengths=lengths).to_dense(3, 2, 4, CPU).shape == (3, 1, 1, 4)
+    assert Mask(causal=True, key_lengths=lengths).to_dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
 
 
 def test_a_form_is_worked_out_once() -> None:
     mask = Mask(causal=True)
-    assert mask.dense(2, 3, 3, CPU) is mask.dense(2, 3, 3, CPU)
-    assert mask.dense(2, 2, 3, CPU).shape != mask.dense(2, 3, 3, CPU).shape
+    assert mask.to_dense(2, 3, 3, CPU) is mask.to_dense(2, 3, 3, CPU)
+    assert mask.to_dense(2, 2, 3, CPU).shape != mask.to_dense(2, 3, 3, CPU).shape
 
 
 # --- packing -------------------------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ LAYOUTS: list[tuple[list[list[int]], int | None]] = [
 
 @pytest.mark.parametrize(("rows", "width"), LAYOUTS, ids=str)
 def test_packing_says_where_each_token_stands(rows: list[list[int]], width: int | None) -> None:
-    packing = Packing.of(rows, width)
+    packing = Packing.from_lengths(rows, width)
     width = max(map(sum, rows)) if width is None else width
     assert packing.shape == (len(rows), width)
-    assert packing.longest == max((n for row in rows for n in row), default=0)
+    assert packing.max_length == max((n for row in rows for n in row), default=0)
     for b, row in enumerate(rows):
         segments = [s for s, n in enumerate(row) for _ in range(n)]
         positions = [t for n in row for t in range(n)]
@@ -196,7 +196,7 @@ def test_packing_says_where_each_token_stands(rows: list[list[int]], width: int 
 def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | None) -> None:
     """Each sentence of the queries meets the same of the keys, and filler meets an empty stretch."""
     other = [[n + 1 for n in row] for row in rows]
-    queries, keys = Packing.of(rows, width), Packing.of(other, max(map(sum, other)) + 2)
+    queries, keys = Packing.from_lengths(rows, width), Packing.from_lengths(other, max(map(sum, other)) + 2)
     offsets_q, offsets_k = Mask(packing=(queries, keys)).offsets()
     assert offsets_q.dtype == offsets_k.dtype == torch.int32
     assert offsets_q[0] == offsets_k[0] == 0
@@ -206,21 +206,21 @@ def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | Non
     meets = torch.zeros(queries.segments.numel(), keys.segments.numel(), dtype=torch.bool)
     for q0, q1, k0, k1 in zip(offsets_q, offsets_q[1:], offsets_k, offsets_k[1:], strict=False):
         meets[q0:q1, k0:k1] = True
-    dense = Mask(packing=(queries, keys)).dense(len(rows), queries.shape[1], keys.shape[1], CPU)[:, 0]
+    dense = Mask(packing=(queries, keys)).to_dense(len(rows), queries.shape[1], keys.shape[1], CPU)[:, 0]
     assert torch.equal(meets, torch.block_diag(*dense.unbind()).bool())
 
 
 def test_room_for_more_sentences_changes_shapes_only() -> None:
     """So that every batch is one compiled graph."""
-    tight, roomy = (Packing.of([[2, 1], [3]], 4, sentences=most) for most in (None, 5))
+    tight, roomy = (Packing.from_lengths([[2, 1], [3]], 4, max_sentences=most) for most in (None, 5))
     assert roomy.ends.shape == (2, 5)
     assert torch.equal(tight.segments, roomy.segments)
     assert torch.equal(tight.positions, roomy.positions)
-    masks = [Mask(packing=(packing, packing)).dense(2, 4, 4, CPU) for packing in (tight, roomy)]
+    masks = [Mask(packing=(packing, packing)).to_dense(2, 4, 4, CPU) for packing in (tight, roomy)]
     assert torch.equal(*masks)
 
 
 def test_packing_moves_as_one() -> None:
-    packing = Packing.of([[2, 1]], 4).to("meta")
+    packing = Packing.from_lengths([[2, 1]], 4).to("meta")
     assert {packing.segments.device.type, packing.positions.device.type, packing.ends.device.type} == {"meta"}
-    assert packing.longest == 2
+    assert packing.max_length == 2

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attent.nn import Attention, Block, Mask, Memory, Residual, Stack, StackConfig, sinusoid
-from attent.nn.attend import explicit, few
+from attent.nn import Attention, Block, Mask, Memory, Residual, Stack, StackConfig, make_sinusoids
+from attent.nn.backends import attend_explicit, attend_few_queries
 
 B, T, E, H = 2, 5, 16, 4
-CONFIG = StackConfig(layers=2, width=E, heads=H, inner=24, dropout=0.0)
+CONFIG = StackConfig(layers=2, width=E, heads=H, ffn_width=24, dropout=0.0)
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -38,11 +38,11 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
 
 
 def copy_block(theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, ours: Block) -> None:
-    residuals: list[Residual] = [ours.own_residual, ours.feedforward_residual]
-    copy_attention(theirs.self_attn, ours.own)
-    if ours.cross is not None:
-        copy_attention(theirs.multihead_attn, ours.cross)
-        residuals.insert(1, ours.cross_residual)
+    residuals: list[Residual] = [ours.self_attn_residual, ours.feedforward_residual]
+    copy_attention(theirs.self_attn, ours.self_attn)
+    if ours.cross_attn is not None:
+        copy_attention(theirs.multihead_attn, ours.cross_attn)
+        residuals.insert(1, ours.cross_attn_residual)
     copy(theirs.linear1, ours.feedforward.expand)
     copy(theirs.linear2, ours.feedforward.contract)
     for i, residual in enumerate(residuals, 1):
@@ -65,11 +65,11 @@ def test_attention_is_pytorchs() -> None:
     expected, weights = theirs(x, y, y, key_padding_mask=padding, average_attn_weights=False)
     looks: list[Tensor] = []
     ours.taps.append(lambda look: looks.append(look.weights))
-    torch.testing.assert_close(ours(x, ours.remember(y), Mask(key_lengths=lengths)), expected)
+    torch.testing.assert_close(ours(x, ours.project_keys_values(y), Mask(key_lengths=lengths)), expected)
     torch.testing.assert_close(looks[0], weights)
     future = torch.ones(T, T).triu(1).bool()
     expected, _ = theirs(x, x, x, attn_mask=future)
-    torch.testing.assert_close(ours(x, ours.remember(x), Mask(causal=True)), expected)
+    torch.testing.assert_close(ours(x, ours.project_keys_values(x), Mask(causal=True)), expected)
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
@@ -83,7 +83,7 @@ def test_the_encoder_is_pytorchs(order: str, activation: str) -> None:
     ours = Stack(replace(CONFIG, norm_order=order, activation=activation)).double()
     copy_stack(theirs, ours)
     x, lengths = states(T), torch.tensor([T, 3])
-    expected = theirs(x + sinusoid(torch.arange(T), E), src_key_padding_mask=torch.arange(T) >= lengths[:, None])
+    expected = theirs(x + make_sinusoids(torch.arange(T), E), src_key_padding_mask=torch.arange(T) >= lengths[:, None])
     actual = ours(x, lengths)
     for row, length in enumerate(lengths.tolist()):
         torch.testing.assert_close(actual[row, :length], expected[row, :length])
@@ -94,11 +94,11 @@ def test_the_decoder_is_pytorchs(order: str) -> None:
     pre = order == "pre"
     layer = nn.TransformerDecoderLayer(E, H, 24, 0.0, batch_first=True, norm_first=pre)
     theirs = randomised(nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(E) if pre else None))
-    ours = Stack(replace(CONFIG, norm_order=order, causal=True, cross=True)).double()
+    ours = Stack(replace(CONFIG, norm_order=order, causal=True, cross_attention=True)).double()
     copy_stack(theirs, ours)
     x, memory, lengths = states(T), states(6), torch.tensor([6, 2])
     expected = theirs(
-        x + sinusoid(torch.arange(T), E),
+        x + make_sinusoids(torch.arange(T), E),
         memory,
         tgt_mask=torch.ones(T, T).triu(1).bool(),
         memory_key_padding_mask=torch.arange(6) >= lengths[:, None],
@@ -118,8 +118,8 @@ def test_rms_norm_by_hand() -> None:
 def test_the_way_for_few_queries_is_equation_1(queries: int) -> None:
     q, k, v = torch.randn(3, 2, queries, 8), torch.randn(3, 2, 11, 8), torch.randn(3, 2, 11, 8)
     mask = Mask(key_lengths=torch.tensor([11, 4, 1]))
-    visible = mask.dense(3, queries, 11, q.device)
-    torch.testing.assert_close(few(q, k, v, visible, 0.3), explicit(q, k, v, mask, scale=0.3)[0])
+    visible = mask.to_dense(3, queries, 11, q.device)
+    torch.testing.assert_close(attend_few_queries(q, k, v, visible, 0.3), attend_explicit(q, k, v, mask, scale=0.3)[0])
     bias = torch.randn(1, 2, queries, 11)
     hidden = bias.masked_fill(~visible, float("-inf"))
-    torch.testing.assert_close(few(q, k, v, hidden, 0.3), explicit(q, k, v, mask, bias, 0.3)[0])
+    torch.testing.assert_close(attend_few_queries(q, k, v, hidden, 0.3), attend_explicit(q, k, v, mask, bias, 0.3)[0])

@@ -12,13 +12,13 @@ from attent.nn import (
     LearnedConfig,
     Positions,
     RelativeConfig,
-    Rotary,
     RotaryConfig,
-    Sinusoidal,
+    RotaryPositions,
     SinusoidalConfig,
-    sinusoid,
+    SinusoidalPositions,
+    make_sinusoids,
 )
-from attent.nn.positions import alibi_slopes, bucket_of, build_positions
+from attent.nn.positions import alibi_slopes, build_positions, compute_buckets
 
 
 def paper(pos: int, width: int) -> list[float]:
@@ -31,16 +31,18 @@ def paper(pos: int, width: int) -> list[float]:
 def test_sinusoids_are_the_papers(width: int) -> None:
     at = torch.tensor([0, 1, 5, 100, 5000, 100_000])
     expected = torch.tensor([paper(pos, width) for pos in at.tolist()])
-    torch.testing.assert_close(sinusoid(at, width), expected, rtol=0, atol=1e-6)  # float32's last digit, late ones too
+    torch.testing.assert_close(
+        make_sinusoids(at, width), expected, rtol=0, atol=1e-6
+    )  # float32's last digit, late ones too
     sines, cosines = expected[:, 0::2], expected[:, 1::2]
-    torch.testing.assert_close(sinusoid(at, width, "halves"), torch.cat([sines, cosines], 1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(make_sinusoids(at, width, "halves"), torch.cat([sines, cosines], 1), rtol=0, atol=1e-6)
 
 
 def test_sinusoids_take_positions_of_each_row() -> None:
     at = torch.tensor([[0, 1, 2], [7, 8, 9]])
-    rows = sinusoid(at, 6)
+    rows = make_sinusoids(at, 6)
     assert rows.shape == (2, 3, 6)
-    assert torch.equal(rows[1], sinusoid(at[1], 6))
+    assert torch.equal(rows[1], make_sinusoids(at[1], 6))
 
 
 def test_each_scheme_acts_at_one_place() -> None:
@@ -61,8 +63,8 @@ def test_each_scheme_acts_at_one_place() -> None:
 
 def test_embeddings_are_added() -> None:
     x, at = torch.randn(2, 3, 8), torch.tensor([4, 0, 2])
-    scheme = Sinusoidal(SinusoidalConfig())
-    torch.testing.assert_close(scheme.embed(x, at) - x, sinusoid(at, 8).expand(2, 3, 8))
+    scheme = SinusoidalPositions(SinusoidalConfig())
+    torch.testing.assert_close(scheme.embed(x, at) - x, make_sinusoids(at, 8).expand(2, 3, 8))
     learned = build_positions(LearnedConfig(max_length=5), width=8, heads=2, head_width=4, causal=False)
     assert torch.equal(learned.embed(x, at), x + learned.weight[at])
     assert learned.max_length == 5
@@ -74,11 +76,13 @@ def test_embeddings_are_added() -> None:
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
 def test_rotary_depends_on_distance_only(order: str) -> None:
-    rotary = Rotary(RotaryConfig(order=order), 8)
+    rotary = RotaryPositions(RotaryConfig(order=order), 8)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(q_at: int, k_at: int) -> float:
-        return float((rotary.angles(torch.tensor([q_at])).turn(q) * rotary.angles(torch.tensor([k_at])).turn(k)).sum())
+        return float(
+            (rotary.angles(torch.tensor([q_at])).rotate(q) * rotary.angles(torch.tensor([k_at])).rotate(k)).sum()
+        )
 
     for distance in (-3, 0, 1, 6):
         assert score(4, 4 + distance) == pytest.approx(score(90, 90 + distance), abs=1e-4)  # angles are float32
@@ -89,9 +93,9 @@ def test_rotary_depends_on_distance_only(order: str) -> None:
 def test_rotary_turns_pairs_by_hand(order: str) -> None:
     """The pair (a, b) number i at position t becomes (a cos - b sin, a sin + b cos) of the angle t base^(-2i / D)."""
     D, base = 6, 100.0
-    rotary = Rotary(RotaryConfig(order=order, base=base), D)
+    rotary = RotaryPositions(RotaryConfig(order=order, base=base), D)
     x = torch.randn(1, 2, 3, D, dtype=torch.float64)
-    turned = rotary.angles(torch.tensor([0, 1, 7])).turn(x)
+    turned = rotary.angles(torch.tensor([0, 1, 7])).rotate(x)
     for head in range(2):
         for i, t in enumerate((0, 1, 7)):
             for pair in range(D // 2):
@@ -103,9 +107,9 @@ def test_rotary_turns_pairs_by_hand(order: str) -> None:
 
 
 def test_rotary_takes_positions_of_each_row() -> None:
-    rotary, x = Rotary(RotaryConfig(), 4), torch.randn(2, 3, 2, 4)
-    both = rotary.angles(torch.tensor([[0, 1], [5, 6]])).turn(x)
-    torch.testing.assert_close(both[1:], rotary.angles(torch.tensor([5, 6])).turn(x[1:]))
+    rotary, x = RotaryPositions(RotaryConfig(), 4), torch.randn(2, 3, 2, 4)
+    both = rotary.angles(torch.tensor([[0, 1], [5, 6]])).rotate(x)
+    torch.testing.assert_close(both[1:], rotary.angles(torch.tensor([5, 6])).rotate(x[1:]))
 
 
 # --- T5 ------------------------------------------------------------------------------------------------------------
@@ -119,7 +123,7 @@ PAST = {5: 0, 0: 0, -1: 1, -15: 15, -16: 16, -18: 16, -19: 17, -32: 21, -64: 26,
 
 @pytest.mark.parametrize(("table", "causal"), [(BOTH_WAYS, False), (PAST, True)], ids=["encoder", "decoder"])
 def test_t5_buckets(table: dict[int, int], causal: bool) -> None:
-    assert bucket_of(torch.tensor(list(table)), 32, 128, causal).tolist() == list(table.values())
+    assert compute_buckets(torch.tensor(list(table)), 32, 128, causal).tolist() == list(table.values())
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
@@ -130,18 +134,18 @@ def test_t5_buckets_are_transformers(causal: bool, buckets: int, reach: int) -> 
     theirs = t5.T5Attention._relative_position_bucket(
         distance, bidirectional=not causal, num_buckets=buckets, max_distance=reach
     )
-    assert torch.equal(bucket_of(distance, buckets, reach, causal), theirs)
+    assert torch.equal(compute_buckets(distance, buckets, reach, causal), theirs)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
 def test_relative_bias_is_one_number_per_head_and_bucket(causal: bool) -> None:
-    config = RelativeConfig(buckets=8, reach=10)
+    config = RelativeConfig(buckets=8, max_distance=10)
     scheme = build_positions(config, width=6, heads=3, head_width=2, causal=causal)
     bias = scheme.bias(torch.tensor([2, 3]), torch.arange(5))
     assert bias.shape == (1, 3, 2, 5)
     for i, q in enumerate((2, 3)):
         for k in range(5):
-            bucket = int(bucket_of(torch.tensor(k - q), 8, 10, causal))
+            bucket = int(compute_buckets(torch.tensor(k - q), 8, 10, causal))
             assert torch.equal(bias[0, :, i, k], scheme.weight[bucket])
     rows = scheme.bias(torch.tensor([[2, 3], [0, 1]]), torch.arange(5))
     assert torch.equal(rows[:1], bias)

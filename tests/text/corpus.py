@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from attent.text.tokenizer import Tokenizer
-from attent.text.train import Kind, TokenizerConfig, train
+from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_tokenizer
 
 WHO = [("a man", "ein Mann"), ("two women", "zwei Frauen"), ("the children", "die Kinder"), ("a dog", "ein Hund")]
 HOW = [("slowly", "langsam"), ("happily", "fröhlich"), ("carefully", "vorsichtig"), ("again", "wieder")]
@@ -34,6 +34,6 @@ def lines(count: int = 2000) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 @cache
-def tokenizer(kind: Kind = "bpe", joint: bool = True) -> Tokenizer:
+def tokenizer(kind: TokenizerKind = "bpe", joint: bool = True) -> Tokenizer:
     config = TokenizerConfig(kind=kind, joint=joint, vocab=None if kind == "char" else 350, symbols=("%s", "{name}"))
-    return train(*lines(), config, tags=("de", "pt-BR"))
+    return train_tokenizer(*lines(), config, tags=("de", "pt-BR"))

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
-from attent.text.tokenizer import END, PAD, START, UNKNOWN, Sampling, Tokenizer, TokenizerError
-from attent.text.train import Kind, TokenizerConfig, train
+from attent.text.tokenizer import END, PAD, START, UNKNOWN, SubwordSampling, Tokenizer, TokenizerError
+from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_tokenizer
 from tests.text.corpus import lines, tokenizer
 
-KINDS: tuple[Kind, ...] = ("bpe", "unigram", "char")
+KINDS: tuple[TokenizerKind, ...] = ("bpe", "unigram", "char")
 ODD = [
     "",
     " ",
@@ -43,7 +43,7 @@ ODD = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ODD)
-def test_an_odd_text_comes_back_as_it_was(kind: Kind, text: str) -> None:
+def test_an_odd_text_comes_back_as_it_was(kind: TokenizerKind, text: str) -> None:
     vocabulary = tokenizer(kind).source
     (ids,) = vocabulary.encode([text])
     assert vocabulary.decode(ids) == text
@@ -53,7 +53,7 @@ def test_an_odd_text_comes_back_as_it_was(kind: Kind, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(st.text() | st.text(alphabet="▁\x1a01 ab%s<>2de"), max_size=4))
-def test_any_texts_come_back_as_they_were(kind: Kind, texts: list[str]) -> None:
+def test_any_texts_come_back_as_they_were(kind: TokenizerKind, texts: list[str]) -> None:
     vocabulary = tokenizer(kind).source
     assert [vocabulary.decode(ids) for ids in vocabulary.encode(texts)] == texts
 
@@ -73,51 +73,51 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_whole_one_i
 
 def test_no_text_gives_a_special_id() -> None:
     vocabulary = tokenizer().source
-    specials = {PAD, START, END, UNKNOWN, *map(vocabulary.tag, vocabulary.tags)}
+    specials = {PAD, START, END, UNKNOWN, *map(vocabulary.get_tag_id, vocabulary.tags)}
     assert not specials & {i for ids in vocabulary.encode([*ODD, *lines()[0]]) for i in ids}
 
 
 def test_specials_and_tags_are_left_out_of_the_text() -> None:
     vocabulary = tokenizer().source
     (ids,) = vocabulary.encode(["A man."])
-    assert vocabulary.decode([START, vocabulary.tag("de"), *ids, UNKNOWN, END, PAD, PAD]) == "A man."
+    assert vocabulary.decode([START, vocabulary.get_tag_id("de"), *ids, UNKNOWN, END, PAD, PAD]) == "A man."
 
 
 def test_the_special_ids_are_the_promised_ones() -> None:
     vocabulary = tokenizer().source
     assert (vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown) == (0, 1, 2, 3)
-    assert vocabulary.pieces([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert vocabulary.to_pieces([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
 
 
 def test_pieces_are_what_people_can_look_at() -> None:
     vocabulary = tokenizer("char").source
     (ids,) = vocabulary.encode(["a €"])
-    assert vocabulary.pieces(ids) == ["▁", "a", "▁", "<0xE2>", "<0x82>", "<0xAC>"]
+    assert vocabulary.to_pieces(ids) == ["▁", "a", "▁", "<0xE2>", "<0x82>", "<0xAC>"]
 
 
 def test_a_symbol_is_always_one_piece() -> None:
     for kind in KINDS:
         vocabulary = tokenizer(kind).source
         (ids,) = vocabulary.encode(["x%sy{name}z"])
-        assert {"%s", "{name}"} <= set(vocabulary.pieces(ids))
+        assert {"%s", "{name}"} <= set(vocabulary.to_pieces(ids))
 
 
 def test_the_end_stands_behind_and_the_tag_in_front() -> None:
     ours = tokenizer()
-    (plain,), (tagged,) = ours.encode_source(["A man."]), ours.encode_source(["A man."], to="pt-BR")
+    (plain,), (tagged,) = ours.encode_source(["A man."]), ours.encode_source(["A man."], target_language="pt-BR")
     assert plain[-1] == END
     assert plain.count(END) == 1
-    assert tagged == [ours.source.tag("pt-BR"), *plain]
-    assert ours.source.pieces(tagged[:1]) == ["<2pt-BR>"]
+    assert tagged == [ours.source.get_tag_id("pt-BR"), *plain]
+    assert ours.source.to_pieces(tagged[:1]) == ["<2pt-BR>"]
     assert ours.encode_target(["A man."]) == [plain]
     assert ours.encode_target([]) == []
 
 
 def test_an_unknown_language_is_told_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no tag for 'fr'; its languages are de, pt-BR"):
-        tokenizer().encode_source(["A man."], to="fr")
+        tokenizer().encode_source(["A man."], target_language="fr")
     with pytest.raises(ValueError, match="no tag for 'fr'; it has none"):
-        tokenizer(joint=False).target.tag("fr")
+        tokenizer(joint=False).target.get_tag_id("fr")
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])
@@ -125,7 +125,7 @@ def test_an_id_of_another_model_is_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"ids must be from 0 to .*, but one is {wrong}"):
         tokenizer().source.decode([5, wrong])
     with pytest.raises(ValueError, match="ids must be"):
-        tokenizer().source.pieces([wrong])
+        tokenizer().source.to_pieces([wrong])
 
 
 def test_joint_is_one_vocabulary_and_separate_are_two() -> None:
@@ -164,7 +164,7 @@ def test_the_fingerprint_tells_tokenizers_apart() -> None:
     several = [tokenizer(kind, joint) for kind in KINDS for joint in (True, False)]
     assert len({one.fingerprint for one in several}) == len(several)
     assert len(set(several)) == len(several)
-    again = train(*lines(), TokenizerConfig(vocab=350, symbols=("%s", "{name}")), tags=("de", "pt-BR"))
+    again = train_tokenizer(*lines(), TokenizerConfig(vocab=350, symbols=("%s", "{name}")), tags=("de", "pt-BR"))
     assert again.fingerprint == tokenizer().fingerprint
 
 
@@ -184,7 +184,7 @@ def in_a_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
 
 
 def test_a_vocabulary_that_has_sampled_can_still_be_sent() -> None:
-    tokenizer().source.sample(ODD, Sampling(), 1)
+    tokenizer().source.sample(ODD, SubwordSampling(), 1)
     assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
 
 
@@ -274,7 +274,7 @@ def test_a_damaged_model_is_named(tmp_path: Path, damage: bytes, capfd: pytest.C
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_model_damaged_anywhere_is_refused_or_works(tmp_path: Path, kind: Kind) -> None:
+def test_a_model_damaged_anywhere_is_refused_or_works(tmp_path: Path, kind: TokenizerKind) -> None:
     whole = bytearray(tokenizer(kind).files["tokenizer.model"])
     for at in range(0, len(whole), 61):
         broken = bytes(whole[:at]) if at % 2 else bytes([*whole[:at], whole[at] ^ 0x55, *whole[at + 1 :]])

@@ -21,56 +21,58 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-FORMATS = (torch.bfloat16, torch.float16, torch.float32)
-WIDEST = 8192  # rows that a norm can have: they stay in registers
-OLDEST = (8, 0)  # GPUs: from here on they have bfloat16
-INSTALLED = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run step by step on a CPU: slow, and good for tests
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_NORM_WIDTH = 8192  # rows that a norm can have: they stay in registers
+MIN_CAPABILITY = (8, 0)  # GPUs: from here on they have bfloat16
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+INTERPRETER_MODE = (
+    os.environ.get("TRITON_INTERPRET") == "1"
+)  # kernels run step by step on a CPU: slow, and good for tests
 
 
-def usable(x: Tensor) -> bool:
+def can_use_kernels(x: Tensor) -> bool:
     """May a kernel be given this tensor?"""
-    if not INSTALLED:
+    if not TRITON_INSTALLED:
         return False
-    return works(x.device.index) if x.device.type == "cuda" else INTERPRETED and x.device.type == "cpu"
+    return can_run_triton(x.device.index) if x.device.type == "cuda" else INTERPRETER_MODE and x.device.type == "cpu"
 
 
-def works(index: int | None) -> bool:
+def can_run_triton(index: int | None) -> bool:
     """Can this GPU run them? Asked once, outside of compiled code first, since it is tried."""
-    return _works(torch.cuda.current_device() if index is None else index)
+    return _can_run_triton(torch.cuda.current_device() if index is None else index)
 
 
 # As torch.compiler.assume_constant_result marks it; that would import the compiler, which takes two seconds.
-works._dynamo_marked_constant = True  # type: ignore[attr-defined]
+can_run_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _works(index: int) -> bool:
-    if torch.version.hip is not None or torch.cuda.get_device_capability(index) < OLDEST:
+def _can_run_triton(index: int) -> bool:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
         return False
     try:
-        from attent.nn.kernels.trial import runs
+        from attent.nn.kernels.probe import run_probe
 
         with torch.cuda.device(index):
-            return runs(torch.device("cuda", index))
+            return run_probe(torch.device("cuda", index))
     except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver may say: all has another way
         reason = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(f"Triton's kernels cannot be used here, so that all is slower: {reason[0]}", stacklevel=2)
         return False
 
 
-def working_format(x: Tensor) -> torch.dtype:
+def get_compute_dtype(x: Tensor) -> torch.dtype:
     """What products are computed in: that of autocast, where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def launched_at(x: Tensor) -> AbstractContextManager[object]:
+def use_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current device, whichever the tensors are on."""
     return torch.cuda.device_of(x)
 
 
-def plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+def is_unmodified(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Is it of one of these kinds, with its forward, and does nobody wait for it to be called?"""
     of_a_kind = any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds)
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks

@@ -13,23 +13,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attent.nn.kernels import launched_at
-from attent.nn.kernels.chance import kept, seeds
-from attent.nn.kernels.sums import programs, sum_rows
+from attent.nn.kernels import use_device_of
+from attent.nn.kernels.dropout_rng import draw_seeds, keep_mask
+from attent.nn.kernels.row_reduce import count_programs, sum_rows
 
-AT_ONCE = 1024  # numbers that a program takes at once, unless a row has more
+BLOCK_ELEMENTS = 1024  # numbers that a program takes at once, unless a row has more
 
 
 def add_norm(
     x: Tensor,
     y: Tensor,
-    lacking: Tensor | None,
+    y_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     dropout: float,
     *,
-    twice: bool = False,
+    duplicate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(..., E) -> (..., E), and the same again. `lacking` is added to y. With a bias it is LayerNorm, without RMSNorm.
 
@@ -37,11 +37,11 @@ def add_norm(
     they are added in the pass that reads them: writing a copy is less work than another pass that adds them.
     """
     shape, width = x.shape, x.shape[-1]
-    seed = seeds(x.device) if dropout else None
+    seed = draw_seeds(x.device) if dropout else None
     flat = x.reshape(-1, width), y.reshape(-1, width)
-    out, twin, *_ = _add_norm(*flat, lacking, weight, bias, eps, dropout, seed, twice)
+    out, twin, *_ = _add_norm(*flat, y_bias, weight, bias, eps, dropout, seed, duplicate)
     out = out.view(shape)
-    return out, twin.view(shape) if twice else out
+    return out, twin.view(shape) if duplicate else out
 
 
 # --- for torch -----------------------------------------------------------------------------------------------------
@@ -51,26 +51,26 @@ def add_norm(
 def _add_norm(
     x: Tensor,
     y: Tensor,
-    lacking: Tensor | None,
+    y_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     dropout: float,
     seed: Tensor | None,
-    twice: bool,
+    duplicate: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm (N, E), again or nothing, the sum (N, E), and of each row its mean and the inverse of its deviation
     (2, N)."""
     x, y = x.contiguous(), y.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    twin = torch.empty_like(x) if twice else x.new_empty(0)
+    twin = torch.empty_like(x) if duplicate else x.new_empty(0)
     moments = x.new_empty(2, len(x), dtype=torch.float32)
-    block, rows, warps = _form(x)
-    with launched_at(x):
-        add_norm_forward[(triton.cdiv(len(x), rows),)](
-            x, y, weight if lacking is None else lacking, weight, weight if bias is None else bias,
+    block, rows, warps = _choose_launch(x)
+    with use_device_of(x):
+        _forward_kernel[(triton.cdiv(len(x), rows),)](
+            x, y, weight if y_bias is None else y_bias, weight, weight if bias is None else bias,
             x if seed is None else seed, out, twin, total, moments, len(x), x.shape[1], eps, dropout,
-            LACKING=lacking is not None, CENTRED=bias is not None, DROPS=dropout > 0, TWICE=twice,
+            LACKING=y_bias is not None, CENTRED=bias is not None, DROPS=dropout > 0, TWICE=duplicate,
             E=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
     return out, twin, total, moments
@@ -86,29 +86,29 @@ def _(x, y, lacking, weight, bias, eps, dropout, seed, twice):
 @torch.library.custom_op("attent::add_norm_backward", mutates_args=())
 def _add_norm_backward(
     grad: Tensor,
-    other: Tensor | None,
+    grad_copy: Tensor | None,
     total: Tensor,
     moments: Tensor,
     weight: Tensor,
-    centred: bool,
+    centered: bool,
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of y (nothing, where they are the same), and of the weight, the bias and what was added to y
     (3, E). `other` is the gradient of the twin."""
     grad = grad.contiguous()
-    other = grad if other is None else other.contiguous()
-    twice = other is not grad
+    grad_copy = grad if grad_copy is None else grad_copy.contiguous()
+    twice = grad_copy is not grad
     of_x = torch.empty_like(total)
     of_y = torch.empty_like(total) if dropout else total.new_empty(0)
-    block, rows, warps = _form(total)
-    count = min(triton.cdiv(len(total), rows), programs(total))
+    block, rows, warps = _choose_launch(total)
+    count = min(triton.cdiv(len(total), rows), count_programs(total))
     parts = total.new_empty(count, 3, total.shape[1], dtype=torch.float32)
-    with launched_at(grad):
-        add_norm_backward[(count,)](
-            grad, other, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
+    with use_device_of(grad):
+        _backward_kernel[(count,)](
+            grad, grad_copy, total, moments, weight, of_x if seed is None else seed, of_x, of_y, parts,
             len(total), total.shape[1], dropout,
-            CENTRED=centred, DROPS=dropout > 0, TWICE=twice, E=block, ROWS=rows, num_warps=warps,
+            CENTRED=centered, DROPS=dropout > 0, TWICE=twice, E=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
     return of_x, of_y, sum_rows(parts)
 
@@ -119,7 +119,7 @@ def _(grad, other, total, moments, weight, centred, dropout, seed):
     return torch.empty_like(total), of_y, total.new_empty(3, total.shape[1], dtype=torch.float32)
 
 
-def _remember(ctx, inputs, output):
+def _setup_context(ctx, inputs, output):
     _, _, lacking, weight, bias, _, dropout, seed, twice = inputs
     _, _, total, moments = output
     ctx.save_for_backward(total, moments, weight, seed)
@@ -127,7 +127,7 @@ def _remember(ctx, inputs, output):
     ctx.dropout, ctx.twice = dropout, twice
 
 
-def _gradients(ctx, grad, other, *_):
+def _backward(ctx, grad, other, *_):
     total, moments, weight, seed = ctx.saved_tensors
     of_lacking, of_weight, of_bias = ctx.dtypes
     of_x, of_y, sums = _add_norm_backward(
@@ -143,13 +143,13 @@ def _gradients(ctx, grad, other, *_):
     )
 
 
-_add_norm.register_autograd(_gradients, setup_context=_remember)
+_add_norm.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _form(x: Tensor) -> tuple[int, int, int]:
+def _choose_launch(x: Tensor) -> tuple[int, int, int]:
     """The width, filled up to a power of 2; rows at once; warps. Measured on an H200."""
     block = triton.next_power_of_2(x.shape[1])
-    rows = max(1, AT_ONCE // block)
+    rows = max(1, BLOCK_ELEMENTS // block)
     return block, rows, max(1, min(16, block * rows // 512))
 
 
@@ -157,7 +157,7 @@ def _form(x: Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit
-def add_norm_forward(
+def _forward_kernel(
     X, Y, Lacking, Weight, Bias, Seeds, Out, Twin, Total, Moments, N, width, eps, rate,
     LACKING: tl.constexpr, CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr,
@@ -170,7 +170,7 @@ def add_norm_forward(
     if LACKING:
         y += tl.load(Lacking + e, mask=e < width, other=0.0).to(tl.float32)[None, :]
     if DROPS:
-        y = tl.where(kept(Seeds, place, rate), y / (1 - rate), 0.0)
+        y = tl.where(keep_mask(Seeds, place, rate), y / (1 - rate), 0.0)
     total = tl.load(X + place, mask=inside, other=0.0).to(tl.float32) + y
     total = total.to(Total.dtype.element_ty)
     tl.store(Total + place, total, mask=inside)
@@ -192,7 +192,7 @@ def add_norm_forward(
 
 
 @triton.jit
-def add_norm_backward(
+def _backward_kernel(
     Grad, Other, Total, Moments, Weight, Seeds, GradX, GradY, Parts, N, width, rate,
     CENTRED: tl.constexpr, DROPS: tl.constexpr, TWICE: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -224,7 +224,7 @@ def add_norm_backward(
         of_total = of_total * scale[:, None]
         tl.store(GradX + place, of_total.to(GradX.dtype.element_ty), mask=inside)
         if DROPS:
-            of_y = tl.where(kept(Seeds, place, rate), of_total / (1 - rate), 0.0)
+            of_y = tl.where(keep_mask(Seeds, place, rate), of_total / (1 - rate), 0.0)
             tl.store(GradY + place, of_y.to(GradY.dtype.element_ty), mask=inside)
             of_lacking += of_y
         else:

@@ -17,7 +17,7 @@ from attent.nn import kernels
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    can_run = kernels.INSTALLED and (kernels.INTERPRETED or config.getoption("--device") != "cpu")
+    can_run = kernels.TRITON_INSTALLED and (kernels.INTERPRETER_MODE or config.getoption("--device") != "cpu")
     return None if can_run else True
 
 

@@ -60,27 +60,27 @@ def test_a_residual_in_one_pass(device: torch.device) -> None:
     x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
     inputs = [x, y, *residual.parameters(), *last.parameters()]
     theirs = residual(x, lambda _: last(y))
-    ours, same = residual.in_one_pass(x, y, last, twice=False)
+    ours, same = residual.add_norm_fused(x, y, last, duplicate=False)
     assert same is ours
     agree(ours, theirs, inputs)
-    ours, twin = residual.in_one_pass(x, y, last)
+    ours, twin = residual.add_norm_fused(x, y, last)
     assert torch.equal(ours, twin)
     agree(ours + twin.sin(), theirs + theirs.sin(), inputs)
 
 
 @pytest.mark.parametrize("rows", [1, 37])
 def test_relu_with_its_product(rows: int, device: torch.device) -> None:
-    from attent.nn.kernels.relu import product_relu
+    from attent.nn.kernels.linear_relu import linear_relu
 
     x = torch.randn(2, rows, 16, device=device).requires_grad_()
     weight, bias = (torch.randn(*shape, device=device).requires_grad_() for shape in ((48, 16), (48,)))
-    agree(product_relu(x, weight, bias), F.linear(x, weight, bias).relu(), [x, weight, bias], 1e-4)
+    agree(linear_relu(x, weight, bias), F.linear(x, weight, bias).relu(), [x, weight, bias], 1e-4)
 
 
 @pytest.mark.parametrize(("words", "more"), [(50, 14), (64, 0), (64, 64), (5000, 40), (8192, 0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, device: torch.device) -> None:
-    from attent.nn.kernels.loss import to_gradients
+    from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
     logits = 5 * torch.randn(6, words + more, device=device)
     targets = torch.randint(0, words, (6,), device=device)
@@ -89,7 +89,7 @@ def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, devi
     exact = logits[:, :words].double().nan_to_num().requires_grad_()
     smoothed, plain = (F.cross_entropy(exact, targets, reduction="none", label_smoothing=s) for s in (smoothing, 0.0))
     (wanted,) = torch.autograd.grad((smoothed * real).sum(), exact)
-    found = to_gradients(logits, targets, real, words, smoothing)
+    found = cross_entropy_inplace(logits, targets, real, words, smoothing)
     torch.testing.assert_close(
         found.double(), torch.stack([smoothed * real, plain * real]).detach(), rtol=1e-5, atol=1e-5
     )
@@ -98,21 +98,21 @@ def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, devi
 
 
 def test_filler_and_targets_may_lie_apart_in_memory(device: torch.device) -> None:
-    from attent.nn.kernels.loss import to_gradients
+    from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
     logits, targets = torch.randn(6, 64, device=device), torch.randint(0, 64, (6, 3), device=device)
     real = torch.rand(6, 2, device=device) < 0.5
     given, wanted = logits.clone(), logits.clone()
-    one = to_gradients(given, targets[:, 1], real[:, 1], 64, 0.1)
-    assert torch.equal(one, to_gradients(wanted, targets[:, 1].clone(), real[:, 1].clone(), 64, 0.1))
+    one = cross_entropy_inplace(given, targets[:, 1], real[:, 1], 64, 0.1)
+    assert torch.equal(one, cross_entropy_inplace(wanted, targets[:, 1].clone(), real[:, 1].clone(), 64, 0.1))
     assert torch.equal(given, wanted)
 
 
 def test_a_loss_of_no_token_has_a_gradient_of_zeros(device: torch.device) -> None:
-    from attent.train.loss import projected_loss
+    from attent.training.loss import linear_cross_entropy
 
     states, weight = torch.zeros(0, 16, device=device), torch.randn(50, 16, device=device).requires_grad_()
-    loss, _ = projected_loss(states, weight, None, torch.zeros(0, dtype=torch.int64, device=device), None, 0.1)
+    loss, _ = linear_cross_entropy(states, weight, None, torch.zeros(0, dtype=torch.int64, device=device), None, 0.1)
     (found,) = torch.autograd.grad(loss, weight)
     assert torch.equal(found, torch.zeros_like(weight))
 
@@ -122,8 +122,8 @@ def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of
     """As training runs: products, norms and the loss in bfloat16, sums in float32. So many roundings after each other
     have no bound worth the name, but torch's own passes have just as many."""
     from attent.nn.kernels.add_norm import add_norm
-    from attent.nn.kernels.relu import product_relu
-    from attent.train.loss import projected_loss
+    from attent.nn.kernels.linear_relu import linear_relu
+    from attent.training.loss import linear_cross_entropy
 
     rows, width, words = 500, 32, 64
     x, y = (torch.randn(rows, width, device=device, dtype=dtype_of).requires_grad_() for _ in range(2))
@@ -135,7 +135,7 @@ def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of
 
     def by_kernels() -> Tensor:
         normed, _ = add_norm(x, y, None, weight, bias if centred else None, 1e-5, 0.0)
-        return projected_loss(product_relu(normed, matrix, offset) @ matrix, matrix, None, targets, real, 0.1)[0]
+        return linear_cross_entropy(linear_relu(normed, matrix, offset) @ matrix, matrix, None, targets, real, 0.1)[0]
 
     def by_torch(dtype: torch.dtype, sums: torch.dtype) -> Tensor:
         total, around = (x.to(dtype) + y.to(dtype)).to(sums), matrix.to(dtype)
@@ -178,9 +178,9 @@ def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.d
 def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from attent.nn import Memory
 
-    config = StackConfig(layers=1, width=32, heads=2, inner=64, dropout=0.0, causal=True, cross=True)
+    config = StackConfig(layers=1, width=32, heads=2, ffn_width=64, dropout=0.0, causal=True, cross_attention=True)
     stack = Stack(config).to(device)
-    mine, theirs = Packing.of([[3, 4], [5]], 9, 2, device), Packing.of([[2, 6], [4]], 8, 2, device)
+    mine, theirs = Packing.from_lengths([[3, 4], [5]], 9, 2, device), Packing.from_lengths([[2, 6], [4]], 8, 2, device)
     x, states = torch.randn(2, 9, 32, device=device), torch.randn(2, 8, 32, device=device)
 
     def found() -> tuple[Tensor, ...]:
@@ -189,7 +189,7 @@ def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, mo
         return out * real, *torch.autograd.grad((out * real).square().sum(), list(stack.parameters()))
 
     ours = found()
-    monkeypatch.setattr(kernels, "INSTALLED", False)
+    monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
     for one, other in zip(ours, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -199,19 +199,21 @@ def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, mo
 def test_the_whole_loss_is_the_same_through_the_kernel(
     bias: bool, chunk: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attent.train.loss import ALIGNED, projected_loss
+    from attent.training.loss import VOCAB_ALIGNMENT, linear_cross_entropy
 
     states, weight, offset = (torch.randn(*n, device=device).requires_grad_() for n in ((23, 16), (50, 16), (50,)))
-    assert len(weight) % ALIGNED
+    assert len(weight) % VOCAB_ALIGNMENT
     targets, real = torch.randint(0, 50, (23,), device=device), torch.rand(23, device=device) < 0.8
     leaves = [states, weight, *([offset] if bias else [])]
 
     def found() -> tuple[Tensor, ...]:
-        loss, plain = projected_loss(states, weight, offset if bias else None, targets, real, 0.1, chunk=chunk)
+        loss, plain = linear_cross_entropy(
+            states, weight, offset if bias else None, targets, real, 0.1, chunk_size=chunk
+        )
         return loss, plain, *torch.autograd.grad(3 * loss, leaves)
 
     ours = found()
-    monkeypatch.setattr(kernels, "INSTALLED", False)
+    monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
     for one, other in zip(ours, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -230,27 +232,27 @@ def replaced(stack: Stack, name: str) -> None:
     setattr(stack.get_submodule(owner), leaf, new)
 
 
-@pytest.mark.parametrize("part", ["own.query", "own.output", "feedforward.expand", "feedforward.contract"])
+@pytest.mark.parametrize("part", ["self_attn.query", "self_attn.output", "feedforward.expand", "feedforward.contract"])
 def test_a_layer_with_a_forward_of_its_own_is_called(
     part: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack = Stack(StackConfig(layers=1, width=32, heads=2, inner=64, dropout=0.0)).to(device)
+    stack = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64, dropout=0.0)).to(device)
     replaced(stack, f"blocks.0.{part}")
-    packing, x = Packing.of([[3, 4], [5]], 9, 2, device), torch.randn(2, 9, 32, device=device)
+    packing, x = Packing.from_lengths([[3, 4], [5]], 9, 2, device), torch.randn(2, 9, 32, device=device)
     ours = stack(x, packing=packing)
-    monkeypatch.setattr(kernels, "INSTALLED", False)
+    monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
     torch.testing.assert_close(ours, stack(x, packing=packing), rtol=1e-4, atol=1e-5)
 
 
 def test_hooks_and_other_norms_are_not_passed_by(device: torch.device) -> None:
-    block = Stack(StackConfig(layers=1, width=32, heads=2, inner=64)).to(device).blocks[0]
+    block = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64)).to(device).blocks[0]
     x = torch.randn(2, 9, 32, device=device)
-    assert block.can_be_quick(x)
-    for part in (block.own, block.own.value, block.feedforward, block.own_residual.norm):
+    assert block.can_fuse(x)
+    for part in (block.self_attn, block.self_attn.value, block.feedforward, block.self_attn_residual.norm):
         hook = part.register_forward_hook(lambda *_: None)
-        assert not block.can_be_quick(x)
+        assert not block.can_fuse(x)
         hook.remove()
-    assert block.can_be_quick(x)
+    assert block.can_fuse(x)
     for norm in (nn.LayerNorm(32, bias=False), nn.LayerNorm(32, elementwise_affine=False), nn.Identity()):
-        block.own_residual.norm = norm
-        assert not block.can_be_quick(x)
+        block.self_attn_residual.norm = norm
+        assert not block.can_fuse(x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.attend import Joined, attend, attend_joined, explicit
+from attent.nn.backends import FusedQKV, attend, attend_explicit, attend_fused_qkv
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -26,7 +26,10 @@ def packings(seed: int, rows: int, device: torch.device) -> tuple[Packing, Packi
         source.append([dice.choice([0, 1, 5, dice.randint(1, 40)]) for _ in range(count)])
         target.append([dice.choice([0, 1, 5, dice.randint(1, 40)]) for _ in range(count)])
     widths = [max(map(sum, side)) + dice.choice([0, 3, 40]) for side in (source, target)]
-    made = [Packing.of(side, max(1, width), 7, device) for side, width in zip((source, target), widths, strict=True)]
+    made = [
+        Packing.from_lengths(side, max(1, width), 7, device)
+        for side, width in zip((source, target), widths, strict=True)
+    ]
     return made[0], made[1]
 
 
@@ -53,7 +56,7 @@ def test_it_is_equation_1(kind: str, width: int, device: torch.device, dtype_of:
         q, k, v = (torch.randn(3, 2, T, width, device=device, dtype=dtype_of).requires_grad_() for T in (Tq, Tk, Tk))
         ours = attend(q, k, v, mask, backend="tiles")
         exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        theirs = explicit(*exact, mask)[0]
+        theirs = attend_explicit(*exact, mask)[0]
         near(ours, theirs)
         direction = torch.randn_like(ours)
         given = torch.autograd.grad(ours, [q, k, v], direction)
@@ -96,9 +99,9 @@ def test_joined_is_the_same_as_apart(kind: str, lacks: bool, device: torch.devic
     shapes = [(3, Tq, 1, 2, 16), (3, Tk, 2, 2, 16)] if kind == "cross" else [(3, Tq, 3, 2, 16)]
     given = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
     biases = [torch.randn(shape[2:], device=device).requires_grad_() for shape in shapes] if lacks else []
-    joined = Joined(*((*given, None)[:2]), *((*biases, None, None)[:2]))
-    ours = attend_joined(joined, mask, 0.25, backend="tiles")
-    theirs = attend_joined(joined, mask, 0.25, backend="explicit")
+    joined = FusedQKV(*((*given, None)[:2]), *((*biases, None, None)[:2]))
+    ours = attend_fused_qkv(joined, mask, 0.25, backend="tiles")
+    theirs = attend_fused_qkv(joined, mask, 0.25, backend="explicit")
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     direction, leaves = torch.randn_like(ours), [*given, *biases]
     for one, other in zip(
@@ -109,12 +112,12 @@ def test_joined_is_the_same_as_apart(kind: str, lacks: bool, device: torch.devic
 
 def test_dropout_takes_weights_out_and_its_gradient_knows_which(device: torch.device) -> None:
     """With values that are one-hot the output is the weights themselves; backward drops those that forward did."""
-    packing = Packing.of([[16]], 16, 1, device)
+    packing = Packing.from_lengths([[16]], 16, 1, device)
     mask = Mask(packing=(packing, packing))
     q, k = (torch.randn(1, 4, 16, 16, device=device) for _ in range(2))
     v = torch.eye(16, device=device).expand(1, 4, 16, 16).clone().requires_grad_()
     out = attend(q, k, v, mask, dropout=0.5, backend="tiles")
-    weights = explicit(q, k, v, mask)[1]
+    weights = attend_explicit(q, k, v, mask)[1]
     kept = out != 0
     assert 0.4 < kept.float().mean() < 0.6
     torch.testing.assert_close(out, torch.where(kept, 2 * weights, 0))
@@ -123,7 +126,7 @@ def test_dropout_takes_weights_out_and_its_gradient_knows_which(device: torch.de
 
 
 def test_the_gradient_under_dropout_is_that_of_what_was_computed(device: torch.device) -> None:
-    packing = Packing.of([[9, 7]], 16, 2, device)
+    packing = Packing.from_lengths([[9, 7]], 16, 2, device)
     mask = Mask(causal=True, packing=(packing, packing))
     q, k, v = (torch.randn(1, 1, 16, 16, device=device).requires_grad_() for _ in range(3))
     torch.manual_seed(1)
@@ -131,7 +134,7 @@ def test_the_gradient_under_dropout_is_that_of_what_was_computed(device: torch.d
     one_hot = torch.eye(16, device=device)[None, None]
     torch.manual_seed(1)
     kept = attend(q, k, one_hot, mask, dropout=0.3, backend="tiles").detach() != 0
-    weights = explicit(q, k, v, mask)[1]
+    weights = attend_explicit(q, k, v, mask)[1]
     expected = torch.where(kept, weights / 0.7, 0) @ v
     torch.testing.assert_close(out, expected)
     direction = torch.randn_like(out)
@@ -141,8 +144,10 @@ def test_the_gradient_under_dropout_is_that_of_what_was_computed(device: torch.d
 
 
 def test_tensors_may_lie_in_memory_as_they_like(device: torch.device) -> None:
-    one = Packing.of([[9, 7]], 16, 2, device)
-    packing = Packing(*(x.expand(3, -1) for x in (one.segments, one.positions, one.ends)), one.longest)
+    one = Packing.from_lengths([[9, 7]], 16, 2, device)
+    packing = Packing(*(x.expand(3, -1) for x in (one.segments, one.positions, one.ends)), one.max_length)
     mask = Mask(packing=(packing, packing))
     q, k, v = (torch.randn(3, 2, 16, 32, device=device)[..., ::2] for _ in range(3))
-    torch.testing.assert_close(attend(q, k, v, mask, backend="tiles"), explicit(q, k, v, mask)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        attend(q, k, v, mask, backend="tiles"), attend_explicit(q, k, v, mask)[0], rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,53 @@
+"""Flags out of settings: every annotated field of a table is a flag of the same name, and its words are the help text.
+
+A flag that was not given is None, so that it can be told apart from one that was given its default.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter
+
+
+def add_config_flags(tables: Mapping[str, tuple[type, Group]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The command takes the flags of these tables, too, as its `**flags`: table -> (dataclass, group in the help)."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+        more = [flag for table, group in tables.values() for flag in _iterate_flags(table, group)]
+        names = {parameter.name for parameter in own}
+        parameters = [*own, *(flag for flag in more if flag.name not in names)]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _iterate_flags(table: type, group: Group) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(table, include_extras=True)
+    for field in fields(table):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            kind, words = get_args(hint)
+            many = get_origin(kind) is tuple
+            meant = Parameter(
+                help=words,
+                group=group,
+                consume_multiple=many,
+                allow_repeating=many or None,
+                negative_iterable="",
+            )
+            annotation: Any = Annotated[kind | None, meant]
+            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def collect_overrides(flags: Mapping[str, Any], tables: Mapping[str, tuple[type, Group]]) -> dict[str, Any]:
+    """{"steps": 20, "src": None} -> {"train.steps": 20}"""
+    homes = {field.name: name for name, (table, _) in tables.items() for field in fields(table)}
+    return {f"{homes[name]}.{name}": value for name, value in flags.items() if value is not None}

@@ -1,0 +1,406 @@
+"""Training as a person watches it: a display that renews itself at a terminal, plain lines in a file or a pipe.
+
+It listens to events and writes to stderr. It never reads, computes or decides anything about the training itself, and
+draws only when an event comes, at most four times a second and in one hundredth of the time, so that it costs next to
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from attent.cli.data import escape_invisible
+from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
+from attent.training.model_card import format_count, format_duration, format_short
+
+LINE_INTERVAL = 10.0  # seconds between plain lines
+MIN_REDRAW_INTERVAL = 0.25  # seconds between drawings, at least
+MAX_DRAW_FRACTION = 0.01  # of the time may go into drawing: slow machines draw less often
+MAX_VALIDATIONS = 8  # validations shown
+MAX_SAMPLES = 3
+MAX_WIDTH = 100  # columns: numbers far apart are hard to read
+MAX_LOSSES = 512  # losses remembered for the sparkline
+BLOCK_BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+MIN_SAMPLE_HEIGHT = 16  # of a terminal: there is no room for samples
+
+
+class TrainingDisplay:
+    """A context manager that is told events. `title` is what is trained, `before` what a resumed run told earlier."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        title: str = "",
+        quiet: bool = False,
+        history: Iterable[Event] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.quiet = quiet
+        self.title = title
+        self._clock = clock
+        self._history = EventHistory()
+        self._live: Live | None = None
+        self._next_draw = (
+            self._last_line
+        ) = -math.inf  # when it may be drawn again, and when the last plain line was written
+        self._unprinted: Progress | None = None
+        self.load_history(history)
+
+    def load_history(self, events: Iterable[Event]) -> None:
+        """What a resumed run told before."""
+        for event in events:
+            self._history.add(event)
+
+    def __enter__(self) -> TrainingDisplay:
+        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.quiet:
+            # Without its thread: it would draw, and hold the interpreter, while nothing has changed.
+            self._live = Live(console=self.console, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop_display()
+
+    def __call__(self, event: Event) -> None:
+        self._history.add(event)
+        if isinstance(event, Ended):
+            self._print_end(event)
+        elif isinstance(event, Note):
+            self._print_note(event)
+        elif self._live is not None:
+            self._draw(force=not isinstance(event, Progress))
+        elif not self.quiet:
+            self._print_event(event)
+
+    def _print_note(self, note: Note) -> None:
+        if note.level == "warning":
+            self._print(Text.assemble(("warning: ", "bold yellow"), escape_invisible(note.text)))
+        elif not self.quiet:
+            self._print(Text(escape_invisible(note.text)))
+
+    def _print_end(self, event: Ended) -> None:
+        if self._unprinted is not None and not self.quiet and self._live is None:
+            self._print(Text(format_progress(self._unprinted, self._history.steps)))
+            self._unprinted = None
+        self._stop_display()
+        self._print(Text(format_end(event, self._history.best), "bold"))
+
+    def _print(self, line: Text) -> None:
+        """A line that stays, above the display where there is one; never broken in a pipe."""
+        self.console.print(line, soft_wrap=not self.console.is_terminal)
+
+    # ---- at a terminal
+
+    def _draw(self, *, force: bool) -> None:
+        began = self._clock()
+        if self._live is None or (not force and began < self._next_draw):
+            return
+        width, height = self.console.size
+        screen = render_display(
+            self._history, self.title, min(width, MAX_WIDTH), height, plain=self.console.options.ascii_only
+        )
+        self._live.update(screen, refresh=True)
+        self._next_draw = self._clock() + max(MIN_REDRAW_INTERVAL, (self._clock() - began) / MAX_DRAW_FRACTION)
+
+    def _stop_display(self) -> None:
+        if self._live is not None:
+            if self._history.started:
+                self._draw(force=True)
+            self._live.stop()
+            self._live = None
+
+    # ---- in a file or a pipe
+
+    def _print_event(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._print(Text(format_header(self.title, event)))
+        elif isinstance(event, Progress):
+            self._print_progress(event)
+        elif isinstance(event, Validated):
+            self._print(Text(format_validation(event)))
+            for sample in event.samples[:MAX_SAMPLES]:
+                for mark, words in (("source", sample.source), ("wanted", sample.reference), ("output", sample.output)):
+                    self._print(Text(f"    {mark}  {escape_invisible(words)}"))
+
+    def _print_progress(self, event: Progress) -> None:
+        self._unprinted = event
+        if self._clock() - self._last_line >= LINE_INTERVAL:
+            self._last_line, self._unprinted = self._clock(), None
+            self._print(Text(format_progress(event, self._history.steps)))
+
+
+class EventHistory:
+    """What is remembered of the events: little, however long the run."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.progress: Progress | None = None
+        self.validations: deque[Validated] = deque(maxlen=MAX_VALIDATIONS)
+        self.best: Validated | None = None
+        self.saved: Saved | None = None
+        self.losses: list[float] = []
+        self._bin_size = 1  # this many losses become one of `losses`, by their mean
+        self._bin: list[float] = []
+
+    @property
+    def steps(self) -> int:
+        return self.started.steps if self.started else 0
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.started = event
+        elif isinstance(event, Progress):
+            self.progress = event
+            self._add_loss(event.loss)
+        elif isinstance(event, Validated):
+            if self.validations and self.validations[-1].step == event.step:
+                self.validations.pop()  # told again by a resumed run
+            self.validations.append(event)
+            self.best = event if event.best else self.best
+        elif isinstance(event, Saved):
+            self.saved = event
+
+    def _add_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            return
+        self._bin.append(loss)
+        if len(self._bin) >= self._bin_size:
+            self.losses.append(math.fsum(self._bin) / len(self._bin))
+            self._bin = []
+        if len(self.losses) >= MAX_LOSSES:
+            self.losses = average_pairs(self.losses)
+            self._bin_size *= 2
+
+
+# ---- the display -----------------------------------------------------------------------------------------------------
+
+
+def render_display(
+    history: EventHistory, title: str, width: int, height: int, *, plain: bool = False
+) -> RenderableType:
+    """All that fits; where a terminal is low, the samples and then the older validations make room."""
+    parts: list[RenderableType] = []
+    if history.started:
+        parts += [truncate_line(format_header(title, history.started), width, "bold"), _render_bar(history, width)]
+    if history.progress:
+        parts += ["", _render_metrics(history.progress, width), _render_sparkline(history, width, plain)]
+    rows = list(history.validations)
+    room = height - 8
+    samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 6) // 4)] if rows and height > MIN_SAMPLE_HEIGHT else ()
+    if rows and room > 3:
+        shown = min(len(rows), max(1, room - 3 - 4 * len(samples)))
+        parts += ["", _render_validations(rows[-shown:], history.best, width, plain)]
+    for sample in samples:
+        parts += ["", _render_sample(sample, width)]
+    return Group(*parts)
+
+
+def truncate_line(text: str, width: int, style: str = "") -> Text:
+    line = Text(escape_invisible(text), style, no_wrap=True, overflow="ellipsis")
+    line.truncate(max(width, 1), overflow="ellipsis")
+    return line
+
+
+def format_header(title: str, started: Started) -> str:
+    learned = (
+        f", {format_short(started.trainable_parameters)} trained"
+        if started.trainable_parameters != started.parameters
+        else ""
+    )
+    facts = [title, f"{format_short(started.parameters)} parameters{learned}", started.device]
+    return "  ".join(fact for fact in facts if fact)
+
+
+def _render_bar(history: EventHistory, width: int) -> RenderableType:
+    done = history.progress.step if history.progress else history.started.step if history.started else 0
+    words = [f"{done:,}/{history.steps:,}"]
+    if history.progress:
+        words += [f"epoch {history.progress.epoch:.1f}", format_time_left(history.progress.seconds_left)]
+    if history.saved and width >= 80:
+        words.append(f"saved at {history.saved.step:,}")
+    told = "  ".join(word for word in words if word)
+    table = Table.grid(padding=(0, 2))
+    room = max(8, width - len(told) - 2)
+    bar = ProgressBar(total=max(history.steps, 1), completed=done, width=room, complete_style="cyan")
+    table.add_row(bar, told)
+    return table
+
+
+def _render_metrics(progress: Progress, width: int) -> RenderableType:
+    wide, roomy = width >= 78, width >= 96
+    targets, busy = progress.targets_per_second, progress.gpu_busy
+    cells = [
+        ("loss", format_loss(progress.loss)),
+        ("perplexity", format_perplexity(progress.perplexity)),
+        ("tokens/s", format_speed(progress.tokens_per_second)),
+        *([("targets/s", format_speed(targets))] if targets is not None and roomy else []),
+        *([("GPU busy", format_percent(busy))] if busy is not None else []),
+        *([("learning rate", format_lr(progress.lr))] if busy is None or roomy else []),
+        ("gradient", format_grad_norm(progress.grad_norm)),
+        ("time", format_duration(progress.seconds)),
+    ]
+    shown = cells if wide else cells[:5]
+    table = Table(box=None, padding=(0, 3 if wide else 2, 0, 0), pad_edge=False)
+    for name, _ in shown:
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    table.add_row(*(Text(value, "bold" if name == "loss" else "") for name, value in shown))
+    return table
+
+
+def _render_sparkline(history: EventHistory, width: int, plain: bool) -> RenderableType:
+    if len(history.losses) < 2:
+        return Text("")
+    ends = f"{format_loss(history.losses[0])}", f"{format_loss(history.losses[-1])}"
+    room = min(width - sum(map(len, ends)) - 10, 64)
+    line = draw_sparkline(history.losses, max(room, 1), ASCII_BARS if plain else BLOCK_BARS)
+    return Text.assemble(("loss  ", "dim"), (f"{ends[0]} ", "dim"), (line, "cyan"), (f" {ends[1]}", "dim"))
+
+
+def draw_sparkline(values: Sequence[float], width: int, bars: str = BLOCK_BARS) -> str:
+    """Values as a row of bars, low to high; more values than columns are averaged."""
+    if len(values) > width:
+        ends = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    # Scaled by what comes after the first fall, which would press all the rest flat.
+    low, high = min(values), max(values[len(values) // 20 :])
+    size = (high - low) or 1.0
+    return "".join(bars[min(int((value - low) / size * len(bars)), len(bars) - 1)] for value in values)
+
+
+def average_pairs(values: Sequence[float]) -> list[float]:
+    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
+
+
+def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
+    named = {"BLEU": "bleu", "chrF": "chrf", "exact %": "exact", "accuracy %": "accuracy"}
+    scores = {name: key for name, key in named.items() if any(getattr(row, key) is not None for row in rows)}
+    table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
+    for name in ("validated at", "epoch", "loss", *scores):
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        is_best = best is not None and row.step == best.step
+        cells = [f"{row.step:,}", f"{row.epoch:.1f}", format_loss(row.loss)]
+        cells += [format_score(getattr(row, key)) for key in scores.values()]
+        mark = ("* best" if plain else "★ best") if is_best else ""
+        table.add_row(*cells, mark, style="bold green" if is_best else "")
+    return table
+
+
+def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
+    right = sample.output == sample.reference
+    rows = (
+        ("source", sample.source, "dim"),
+        ("wanted", sample.reference, ""),
+        ("output", sample.output, "bold green" if right else "bold"),
+    )
+    return Group(
+        *(Text.assemble((f"{mark}  ", "dim"), truncate_line(words, width - 8, style)) for mark, words, style in rows)
+    )
+
+
+# ---- plain lines -----------------------------------------------------------------------------------------------------
+
+
+def format_progress(event: Progress, steps: int) -> str:
+    parts = [
+        f"step {event.step:>{len(f'{steps:,}')},}/{steps:,}",
+        f"epoch {event.epoch:.1f}",
+        f"loss {format_loss(event.loss)}",
+        f"ppl {format_perplexity(event.perplexity)}",
+        f"{format_speed(event.tokens_per_second)} tokens/s",
+        "" if event.targets_per_second is None else f"({format_speed(event.targets_per_second)} targets/s)",
+        "" if event.gpu_busy is None else f"GPU {format_percent(event.gpu_busy)} busy",
+        f"lr {format_lr(event.lr)}",
+        format_time_left(event.seconds_left),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def format_validation(event: Validated) -> str:
+    parts = [f"validated at step {event.step:,}", f"loss {format_loss(event.loss)}"]
+    shares = (("exact", event.exact, "%"), ("accuracy", event.accuracy, "%"))
+    named = (("BLEU", event.bleu, ""), ("chrF", event.chrf, ""), *shares)
+    parts += [f"{name} {format_score(value)}{unit}" for name, value, unit in named if value is not None]
+    parts.append(
+        "best so far" if event.best else f"best was {format_count(event.validations_since_best, 'validation')} ago"
+    )
+    return "  ".join(parts)
+
+
+def format_end(event: Ended, best: Validated | None) -> str:
+    reasons = {
+        "steps": f"done: {format_count(event.step, 'update')}",
+        "patience": f"done: no longer getting better, stopped after {format_count(event.step, 'update')}",
+        "stopped": f"stopped after {format_count(event.step, 'update')}",
+    }
+    told = f"{reasons[event.reason]} in {format_duration(event.seconds)}"
+    return f"{told}; best at step {best.step:,}: {_format_scores(best)}" if best else told
+
+
+def _format_scores(event: Validated) -> str:
+    scores = [f"{format_score(v)} {name}" for v, name in ((event.bleu, "BLEU"), (event.chrf, "chrF")) if v is not None]
+    shares = ((event.exact, "exact"), (event.accuracy, "right"))
+    return ", ".join(
+        [f"loss {format_loss(event.loss)}", *scores, *(f"{format_score(v)}% {n}" for v, n in shares if v is not None)]
+    )
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def format_loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def format_perplexity(value: float) -> str:
+    return f"{value:.2f}" if value < 1_000 else f"{value:,.0f}" if value < 1e7 else f"{value:.1e}"
+
+
+def format_speed(value: float) -> str:
+    """Three digits: 18,400."""
+    return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
+
+
+def format_percent(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def format_lr(value: float) -> str:
+    return f"{value:.1e}"
+
+
+def format_grad_norm(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.1e}"
+
+
+def format_score(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def format_time_left(seconds: float | None) -> str:
+    """As rough as such a guess is: 12 min left, 2 h 10 min left."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s left"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min left"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min left" if hours < 48 else f"{round(minutes / 1440)} days left"

@@ -1,0 +1,1 @@
+"""Fused beam search on an NVIDIA GPU, captured as CUDA graphs."""

@@ -1,0 +1,118 @@
+"""Models that share a vocabulary, as one: each step gives the logarithm of the mean of their probabilities.
+
+A search sees no difference: it begins and steps as with a single model. What each model keeps stays its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.nn import Cache
+from attent.text.tokenizer import Tokenizer
+
+
+class EnsembleError(ValueError):
+    """Models that cannot write together; the message says which and why."""
+
+
+@dataclass(eq=False)
+class EnsembleState:
+    """What each model keeps between steps. Whatever happens to one happens to all."""
+
+    caches: list[Cache]
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        for cache in self.caches:
+            cache.reorder_beams(parents)
+
+    def reorder(self, rows: Tensor) -> None:
+        for cache in self.caches:
+            cache.reorder(rows)
+
+    def replace_rows(self, rows: Tensor, new: EnsembleState) -> None:
+        for cache, other in zip(self.caches, new.caches, strict=True):
+            cache.replace_rows(rows, other)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        for cache in self.caches:
+            cache.rewind(lengths)
+
+
+class Ensemble(nn.Module):
+    """Several models that write one target. They may differ in all but their vocabularies, start and end."""
+
+    def __init__(self, models: Sequence[Seq2Seq]) -> None:
+        super().__init__()
+        if not models:
+            raise EnsembleError("an ensemble must have at least one model, but has none; give a folder for each")
+        for number, model in enumerate(models[1:], 2):
+            check_compatible(models[0].config, model.config, number)
+        self.models = nn.ModuleList(models)
+
+    @property
+    def members(self) -> list[Seq2Seq]:
+        return [model for model in self.models if isinstance(model, Seq2Seq)]
+
+    @property
+    def config(self) -> Seq2SeqConfig:
+        """That of the first: the vocabularies, start and end are those of all."""
+        return self.members[0].config
+
+    @property
+    def max_source_length(self) -> int | None:
+        """Tokens of a source that every model has positions for; None: any number."""
+        return min_limit(model.encoder.positions.max_length for model in self.members)
+
+    @property
+    def max_target_length(self) -> int | None:
+        return min_limit(model.decoder.positions.max_length for model in self.members)
+
+    @torch.no_grad()
+    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> EnsembleState:
+        return EnsembleState([model.begin(source, lengths, capacity=capacity, beams=beams) for model in self.members])
+
+    @torch.no_grad()
+    def step(self, target: Tensor, state: EnsembleState, /) -> Tensor:
+        """(B, K) -> (B, K, V): log-probabilities, which as logits give the same probabilities again."""
+        each = zip(self.members, state.caches, strict=True)
+        total: Tensor | None = None
+        for model, cache in each:  # one after the other: the vocabulary is wide, and all at once would be kept
+            logits = model.step(target, cache)
+            found = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+            total = found if total is None else torch.logaddexp(total, found)
+        assert total is not None
+        return total - math.log(len(self.models))
+
+
+def min_limit(limits: Iterable[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:
+    for name, mine, theirs in (
+        ("source vocabulary", first.vocab, other.vocab),
+        ("target vocabulary", first.output_vocab, other.output_vocab),
+        ("start token", first.start_id, other.start_id),
+        ("end token", first.end_id, other.end_id),
+    ):
+        if mine != theirs:
+            raise EnsembleError(
+                f"models of an ensemble must have the same {name}, but the first has {mine} and model {number} "
+                f"{theirs}; train them with one tokenizer"
+            )
+
+
+def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> None:
+    """Vocabularies of one size may still differ: the number of a piece must mean the same to all."""
+    for tokenizer, name in zip(tokenizers[1:], names[1:], strict=True):
+        if tokenizer.fingerprint != tokenizers[0].fingerprint:
+            raise EnsembleError(
+                f"{name}: must have the tokenizer of {names[0]} to write together with it, but has another; "
+                f"train both from one `tokenizer.model`, or translate with one of them"
+            )

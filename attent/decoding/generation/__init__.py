@@ -1,0 +1,1 @@
+"""Text generation with decoder-only models."""

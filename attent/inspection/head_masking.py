@@ -1,0 +1,129 @@
+"""Silence parts of a model: heads, sub-layers, whole layers add nothing to the residual stream while it lasts.
+
+What a part adds comes out of its last matrix: for a head its columns of W^O, for an attention all of W^O and its bias,
+for a feed-forward its second matrix and bias. These are set to zero and given back, so that silence holds for every
+way to run the model, also for a conversion that is made meanwhile.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attent.nn import Attention, attention_layers
+from attent.nn.attention import COMPILED_PREFIX
+from attent.nn.block import Block
+from attent.nn.feedforward import FeedForward
+
+Granularity = Literal["heads", "sublayers", "layers"]
+PART_PATTERN = re.compile(r"(?P<path>[\w.]+)(?::(?P<head>\d{1,6}))?")
+
+
+class ModelPartError(ValueError):
+    """A part that the model does not have, in a sentence."""
+
+
+@dataclass(frozen=True, order=True)
+class ModelPart:
+    """`decoder.blocks.3.cross_attn:2` is a head, `decoder.blocks.3.cross_attn` a sub-layer, `decoder.blocks.3` a layer."""
+
+    path: str
+    head: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelPart:
+        match = PART_PATTERN.fullmatch(text)
+        if match is None:
+            raise ModelPartError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
+        return cls(match["path"], None if match["head"] is None else int(match["head"]))
+
+    def __str__(self) -> str:
+        return self.path if self.head is None else f"{self.path}:{self.head}"
+
+    @property
+    def kind(self) -> Literal["head", "sublayer", "layer"]:
+        if self.head is not None:
+            return "head"
+        return "layer" if self.path.rpartition(".")[2].isdigit() else "sublayer"
+
+
+def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
+    """All of a model's heads, sub-layers or layers, in the order of its modules."""
+    if granularity not in get_args(Granularity):
+        raise ModelPartError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
+    if granularity == "heads":
+        return [ModelPart(path, h) for path, layer in attention_layers(model).items() for h in range(layer.heads)]
+    kinds = Block if granularity == "layers" else (Attention, FeedForward)
+    return [
+        ModelPart(path.replace(COMPILED_PREFIX, ""))
+        for path, module in model.named_modules()
+        if isinstance(module, kinds)
+    ]
+
+
+@contextmanager
+def mask_parts(model: nn.Module, parts: Sequence[ModelPart]) -> Iterator[None]:
+    """While the block lasts, for every call of the model; afterwards the weights are as they were, to the bit."""
+    columns = [view for part in parts for view in iter_output_weights(model, part)]
+    before = [(view, view.clone()) for view in columns]
+    try:
+        with torch.no_grad():
+            for view in columns:
+                view.zero_()
+        yield
+    finally:
+        with torch.no_grad():
+            for view, values in before:
+                view.copy_(values)
+
+
+def iter_output_weights(model: nn.Module, part: ModelPart) -> Iterator[Tensor]:
+    """Views of the weights by which a part adds to the residual stream."""
+    module = find_part(model, part)
+    match module:
+        case Attention():
+            yield from iter_attention_output_weights(module, part)
+        case FeedForward():
+            yield from iter_linear_weights(module.contract)
+        case Block():
+            yield from iter_linear_weights(module.self_attn.output)
+            if module.cross_attn is not None:
+                yield from iter_linear_weights(module.cross_attn.output)
+            yield from iter_linear_weights(module.feedforward.contract)
+
+
+def iter_attention_output_weights(attention: Attention, part: ModelPart) -> Iterator[Tensor]:
+    if part.head is None:
+        yield from iter_linear_weights(attention.output)
+    else:
+        width = attention.head_width
+        yield attention.output.weight.data[:, part.head * width : (part.head + 1) * width]
+
+
+def iter_linear_weights(linear: nn.Linear) -> Iterator[Tensor]:
+    yield linear.weight.data
+    if linear.bias is not None:
+        yield linear.bias.data
+
+
+def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Block:
+    kinds = (Attention, FeedForward, Block)
+    modules = {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, kinds)}
+    module = modules.get(part.path)
+    if module is None:
+        near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"its parts are named like {', '.join(list(modules)[-3:])}"
+        raise ModelPartError(f"the model has no part {part.path!r}; {hint}")
+    if part.head is not None and not isinstance(module, Attention):
+        raise ModelPartError(f"{part}: only attention has heads, and {part.path} is none; leave out the number")
+    if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
+        there = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
+        raise ModelPartError(f"{part}: the heads of {part.path} {there}")
+    return module

@@ -1,0 +1,110 @@
+"""One HTML file that holds everything: the page, its style, its program and the document that it shows.
+
+The program is written as plain ES modules in `page/`. A file that is opened from disk may not import others, so they
+are joined here into one module, in the order of their imports; names at their top level are unique (`joined` refuses
+others). Nothing is fetched: a strict content security policy allows just this style and this program, by their hashes.
+The document goes in as JSON in a block that is data, with every `<` escaped: no text in it can end the block.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+ENTRY_MODULE = "main.js"
+STYLESHEETS = ("style.css", "views.css")
+IMPORT_PATTERN = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+EXPORT_PATTERN = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
+DEFINITION_PATTERN = re.compile(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", re.MULTILINE)
+UNSUPPORTED_PATTERN = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+JSON_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render_page(document: dict[str, Any]) -> str:
+    """The page of a document; with `"live": true` in it, one that asks its server for more."""
+    style, script = load_assets()
+    policy = build_csp(style, script, live=bool(document.get("live")))
+    title = " ".join(["attent look", *([document["title"][:80]] if document.get("title") else [])])
+    blocks = {
+        "policy": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        "title": f"<title>{escape_html(title)}</title>",
+        "style": f"<style>{style}</style>",
+        "document": f'<script type="application/json" id="document">{encode_json_for_html(document)}</script>',
+        "script": f'<script type="module">{script}</script>',
+    }
+    return re.sub(r"<!--(\w+)-->", lambda match: blocks.get(match[1], match[0]), read_page_file("index.html"))
+
+
+def build_csp(style: str, script: str, *, live: bool) -> str:
+    asked = "; connect-src 'self'" if live else ""
+    return (
+        f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; img-src data:{asked}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def build_live_csp() -> str:
+    """What the server says in its header, for pages of its own."""
+    return build_csp(*load_assets(), live=True) + "; frame-ancestors 'none'"
+
+
+@functools.cache
+def load_assets() -> tuple[str, str]:
+    """All style, and all of the program."""
+    return "\n".join(read_page_file(name) for name in STYLESHEETS), bundle_modules(ENTRY_MODULE)
+
+
+def bundle_modules(entry: str) -> str:
+    """The modules that `main` imports, and it, as one."""
+    modules: dict[str, str] = {}
+    collect_modules(entry, modules, ())
+    names: dict[str, str] = {}
+    for file, code in modules.items():
+        for name in DEFINITION_PATTERN.findall(code):
+            if name in names:
+                raise ValueError(f"page/{file}: `{name}` is at the top level of {names[name]} too; rename one")
+            names[name] = file
+    return "\n".join(modules.values())
+
+
+def collect_modules(file: str, modules: dict[str, str], importers: tuple[str, ...]) -> None:
+    """A module behind those that it imports, without the words that only separate files need."""
+    if file in importers:
+        raise ValueError(f"page/{file}: imports itself by way of {' -> '.join(importers)}")
+    if file in modules:
+        return
+    source = read_page_file(file)
+    for _, other in IMPORT_PATTERN.findall(source):
+        collect_modules(other, modules, (*importers, file))
+    code = EXPORT_PATTERN.sub("", IMPORT_PATTERN.sub("", source))
+    left = UNSUPPORTED_PATTERN.search(code)
+    if left:
+        raise ValueError(f'page/{file}: `{left[0]}` cannot be joined; write import {{ a, b }} from "./file.js"')
+    if "</script" in code.lower() or "<!--" in code:
+        raise ValueError(f"page/{file}: must not hold the end of a script or a comment of HTML; spell it otherwise")
+    modules[file] = code
+
+
+def read_page_file(name: str) -> str:
+    return (files("attent.inspection") / "page" / name).read_text(encoding="utf-8")
+
+
+def compute_csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def encode_json_for_html(document: dict[str, Any]) -> str:
+    """JSON that HTML reads as nothing else; half a surrogate pair, which UTF-8 cannot hold, stays escaped."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
+    return re.sub("[<>&\u2028\u2029]", lambda sign: JSON_ESCAPES[sign[0]], text)
+
+
+def escape_html(text: str) -> str:
+    text = re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

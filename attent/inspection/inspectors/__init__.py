@@ -1,0 +1,1 @@
+"""Inspectors: record one forward pass of a model and describe it for the page."""

@@ -1,0 +1,253 @@
+"""The files of a Hugging Face folder: config.json, and weights in one safetensors file or several.
+
+Links are followed, since the hub's cache is made of them; names that an index file gives must be plain names. Weights
+are mapped: what they are is known from the headers of their files, and each is read when it is asked for.
+What the tensors mean is left to the families; our own folders are left to `attent.models.folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from attent import settings
+from attent.models.folder import (
+    MANIFEST_FILE,
+    NEW_SUFFIX,
+    PICKLE_SUFFIXES,
+    FolderError,
+    check_safetensors_header,
+    explain_save_errors,
+    fsync_path,
+    write_safetensors,
+)
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+# Reading.
+
+
+def check_folder(root: Path, given: str) -> None:
+    """Refuses what is not a folder, in words that help someone who gave the name of a model on the hub."""
+    if root.is_dir():
+        return
+    problem = "is a file" if root.exists() else "does not exist"
+    advice = "give the folder that holds config.json"
+    if not root.exists() and HUB_ID_PATTERN.fullmatch(given):
+        name = given.rpartition("/")[2]
+        advice += (
+            f". If {given} is a model on the Hugging Face hub, download it first, "
+            f"`hf download {given} --local-dir {name}`, and give the folder {name}"
+        )
+    raise FolderError(f"{given}: must be a model folder, but {problem}; {advice}")
+
+
+def resolve_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder that was given, if it is one."""
+    root = Path(folder).expanduser()
+    check_folder(root, os.fspath(folder))
+    return root
+
+
+def is_attent_folder(root: Path) -> bool:
+    """Whether attent has saved this folder. With a manifest it has, whatever may have happened to config.json since."""
+    if any((root / name).exists() for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX)):
+        return True
+    return read_json(root / CONFIG_FILE).get("format") == "attent"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of the folder."""
+    if not path.is_file():
+        raise FolderError(f"{path.parent}: must hold {path.name}, but does not; is it a model folder?")
+    try:
+        return settings.read_json(path)
+    except settings.SettingsError as error:
+        raise FolderError(str(error)) from error
+
+
+@dataclass(frozen=True, eq=False)
+class LazyTensor:
+    """A tensor in a file: its name, shape and precision, from the file's header. It is read when `read` is called."""
+
+    path: Path
+    name: str
+    shape: torch.Size
+    stored_dtype: str  # as safetensors calls it, F32
+    file: Any
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """None where torch has none of that kind, or weights are never of it."""
+        return SAFETENSORS_DTYPES.get(self.stored_dtype)
+
+    def to_meta(self) -> Tensor:
+        """A tensor of the same shape, without numbers."""
+        return torch.empty(self.shape, device="meta")
+
+    def read(self) -> Tensor:
+        """The tensor, mapped from the file: it takes no memory of its own, and must be copied to be kept."""
+        try:
+            return self.file.get_tensor(self.name)
+        except SafetensorError as error:
+            raise FolderError(f"{self.path}: `{self.name}` cannot be read: {error}; get the model again") from error
+
+
+def open_tensors(root: Path) -> dict[str, LazyTensor]:
+    """Every tensor of the folder by its foreign name; of the files, only the headers are read."""
+    try:
+        if (root / WEIGHTS_FILE).is_file():
+            return open_safetensors(root / WEIGHTS_FILE)
+        if (root / INDEX_FILE).is_file():
+            return open_shards(root)
+    except OSError as error:
+        raise FolderError(
+            f"{error.filename or root}: cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    raise FolderError(explain_missing_weights(root))
+
+
+def get_weights_path(root: Path) -> Path:
+    """The file to name when tensors are wrong."""
+    return root / (
+        INDEX_FILE if not (root / WEIGHTS_FILE).is_file() and (root / INDEX_FILE).is_file() else WEIGHTS_FILE
+    )
+
+
+def open_safetensors(path: Path) -> dict[str, LazyTensor]:
+    check_safetensors_header(path, "model")
+    try:
+        file: Any = safe_open(path, framework="pt")  # mapped for as long as a tensor of it is to be read
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    except SafetensorError as error:
+        raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
+    return {
+        name: LazyTensor(path, name, torch.Size(part.get_shape()), str(part.get_dtype()), file)
+        for name, part in slices.items()
+    }
+
+
+def open_shards(root: Path) -> dict[str, LazyTensor]:
+    """The tensors of the files that the index names, each where the index says it is."""
+    homes = read_json(root / INDEX_FILE).get("weight_map")
+    if not isinstance(homes, dict) or not homes or not all(isinstance(home, str) for home in homes.values()):
+        raise FolderError(f"{root / INDEX_FILE}: `weight_map` must map tensors to files; get the file again")
+    tensors: dict[str, LazyTensor] = {}
+    paths = {
+        shard: resolve_shard(root, shard) for shard in sorted(set(homes.values()))
+    }  # all there, before any is opened
+    for shard, path in paths.items():
+        listed = {name for name, home in homes.items() if home == shard}
+        tensors |= check_shard(open_safetensors(path), listed, root / shard)
+    return tensors
+
+
+def check_shard(tensors: dict[str, LazyTensor], expected: set[str], path: Path) -> dict[str, LazyTensor]:
+    if tensors.keys() != expected:
+        odd = sorted(tensors.keys() ^ expected)[0]
+        problem = f"does not hold `{odd}`" if odd in expected else f"holds `{odd}`"
+        raise FolderError(f"{path}: {problem}, unlike {INDEX_FILE} says; get both files again from one place")
+    return tensors
+
+
+def resolve_shard(root: Path, name: str) -> Path:
+    """A file beside the index; never a way to somewhere else."""
+    if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
+        raise FolderError(
+            f"{root / INDEX_FILE}: {quote_value(name)} must be the name of a .safetensors file in the same folder; "
+            f"do not trust this folder: get the model from its publisher"
+        )
+    if not (root / name).is_file():
+        raise FolderError(f"{root / name}: is missing, but {INDEX_FILE} names it; download it too")
+    return root / name
+
+
+def explain_missing_weights(root: Path) -> str:
+    pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
+    if not pickles:
+        return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but does not; download the weights too"
+    new = f"{root.name}-safetensors"
+    said = read_json(root / CONFIG_FILE).get("architectures")
+    names = [name for name in said if re.fullmatch("[A-Za-z][A-Za-z0-9]+", str(name))] if isinstance(said, list) else []
+    model = names[0] if names else "AutoModel"
+    return (
+        f"{root / pickles[0]}: is a pickle, which can run code and is never opened here, and there is no "
+        f"{WEIGHTS_FILE}; convert it where `transformers` is installed: python -c 'from transformers import "
+        f'{model} as M; M.from_pretrained("{root}").save_pretrained("{new}")\', then load {new}'
+    )
+
+
+# Writing.
+
+
+def write_folder(
+    folder: str | os.PathLike[str],
+    *,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    extra_files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """A new Hugging Face folder: written aside and renamed as a whole, so that there is never half of one.
+
+    `others` are further JSON files by name.
+    """
+    root = Path(folder).expanduser().absolute()
+    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+        raise FolderError(f"{folder}: exists already; give a new folder, or remove that one first")
+    with explain_save_errors(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW_SUFFIX, dir=root.parent))
+        try:
+            for name, data in {CONFIG_FILE: config, **(extra_files or {})}.items():
+                write_json(aside / name, data)
+            write_safetensors(dict(tensors), aside / WEIGHTS_FILE)
+            publish_folder(aside, root)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def publish_folder(temporary: Path, root: Path) -> None:
+    """Everything on disk for sure, readable as other new files are, then under its name in one step."""
+    shutil.copymode(
+        temporary / CONFIG_FILE, temporary / WEIGHTS_FILE
+    )  # safetensors makes files that only their owner can read
+    temporary.chmod(0o777 & ~read_umask())
+    for path in (*temporary.iterdir(), temporary):
+        fsync_path(path)
+    if root.is_dir():
+        root.rmdir()  # empty: Windows renames onto nothing else
+    os.rename(temporary, root)
+    fsync_path(root.parent)
+
+
+def read_umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def quote_value(value: object) -> str:
+    return f"`{value}`" if isinstance(value, str) and len(value) < 80 else reprlib.repr(value)

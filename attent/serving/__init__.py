@@ -1,0 +1,8 @@
+"""A model behind HTTP: the app, its limits, and the server that runs it in this process (extra `serve`)."""
+
+from attent.serving.app import LookApp, create_app
+from attent.serving.limits import Limits
+from attent.serving.request import LookRequest
+from attent.serving.server import ServeError, serve_app, serve_in_thread
+
+__all__ = ["Limits", "LookApp", "LookRequest", "ServeError", "create_app", "serve_app", "serve_in_thread"]

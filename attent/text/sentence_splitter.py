@@ -1,0 +1,220 @@
+"""Long text cut into sentences, and what is longer still into parts, in time proportional to its length. Nothing is
+lost: the pieces and the gaps behind them are the text, character for character.
+
+Rules decide, no model: what stands before a full stop (`abbreviations` has the words) and what comes behind it. In
+doubt a sentence is not ended: a model reads two at once better than one in halves.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attent.text.abbreviations import AbbreviationRules, get_abbreviations
+
+FULL_STOPS = ".!?…‥؟۔।॥።፧։᠃᠉။៕។܀‼⁇⁈⁉‽"
+WIDE_STOPS = "。！？｡"  # stops that need no space behind them
+CLOSING_MARKS = "\"'”’»›“‘«)]}」』）】》〉"  # “‘« close in German, ”’»› elsewhere
+LINE_ENDS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+NO_BREAK_SPACES = frozenset("\xa0\u202f")  # alone they hold two words together: "M. Dupont"
+GREEK_QUESTION = ";"
+MAX_ABBREVIATION = 40  # characters of a token in which its last word is looked for: no abbreviation is longer
+MAX_GRAPHEME = 64  # characters that one sign may be made of; what hostile text piles up beyond that is cut through
+
+_SURE_ENDS = re.escape(
+    "".join(sorted(set(FULL_STOPS + WIDE_STOPS + CLOSING_MARKS) - set("“‘«")))
+)  # these open in Chinese and French
+_GAP = re.compile(rf"([{WIDE_STOPS}][{_SURE_ENDS}]*+)\s*+|\s++")
+_TRAILING_MARKS = re.compile(
+    rf"[{_SURE_ENDS}]++(?=\s|$)"
+)  # a token without a word, as in "Oui ! » Il": it belongs to those before
+_NEXT = re.compile(r"(?:[-–—•*]\s)?[^\w\s]*+(\w{0,24})")
+_LAST = re.compile(r"(?:\w['’](?=\w$))?[\w.]*$")  # "that's" whole, but of "l'art" the word
+_ROMAN = re.compile(r"[IVXLCDM]+")
+_ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,3}")  # U.S, z.B, i.d.R, n.Chr
+_QUOTED_ON = re.compile("って|[とを、，]")  # Japanese: the sentence goes on behind what it quotes
+_CLAUSE = re.compile(r"[,;:،؛–—](?=\s)|[，、；：]")
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePart:
+    """A sentence, or a part of one, and the space behind it. Of a text that begins with space, the first is empty."""
+
+    text: str
+    gap: str = ""
+
+
+def join_parts(parts: Sequence[SentencePart]) -> str:
+    return "".join(piece.text + piece.gap for piece in parts)
+
+
+def split_sentences(text: str, language: str | None = None, max_chars: int = 2000) -> list[SentencePart]:
+    """The sentences of a text; a line break ends one too. One of more than `longest` characters is cut into parts."""
+    if max_chars < 1:
+        raise ValueError(f"`longest` must be 1 or more characters, but is {max_chars}")
+    pieces: list[SentencePart] = []
+    start = 0
+    for stop, following in _find_boundaries(text, language):
+        pieces += _split_long(text, (start, stop, following), max_chars)
+        start = following
+    return pieces
+
+
+def split_by_tokens(
+    sentences: Sequence[SentencePart], count_tokens: Callable[[Sequence[str]], Sequence[int]], max_tokens: int
+) -> list[SentencePart]:
+    """The same pieces, but each of more than `limit` tokens cut into parts of fewer; `count` tells the tokens of texts.
+
+    A part of one character stays, however many tokens it has.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"`limit` must be 1 or more tokens, but is {max_tokens}")
+    done: list[SentencePart] = []
+    for piece, tokens in zip(sentences, count_tokens([piece.text for piece in sentences]), strict=True):
+        length = len(piece.text)
+        if tokens <= max_tokens or length <= 1:
+            done.append(piece)
+            continue
+        most = max(1, min(length * max_tokens // tokens, length - 1))
+        parts = list(_split_long(join_parts([piece]), (0, length, length + len(piece.gap)), most))
+        done += split_by_tokens(parts, count_tokens, max_tokens)
+    return done
+
+
+# Where sentences end.
+
+
+def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int]]:
+    """Where each sentence ends and where the next one begins, up to the end of the text."""
+    rules = _BoundaryRules(get_abbreviations(language), FULL_STOPS + WIDE_STOPS + GREEK_QUESTION * _is_greek(language))
+    sentence = token = 0  # where they begin
+    stop = following = 0
+    for gap in _GAP.finditer(text):
+        stop, following = gap.end(1) if gap[1] else gap.start(), gap.end()
+        if following == len(text):
+            break
+        if LINE_ENDS.isdisjoint(text[stop:following]) and stop:
+            if _TRAILING_MARKS.match(text, following):
+                continue
+            ended = (
+                _ends_at_wide_stop(text, stop, following)
+                if gap[1]
+                else rules.ends_sentence(text, sentence, token, stop, following)
+            )
+        else:
+            ended = True
+        token = following
+        if ended:
+            yield stop, following
+            sentence = following
+    if text:
+        yield (stop, following) if following == len(text) else (len(text), len(text))
+
+
+def _is_greek(language: str | None) -> bool:
+    return (language or "").lower().split("-")[0] == "el"
+
+
+def _ends_at_wide_stop(text: str, stop: int, following: int) -> bool:
+    """Does a sentence end behind a wide stop and what closes with it?"""
+    return text[stop - 1] not in CLOSING_MARKS or not _QUOTED_ON.match(text, following)
+
+
+@dataclass(frozen=True)
+class _BoundaryRules:
+    abbreviations: AbbreviationRules
+    stops: str
+
+    def ends_sentence(self, text: str, sentence: int, token: int, stop: int, following: int) -> bool:
+        """Does a sentence end with the token that stands before this gap?"""
+        if text[stop - 1] not in self.stops and text[stop - 1] not in CLOSING_MARKS:
+            return False
+        whole = text[token:stop]
+        closed = whole.rstrip(CLOSING_MARKS + " \t\xa0\u202f")
+        bare = closed.rstrip(self.stops)
+        if len(bare) == len(closed) or (stop + 1 == following and text[stop] in NO_BREAK_SPACES):
+            return False
+        if whole[0] in "([（" and whole[-1] in ")]）":  # "(!)", "(etc.)"
+            return False
+        following_word = _NEXT.match(text, following)
+        next_word = following_word[1] if following_word else ""
+        if next_word[:1].islower():
+            return False
+        if closed[len(bare) :] != ".":
+            return True
+        initial = following_word is not None and len(next_word) == 1 and text.startswith(".", following_word.end())
+        last = _LAST.search(bare[-MAX_ABBREVIATION:])
+        return self.is_final_full_stop(last[0] if last else "", next_word, initial, token == sentence)
+
+    def is_final_full_stop(self, word: str, next_word: str, initial: bool, first: bool) -> bool:
+        """By the word before the full stop and the next one; `initial`: that is one; `first`: nothing stands before."""
+        words, lower = self.abbreviations, word.lower()
+        starts = next_word in words.sentence_starters and not initial
+        if word in words.before_names:
+            return False
+        if lower in words.before_numbers and (next_word[:1].isdigit() or _ROMAN.fullmatch(next_word)):
+            return False
+        if word.isdigit():
+            return self.is_final_number(word, next_word, starts, first)
+        if len(word) == 1 and word.isalpha() and word.lower() != word.upper():  # an initial, "z. B.", "a."
+            return starts and not first
+        if _ROMAN.fullmatch(word) and (first or words.has_ordinals):
+            return starts and not first
+        if lower in words.mid_sentence or _ACRONYM.fullmatch(word):
+            return starts
+        return True
+
+    def is_final_number(self, number: str, next_word: str, starts: bool, first: bool) -> bool:
+        """Not that of a list, nor an ordinal; a year is none."""
+        if first and len(number) <= 3:
+            return False
+        if not self.abbreviations.has_ordinals or starts:
+            return True
+        return len(number) > (2 if next_word[:1].isdigit() else 3)
+
+
+# What is too long.
+
+
+def _split_long(text: str, span: tuple[int, int, int], max_chars: int) -> Iterator[SentencePart]:
+    """What stands between a start and a stop, with the gap up to the next, in parts of about one length."""
+    start, stop, following = span
+    while stop - start > max_chars:
+        end = _find_cut(text, start, stop, max_chars)
+        space = _SPACE.match(text, end, stop)
+        after = space.end() if space else end
+        yield SentencePart(text[start:end], text[end:after])
+        start = after
+    yield SentencePart(text[start:stop], text[stop:following])
+
+
+def _find_cut(text: str, start: int, stop: int, max_chars: int) -> int:
+    """Where to cut: at the end of a clause, else of a word, else of a sign, next to where the parts would be equal."""
+    ideal = start + -(-(stop - start) // -(-(stop - start) // max_chars))
+    reach = (ideal - start) // 2
+    low, high = max(start + 1, ideal - reach), min(ideal + reach, start + max_chars)
+    clauses = [found.end() for found in _CLAUSE.finditer(text, low, high)]
+    places = clauses or [found.start() for found in _SPACE.finditer(text, low, high + 1)]
+    if places:
+        end = min(places, key=lambda place: abs(place - ideal))
+        return start + len(text[start:end].rstrip())
+    for place in range(ideal, max(ideal - MAX_GRAPHEME, start), -1):
+        if _is_grapheme_boundary(text[place - 1], text[place]):
+            return place
+    return ideal
+
+
+def _is_grapheme_boundary(before: str, after: str) -> bool:
+    """Is there a boundary of what a reader takes for one sign? Told carefully: none beside what may join two."""
+    if unicodedata.category(after)[0] == "M" or "\u200d" in (before, after):
+        return False
+    if unicodedata.combining(before) == 9:  # a virama joins two consonants
+        return False
+    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":  # halves of one character
+        return False
+    flags = "\U0001f1e6" <= before <= "\U0001f1ff" and "\U0001f1e6" <= after <= "\U0001f1ff"
+    coloured = "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f"
+    return not (flags or coloured or "\u1160" <= after <= "\u11ff")  # those last are parts of a Korean syllable

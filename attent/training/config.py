@@ -1,0 +1,296 @@
+"""What a training run is: one table for each part, the same names in `run.toml`, in `--set` and as flags.
+
+A None means "chosen from the data and the machine"; `choose` fills it in and says why, and the resolved run is kept in
+the model folder. What a person asked for is kept apart from it (`Asked`), so that a later command can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attent import settings
+from attent.data.estimate import Size
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
+from attent.nn import StackConfig
+from attent.training import model_presets
+from attent.training.run_options import DataConfig, DecodeConfig, Precision, TaskName, TrainConfig, TrainError
+
+__all__ = [
+    "DataConfig",
+    "DecodeConfig",
+    "Precision",
+    "Run",
+    "Size",
+    "TaskName",
+    "TrainConfig",
+    "TrainError",
+    "UserSettings",
+]
+
+M = TypeVar("M", Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training, from files to a model folder. Files are read as the class for their kind of model."""
+
+    task: TaskName = "translate"
+    size: Size | None = None
+    init_from: str | None = None  # a model to begin from (--from)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig | None = None  # None until the vocabulary is known
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqRun(Run):
+    model: Seq2SeqConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalRun(Run):
+    model: CausalConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRun(Run):
+    model: EncoderConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionRun(Run):
+    model: VisionConfig | None = None
+
+
+RUN_CLASSES: dict[str, type[Run]] = {
+    "translate": Seq2SeqRun,
+    "lm": CausalRun,
+    "mlm": EncoderRun,
+    "spans": Seq2SeqRun,
+    "classify": EncoderRun,
+    "images": VisionRun,
+}
+RUN_CLASS_BY_MODEL: dict[type[ModelConfig], type[Run]] = {
+    Seq2SeqConfig: Seq2SeqRun,
+    CausalConfig: CausalRun,
+    EncoderConfig: EncoderRun,
+    VisionConfig: VisionRun,
+}
+
+# What is otherwise than the paper's recipe where nothing was said. All of them came after it: decay of weights, a rate
+# that falls to zero, gradients that are shortened; labels are smoothed only where they are few.
+MODERN_RECIPE: dict[str, Any] = {
+    "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
+    "clip_norm": 1.0, "label_smoothing": 0.0, "metric": "loss",
+}  # fmt: skip
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "translate": {},
+    "lm": {"train": MODERN_RECIPE | {"betas": [0.9, 0.95]}},
+    "mlm": {"train": MODERN_RECIPE | {"weight_decay": 0.01}},
+    "spans": {"train": MODERN_RECIPE | {"weight_decay": 0.01}},
+    "classify": {"train": MODERN_RECIPE | {"weight_decay": 0.01, "metric": "accuracy"}},
+    "images": {
+        # The last updates, when the rate is near zero, add the most: accuracy stands still before them, and losing
+        # patience there would cost more than it saves.
+        "train": MODERN_RECIPE
+        | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "metric": "accuracy", "patience": 0},
+        "data": {"images": {}},
+    },
+}
+
+# Which tasks read a setting, or a table of them; what is not listed here, all of them do. A setting that would do
+# nothing is refused.
+TEXT_TASKS = ("mlm", "spans", "classify")
+SETTING_TASKS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (
+        "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters", "data.reading",
+        "data.tokenizer.joint", "train.rdrop", "train.valid_sentences", "decode",
+    ),
+    ("translate",),
+) | {
+    "data.tokenizer": ("translate", "lm", *TEXT_TASKS),
+    "data.max_tokens": ("translate", "lm", *TEXT_TASKS),
+    "data.layout": ("translate", *TEXT_TASKS),
+    "data.images": ("images",),
+}  # fmt: skip
+
+
+# What may differ when a run goes on: none of it changes what was learned so far.
+RESUMABLE_CHANGES = frozenset(
+    f"train.{name}"
+    for name in (
+        "steps", "save_every", "keep_last", "valid_every", "valid_sentences", "patience", "average", "device",
+        "threads", "workers", "compile", "micro_batch_tokens", "shard", "tensorboard",
+    )
+) | {"decode.beam_size", "decode.length_penalty", "data.test"}  # fmt: skip
+
+STACK_FIELDS = {field.name for field in fields(StackConfig)} - {"causal", "cross_attention"}
+PLACEHOLDER_VOCAB = 1000  # a vocabulary, to check a model's table before the real one is known
+DATA_DERIVED_FIELDS = ("vocab", "target_vocab", "labels")  # of a model: as the data are, whatever is said
+
+
+# ---- what a person asked for -----------------------------------------------------------------------------------------
+
+UserSettings = dict[str, Any]  # tables inside tables, with only what was said
+
+
+def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[str]) -> UserSettings:
+    """A run file, then flags such as {"train.lr": 0.001}, then `--set` on top; checked, but nothing filled in."""
+    asked: UserSettings = settings.read_toml_dict(file) if file else {}
+    where = str(file) if file else "--set"
+    in_file = dict(flatten_settings(asked))
+    for path, value in flags.items():
+        _set_path(asked, path.split("."), value)
+    for override in overrides:
+        if override.partition("=")[0].strip() == "task":
+            settings.apply_override(Run, asked, override)
+    kind = get_run_class(asked)
+    _expand_stack_settings(asked, where, kind)
+    for override in overrides:
+        for each in _expand_override(override, kind):
+            settings.apply_override(kind, asked, each)
+    validate_settings(asked, where)
+    _reject_unused_settings(asked, in_file)
+    return asked
+
+
+def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
+    """A file may state what would be so anyway, as `run.toml` does; its layout was chosen for every task."""
+    task = requested.get("task", "translate")
+    usual = dict(flatten_settings(settings.to_dict(Run())))
+    for path, value in flatten_settings(requested):
+        readers = next((SETTING_TASKS[name] for name in _path_prefixes(path) if name in SETTING_TASKS), (task,))
+        said_by_file = path == "data.layout" and path in in_file
+        nothing_said = path in usual and (value == usual[path] or not (value or usual[path]))
+        if task not in readers and not nothing_said and not said_by_file:
+            raise TrainError(f"`{path}` means nothing for --task {task}; leave it out")
+
+
+def _path_prefixes(path: str) -> list[str]:
+    """a.b.c -> a.b.c, a.b, a"""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def get_run_class(requested: UserSettings) -> type[Run]:
+    """The class of a run: by its task, of which nonsense is told when the whole is checked."""
+    task = requested.get("task", "translate")
+    return RUN_CLASSES[task] if isinstance(task, str) and task in RUN_CLASSES else Seq2SeqRun
+
+
+def read_run(path: Path) -> Run:
+    """The resolved run of a file, whichever its task is."""
+    tables = settings.read_toml_dict(path)
+    return settings.from_dict(get_run_class(tables), tables, where=str(path))
+
+
+def validate_settings(requested: UserSettings, where: str) -> Run:
+    """The run as asked for; its model is tried with a vocabulary that stands in for the real one."""
+    kind = get_run_class(requested)
+    tables = {name: table for name, table in requested.items() if name != "model"}
+    settings.from_dict(kind, tables, where=where)  # what was said alone: a mistake in it is told of it
+    run = settings.from_dict(
+        kind, _merge_tables(TASK_DEFAULTS[requested.get("task", "translate")], tables), where=where
+    )
+    model = requested.get("model")
+    patch = model.get("patch_size") if isinstance(model, dict) else None
+    check_model_settings(requested, model_presets.placeholder_config(run.task, PLACEHOLDER_VOCAB, patch), where)
+    return run
+
+
+def check_model_settings(requested: UserSettings, preset: ModelConfig, where: str) -> None:
+    build_model_config(requested, preset, where)  # type: ignore[type-var]  # one of them
+
+
+def build_model_config(requested: UserSettings, preset: M, where: str = "run.toml") -> M:
+    """The preset with what was asked for on top. Its vocabulary is the tokenizer's, whatever was said."""
+    table = {name: value for name, value in requested.get("model", {}).items() if name not in DATA_DERIVED_FIELDS}
+    merged = _merge_tables(settings.to_dict(preset), table)
+    try:
+        found = settings.from_dict(RUN_CLASS_BY_MODEL[type(preset)], {"model": merged}, where=where).model
+        assert isinstance(found, type(preset))
+        return found
+    except settings.SettingsError:
+        raise
+    except ValueError as error:
+        raise settings.SettingsError(f"{where}: {error}") from error
+
+
+def _set_path(tables: UserSettings, path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        tables = tables.setdefault(name, {})
+    tables[path[-1]] = list(value) if isinstance(value, tuple) else value
+
+
+def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[Run]) -> None:
+    """`model.dropout` means both stacks, or the one there is; what is said of one of them counts more."""
+    model = requested.get("model")
+    if isinstance(model, dict):
+        for name in [name for name in model if _is_stack_field(name, where)]:
+            value = model.pop(name)
+            for stack in get_stack_names(run_class):
+                if isinstance(table := model.setdefault(stack, {}), dict):
+                    table.setdefault(name, value)
+
+
+def get_stack_names(run_class: type[Run]) -> tuple[str, ...]:
+    """What a model's stacks are called in its table."""
+    return ("encoder", "decoder") if run_class is Seq2SeqRun else ("stack",)
+
+
+MODEL_FIELDS = {
+    field.name for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig) for field in fields(config)
+}
+
+
+def _is_stack_field(name: str, where: str) -> bool:
+    near = get_close_matches(name, STACK_FIELDS, n=1)
+    if near and near[0] != name and name not in MODEL_FIELDS:
+        raise settings.SettingsError(f"{where}: unknown key `model.{name}`; did you mean `model.{near[0]}`?")
+    return name in STACK_FIELDS
+
+
+def _expand_override(override: str, run_class: type[Run]) -> list[str]:
+    path, equals, value = override.partition("=")
+    parts = path.strip().split(".")
+    if equals and len(parts) > 1 and parts[0] == "model" and _is_stack_field(parts[1], "--set"):
+        rest = ".".join(parts[1:])
+        return [f"model.{stack}.{rest}={value}" for stack in get_stack_names(run_class)]
+    return [override]
+
+
+def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
+    """`base` with `table` on top; another `kind` of a part starts from nothing."""
+    merged = dict(base)
+    for name, value in table.items():
+        old = merged.get(name)
+        same = (
+            isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        )
+        merged[name] = _merge_tables(old, value) if same and isinstance(old, dict) else value
+    return merged
+
+
+def merge_with_previous(requested: UserSettings, previous: UserSettings) -> UserSettings:
+    """What the command means for a run that is there: without --data, all that it does not say is as before."""
+    return requested if requested.get("data", {}).get("train") else _merge_tables(previous, requested)
+
+
+def diff_settings(previous: UserSettings, current: UserSettings) -> dict[str, tuple[Any, Any]]:
+    """Every setting that differs: its path -> (before, now); None where it was not said."""
+    old, new = dict(flatten_settings(previous)), dict(flatten_settings(current))
+    return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
+
+
+def flatten_settings(tables: UserSettings, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Every setting by its path, such as `train.lr`."""
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            yield from flatten_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

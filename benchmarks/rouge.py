@@ -1,0 +1,65 @@
+"""Summaries by ROUGE, beside the first sentence of each text, which is a baseline that is hard to beat.
+
+    pip install rouge-score
+    python -m benchmarks.rouge texts.txt references.txt [written.txt ...]
+
+A line for each text, its reference and what a model wrote. F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, by
+Google's rouge-score; the interval is that of 1,000 resamplings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+from attent.text.sentence_splitter import split_sentences
+
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
+RESAMPLES = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path, nargs="?")
+    parser.add_argument("references", type=Path, nargs="?")
+    parser.add_argument("written", type=Path, nargs="*")
+    asked = parser.parse_args()
+    if asked.references is None:
+        parser.print_usage()  # there is nothing to compare
+        return
+    texts, references = read_lines(asked.texts), read_lines(asked.references)
+    report_rouge("first sentence", [split_sentences(text, "en")[0].text for text in texts], references)
+    for path in asked.written:
+        report_rouge(path.name, read_lines(path), references)
+
+
+def read_lines(path: Path) -> list[str]:
+    with path.open(encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file]
+
+
+def report_rouge(name: str, written: list[str], references: list[str]) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer: Any = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
+    found = [scorer.score(reference, text) for reference, text in zip(references, written, strict=True)]
+    figures = []
+    for kind in ROUGE_TYPES:
+        each = [100 * one[kind].fmeasure for one in found]
+        low, high = bootstrap_interval(each)
+        figures.append(f"{kind} {statistics.mean(each):.2f} ({low:.2f} to {high:.2f})")
+    words = statistics.mean(len(text.split()) for text in written)
+    print(f"{name:20} {', '.join(figures)}; {len(found)} texts, {words:.0f} words each")
+
+
+def bootstrap_interval(each: list[float]) -> tuple[float, float]:
+    chance = random.Random(1)
+    means = sorted(statistics.mean(chance.choices(each, k=len(each))) for _ in range(RESAMPLES))
+    return means[RESAMPLES // 40], means[-RESAMPLES // 40]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Training as a person watches it: at a terminal, in a narrow one, in a pipe, and quietly."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from attent.cli.progress import (
+    MAX_LOSSES,
+    MAX_VALIDATIONS,
+    EventHistory,
+    TrainingDisplay,
+    draw_sparkline,
+    format_perplexity,
+    format_speed,
+    format_time_left,
+    render_display,
+)
+from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
+
+LINE = "step 1,200/8,000  epoch 9.6  loss 2.412  ppl 6.12  18,400 tokens/s  lr 1.2e-03  12 min left"
+STARTED = Started(
+    step=0, steps=8_000, steps_per_epoch=125, parameters=2_634_752, trainable_parameters=2_634_752, device="CPU"
+)
+SAMPLE = ValidationSample(source="A \x1b[31mman[bold] " + "walks " * 40, reference="Ein Mann", output="Ein Mann")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def progress(step: int = 1_200, loss: float = 2.412) -> Progress:
+    return Progress(
+        step=step,
+        epoch=9.6,
+        loss=loss,
+        perplexity=6.123,
+        lr=1.2e-3,
+        grad_norm=0.8,
+        tokens_per_second=18_412.0,
+        seconds=100.0,
+        seconds_left=720.0,
+    )
+
+
+def validated(
+    step: int, bleu: float | None = 30.0, best: bool = True, samples: tuple[ValidationSample, ...] = ()
+) -> Validated:
+    return Validated(
+        step=step, epoch=1.0, loss=2.0, bleu=bleu, chrf=bleu, exact=None, best=best, validations_since_best=0 if best else 2,
+        seconds=1.0, samples=samples,
+    )  # fmt: skip
+
+
+def watched(
+    events: list[Event], *, terminal: bool = False, width: int = 80, height: int = 40, quiet: bool = False
+) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=width, height=height, color_system=None)
+    with TrainingDisplay(console, title="en-de", quiet=quiet, clock=Clock()) as watch:
+        for event in events:
+            watch(event)
+    return out.getvalue()
+
+
+def shown(story: list[Event], width: int, height: int = 40, *, plain: bool = False) -> list[str]:
+    seen = EventHistory()
+    for event in story:
+        seen.add(event)
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    with console.capture() as lines:
+        console.print(render_display(seen, "en-de", width, height, plain=plain))
+    return lines.get().rstrip("\n").split("\n")
+
+
+# ---- in a file or a pipe
+
+
+def test_a_plain_line_says_it_all() -> None:
+    assert watched([STARTED, progress()]).splitlines()[1] == LINE
+
+
+def test_plain_lines_hold_no_escape_codes_and_are_never_broken() -> None:
+    page = watched([STARTED, Note(text="long " * 60), progress(), validated(1_200, samples=(SAMPLE,))], width=40)
+    assert "\x1b" not in page
+    assert "\\x1b[31mman[bold]" in page
+    assert len(page.splitlines()) == 1 + 1 + 1 + 1 + 3
+
+
+def test_plain_lines_come_every_ten_seconds_and_always_first_and_last() -> None:
+    out, clock = io.StringIO(), Clock()
+    with TrainingDisplay(Console(file=out, width=200), clock=clock) as watch:
+        watch(STARTED)
+        for second in range(25):
+            clock.now = float(second)
+            watch(progress(step=second))
+        watch(Ended(step=24, reason="steps", seconds=25.0))
+    steps = [int(found) for found in re.findall(r"step +(\d+)/8,000", out.getvalue())]
+    assert steps == [0, 10, 20, 24]
+
+
+def test_validations_notes_and_samples_are_always_told() -> None:
+    page = watched(
+        [
+            STARTED,
+            *(validated(step, best=step == 1, samples=(SAMPLE,)) for step in (1, 2)),
+            Note(text="one"),
+            Note(text="two"),
+        ]
+    )
+    assert "validated at step 1  loss 2.000  BLEU 30.0  chrF 30.0  best so far" in page
+    assert "best was 2 validations ago" in page
+    assert page.count("    output  Ein Mann") == 2
+    assert "one\ntwo\n" in page
+
+
+def test_quiet_tells_warnings_and_the_end_only() -> None:
+    story: list[Event] = [
+        STARTED, Note(text="chosen"), Note(text="split", level="warning"), progress(), validated(5),
+        Ended(step=5, reason="patience", seconds=60.0),
+    ]  # fmt: skip
+    for terminal in (False, True):
+        page = re.sub(r"\x1b\[[^m]*m", "", watched(story, quiet=True, terminal=terminal, width=200))
+        warning, end = page.splitlines()
+        assert warning == "warning: split"
+        assert end.startswith("done: no longer getting better, stopped after 5 updates in 1 min 0 s; best at step 5: ")
+
+
+# ---- at a terminal
+
+
+STORY: list[Event] = [
+    STARTED,
+    *(progress(step, loss=9 - step / 200) for step in range(100, 1_300, 100)),
+    *(validated(step, bleu=step / 40, best=step <= 1_000, samples=(SAMPLE, SAMPLE)) for step in range(100, 1_300, 100)),
+    Saved(step=1_200, folder="state", seconds=1.0),
+]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_the_display_fits_its_width(width: int) -> None:
+    lines = shown(STORY, width)
+    assert all(cell_len(line) <= width for line in lines)
+    assert any("1,200/8,000" in line for line in lines)
+    assert not any("\x1b[31m" in line for line in lines)
+
+
+@pytest.mark.parametrize("height", [10, 16, 20, 24, 30, 50])
+def test_the_display_fits_the_height(height: int) -> None:
+    lines = shown(STORY, 80, height)
+    assert len(lines) < height
+    assert any("loss" in line for line in lines)
+
+
+def test_the_last_validations_are_shown_and_the_best_is_marked() -> None:
+    lines = [line for line in shown(STORY, 80) if re.match(r" +[\d,]+ +1\.0 ", line)]
+    assert len(lines) == MAX_VALIDATIONS
+    assert [line.split()[0] for line in lines if "★ best" in line] == ["1,000"]
+
+
+def test_scores_that_were_not_made_have_no_column() -> None:
+    assert not any("BLEU" in line for line in shown([STARTED, validated(1, bleu=None)], 80))
+
+
+def test_a_terminal_without_unicode_gets_ascii_only() -> None:
+    lines = shown([STARTED, progress(1, 9.0), progress(2, 2.0), validated(2)], 80, plain=True)
+    assert any("* best" in line for line in lines)
+    assert not any("█" in line or "★" in line for line in lines)
+
+
+def test_notes_stay_above_the_display_and_the_last_state_stays() -> None:
+    page = watched(
+        [STARTED, progress(), Note(text="a batch was split"), Ended(step=9, reason="stopped", seconds=5.0)],
+        terminal=True,
+    )
+    assert page.count("a batch was split") == 1
+    assert page.rstrip().endswith("stopped after 9 updates in 5 s")
+    assert page.rindex("1,200/8,000") < page.index("stopped after")
+
+
+def test_the_display_is_drawn_at_most_four_times_a_second() -> None:
+    def drawings(seconds: float) -> int:
+        out, clock = io.StringIO(), Clock()
+        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), clock=clock) as watch:
+            watch(STARTED)
+            for i in range(1_000):
+                clock.now = i * seconds / 1_000
+                watch(progress(i))
+        return out.getvalue().count("tokens/s")
+
+    assert drawings(0.2) <= 2  # the first, and what is left behind
+    assert 30 <= drawings(10.0) <= 42
+
+
+def test_an_error_leaves_the_terminal_as_it_was() -> None:
+    out = io.StringIO()
+
+    def fail() -> None:
+        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40)) as watch:
+            watch(STARTED)
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is there again
+
+
+def test_standard_output_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingDisplay(Console(file=io.StringIO(), force_terminal=True, width=80, height=40)) as watch:
+        watch(STARTED)
+        print("a result", file=sys.stdout)
+    assert capsys.readouterr().out == "a result\n"
+
+
+def test_a_resumed_run_shows_what_was_validated_before() -> None:
+    out = io.StringIO()
+    with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), history=[validated(77)]) as watch:
+        watch(STARTED)
+    assert "77" in out.getvalue()
+
+
+# ---- numbers
+
+
+def test_little_is_remembered_however_long_the_run() -> None:
+    story = EventHistory()
+    for step in range(20_000):
+        story.add(progress(step, loss=float(step)))
+    assert MAX_LOSSES // 2 - 1 <= len(story.losses) < MAX_LOSSES
+    assert story.losses == sorted(story.losses)
+    assert story.losses[-1] > 19_900
+
+
+def test_a_sparkline_shows_the_shape() -> None:
+    assert draw_sparkline([4, 3, 2, 1], 10) == "█▆▃▁"
+    assert draw_sparkline([5, 5], 10) == "▁▁"
+    assert len(draw_sparkline(list(range(1_000)), 30)) == 30
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("", None), ("5 s left", 5), ("12 min left", 720), ("2 h 10 min left", 7_800), ("3 days left", 260_000)],
+)
+def test_time_left_is_rough(told: str, seconds: float | None) -> None:
+    assert format_time_left(seconds) == told
+
+
+def test_numbers_that_are_none_do_not_break_a_line() -> None:
+    assert format_perplexity(float("inf")) == "inf"
+    assert format_speed(float("nan")) == "-"
+    assert "nan" in watched([STARTED, progress(loss=float("nan"))])

@@ -1,0 +1,100 @@
+"""A real HTTP server on this machine that keeps what it is told to keep and fails how it is told to fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class FakeSite:
+    """What the server has, how it behaves, and what it was asked."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
+    endless: set[str] = field(default_factory=set)  # paths that send without an end
+    ranges: bool = True  # False: answers every request with the whole file
+    etag: str | None = '"one"'
+    sends_length: bool = True
+    extra_claimed_bytes: int = 0  # bytes that it says are coming beyond those that are
+    statuses: list[int] = field(default_factory=list)  # answered first, one for each request
+    cut_after: list[int] = field(default_factory=list)  # bytes after which the connection closes, one for each request
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # (path, Range)
+
+
+@contextmanager
+def serve_site() -> Iterator[FakeSite]:
+    site = FakeSite()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            handle_get(self, site)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    site.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def handle_get(handler: BaseHTTPRequestHandler, site: FakeSite) -> None:
+    site.requests.append((handler.path, handler.headers.get("Range")))
+    if site.statuses:
+        handler.send_error(site.statuses.pop(0))
+    elif handler.path in site.redirects:
+        handler.send_response(302)
+        handler.send_header("Location", site.redirects[handler.path])
+        handler.end_headers()
+    elif handler.path in site.endless:
+        send_forever(handler)
+    elif handler.path not in site.files:
+        handler.send_error(404)
+    else:
+        send_file(handler, site, site.files[handler.path])
+
+
+def send_file(handler: BaseHTTPRequestHandler, site: FakeSite, content: bytes) -> None:
+    start = parse_range_start(handler, site)
+    if start and start >= len(content):
+        handler.send_error(416)
+        return
+    handler.send_response(206 if start else 200)
+    if start:
+        handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+    if site.sends_length:
+        handler.send_header("Content-Length", str(len(content) - start + site.extra_claimed_bytes))
+    if site.etag:
+        handler.send_header("ETag", site.etag)
+    handler.end_headers()
+    cut = site.cut_after.pop(0) if site.cut_after else len(content)
+    handler.wfile.write(content[start : start + cut])
+
+
+def parse_range_start(handler: BaseHTTPRequestHandler, site: FakeSite) -> int:
+    """The byte a request wants to begin with: 0 where the file has changed since, or parts are not for sale."""
+    wanted, mark = handler.headers.get("Range"), handler.headers.get("If-Range")
+    if wanted is None or not site.ranges or (mark is not None and mark != site.etag):
+        return 0
+    return int(wanted.removeprefix("bytes=").rstrip("-"))
+
+
+def send_forever(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(bytes(2**16))
+    except OSError:  # the other side has hung up
+        pass

@@ -1,0 +1,55 @@
+"""Small sets of images for tests, in both forms that people have."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from attent.data.arrays import Array
+
+
+def encode_idx(array: Array) -> bytes:
+    """An idx file of bytes."""
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def make_bar_images(count: int, side: int, seed: int) -> tuple[Array, Array]:
+    """Noise with a bright bar: lying (0), standing (1), or none (2)."""
+    chance = np.random.default_rng(seed)
+    labels = np.arange(count, dtype=np.uint8) % 3
+    images = chance.integers(0, 60, (count, side, side), np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        at = int(chance.integers(1, side - 3))
+        if label == 0:
+            image[at : at + 2] = 250
+        elif label == 1:
+            image[:, at : at + 2] = 250
+    return images, labels
+
+
+def write_idx(folder: Path, count: int = 60, side: int = 8, *, test: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(("train", "t10k") if test else ("train",)):
+        images, labels = make_bar_images(count, side, number)
+        (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(encode_idx(images)))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(encode_idx(labels))
+    return folder
+
+
+def write_class_folders(
+    folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 3, side: int = 12
+) -> Path:
+    """A folder for each class, with pictures in colour."""
+    from PIL import Image
+
+    chance = np.random.default_rng(0)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = chance.integers(0, 100, (side, side, 3), np.uint8)
+            pixels[..., number % 3] = 240
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder

@@ -1,0 +1,349 @@
+"""Files of translators by the hundred, always the same ones, each with what it must become: whoever makes a file knows
+where its empty targets are, so that every byte of the result is known without reading it back.
+"""
+
+from __future__ import annotations
+
+import codecs
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from attent.data.pretranslate import PretranslateError, PretranslateResult, pretranslate_file
+
+FILES_PER_KIND = 50  # of each kind
+WORDS = [
+    "Open",
+    "the",
+    "file",
+    "Straße",
+    "naïve",
+    "café",
+    "100",
+    "error",
+    "at",
+    "“quoted”",
+    "e\u0301",
+    "a",
+    "I",
+    "日本語",
+    "𝒳",
+]
+LATIN_WORDS = [word for word in WORDS if all(ord(character) < 256 for character in word)]
+PLACEHOLDERS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "${x}", "{{x}}", "%%", "https://a.example/b?c=d"]
+
+
+def translate_in_parentheses(texts: Sequence[str]) -> list[str]:
+    """A translator whose work is seen: everything is kept, between two marks that every charset has."""
+    return [f"({text})" for text in texts]
+
+
+def fail_if_called(texts: Sequence[str]) -> list[str]:
+    """A translator that must not be asked."""
+    raise AssertionError(f"asked for {list(texts)!r}")
+
+
+def pretranslate(
+    content: bytes | str,
+    name: str,
+    translate: Callable[[Sequence[str]], Sequence[str]] = translate_in_parentheses,
+    **asked: str,
+) -> PretranslateResult:
+    return pretranslate_file(content.encode() if isinstance(content, str) else content, name, translate, **asked)  # type: ignore[arg-type]
+
+
+def get_error(content: bytes, name: str) -> str:
+    """What a person is told about a file that cannot be filled; nothing if it can."""
+    try:
+        pretranslate(content, name)
+    except PretranslateError as error:
+        return str(error)
+    return ""
+
+
+@dataclass
+class ExpectedFile:
+    """A file as it is and as it must become, and what the report must say."""
+
+    before: str = ""
+    after: str = ""
+    filled_count: int = 0
+    existing_count: int = 0
+    targets: list[str] = field(default_factory=list)  # that are filled, as a parser reads them
+
+    def add(self, before: str, after: str | None = None) -> None:
+        self.before += before
+        self.after += before if after is None else after
+
+    def encode(self, encoding: str, newline: str) -> tuple[bytes, bytes]:
+        bom = {"utf-8-sig": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
+        codec = "utf-8" if encoding == "utf-8-sig" else encoding
+        first, second = (
+            bom.get(encoding, b"") + text.replace("\n", newline).encode(codec) for text in (self.before, self.after)
+        )
+        return first, second
+
+
+def make_sentence(chance: random.Random, words: Sequence[str] = WORDS) -> str:
+    """Words and holes, with a word at both ends."""
+    inner = chance.choices([*words, *PLACEHOLDERS], k=chance.randint(0, 5))
+    return " ".join([chance.choice(words[:4]), *inner, chance.choice(words[:3])])
+
+
+# Catalogues.
+
+
+def make_po(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    """The bytes of a catalogue, what is known of it, and the bytes that it must become."""
+    charset, encoding = chance.choice([("UTF-8", "utf-8"), ("UTF-8", "utf-8-sig"), ("ISO-8859-1", "latin-1")])
+    words = LATIN_WORDS if encoding == "latin-1" else WORDS
+    made, forms = ExpectedFile(), chance.choice((1, 2, 3))
+    made.add(f'# Title, é\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={charset}\\n"\n"Language: de\\n"\n')
+    made.add(f'"Plural-Forms: nplurals={forms}; plural=(n != 1);\\n"\n')
+    for number in range(chance.randint(1, 15)):
+        made.add("\n" * chance.randint(1, 2))
+        _add_po_entry(made, chance, number, forms, words)
+    made.add(chance.choice(["", "\n", '\n#~ msgid "old"\n#~ msgstr ""\n', '\n#~ msgid ""\n#~ "old"\n#~ msgstr "alt"']))
+    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
+    return before, made, after
+
+
+def _add_po_entry(made: ExpectedFile, chance: random.Random, number: int, forms: int, words: Sequence[str]) -> None:
+    wanted = chance.random() < 0.6
+    made.add(
+        "".join(chance.sample(["# note\n", "#. extracted é\n", "#: a.c:1 b.c:2\n", "#  \n"], k=chance.randint(0, 3)))
+    )
+    flags = chance.choice(["", "", "#, c-format\n", "#, fuzzy\n", "#, fuzzy, c-format\n", "#,no-wrap\n"])
+    added = flags if "fuzzy" in flags else f"#, fuzzy,{flags[2:]}" if flags else "#, fuzzy\n"
+    made.add(flags, added if wanted else flags)
+    made.add(chance.choice(["", "", '#| msgid "older"\n']) if flags else "")
+    made.add(f'msgctxt "context {number}"\n')
+    space = chance.choice(["", "", " ", "\n", "\t"])
+    texts = [make_sentence(chance, words) for _ in range(chance.choice((1, 1, 2)))]
+    for keyword, text in zip(("msgid", "msgid_plural"), texts, strict=False):
+        made.add(f"{keyword} {_format_po_string(text + space, chance)}\n")
+    _add_po_forms(made, chance, texts, space, wanted, forms)
+
+
+def _add_po_forms(
+    made: ExpectedFile, chance: random.Random, texts: list[str], space: str, wanted: bool, forms: int
+) -> None:
+    made.filled_count += wanted
+    made.existing_count += not wanted
+    sources = texts[-1:] if len(texts) == 1 or forms == 1 else [texts[0], *[texts[1]] * (forms - 1)]
+    for number, source in enumerate(sources):
+        keyword = "msgstr" if len(texts) == 1 else f"msgstr[{number}]"
+        empty = chance.choice(['""', '""', '""\n""'])
+        target = f"({source}){space}"
+        if wanted:
+            absent = number > 0 and number == len(sources) - 1 and chance.random() < 0.3  # a form that is to be added
+            made.targets.append(target)
+            made.add("" if absent else f"{keyword} {empty}\n", f"{keyword} {_quote_po(target)}\n")
+        else:
+            made.add(f"{keyword} {_format_po_string(source, chance)}\n")
+
+
+def _format_po_string(text: str, chance: random.Random) -> str:
+    """In quotes, on one line or wrapped somewhere."""
+    at = chance.randint(0, len(text))
+    return _quote_po(text) if chance.random() < 0.6 else f'""\n{_quote_po(text[:at])}\n{_quote_po(text[at:])}'
+
+
+def _quote_po(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+# XML. A content is written in two ways: as the source has it, and as its translation must.
+
+PAIRS_12 = [
+    ('<g id="1">', "</g>"),
+    ('<bpt id="2">&lt;b></bpt>', '<ept id="2">&lt;/b></ept>'),
+    ('<bx id="3"/>', "<ex id='3' />"),
+]
+ALONE_12 = [
+    '<x id="4"/>',
+    '<ph id="5">&lt;br/&gt;</ph>',
+    "<it id='6' pos=\"open\">[</it>",
+    '<mrk mtype="protected">Acme &amp; Co</mrk>',
+]
+PAIRS_2 = [('<pc id="1">', "</pc>"), ('<sc id="2"/>', '<ec startRef="2"/>'), ('<mrk id="3" type="term">', "</mrk>")]
+ALONE_2 = ['<ph id="4"/>', '<ph id="5" equiv=">"/>', '<cp hex="001A"/>', '<mrk id="6" translate="no">Acme</mrk>']
+PAIRS_TMX = [('<bpt i="1">&lt;b></bpt>', '<ept i="1">&lt;/b></ept>'), ("<hi>", "</hi>"), ('<hi type="x>">', "</hi >")]
+ALONE_TMX = ['<ph x="4"/>', "<ph>%s &amp; &#60;</ph>", "<it pos='begin'>(</it>", "<ut>\\b</ut>"]
+
+
+def make_xml_text(text: str, chance: random.Random) -> str:
+    """A text as XML may hold it."""
+    way = chance.randrange(5)
+    if way == 0:
+        return f"<![CDATA[{text}]]>"
+    if way == 1:
+        return "".join(f"&#{ord(letter)};" if ord(letter) > 127 else escape(letter) for letter in text)
+    if way == 2:
+        return f"{escape(text)}<!-- & -->"
+    return escape(text)
+
+
+def make_xml_content(
+    chance: random.Random, words: Sequence[str], pairs: list[tuple[str, str]], alone: list[str]
+) -> tuple[str, str]:
+    """A source and its translation by `wrap`: what is around all of it stays outside of the brackets."""
+    tail = chance.choice(["", "", " & <i>x</i>", " it's"])
+    first, last = make_sentence(chance, words), make_sentence(chance, words) + tail
+    inside = [(make_xml_text(first, chance), escape(first))]
+    if chance.random() < 0.5:
+        opened, closed = chance.choice(pairs)
+        middle = make_sentence(chance, words)
+        code = chance.choice(alone) if chance.random() < 0.5 else ""
+        inside += [(opened, opened), (make_xml_text(middle, chance) + code, escape(middle) + code), (closed, closed)]
+    inside.append((make_xml_text(last, chance), escape(last)))
+    before, behind = chance.choice([("", ""), ("", ""), ("  ", "\n"), pairs[0], (alone[0], alone[0]), ("\n  ", " ")])
+    if before == pairs[0][0] and any(opened == before for opened, _ in inside):
+        before, behind = "", ""  # the same code twice would be another file
+    return (
+        before + "".join(one for one, _ in inside) + behind,
+        f"{before}({''.join(other for _, other in inside)}){behind}",
+    )
+
+
+def _make_xml_head(chance: random.Random) -> tuple[str, str, Sequence[str]]:
+    """A declaration, its encoding, and the words that it can hold."""
+    declared, encoding = chance.choice(
+        [
+            ("UTF-8", "utf-8"),
+            ("utf-8", "utf-8-sig"),
+            ("UTF-16", "utf-16-le"),
+            ("UTF-16", "utf-16-be"),
+            ("ISO-8859-1", "latin-1"),
+        ]
+    )
+    quote = chance.choice("'\"")
+    head = f"<?xml version={quote}1.0{quote} encoding={quote}{declared}{quote}?>\n<!-- <target/> é -->\n"
+    return head, encoding, LATIN_WORDS if encoding == "latin-1" else WORDS
+
+
+MARK_12 = 'state="needs-review-translation" state-qualifier="mt-suggestion"'
+MARK_2 = 'state="initial" subState="attent:needs-review"'
+MARK_TMX = '<prop type="x-attent-state">needs-review</prop>'
+
+
+def make_xliff_12(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(chance)
+    made = ExpectedFile()
+    made.add(f'{head}<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:o=\'urn:o\'>\n')
+    made.add(
+        "<file original='a>b' source-language=\"en\" target-language='de'\tdatatype=\"plaintext\" ><header/><body>\n"
+    )
+    for number in range(chance.randint(1, 12)):
+        made.add(f'  <trans-unit id="{number}" o:x=">">')
+        indent = chance.choice(["", "\n    "])
+        source, target = make_xml_content(chance, words, PAIRS_12, ALONE_12)
+        made.add(f"{indent}<source xml:lang='en'>{source}</source>")
+        if chance.random() < 0.2:
+            made.add(f"{indent}<target >{source}</target>")
+            made.existing_count += 1
+        else:
+            _add_target_12(made, chance, indent, target)
+        made.add(chance.choice(["", "<note>n & m</note>".replace("&", "&amp;"), "<alt-trans><target/></alt-trans>"]))
+        made.add("\n  </trans-unit>\n<!-- é -->")
+    made.add("</body></file></xliff>\n")
+    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
+    return before, made, after
+
+
+def _add_target_12(made: ExpectedFile, chance: random.Random, indent: str, target: str) -> None:
+    made.filled_count += 1
+    kind = chance.randrange(5)
+    if kind == 0:
+        made.add("", f"{indent}<target {MARK_12}>{target}</target>")
+    elif kind == 1:
+        made.add(f"{indent}<target/>", f"{indent}<target {MARK_12}>{target}</target>")
+    elif kind == 2:
+        made.add(
+            f"{indent}<target xml:lang='de'> \n</target >",
+            f"{indent}<target xml:lang='de' {MARK_12}>{target}</target >",
+        )
+    elif kind == 3:
+        mark = f'<target state="needs-review-translation" o:y=\'1\' state-qualifier="mt-suggestion">{target}</target>'
+        made.add(f"{indent}<target state='new' o:y='1' />", indent + mark)
+    else:
+        made.add(f"<!-- - -->{indent}<target></target>", f"<!-- - -->{indent}<target {MARK_12}>{target}</target>")
+
+
+def make_xliff_2(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(chance)
+    made, p = ExpectedFile(), chance.choice(["", "", "x:"])
+    space = f'xmlns{":" if p else ""}{p[:-1]}="urn:oasis:names:tc:xliff:document:2.0"'
+    made.add(f"{head}<{p}xliff {space} version='2.0' srcLang='en-US' trgLang=\"de\"><{p}file id='f'>\n")
+    for number in range(chance.randint(1, 12)):
+        made.add(f'<{p}unit id="{number}"><{p}ignorable><{p}source>a</{p}source></{p}ignorable>\n')
+        source, target = (_add_prefix(one, p) for one in make_xml_content(chance, words, PAIRS_2, ALONE_2))
+        wanted, indent = chance.random() < 0.7, chance.choice(["", "\n    "])
+        marks = chance.choice(
+            [("", f" {MARK_2}"), (" id='s'", f" id='s' {MARK_2}"), (" state='initial'", f" {MARK_2}")]
+        )
+        made.add(f"<{p}segment{marks[0]}>", f"<{p}segment{marks[wanted]}>")
+        made.add(f"{indent}<{p}source>{source}</{p}source>")
+        given = chance.choice([f"<{p}target/>", f"<{p}target></{p}target>"]) if chance.random() < 0.5 else ""
+        if wanted:
+            made.filled_count += 1
+            made.add(given, f"{'' if given else indent}<{p}target>{target}</{p}target>")
+        else:
+            made.existing_count += 1
+            made.add(f"<{p}target>{source}</{p}target>")
+        made.add(f"</{p}segment></{p}unit>\n")
+    made.add(f"</{p}file></{p}xliff>")
+    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
+    return before, made, after
+
+
+def _add_prefix(xml: str, prefix: str) -> str:
+    return re.sub(r"<(/?)(pc|sc|ec|ph|cp|mrk)\b", rf"<\1{prefix}\2", xml)
+
+
+def make_tmx(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(chance)
+    made = ExpectedFile()
+    doctype = chance.choice(["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n'])
+    made.add(f'{head}{doctype}<tmx version="1.4"><header srclang="en" adminlang=\'en\'/><body>\n')
+    made.add("<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de-DE'><seg>b</seg></tuv></tu>\n")
+    made.existing_count += 1
+    for number in range(chance.randint(1, 12)):
+        indent, inner = chance.choice([("", ""), ("\n  ", "\n    "), ("\n\t", "")])
+        source, target = make_xml_content(chance, words, PAIRS_TMX, ALONE_TMX)
+        made.add(f'<tu tuid="{number}"><note>é</note>{indent}<tuv xml:lang="EN-us" >{inner}<seg>{source}</seg></tuv>')
+        if chance.random() < 0.2:
+            made.existing_count += 1
+            made.add(f"{indent}<tuv xml:lang='de-DE'><prop type='x'>y</prop><seg>{source}</seg></tuv>")
+        else:
+            _add_variant(made, chance, indent, inner, target)
+        made.add("\n</tu>\n")
+    made.add("</body></tmx>")
+    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
+    return before, made, after
+
+
+def _add_variant(made: ExpectedFile, chance: random.Random, indent: str, inner: str, target: str) -> None:
+    made.filled_count += 1
+    kind = chance.randrange(3)
+    if kind == 0:
+        layout = f"{inner}{MARK_TMX}{inner}<seg>{target}</seg>{indent if inner else ''}"
+        made.add("", f'{indent}<tuv xml:lang="de-DE" creationtool="attent">{layout}</tuv>')
+    else:
+        empty, close = ("<seg/>", "</seg>") if kind == 1 else ("<seg > </seg >", "</seg >")
+        tag = empty[: empty.index(">") + 1].replace("/>", ">")
+        made.add(
+            f"<tuv xml:lang='de-DE'>{inner}{empty}</tuv>",
+            f"<tuv xml:lang='de-DE'>{inner}{MARK_TMX}{inner}{tag}{target}{close}</tuv>",
+        )
+
+
+GENERATORS: dict[str, Callable[[random.Random], tuple[bytes, ExpectedFile, bytes]]] = {
+    "a.po": make_po,
+    "a.xlf": make_xliff_12,
+    "b.xliff": make_xliff_2,
+    "a.tmx": make_tmx,
+}

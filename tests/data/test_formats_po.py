@@ -1,0 +1,293 @@
+"""Gettext catalogues: the odd corners, and files that gettext's own tools, polib and the translate toolkit write."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import subprocess
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import polib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from translate.misc.multistring import multistring
+from translate.storage import pypo
+
+from attent.data.formats import po, streams
+from attent.data.formats.language_tags import ANY_LANGUAGES, LanguageMismatchError
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
+from tests.data.odd_strings import make_strings
+
+HEADER = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+needs_gettext = pytest.mark.skipif(shutil.which("msgcat") is None, reason="gettext's tools are not installed")
+
+
+def read(
+    data: str | bytes, languages: LanguagePair = ANY_LANGUAGES, *, fuzzy: bool = False, obsolete: bool = False
+) -> list[Pair | BadLine]:
+    raw = data.encode() if isinstance(data, str) else data
+    content = streams.read_blocks(io.BytesIO(raw), "a.po")
+    return list(po.read_pairs(content, "a.po", languages, fuzzy=fuzzy, obsolete=obsolete))
+
+
+def texts(found: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
+    return [(item.source, item.target) for item in found if isinstance(item, Pair)]
+
+
+def reasons(found: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in found if isinstance(item, BadLine)]
+
+
+# Files of other programs.
+
+
+def catalogue(count: int) -> polib.POFile:
+    """Everything that a catalogue can hold, with odd strings."""
+    made = polib.POFile(wrapwidth=40)
+    made.metadata = {
+        "Language": "de",
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Plural-Forms": "nplurals=3; plural=(n%10);",
+    }
+    ids, translations = make_strings(count, 5), make_strings(count, 6)
+    for number, (one, other) in enumerate(zip(ids, translations, strict=True)):
+        entry = polib.POEntry(msgid=one, msgstr=other, comment="é #~ msgid", occurrences=[("a.c", str(number))])
+        if number % 7 == 1:
+            entry.msgctxt = f'context "{number}"'
+        if number % 7 == 2:
+            entry.flags = ["fuzzy", "c-format"]
+            entry.previous_msgid = "older\nid"
+        if number % 7 == 3:
+            entry.msgstr = ""
+        if number % 7 == 4:
+            entry.obsolete = True
+        if number % 7 == 5:
+            entry.msgid_plural, entry.msgstr = f"{one} many", ""
+            entry.msgstr_plural = {form: f"{other} {form}" for form in range(3)}
+        made.append(entry)
+    return made
+
+
+def expected(made: polib.POFile) -> list[tuple[str, str]]:
+    """The pairs of a catalogue as polib itself knows them, by our rule for plurals."""
+    found = []
+    for entry in made:
+        if entry.obsolete or "fuzzy" in entry.flags:
+            continue
+        if entry.msgid_plural:
+            forms = [entry.msgstr_plural[form] for form in sorted(entry.msgstr_plural)]
+            ids = [entry.msgid] + [entry.msgid_plural] * (len(forms) - 1)
+            found += list(zip(ids, forms, strict=True))
+        elif entry.msgstr:
+            found.append((entry.msgid, entry.msgstr))
+    return found
+
+
+def test_a_catalogue_of_polib_is_read_as_polib_reads_it(tmp_path: Path) -> None:
+    made = catalogue(350)
+    made.save(str(tmp_path / "a.po"))
+    found = read((tmp_path / "a.po").read_bytes())
+    assert sorted(texts(found)) == sorted(expected(polib.pofile(str(tmp_path / "a.po"))))
+    assert sorted(why for _, why in reasons(found)) == ["fuzzy"] * 50 + ["no translation"] * 50 + ["obsolete"] * 50
+
+
+@needs_gettext
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["msgcat", "--width=30"],
+        ["msgcat", "--no-wrap", "--sort-output"],
+        ["msgcat", "--escape"],
+        ["msgattrib", "--no-obsolete"],
+        ["msgconv", "--to-code=UTF-8"],
+    ],
+)
+def test_what_gettexts_tools_make_of_a_catalogue_holds_the_same_pairs(tmp_path: Path, command: list[str]) -> None:
+    made = catalogue(210)
+    made.save(str(tmp_path / "a.po"))
+    written = subprocess.run([*command, str(tmp_path / "a.po")], capture_output=True, check=True, timeout=60).stdout
+    assert sorted(texts(read(written))) == sorted(expected(made))
+
+
+@needs_gettext
+def test_a_catalogue_that_was_compiled_and_taken_apart_again_holds_the_same_pairs(tmp_path: Path) -> None:
+    made = catalogue(210)
+    made.save(str(tmp_path / "a.po"))
+    subprocess.run(["msgfmt", "-o", tmp_path / "a.mo", tmp_path / "a.po"], check=True, timeout=60)
+    written = subprocess.run(["msgunfmt", tmp_path / "a.mo"], capture_output=True, check=True, timeout=60).stdout
+    assert sorted(texts(read(written))) == sorted(expected(made))
+
+
+@needs_gettext
+@pytest.mark.parametrize("charset", ["ISO-8859-15", "CP1252", "SHIFT_JIS", "GB18030", "BIG5", "EUC-JP", "KOI8-R"])
+def test_catalogues_that_gettext_converted_to_other_charsets_are_read(tmp_path: Path, charset: str) -> None:
+    words = {"KOI8-R": "да", "ISO-8859-15": "Größe €", "CP1252": "Größe €", "GB18030": "中文 é"}.get(charset, "表示")
+    (tmp_path / "a.po").write_text(f'{HEADER}msgid "a"\nmsgstr "{words}"\n', encoding="utf-8")
+    command = ["msgconv", f"--to-code={charset}", str(tmp_path / "a.po")]
+    written = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    assert words.encode() not in written
+    assert texts(read(written)) == [("a", words)]
+
+
+def test_a_catalogue_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
+    store = pypo.pofile()
+    pairs = list(zip(make_strings(200, 7), make_strings(200, 8), strict=True))
+    for source, target in pairs:
+        store.addsourceunit(source).target = target
+    plural = store.addsourceunit("one")
+    plural.source, plural.target = multistring(["one", "%d many"]), multistring(["eins", "%d viele", "%d mehr"])
+    expected = [*pairs, ("one", "eins"), ("%d many", "%d viele"), ("%d many", "%d mehr")]
+    assert texts(read(bytes(store))) == expected
+
+
+@given(st.text(), st.text(min_size=1))
+def test_any_text_comes_back_from_a_catalogue(source: str, target: str) -> None:
+    def quoted(text: str) -> str:
+        named = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+        return f'"{named}"'
+
+    assert texts(read(f'{HEADER}msgctxt "c"\nmsgid {quoted(source)}\nmsgstr {quoted(target)}\n')) == [(source, target)]
+
+
+# Corners.
+
+
+def test_plural_forms_go_with_the_singular_or_the_plural_id() -> None:
+    entry = 'msgid "a file"\nmsgid_plural "%d files"\n'
+    three = 'msgstr[0] "plik"\nmsgstr[1] "%d pliki"\nmsgstr[2] "%d plików"\n'
+    assert texts(read(HEADER + entry + three)) == [
+        ("a file", "plik"),
+        ("%d files", "%d pliki"),
+        ("%d files", "%d plików"),
+    ]
+    assert texts(read(HEADER + entry + 'msgstr[0] "%d ファイル"\n')) == [("%d files", "%d ファイル")]
+    half = read(HEADER + entry + 'msgstr[0] ""\nmsgstr[1] "%d pliki"\n')
+    assert texts(half) == [("%d files", "%d pliki")]
+
+
+def test_the_same_id_in_two_contexts_is_two_pairs() -> None:
+    data = 'msgctxt "verb"\nmsgid "Open"\nmsgstr "Öffnen"\n\nmsgctxt "state"\nmsgid "Open"\nmsgstr "Offen"\n'
+    assert texts(read(HEADER + data)) == [("Open", "Öffnen"), ("Open", "Offen")]
+
+
+def test_fuzzy_and_obsolete_entries_are_read_when_asked_for() -> None:
+    data = HEADER + '#, c-format, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#~ msgid "c"\n#~ msgstr ""\n#~ "d"\n'
+    assert reasons(read(data)) == [(7, "fuzzy"), (10, "obsolete")]
+    assert texts(read(data, fuzzy=True)) == [("a", "b")]
+    assert texts(read(data, obsolete=True)) == [("c", "d")]
+    assert texts(read(data, fuzzy=True, obsolete=True)) == [("a", "b"), ("c", "d")]
+
+
+def test_a_comment_that_says_fuzzy_is_a_comment() -> None:
+    assert texts(read(HEADER + '# a, fuzzy\n#. b, fuzzy\n#: c, fuzzy\nmsgid "a"\nmsgstr "b"\n')) == [("a", "b")]
+
+
+def test_what_an_id_was_before_is_no_text() -> None:
+    data = '#| msgid "old"\n#| "er"\nmsgid "new"\nmsgstr "neu"\n\n#~| msgid "x"\n#~ msgid "y"\n#~ msgstr "z"\n'
+    assert texts(read(HEADER + data, obsolete=True)) == [("new", "neu"), ("y", "z")]
+
+
+def test_entries_without_blank_lines_between_them_are_told_apart() -> None:
+    data = 'msgid "a"\nmsgstr "b"\n# comment\nmsgid "c"\nmsgstr "d"\n'
+    data += 'msgctxt "x"\nmsgid "e"\nmsgstr "f"\nmsgid "g"\nmsgstr "h"'
+    assert texts(read(HEADER + data)) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+
+
+def test_escapes_are_those_of_c() -> None:
+    data = r'msgid "\a\b\f\v\t\\n\"" "joined" ' + "\n" + r'msgstr "\303\244 \x41\xc3\xb6 \101"' + "\n"
+    assert texts(read(HEADER + data)) == [('\a\b\f\v\t\\n"joined', "ä Aö A")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'msgid "a \\q"\nmsgstr "b"',
+        'msgid "a\nmsgstr "b"',
+        'msgid "a"x\nmsgstr "b"',
+        'msgid a\nmsgstr "b"',
+        'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "c"\nmsgstr[0] "d"',
+        'msgid "a"\nmsgstr "\\377"',
+        "just words",
+        '"a string of nothing"',
+    ],
+)
+def test_an_entry_that_is_wrong_is_counted_and_the_next_is_read(wrong: str) -> None:
+    found = read(f'{HEADER}msgid "1"\nmsgstr "eins"\n\n{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')
+    assert texts(found) == [("1", "eins"), ("2", "zwei")]
+    assert reasons(found) == [(9, "not PO")]
+
+
+@pytest.mark.parametrize(("wrong", "why"), [('msgid "a"', "no msgstr"), ('msgctxt "a"\nmsgstr "b"', "no msgid")])
+def test_an_entry_that_lacks_something_is_counted(wrong: str, why: str) -> None:
+    assert reasons(read(f'{HEADER}{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')) == [(6, why)]
+
+
+def test_a_line_in_another_charset_costs_its_entry_and_a_comment_nothing() -> None:
+    data = (
+        HEADER.encode()
+        + '# Müller\nmsgid "a"\nmsgstr "b"\n\nmsgid "c"\nmsgstr "ü"\n\nmsgid "d"\nmsgstr "e"\n'.encode("cp1252")
+    )
+    found = read(data)
+    assert texts(found) == [("a", "b"), ("d", "e")]
+    assert reasons(found) == [(10, "not UTF-8")]
+
+
+@pytest.mark.parametrize("charset", ["nonsense", "hex", "idna", "utf-16", "KOI8"])
+def test_an_unknown_charset_is_named_with_the_way_out(charset: str) -> None:
+    with pytest.raises(CorpusError, match=f"a.po is in charset {charset.lower()}, which attent does not know: convert"):
+        read(HEADER.replace("UTF-8", charset))
+
+
+def test_a_catalogue_is_read_the_other_way_round_when_asked_for() -> None:
+    data = HEADER + 'msgid "a"\nmsgstr "b"\n'
+    for languages in (LanguagePair("de", "en"), LanguagePair("de", None), LanguagePair(None, "en")):
+        assert texts(read(data, languages)) == [("b", "a")]
+    for languages in (LanguagePair("en", "de"), LanguagePair("en", None), LanguagePair(None, "de"), ANY_LANGUAGES):
+        assert texts(read(data, languages)) == [("a", "b")]
+    assert po.read_languages([data.encode()], "a") == LanguagePair(None, "de")
+
+
+def test_a_catalogue_of_another_language_is_an_error() -> None:
+    with pytest.raises(LanguageMismatchError, match=r"a\.po does not hold en and fr: it has de; change --src or --tgt"):
+        read(HEADER, LanguagePair("en", "fr"))
+
+
+def test_a_short_catalogue_that_is_cut_keeps_what_comes_before() -> None:
+    entries = "".join(f'msgid "{n * n}"\nmsgstr "{n}"\n\n' for n in range(1000))
+    data = gzip.compress((HEADER + entries).encode())
+    found: list[Pair | BadLine] = []
+    with pytest.raises(CorpusError, match=r"a\.po is cut short after line [\d,]+: fetch"):
+        found.extend(
+            po.read_pairs(streams.read_blocks(io.BytesIO(data[: len(data) // 2]), "a.po"), "a.po", ANY_LANGUAGES)
+        )
+    assert len(texts(found)) > 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_a_catalogue_is_the_same_whatever_blocks_it_comes_in(size: int) -> None:
+    data = HEADER.replace("UTF-8", "SHIFT_JIS").encode() + 'msgid "a\\n"\nmsgstr "表示"\n'.encode("shift_jis")
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert (
+        list(po.read_pairs(pieces, "a", ANY_LANGUAGES))
+        == list(po.read_pairs([data], "a", ANY_LANGUAGES))
+        == [Pair("a\n", "表示", "a", 6)]
+    )
+
+
+def test_a_text_without_an_end_is_not_held_in_memory() -> None:
+    line = b'"' + b"x" * 1000 + b'"\n'
+    tracemalloc.start()
+    found = list(
+        po.read_pairs(
+            iter([b'msgid "a"\nmsgstr ""\n', *[line] * 4000, b'\nmsgid "b"\nmsgstr "c"\n']), "a.po", ANY_LANGUAGES
+        )
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reasons(found) == [(1, "longer than 1 MiB")]
+    assert texts(found) == [("b", "c")]
+    assert peak < 3 * 2**20

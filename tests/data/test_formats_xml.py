@@ -1,0 +1,420 @@
+"""TMX and XLIFF: the odd corners, files of other programs, and files that mean harm."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from translate.storage import tmx as toolkit_tmx
+from translate.storage import xliff as toolkit_xliff
+from translate.storage import xliff2 as toolkit_xliff2
+
+from attent.data.formats import streams, tmx, xliff
+from attent.data.formats.language_tags import ANY_LANGUAGES, LanguageMismatchError
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
+from tests.data.odd_strings import make_strings
+
+EN_DE = LanguagePair("en", "de")
+Reader = Callable[[Iterable[bytes], str, LanguagePair], Iterator[Pair | BadLine]]
+
+
+def texts(found: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
+    return [(item.source, item.target) for item in found if isinstance(item, Pair)]
+
+
+def reasons(found: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in found if isinstance(item, BadLine)]
+
+
+def read_tmx(data: str | bytes, languages: LanguagePair = EN_DE) -> list[Pair | BadLine]:
+    raw = data.encode() if isinstance(data, str) else data
+    return list(tmx.read_pairs(streams.read_blocks(io.BytesIO(raw), "a.tmx"), "a.tmx", languages))
+
+
+def read_xliff(data: str | bytes, languages: LanguagePair = EN_DE) -> list[Pair | BadLine]:
+    raw = data.encode() if isinstance(data, str) else data
+    return list(xliff.read_pairs(streams.read_blocks(io.BytesIO(raw), "a.xlf"), "a.xlf", languages))
+
+
+def memory(*units: str, header: str = '<header srclang="en"/>') -> str:
+    return f'<tmx version="1.4">{header}<body>\n' + "\n".join(units) + "\n</body></tmx>"
+
+
+def unit(**variants: str) -> str:
+    inside = "".join(
+        f'<tuv xml:lang="{tag.replace("_", "-")}"><seg>{text}</seg></tuv>' for tag, text in variants.items()
+    )
+    return f"<tu>{inside}</tu>"
+
+
+def xliff12(*units: str, languages: str = 'source-language="en" target-language="de"') -> str:
+    body = "\n".join(units)
+    namespace = 'xmlns="urn:oasis:names:tc:xliff:document:1.2"'
+    return f'<xliff version="1.2" {namespace}><file original="x" {languages}><body>\n{body}\n</body></file></xliff>'
+
+
+def xliff20(*units: str, languages: str = 'srcLang="en" trgLang="de"') -> str:
+    body = "\n".join(f"<unit>{one}</unit>" for one in units)
+    namespace = 'xmlns="urn:oasis:names:tc:xliff:document:2.0"'
+    return f'<xliff version="2.0" {namespace} {languages}><file id="f">\n{body}\n</file></xliff>'
+
+
+# Files of other programs.
+
+
+def test_a_memory_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
+    pairs = list(zip(make_strings(300, 1), make_strings(300, 2), strict=True))
+    store = toolkit_tmx.tmxfile(sourcelanguage="en")
+    for source, target in pairs:
+        store.addtranslation(source, "en", target, "de")
+    assert texts(read_tmx(bytes(store))) == pairs
+    assert texts(read_tmx(bytes(store), LanguagePair("de", "en"))) == [(b, a) for a, b in pairs]
+    assert [(one.source, one.target) for one in toolkit_tmx.tmxfile.parsestring(bytes(store)).units] == pairs
+
+
+@pytest.mark.parametrize("kind", [toolkit_xliff.xlifffile, toolkit_xliff2.Xliff2File])
+def test_an_xliff_file_of_the_translate_toolkit_is_read_as_it_was_meant(kind: type) -> None:
+    pairs = list(zip(make_strings(300, 3), make_strings(300, 4), strict=True))
+    store = kind(sourcelanguage="en", targetlanguage="de")
+    for number, (source, target) in enumerate(pairs):
+        one = store.addsourceunit(source)
+        if number % 3:
+            one.target = target
+    translated = [pair for number, pair in enumerate(pairs) if number % 3]
+    found = read_xliff(bytes(store))
+    assert texts(found) == translated
+    assert [why for _, why in reasons(found)] == ["no translation"] * 100
+    again = kind.parsestring(bytes(store))  # type: ignore[attr-defined]
+    assert [(one.source, one.target) for one in again.units if one.target] == translated
+
+
+# TMX.
+
+
+def test_markup_of_other_programs_is_no_text_and_highlighting_is() -> None:
+    found = read_tmx(
+        memory(
+            unit(
+                en='Press <bpt i="1">&lt;b&gt;</bpt><hi>here</hi><ept i="1">&lt;/b></ept><ph>{<sub>x</sub>}</ph> now',
+                de="<it pos='begin'>&lt;i&gt;</it>Hier <ut>code</ut><g id='1'>drücken</g><bx id='2'/>",
+            )
+        )
+    )
+    assert texts(found) == [("Press here now", "Hier drücken")]
+
+
+def test_a_unit_has_the_number_of_the_line_on_which_it_begins() -> None:
+    data = memory(unit(en="a", de="b"), "", "<tu>\n" + unit(en="c", de="d").removeprefix("<tu>"))
+    assert [item.line for item in read_tmx(data)] == [2, 4]
+
+
+def test_the_variant_asked_for_is_taken_whatever_its_place_case_or_spelling() -> None:
+    data = memory(unit(de_CH="Velo", EN="bike", de="Fahrrad", de_AT="Radl"))
+    assert texts(read_tmx(data)) == [("bike", "Fahrrad")]
+    assert texts(read_tmx(data, LanguagePair("en", "de_at"))) == [("bike", "Radl")]
+    assert texts(read_tmx(memory(unit(de_CH="Velo", en="bike")))) == [("bike", "Velo")]
+    assert texts(read_tmx(memory(unit(en_GB="lift", en_US="elevator")), LanguagePair("en", "en-GB"))) == [
+        ("elevator", "lift")
+    ]
+
+
+def test_of_two_variants_in_the_very_same_language_the_first_counts() -> None:
+    data = memory('<tu><tuv xml:lang="de"><seg>eins</seg></tuv>' + unit(de="zwei", en="one").removeprefix("<tu>"))
+    found = read_tmx(data)
+    assert texts(found) == [("one", "eins")]
+    assert found[1:] == [BadLine("a second de side", "a.tmx", 2, "zwei")]
+
+
+def test_second_variants_count_however_they_are_spelt_but_only_in_the_languages_asked_for() -> None:
+    first = "".join(f'<tuv xml:lang="{tag}"><seg>{tag}</seg></tuv>' for tag in ("de-AT", "fr", "DE_at", "fr", "en"))
+    data = memory(f"<tu>{first}</tu>", unit(en="a", de="b"))
+    found = read_tmx(data)
+    assert texts(found) == [("en", "de-AT"), ("a", "b")]
+    assert reasons(found) == [(2, "a second de side")]
+    assert reasons(read_tmx(data, LanguagePair("en", "fr"))) == [(2, "a second fr side"), (3, "no fr side")]
+
+
+def test_a_line_break_in_a_memory_stays_one() -> None:
+    data = memory(unit(en='Hello<ph type="lb">&lt;br/></ph>you<ph type="image">x</ph>!', de="Hallo<ph>x</ph>"))
+    assert texts(read_tmx(data)) == [("Hello\nyou!", "Hallo")]
+
+
+def test_old_memories_say_lang_without_xml() -> None:
+    data = memory('<tu><tuv lang="EN-US"><seg>a</seg></tuv><tuv lang="DE-DE"><seg>b</seg></tuv></tu>')
+    assert texts(read_tmx(data)) == [("a", "b")]
+
+
+def test_the_headers_language_is_the_source_when_none_is_asked_for() -> None:
+    data = memory(unit(de_DE="b", en_US="a"), unit(en_GB="c", de_DE="d"))
+    assert texts(read_tmx(data, ANY_LANGUAGES)) == [("a", "b"), ("c", "d")]
+    assert tmx.read_languages([data.encode()], "a") == LanguagePair("en", "de")
+
+
+def test_a_unit_without_one_of_the_languages_is_counted() -> None:
+    found = read_tmx(memory(unit(en="a", fr="b"), unit(en="c", de="d")))
+    assert reasons(found) == [(2, "no de side")]
+    assert texts(found) == [("c", "d")]
+
+
+def test_a_memory_without_the_languages_lists_those_it_has() -> None:
+    with pytest.raises(
+        LanguageMismatchError, match=r"a\.tmx does not hold en and de: it has en-gb, es, fr; choose two"
+    ):
+        read_tmx(memory(unit(en_GB="a", fr="b"), unit(es="c")))
+    with pytest.raises(LanguageMismatchError, match="does not say which two languages are meant: it has de, en, fr"):
+        read_tmx(memory(unit(en="a", fr="b", de="c")), ANY_LANGUAGES)
+
+
+def test_a_third_language_further_on_is_an_error_when_none_was_asked_for() -> None:
+    with pytest.raises(LanguageMismatchError, match="it has de, en, fr"):
+        read_tmx(memory(unit(en="a", de="b"), unit(en="a", fr="b")), ANY_LANGUAGES)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1", "windows-1252", "koi8-r"])
+def test_memories_in_other_encodings_are_read(encoding: str) -> None:
+    text = "да" if encoding == "koi8-r" else "é€ü" if encoding == "windows-1252" else "éü"
+    declared = {"utf-8-sig": "utf-8"}.get(encoding, encoding)
+    data = f'<?xml version="1.0" encoding="{declared}"?>{memory(unit(en=text, de="x"))}'
+    assert texts(read_tmx(data.encode(encoding))) == [(text, "x")]
+
+
+@pytest.mark.parametrize("encoding", ["shift_jis", "nonsense", "hex", "idna", "utf-7"])
+def test_an_encoding_that_is_not_read_is_named_with_the_way_out(encoding: str) -> None:
+    with pytest.raises(CorpusError, match=r"a\.tmx is in an encoding that attent does not read .*: save it as UTF-8"):
+        read_tmx(f'<?xml version="1.0" encoding="{encoding}"?>{memory()}')
+
+
+# XLIFF.
+
+
+def test_every_corner_of_xliff_1_2() -> None:
+    found = read_xliff(
+        xliff12(
+            "<trans-unit id='1'><source>Hi <g id='1'>you</g><x id='2'/><ph id='3'>%s</ph>!</source>"
+            "<seg-source><mrk mtype='seg'>no</mrk></seg-source>"
+            "<target><mrk mtype='seg'>Hallo <bpt id='4'>&lt;b></bpt>du</mrk><it id='5' pos='open'>{</it>!</target>"
+            "<alt-trans><source>q</source><target>r</target></alt-trans></trans-unit>",
+            "<group><group><trans-unit id='2'><source>a\n b </source><target xml:space='default'> c\n</target>"
+            "</trans-unit></group></group>",
+            "<bin-unit id='3'><bin-source><internal-file>x</internal-file></bin-source></bin-unit>",
+            "<trans-unit id='4'><source>open</source></trans-unit>",
+            "<trans-unit id='5'><source>empty</source><target/></trans-unit>",
+            "<trans-unit><alt-trans><source>q</source><target>r</target></alt-trans><source>s</source></trans-unit>",
+        )
+    )
+    assert texts(found) == [("Hi you!", "Hallo du!"), ("a\n b ", " c\n")]
+    assert reasons(found) == [(line, "no translation") for line in (7, 8, 9)]
+
+
+def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
+    states = ("", ' state="new"', ' state="needs-translation"', ' state="needs-review-translation"', ' state="final"')
+    units = [
+        f"<trans-unit><source>s{n}</source><target{state}>t{n}</target></trans-unit>" for n, state in enumerate(states)
+    ]
+    found = read_xliff(xliff12(*units))
+    assert texts(found) == [("s0", "t0"), ("s4", "t4")]
+    assert [why for _, why in reasons(found)] == ["no translation", "no translation", "fuzzy"]
+    raw = streams.read_blocks(io.BytesIO(xliff12(*units).encode()), "a.xlf")
+    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, fuzzy=True)) == [("s0", "t0"), ("s3", "t3"), ("s4", "t4")]
+
+
+def test_every_corner_of_xliff_2() -> None:
+    matches = (
+        '<mtc:matches xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0"><mtc:match><source>q</source>'
+        "<target>r</target></mtc:match></mtc:matches>"
+    )
+    found = read_xliff(
+        xliff20(
+            f"{matches}<segment><source>Hi <pc id='1'>you</pc><ph id='2'/><sc id='3'/><cp hex='0007'/>!</source>"
+            "<target><mrk id='m'>Hallo</mrk> du<ec startRef='3'/></target></segment>"
+            "<ignorable><source> </source><target> </target></ignorable>"
+            "<segment><source>two</source><target>zwei</target></segment>",
+            "<segment><source>bad <cp hex='D800'/><cp hex='z'/><cp hex='110000'/><cp/>code</source>"
+            "<target>t</target></segment>",
+            "<segment><source>open</source></segment>",
+        )
+    )
+    assert texts(found) == [("Hi you\x07!", "Hallo du"), ("two", "zwei"), ("bad code", "t")]
+    assert reasons(found) == [(4, "no translation")]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ('<x id="1" ctype="lb"/>', "\n"),
+        ('<x id="1" ctype="x-html-br" equiv-text="&lt;br>"/>', "\n"),
+        ('<ph id="1" ctype="lb">&lt;br/></ph>', "\n"),
+        ('<x id="1" equiv-text=" "/>', " "),
+        ('<x id="1" equiv-text="&#160;"/>', "\u00a0"),
+        ('<x id="1" equiv-text="{0}"/>', ""),
+        ('<x id="1" ctype="image"/>', ""),
+        ('<x id="1"/>', ""),
+        ('<ph id="1">a<x ctype="lb"/>b</ph>', ""),
+    ],
+)
+def test_a_code_that_stands_for_white_space_gives_it_and_others_are_left_out(code: str, text: str) -> None:
+    one = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
+    assert texts(read_xliff(xliff12(f"<trans-unit>{one}</trans-unit>"))) == [(f"Hello{text}World", f"Hallo{text}Welt")]
+
+
+def test_line_breaks_of_xliff_2_are_told_by_their_sub_type() -> None:
+    codes = '<ph id="1" type="fmt" subType="xlf:lb"/>', '<ph id="2" equiv=" "/>', '<ph id="3" equiv="{}"/>'
+    found = read_xliff(xliff20(f"<segment><source>a{'b'.join(codes)}c</source><target>d</target></segment>"))
+    assert texts(found) == [("a\nb bc", "d")]
+
+
+@pytest.mark.parametrize("write", [xliff12, xliff20])
+def test_xliff_is_read_the_other_way_round_when_asked_for(write: Callable[..., str]) -> None:
+    one = "<source>a</source><target>b</target>"
+    data = write(f"<trans-unit>{one}</trans-unit>" if write is xliff12 else f"<segment>{one}</segment>")
+    assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
+    assert texts(read_xliff(data, LanguagePair("de", None))) == [("b", "a")]
+    assert texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")]
+    assert xliff.read_languages([data.encode()], "a") == EN_DE
+    with pytest.raises(LanguageMismatchError, match="does not hold en and fr: it has de, en"):
+        read_xliff(data, LanguagePair("en", "fr"))
+
+
+def test_a_file_that_names_only_its_source_is_trusted_for_the_target() -> None:
+    data = xliff12("<trans-unit><source>a</source><target>b</target></trans-unit>", languages='source-language="en-US"')
+    assert texts(read_xliff(data)) == [("a", "b")]
+    assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
+
+
+def test_variants_of_one_language_are_one_language() -> None:
+    one = (
+        "<file source-language='{}'><trans-unit><source>a</source><target xml:lang='de'>b</target></trans-unit></file>"
+    )
+    data = f"<xliff>{one.format('en-US')}{one.format('en_GB')}</xliff>"
+    assert texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")] * 2
+    assert xliff.read_languages([data.encode()], "a") == LanguagePair("en", None)
+
+
+def test_of_several_files_in_one_those_in_the_languages_are_read() -> None:
+    one = '<x:file source-language="en" target-language="{}"><trans-unit/><x:trans-unit>{}</x:trans-unit></x:file>'
+    pair = "<x:source>{}</x:source><x:target>{}</x:target>"
+    body = one.format("fr", pair.format("a", "b")) + one.format("de", pair.format("c", "d"))
+    data = f'<x:xliff version="1.2" xmlns:x="urn:q">{body}</x:xliff>'
+    found = read_xliff(data)
+    assert texts(found) == [("c", "d")]
+    assert reasons(found) == [(1, "no de side")]
+    with pytest.raises(LanguageMismatchError, match="it has de, en, fr"):
+        read_xliff(data, ANY_LANGUAGES)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_file_is_the_same_whatever_blocks_it_comes_in(size: int, encoding: str) -> None:
+    data = memory(unit(en="é &amp; <hi>b</hi>", de="ß"), unit(en="c")).encode(encoding)
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert list(tmx.read_pairs(pieces, "a", EN_DE)) == list(tmx.read_pairs([data], "a", EN_DE))
+
+
+# Broken and hostile files.
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.9, 0.999])
+def test_a_truncated_memory_keeps_the_units_before_the_cut(cut: float) -> None:
+    data = memory(*(unit(en=str(n), de=str(n)) for n in range(1000))).encode()
+    found: list[Pair | BadLine] = []
+    with pytest.raises(CorpusError, match=r"a\.tmx is cut short after line [\d,]+: fetch or copy it again"):
+        found.extend(tmx.read_pairs([data[: int(len(data) * cut)]], "a.tmx", EN_DE))
+    assert abs(len(found) - 1000 * cut) < 5
+    assert texts(found) == [(str(n), str(n)) for n in range(len(found))]
+
+
+def test_malformed_xml_is_told_with_line_and_column_after_the_units_before_it() -> None:
+    found: list[Pair | BadLine] = []
+    with pytest.raises(
+        CorpusError, match=r"a\.tmx is not well-formed XML at line 3, column 6 \(mismatched tag\): corr"
+    ):
+        found.extend(tmx.read_pairs([memory(unit(en="a", de="b"), "<a></b>").encode()], "a.tmx", EN_DE))
+    assert texts(found) == [("a", "b")]
+
+
+def test_a_page_that_is_no_memory_is_told_apart() -> None:
+    with pytest.raises(CorpusError, match=r"must begin with <tmx>, but begins with <html>: check"):
+        read_tmx("<html><body>404</body></html>")
+    with pytest.raises(CorpusError, match=r"a\.xlf is empty: fetch"):
+        read_xliff("")
+
+
+def test_a_document_type_elsewhere_is_passed_over_and_never_fetched() -> None:
+    for address in ("tmx14.dtd", "file:///etc/passwd", "http://127.0.0.1:9/tmx.dtd"):
+        data = f'<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "{address}">' + memory(unit(en="a", de="b"))
+        assert texts(read_tmx(data)) == [("a", "b")]
+
+
+ATTACKS = {
+    "a file by an entity": '<!DOCTYPE tmx [<!ENTITY x SYSTEM "file:///etc/passwd">]>',
+    "the network by an entity": '<!DOCTYPE tmx [<!ENTITY x SYSTEM "http://127.0.0.1:9/">]>',
+    "a parameter entity": '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "http://127.0.0.1:9/"> %p;]>',
+    "a billion laughs": '<!DOCTYPE tmx [<!ENTITY a "lol">'
+    + "".join(f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefghi", "bcdefghix", strict=True))
+    + "]>",
+    "quadratic blowup": f'<!DOCTYPE tmx [<!ENTITY x "{"y" * 100_000}">]>',
+    "an attribute list": '<!DOCTYPE tmx [<!ATTLIST tu a CDATA "b">]>',
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("read", [read_tmx, read_xliff])
+def test_attacks_by_a_document_type_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
+    data = memory(unit(en="&x;" * 1000, de="b")) if read is read_tmx else xliff12("<trans-unit/>")
+    with pytest.raises(
+        CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): take that out"
+    ):
+        read(ATTACKS[attack] + data)
+
+
+@pytest.mark.parametrize("doctype", ["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">'])
+def test_an_entity_that_nobody_declared_is_an_error_with_its_line(doctype: str) -> None:
+    with pytest.raises(CorpusError, match=r"(undefined entity|uses &nbsp;).*") as caught:
+        read_tmx(doctype + memory(unit(en="a&nbsp;b", de="c")))
+    assert "line 2" in str(caught.value)
+
+
+def test_a_hundred_thousand_elements_inside_each_other_are_refused() -> None:
+    with pytest.raises(CorpusError, match="over 256 elements inside each other"):
+        read_tmx(memory("<a>" * 100_000))
+    with pytest.raises(CorpusError, match="over 256 elements inside each other"):
+        read_tmx(memory(unit(en="<hi>" * 100_000, de="b")))
+
+
+def test_a_text_of_over_1_mib_is_a_bad_unit_and_the_next_is_read() -> None:
+    found = read_tmx(memory(unit(en="x" * 2**20, de="fits"), unit(en="y" * (2**20 + 1), de="b"), unit(en="c", de="d")))
+    assert reasons(found) == [(3, "longer than 1 MiB")]
+    assert [len(source) for source, _ in texts(found)] == [2**20, 1]
+
+
+def endless(begin: str, middle: str, times: int) -> Iterator[bytes]:
+    yield begin.encode()
+    for _ in range(times):
+        yield middle.encode()
+
+
+def peak_of(found: Iterator[Pair | BadLine]) -> tuple[int, int]:
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in found)
+    except CorpusError:
+        count = -1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return count, peak
+
+
+def test_memory_stays_flat_over_a_memory_of_any_size() -> None:
+    block = "\n".join(unit(en="Hello, you", de="Hallo, du") for _ in range(500)) + "\n"
+    content = [*endless("<tmx><body>", block, 25), b"</body></tmx>"]
+    count, peak = peak_of(tmx.read_pairs(iter(content), "a.tmx", EN_DE))
+    assert count == 12_500
+    assert peak < 2**20  # of 1.3 MB
+
+
+@pytest.mark.parametrize("begin", ["<tmx><!--", '<tmx a="', "<tmx><body><tu><tuv xml:lang='en'><seg>", "<tmx><?x "])
+def test_something_without_an_end_is_not_held_in_memory(begin: str) -> None:
+    _, peak = peak_of(tmx.read_pairs(endless(begin, "x" * 2**16, 400), "a.tmx", EN_DE))
+    assert peak < 16 * 2**20

@@ -1,0 +1,417 @@
+"""Laws of batches: nothing is lost, nothing comes twice, and where a walk stands is two integers."""
+
+import hashlib
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import attent
+from attent.data.batch_plan import LAYOUTS, BatchConfig, BatchPlan, Layout, draw_epoch_order, load_or_build_plan
+from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
+from attent.data.packing import RowCapacity, best_fit
+from attent.data.pairs import CorpusError
+from attent.data.token_store import CorpusPart, StoreMeta, StoreSide, TokenStore
+from attent.models.seq2seq import shift_right
+from attent.nn import Packing
+
+unhurried = hypothesis_settings(deadline=None, max_examples=30)  # a busy machine is no failure
+
+
+def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
+    """A store with sentences of these lengths; every id tells its pair, so that a mix-up shows."""
+    sides = []
+    for side in range(2):
+        each = [pair[side] for pair in lengths]
+        ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(each)] or [np.empty(0)]).astype("<u4")
+        sides.append(StoreSide(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
+    told = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
+    meta = StoreMeta(
+        format_version=1,
+        pairs=len(lengths),
+        dtype="<u4",
+        token_counts={},
+        pad_ids={"source": 0, "target": pad},
+        files=["corpus.tsv"],
+        parts=told,
+    )
+    return TokenStore(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, len(lengths) + 1).astype("<u8"))
+
+
+def wmt_like(n: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Lengths as in news text: log-normal, about 29 source and 30 target tokens."""
+    rng = np.random.default_rng(seed)
+    source = np.exp(np.log(29) - 0.18 + 0.6 * rng.standard_normal(n)).round().clip(1, 200)
+    target = (source * 1.03 * np.exp(0.15 * rng.standard_normal(n))).round().clip(1, 200)
+    return list(zip(source.astype(int).tolist(), target.astype(int).tolist(), strict=True))
+
+
+def epoch_of(batches: PairLoader, epoch: int = 0) -> list[PairBatch]:
+    return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
+
+
+def sentences(text: TokenBatch) -> list[tuple[int, ...]]:
+    """What stands in a side of a batch, sentence by sentence, read off the tensors."""
+    if text.packing is None:
+        assert text.lengths is not None
+        rows = zip(text.ids.tolist(), text.lengths.tolist(), strict=True)
+        return [tuple(row[:length]) for row, length in rows if length]
+    found = []
+    for ids, segments in zip(text.ids, text.packing.segments, strict=True):
+        found += [tuple(ids[segments == s].tolist()) for s in range(int(segments.max()) + 1)]
+    return found
+
+
+def same(one: PairBatch, two: PairBatch) -> bool:
+    tensors = [
+        [side.ids, side.lengths, *(vars(side.packing).values() if side.packing else [])]
+        for batch in (one, two)
+        for side in (batch.source, batch.target)
+    ]
+    both = zip(tensors[0] + tensors[1], tensors[2] + tensors[3], strict=True)
+    return np.array_equal(one.example_ids, two.example_ids) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in both
+    )
+
+
+lengths = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 24)), max_size=60)
+configs = st.builds(
+    lambda layout, tokens, longest, too_long: BatchConfig(
+        layout=layout, batch_tokens=max(tokens, longest), max_tokens=longest, too_long=too_long
+    ),
+    st.sampled_from(LAYOUTS),
+    st.integers(8, 120),
+    st.integers(4, 32),
+    st.sampled_from(["drop", "cut"]),
+)
+
+
+@unhurried
+@given(lengths, configs, st.integers(0, 3), st.integers(0, 2))
+def test_every_kept_pair_appears_exactly_once_an_epoch(
+    lengths: list[tuple[int, int]], config: BatchConfig, seed: int, epoch: int
+) -> None:
+    batches = PairLoader(make_store(lengths), config, seed=seed)
+    seen = [pair for batch in epoch_of(batches, epoch) for pair in batch.example_ids.tolist()]
+    limits = batches.shape.max_source_length, batches.shape.max_target_length
+    long = {i for i, (s, t) in enumerate(lengths) if s > limits[0] or t > limits[1]}
+    assert set(batches.get_epoch(epoch).plan.too_long_pairs.tolist()) == long
+    kept = set(range(len(lengths))) - (long if config.too_long == "drop" else set())
+    assert sorted(seen) == sorted(kept)
+
+
+@unhurried
+@given(lengths, configs)
+def test_a_batch_holds_its_pairs_whole_and_in_step_on_both_sides(
+    lengths: list[tuple[int, int]], config: BatchConfig
+) -> None:
+    store = make_store(lengths)
+    batches = PairLoader(store, config)
+    for batch in epoch_of(batches):
+        for text, side, limit in (
+            (batch.source, store.source, batches.shape.max_source_length),
+            (batch.target, store.target, batches.shape.max_target_length),
+        ):
+            expected = [tuple(side[pair][:limit].tolist()) for pair in batch.example_ids.tolist()]
+            assert sentences(text) == expected
+            assert text.num_tokens == sum(map(len, expected))
+
+
+@unhurried
+@given(lengths, configs)
+@example([(1, 1 + n % 24) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
+@example([(1 + n % 24, 1) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
+def test_no_batch_is_over_budget(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
+    batches = PairLoader(make_store(lengths), config)
+    rows, room = max(1, batches.shape.rows), batches.shape.row_capacity
+    for batch in epoch_of(batches):
+        assert batch.source.ids.numel() <= rows * room.source <= config.batch_tokens
+        assert batch.target.ids.numel() <= rows * room.target <= config.batch_tokens
+
+
+@unhurried
+@given(lengths, configs, st.integers(1, 5))
+def test_batches_of_n_ranks_partition_those_of_one(
+    lengths: list[tuple[int, int]], config: BatchConfig, ranks: int
+) -> None:
+    store = make_store(lengths)
+    alone = epoch_of(PairLoader(store, config, seed=7))
+    together = [PairLoader(store, config, seed=7, rank=rank, world_size=ranks) for rank in range(ranks)]
+    assert len({each.num_steps(0) for each in together}) == 1
+    dealt = [each.get_batch(0, step) for step in range(together[0].num_steps(0)) for each in together]
+    assert len(alone) <= len(dealt) < len(alone) + ranks
+    assert all(same(one, two) for one, two in zip(alone, dealt, strict=False))
+    assert all(len(rest.example_ids) == 0 for rest in dealt[len(alone) :])
+
+
+@unhurried
+@given(lengths.filter(bool), st.sampled_from(LAYOUTS), st.integers(0, 1), st.data())
+def test_seeking_equals_walking_there(
+    lengths: list[tuple[int, int]], layout: Layout, epoch: int, data: st.DataObject
+) -> None:
+    batches = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=48, max_tokens=24), seed=3)
+    step = data.draw(st.integers(0, batches.num_steps(epoch) - 1))
+    walked = next(batch for at, batch in batches.iter_batches(workers=0) if at == (epoch, step))
+    sought = PairLoader(batches.store, batches.config, seed=3)
+    assert same(walked, sought.get_batch(epoch, step))
+    assert same(walked, next(sought.iter_batches(LoaderPosition(epoch, step), workers=0))[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_seed_gives_the_same_bytes_with_0_or_4_workers(layout: Layout) -> None:
+    batches = PairLoader(make_store(wmt_like(300)), BatchConfig(layout=layout, batch_tokens=512), seed=1)
+    steps = 2 * batches.num_steps(0) + 3  # into the third epoch
+    alone = list(islice(batches.iter_batches(workers=0), steps))
+    helped = list(islice(batches.iter_batches(workers=4), steps))
+    assert [at for at, _ in alone] == [at for at, _ in helped]
+    assert all(same(one, two) for (_, one), (_, two) in zip(alone, helped, strict=True))
+    assert alone[-1][0].epoch == 2
+
+
+@unhurried
+@given(lengths, st.integers(4, 32), st.sampled_from(["drop", "cut"]))
+def test_packed_and_bucketed_hold_the_same_sentences(
+    lengths: list[tuple[int, int]], longest: int, too_long: Literal["drop", "cut"]
+) -> None:
+    store, held = make_store(lengths), []
+    for layout in LAYOUTS:
+        config = BatchConfig(layout=layout, batch_tokens=96, max_tokens=longest, too_long=too_long)
+        found = epoch_of(PairLoader(store, config))
+        held.append(Counter(s for batch in found for side in (batch.source, batch.target) for s in sentences(side)))
+    assert held[0] == held[1] == held[2]
+
+
+@unhurried
+@given(lengths, configs)
+def test_a_packing_is_the_one_that_its_rows_say(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
+    batches = PairLoader(make_store(lengths), config)
+    for batch in epoch_of(batches):
+        for text in (batch.source, batch.target):
+            if text.packing is None:
+                continue
+            ends = [[0, *sorted(set(row))] if row[0] else [0] for row in text.packing.ends.tolist()]
+            rows = [[b - a for a, b in pairwise(row)] for row in ends]
+            expected = Packing.from_lengths(rows, text.ids.shape[1], text.packing.ends.shape[1])
+            assert torch.equal(text.packing.segments, expected.segments)
+            assert torch.equal(text.packing.positions, expected.positions)
+            assert torch.equal(text.packing.ends, expected.ends)
+            assert text.packing.max_length >= expected.max_length
+
+
+@pytest.mark.parametrize("layout", ["packed", "flat"])
+def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
+    batches = PairLoader(make_store(wmt_like(2000)), BatchConfig(layout=layout, batch_tokens=2048), world_size=3)
+    shapes = {
+        (tuple(side.ids.shape), tuple(side.packing.ends.shape), side.packing.max_length, number)
+        for epoch in range(2)
+        for batch in epoch_of(batches, epoch)
+        for number, side in enumerate((batch.source, batch.target))
+        if side.packing is not None
+    }
+    assert len(shapes) == 2  # one for each side
+
+
+@pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95)])
+def test_almost_every_slot_holds_a_token(layout: Layout, least: float) -> None:
+    batches = PairLoader(make_store(wmt_like(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
+    found = epoch_of(batches)
+    tokens = sum(batch.source.num_tokens + batch.target.num_tokens for batch in found)
+    assert tokens / sum(batch.source.ids.numel() + batch.target.ids.numel() for batch in found) >= least
+
+
+def test_rows_are_fixed_by_the_corpus_and_leave_room_for_its_longer_side() -> None:
+    summaries = [(200, 10)] * 990 + [(200, 90)] * 10
+    batches = PairLoader(make_store(summaries), BatchConfig(max_tokens=256, batch_tokens=1024))
+    assert batches.shape.row_capacity.source == 256
+    assert batches.shape.row_capacity.target == 96  # in proportion it would be 16, and lose the ten
+    assert len(batches.get_epoch(0).plan.too_long_pairs) == 0
+
+
+@pytest.mark.parametrize(("too_long", "what"), [("drop", "dropped"), ("cut", "cut")])
+def test_what_is_too_long_is_told_with_its_place(too_long: Literal["drop", "cut"], what: str) -> None:
+    store = make_store([(5, 5), (40, 5), (5, 41), (6, 6)])
+    batches = PairLoader(store, BatchConfig(batch_tokens=64, max_tokens=32, too_long=too_long))
+    told = batches.describe_too_long()
+    assert told is not None
+    assert told.startswith("2 of 4 pairs have more than 32 source or 32 target tokens")
+    assert f"are {what} (such as corpus.tsv:2, corpus.tsv:3)" in told
+    assert PairLoader(make_store([(5, 5)]), BatchConfig()).describe_too_long() is None
+
+
+def test_epochs_and_seeds_mix_differently() -> None:
+    store = make_store(wmt_like(200))
+    orders = [
+        np.concatenate(
+            [
+                batch.example_ids
+                for batch in epoch_of(PairLoader(store, BatchConfig(batch_tokens=1024), seed=seed), epoch)
+            ]
+        )
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert len({order.tobytes() for order in orders}) == 3
+
+
+@unhurried
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.data())
+def test_a_pair_comes_as_often_as_its_corpus_weighs(sizes: list[int], data: st.DataObject) -> None:
+    weights = [data.draw(st.sampled_from([0.25, 0.5, 1.0, 1.5, 3.0])) for _ in sizes]
+    order = draw_epoch_order(sizes, weights, seed=5, epoch=data.draw(st.integers(0, 3)))
+    first = 0
+    for size, weight in zip(sizes, weights, strict=True):
+        times = np.bincount(order[(order >= first) & (order < first + size)] - first, minlength=size)
+        assert all(int(weight) <= n <= int(np.ceil(weight)) for n in times)
+        assert times.sum() == int(weight) * size + round((weight % 1) * size)
+        first += size
+
+
+def test_the_order_of_an_epoch_never_changes() -> None:
+    """Training that goes on with another version of attent or numpy must meet the batches that it would have met."""
+    assert draw_epoch_order([12], [1.0], seed=1, epoch=2).tolist() == [5, 1, 3, 4, 11, 9, 8, 6, 2, 10, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"), [("packed", "bf1c673e"), ("flat", "f6d02284"), ("bucketed", "d987a1b2")]
+)
+def test_the_batches_of_an_epoch_never_change(layout: Layout, expected: str) -> None:
+    lengths = [(7919 * n % 61 + 1, 104729 * n % 53 + 1) for n in range(3000)]
+    plan = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=1024), seed=1).get_epoch(2).plan
+    numbers = [*plan.pair_ids.tolist(), *plan.row_offsets.tolist(), *plan.batch_offsets.tolist()]
+    assert hashlib.sha256(repr(numbers).encode()).hexdigest()[:8] == expected
+
+
+def test_a_side_that_is_short_on_average_loses_at_most_one_pair_in_a_thousand() -> None:
+    lengths = [(200, 10)] * 4995 + [(200, 60)] * 5
+    batches = PairLoader(make_store(lengths), BatchConfig(max_tokens=256, batch_tokens=1024))
+    assert batches.shape.max_target_length < 60  # room for them would leave most of every row empty
+    assert len(batches.get_epoch(0).plan.too_long_pairs) == 5
+    assert (
+        len(
+            PairLoader(make_store(lengths), BatchConfig(max_tokens=1280, batch_tokens=4096))
+            .get_epoch(0)
+            .plan.too_long_pairs
+        )
+        == 0
+    )
+
+
+def test_room_for_32767_tokens_can_be_filled() -> None:
+    lengths = np.array([16000, 300, 16000]), np.array([16000, 300, 16000])
+    assert best_fit(*lengths, RowCapacity(16391, 16376, 100)).tolist() in ([0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 0])
+
+
+def test_the_loss_of_an_epoch_does_not_depend_on_the_layout() -> None:
+    store = make_store([(s % 7 + 1, t % 6 + 1) for s, t in wmt_like(40)])
+    torch.manual_seed(0)
+    model = attent.build(attent.presets.tiny(vocab=4200)).double().eval()
+    losses = []
+    for layout in LAYOUTS:
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in epoch_of(PairLoader(store, BatchConfig(layout=layout, batch_tokens=64, max_tokens=16))):
+            total += negative_log_likelihood(model, batch)
+        losses.append(float(total.detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-9)
+
+
+def negative_log_likelihood(model: torch.nn.Module, batch: PairBatch) -> torch.Tensor:
+    source, target = batch.source, batch.target
+    read = shift_right(target.ids, 1, target.packing)
+    logits = model(source.ids, read, source.lengths, target.lengths, packing=batch.packing)
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), target.ids.flatten(), ignore_index=0, reduction="sum"
+    )
+
+
+def test_the_last_step_of_many_ranks_has_a_batch_that_a_model_can_take() -> None:
+    model = attent.build(attent.presets.tiny(vocab=300)).eval()
+    for layout in LAYOUTS:
+        batches = PairLoader(
+            make_store([(3, 4)]), BatchConfig(layout=layout, batch_tokens=16, max_tokens=16), rank=1, world_size=2
+        )
+        empty = batches.get_batch(0, 0)
+        assert empty.example_ids.size == 0
+        assert float(negative_log_likelihood(model, empty).detach()) == 0.0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_goes_to_a_device_in_one_piece(layout: Layout) -> None:
+    batch = PairLoader(make_store(wmt_like(50)), BatchConfig(layout=layout, batch_tokens=512)).get_batch(0, 0)
+    moved = batch.to("cpu")
+    assert same(batch, moved)
+    assert moved.flat_tensor is not None
+    storages = {t.untyped_storage().data_ptr() for side in (moved.source, moved.target) for t in side.tensors()}
+    assert storages == {moved.flat_tensor.untyped_storage().data_ptr()}
+    assert moved.to("cpu").flat_tensor is moved.flat_tensor
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_filled_up_with_what_the_vocabulary_says(layout: Layout) -> None:
+    for batch in epoch_of(
+        PairLoader(make_store([(3, 5), (4, 2)], pad=77), BatchConfig(layout=layout, batch_tokens=64, max_tokens=16))
+    ):
+        for text, pad in ((batch.source, 0), (batch.target, 77)):
+            assert (text.ids[~text.token_mask()] == pad).all()
+            assert int(text.token_mask().sum()) == text.num_tokens
+            assert (text.ids[text.token_mask()] >= 10).all()
+
+
+def test_sampling_takes_each_epoch_from_its_own_store() -> None:
+    stores = [make_store([(n, n)] * 5) for n in (3, 4)]
+    batches = PairLoader(
+        stores[0], BatchConfig(batch_tokens=32, max_tokens=16), store_for_epoch=lambda epoch: stores[epoch % 2]
+    )
+    assert {len(s) for batch in epoch_of(batches, 1) for s in sentences(batch.source)} == {4}
+    assert {len(s) for batch in epoch_of(batches, 2) for s in sentences(batch.source)} == {3}
+
+
+def test_a_store_without_pairs_is_refused_by_a_walk() -> None:
+    with pytest.raises(CorpusError, match="epoch 0 has no pairs"):
+        next(PairLoader(make_store([]), BatchConfig()).iter_batches())
+
+
+def test_mistakes_are_told() -> None:
+    store = make_store([(1, 1)])
+    with pytest.raises(ValueError, match="`tokens` must hold the longest sentence"):
+        BatchConfig(batch_tokens=100, max_tokens=256)
+    with pytest.raises(ValueError, match="`rank` must be from 0 to 1"):
+        PairLoader(store, BatchConfig(), rank=2, world_size=2)
+    with pytest.raises(ValueError, match="`layout` must be packed or flat or bucketed, but is 'paked'"):
+        BatchConfig(layout="paked")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`seed` must be 0 or more"):
+        PairLoader(store, BatchConfig(), seed=-1)
+    with pytest.raises(IndexError, match="no walk can start at step 5"):
+        next(PairLoader(store, BatchConfig()).iter_batches(LoaderPosition(0, 5)))
+    with pytest.raises(ValueError, match="`weights` must be 1 numbers over 0"):
+        PairLoader(store, BatchConfig(), weights=[float("inf")])
+    with pytest.raises(ValueError, match="`weights` must be 1 numbers over 0"):
+        PairLoader(store, BatchConfig(), weights=[1.0, 2.0])
+    with pytest.raises(IndexError, match="epoch 0 has 1 steps, so there is no step 1"):
+        PairLoader(store, BatchConfig()).get_batch(0, 1)
+
+
+def test_a_plan_is_made_once_and_read_back_the_same(tmp_path: Path) -> None:
+    made: list[BatchPlan] = []
+
+    def make() -> BatchPlan:
+        made.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
+        return made[-1]
+
+    first = load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
+    again = load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
+    assert len(made) == 1
+    assert all(np.array_equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
+    for times, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
+        next((tmp_path / "plans").glob("*.npz")).write_bytes(damage)
+        load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
+        assert len(made) == times
+    for other in range(2, 12):
+        load_or_build_plan(tmp_path / "plans", ("facts", other), make)
+    assert len(list((tmp_path / "plans").iterdir())) <= 4

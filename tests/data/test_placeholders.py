@@ -1,0 +1,125 @@
+"""Placeholders: what counts as one, and when a translation has kept them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attent.data.formats import placeholders
+from attent.data.formats.units import InlineCode, to_display_text
+from attent.data.pretranslate import text_runs
+from tests.data.pretranslate_cases import PLACEHOLDERS, pretranslate
+
+
+@pytest.mark.parametrize(
+    "hole", [*PLACEHOLDERS, "%@", "%5.2f", "%-10s", "%lu", "%2$d", "%{x}", "{0:>8}", "{% if x %}", "%1", "%L2"]
+)
+@pytest.mark.parametrize("text", ["a {} b", "{} b", "a {}.", "({})", "a:{}"])
+def test_a_placeholder_is_found_whole(hole: str, text: str) -> None:
+    assert placeholders.find_placeholders(text.replace("{}", hole)) == [hole]
+
+
+@pytest.mark.parametrize(
+    "text", ["<b>", "</b>", '<a href="x > y">', "<br/>", "&amp;", "&#160;", "&#xA0;", "me@a.example"]
+)
+def test_markup_and_addresses_are_placeholders(text: str) -> None:
+    assert placeholders.find_placeholders(f"see {text} now") == [text]
+
+
+@pytest.mark.parametrize(
+    "text", ["100 % sure", "50% off", "a < b > c", "R&D; more", "a & b", "5 {", "} 6", "x@y", "5%"]
+)
+def test_ordinary_text_is_none(text: str) -> None:
+    assert placeholders.find_placeholders(text) in ([], ["&D;"])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "problem"),
+    [
+        ("a %s", "%s b", ""),
+        ("a %s %d", "b %d %s", "in another order"),
+        ("a %1$s %2$d", "b %2$d %1$s", ""),
+        ("a {x} {y}", "{y} b {x}", ""),
+        ("a %(x)s %(y)s", "%(y)s b %(x)s", ""),
+        ("a %s", "b", "lost %s"),
+        ("a %s", "b %s %s", "gained %s"),
+        ("a %s", "b % s", "lost %s"),
+        ("a {name}", "b {Name}", "lost {name}"),
+        ("<b>a</b> c", "d <b>e</b>", ""),
+        ("<b>a</b> c", "</b>e<b>", "do not fit"),
+        ("<b>a</b> <i>c</i>", "<b>a <i>c</b></i>", "do not fit"),
+        ("<b>a</b> <i>c</i>", "<i>a <b>c</b></i>", ""),
+        ("a<br>b", "c<br>d", ""),
+        ("</b> a <i>", "</b> c <i>", ""),
+        ("</b> a <i>", "<i> c </b>", "do not fit"),
+        ("see https://a.example/b.", "https://a.example/b siehe", ""),
+    ],
+)
+def test_a_translation_has_what_its_source_has(source: str, target: str, problem: str) -> None:
+    found = placeholders.find_problem((source,), (target,))
+    assert (problem in found) if problem else not found
+
+
+def test_placeholders_at_the_ends_are_put_back_when_a_model_loses_them() -> None:
+    asked: list[list[str]] = []
+
+    def forgetful(texts: Sequence[str]) -> list[str]:
+        asked.append(list(texts))
+        return [" ".join(word.upper() for word in text.split() if "%" not in word) for text in texts]
+
+    result = pretranslate("%s: not found (%d)\nAll is well\nlost %s here\n", "a.txt", forgetful)
+    assert result.content == b"%s: NOT FOUND (%d)\nALL IS WELL\nlost %s here\n"
+    assert asked == [["%s: not found (%d)", "All is well", "lost %s here"], ["not found"]]
+    assert [(one.line, one.source, one.reason) for one in result.skipped] == [
+        (3, "lost %s here", "its translation lost %s")
+    ]
+
+
+def test_an_empty_translation_is_left() -> None:
+    result = pretranslate("a b\n", "a.txt", lambda texts: [" "])
+    assert (result.content, result.skipped[0].reason) == (b"a b\n", "its translation is empty")
+
+
+def test_a_translation_on_several_lines_becomes_one() -> None:
+    assert pretranslate("a b\n", "a.txt", lambda texts: ["c\nd "]).content == b"c d\n"
+
+
+codes = st.builds(
+    InlineCode,
+    st.just(""),
+    st.text("<xyz/>", min_size=1, max_size=4),
+    st.sampled_from(["open", "close", "alone"]),
+    st.sampled_from("123"),
+    st.booleans(),
+)
+
+
+@given(st.lists(st.one_of(codes, st.text("ab %s{}<>1/\n\t.", max_size=8)), max_size=8))
+def test_runs_put_together_are_the_content(parts: list[str | InlineCode]) -> None:
+    found = text_runs.split_runs(tuple(parts))
+    again = [part for run in found for part in (*run.prefix, *run.core, *run.suffix)]
+    assert _raw(again) == _raw(parts)
+    for run in found:
+        assert run.text == run.text.strip()
+        assert "\n" not in run.text
+        bare = text_runs.strip_end_placeholders(run) if run.core else None
+        if bare is not None:
+            assert _raw((*bare.prefix, *bare.core, *bare.suffix)) == _raw((*run.prefix, *run.core, *run.suffix))
+            assert len(bare.text) < len(run.text)
+
+
+@given(st.lists(st.one_of(codes, st.text("ab <>1/", max_size=8)), max_size=8))
+def test_codes_are_found_again_in_what_the_model_sees(parts: list[str | InlineCode]) -> None:
+    content = text_runs.number_codes(tuple(parts))
+    again = text_runs.restore_codes(to_display_text(content), content)
+    assert _raw(again) == _raw(content)
+    assert [part for part in again if isinstance(part, InlineCode)] == [
+        part for part in content if isinstance(part, InlineCode)
+    ]
+
+
+def _raw(parts: Sequence[str | InlineCode]) -> str:
+    return "".join(part if isinstance(part, str) else part.raw for part in parts)

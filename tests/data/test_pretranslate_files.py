@@ -1,0 +1,225 @@
+"""Two hundred files of translators: only their empty targets change, to the byte; other programs see the same."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import polib
+import pytest
+from lxml import etree
+from translate.storage import pypo
+from translate.storage import tmx as toolkit_tmx
+from translate.storage import xliff as toolkit_xliff
+from translate.storage import xliff2 as toolkit_xliff2
+
+from attent.data.pretranslate import PretranslateError, detect_document_format, pretranslate_file
+from tests.data import pretranslate_cases
+from tests.data.pretranslate_cases import fail_if_called, pretranslate, translate_in_parentheses
+
+NAMES = list(pretranslate_cases.GENERATORS)
+
+
+def files(name: str) -> Iterator[tuple[bytes, pretranslate_cases.Made, bytes]]:
+    for seed in range(pretranslate_cases.FILES_PER_KIND):
+        yield pretranslate_cases.GENERATORS[name](random.Random(f"{name} {seed}"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_empty_targets_change(name: str) -> None:
+    for before, made, after in files(name):
+        result = pretranslate(before, name)
+        assert result.content == after
+        assert (result.filled_count, result.existing_count, result.skipped) == (
+            made.filled_count,
+            made.existing_count,
+            (),
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_file_is_left_as_it_is_and_nobody_is_asked(name: str) -> None:
+    for _, made, after in files(name):
+        result = pretranslate(after, name, fail_if_called)
+        assert result.content == after
+        assert (result.filled_count, result.existing_count) == (0, made.filled_count + made.existing_count)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_translator_that_loses_everything_changes_nothing_but_what_has_no_placeholders(name: str) -> None:
+    for before, made, _ in files(name):
+        result = pretranslate(before, name, lambda texts: ["x"] * len(texts))
+        assert result.filled_count + len(result.skipped) == made.filled_count
+        again = pretranslate(result.content, name, lambda texts: ["x"] * len(texts))
+        assert again.content == result.content
+        assert all("lost" in one.reason and one.source for one in result.skipped)
+
+
+# What other programs make of it.
+
+
+def test_polib_and_the_translate_toolkit_see_the_same_catalogue_with_fuzzy_translations() -> None:
+    for before, made, _ in files("a.po"):
+        after = pretranslate(before, "a.po").content
+        old, new = (list(polib.pofile(_text(one))) for one in (before, after))
+        assert [_facts(entry) for entry in old] == [_facts(entry) for entry in new]
+        changed = [entry for was, entry in zip(old, new, strict=True) if _forms(was) != _forms(entry)]
+        assert [form for entry in changed for form in _forms(entry)] == made.targets
+        assert all(entry.fuzzy for entry in changed)
+        store = pypo.pofile.parsestring(after.removeprefix(b"\xef\xbb\xbf"))
+        assert sum(unit.isfuzzy() for unit in store.units) == sum(entry.fuzzy for entry in new)
+
+
+def _text(content: bytes) -> str:
+    """For polib, which wants a space behind `#,`."""
+    text = content.decode("latin-1" if b"ISO-8859-1" in content else "utf-8-sig")
+    return text.replace("\r\n", "\n").replace("#,no", "#, no")
+
+
+def _facts(entry: polib.POEntry) -> tuple[object, ...]:
+    flags = [flag for flag in entry.flags if flag != "fuzzy"]
+    ids = (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.previous_msgid)
+    return (*ids, flags, entry.comment, entry.tcomment, entry.occurrences, entry.obsolete)
+
+
+def _forms(entry: polib.POEntry) -> list[str]:
+    return list(entry.msgstr_plural.values()) or [entry.msgstr]
+
+
+@pytest.mark.parametrize(("name", "unit"), [("a.xlf", "trans-unit"), ("b.xliff", "segment"), ("a.tmx", "tu")])
+def test_lxml_sees_the_same_tree_apart_from_targets_and_marks(name: str, unit: str) -> None:
+    for before, made, _ in files(name):
+        trees = [etree.fromstring(one) for one in (before, pretranslate(before, name).content)]
+        empty = [not _targets_text(one) for one in trees[0].iterfind(f".//{{*}}{unit}")]
+        assert sum(empty) == made.filled_count
+        for tree in trees:
+            for one, strip in zip(tree.iterfind(f".//{{*}}{unit}"), empty, strict=True):
+                assert tree is trees[0] or _targets_text(one)
+                if strip:
+                    _strip(one)
+        old, new = (etree.tostring(tree, method="c14n") for tree in trees)
+        assert b"".join(old.split()) == b"".join(new.split())
+
+
+def _target_elements(unit: etree._Element) -> list[etree._Element]:
+    language = "{http://www.w3.org/XML/1998/namespace}lang"
+    targets = unit.findall("{*}target")
+    return targets + [one for one in unit.findall("{*}tuv") if one.get(language, "").startswith("de")]
+
+
+def _targets_text(unit: etree._Element) -> str:
+    segments = [seg for one in _target_elements(unit) for seg in (one.findall("{*}seg") or [one])]
+    return "".join("".join(one.itertext()) for one in segments).strip()
+
+
+def _strip(unit: etree._Element) -> None:
+    unit.attrib.pop("state", None)
+    unit.attrib.pop("subState", None)
+    for target in _target_elements(unit):
+        unit.remove(target)
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [("a.xlf", toolkit_xliff.xlifffile), ("b.xliff", toolkit_xliff2.Xliff2File), ("a.tmx", toolkit_tmx.tmxfile)],
+)
+def test_the_translate_toolkit_reads_every_translation(name: str, store: type) -> None:
+    for before, made, _ in files(name):
+        after = pretranslate(before, name).content
+        units = [unit for unit in store.parsestring(after).units if unit.source and unit.source != "a"]
+        assert len(units) >= made.filled_count
+        assert sum("(" in str(unit.target or "") for unit in units) >= made.filled_count
+        if name == "a.xlf":
+            assert sum(unit.isreview() for unit in units) == made.filled_count
+
+
+# Bad files.
+
+
+ATTACKS = {
+    "billion laughs": '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]>',
+    "external entity": '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]>',
+    "parameter entity": '<!DOCTYPE x [<!ENTITY % a SYSTEM "http://a.example/"> %a;]>',
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(("name", "root"), [("a.xlf", "xliff"), ("a.tmx", "tmx")])
+def test_entities_are_refused_in_a_sentence(attack: str, name: str, root: str) -> None:
+    with pytest.raises(
+        PretranslateError, match=rf"{name} declares .* which can be an attack \(at line 1\): take that out"
+    ):
+        pretranslate(f"{ATTACKS[attack]}<{root}>&a;</{root}>", name, fail_if_called)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_is_cut_short_is_refused_or_filled_in_what_is_there(name: str) -> None:
+    whole = next(before for before, made, _ in files(name) if made.filled_count > 4 and before.isascii() is False)
+    for cut in range(0, len(whole), 37):
+        told = pretranslate_cases.get_error(whole[:cut], name)
+        if told:
+            assert re.match(f"{name} .*: ", told)
+        else:
+            assert name == "a.po"
+            assert pretranslate(pretranslate(whole[:cut], name).content, name, fail_if_called).filled_count == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"", "a.xlf", "a.xlf is empty"),
+        (b"<tmx/>", "a.xlf", "a.xlf must begin with <xliff>, but begins with <tmx>"),
+        (b"<xliff>\n<file></xliff>", "a.xlf", "a.xlf is not well-formed XML at line 2"),
+        (b'<?xml version="1.0" encoding="shift_jis"?><tmx/>', "a.tmx", "encoding that attent does not read"),
+        (b'msgid "a"\nmsgstr ""\n\nhello\n', "a.po", "a.po is not PO at line 4: correct it there"),
+        (b'msgid "a\nmsgstr ""\n', "a.po", "a.po is not PO at line 1"),
+        (b'msgid "a"\n\nmsgctxt "b"\nmsgid "c"\n', "a.po", "a.po is not PO at line 4|not whole"),
+        (b'msgid "a"\nmsgstr ""\nmsgstr ""\n', "a.po", "a.po is not PO at line 3"),
+        (b'msgid "a"\nmsgid_plural "b"\nmsgstr ""\n', "a.po", "an entry at line 1 that is not whole"),
+        (b'msgid ""\nmsgstr "charset=klingon\\n"\n', "a.po", "charset klingon, but is not: correct it"),
+        (b'msgid ""\nmsgstr "charset=UTF-16\\n"\n', "a.po", "charset utf-16, but is not"),
+        (b"a\0b", "a.txt", "a.txt is not text at line 1"),
+        (b"\xff\xfea", "a.txt", "bytes that are not utf-16-le"),
+        (b"", "a.docx", "a.docx must be a file of one of these kinds: .markdown, .md"),
+    ],
+)
+def test_a_bad_file_gets_a_sentence(content: bytes, name: str, message: str) -> None:
+    with pytest.raises(PretranslateError, match=message):
+        pretranslate(content, name, fail_if_called)
+
+
+def test_a_translator_that_miscounts_is_told_so() -> None:
+    with pytest.raises(PretranslateError, match="must be 2 translations, but there are 1"):
+        pretranslate("one\ntwo\n", "a.txt", lambda texts: ["eins"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("de.po", "po"),
+        ("x/MESSAGES.POT", "po"),
+        ("a.xlf", "xliff"),
+        ("a.sdlxliff", "xliff"),
+        ("a.tmx", "tmx"),
+        ("README.md", "markdown"),
+        ("a.txt", "text"),
+        ("a.po.gz", None),
+        ("a.tsv", None),
+        ("po", None),
+    ],
+)
+def test_the_kind_of_a_file_is_told_by_its_name(name: str, kind: str | None) -> None:
+    assert detect_document_format(name) == kind
+
+
+def test_each_text_is_asked_for_once_and_in_one_call() -> None:
+    calls: list[list[str]] = []
+
+    def translate(texts: object) -> list[str]:
+        calls.append(list(texts))  # type: ignore[call-overload]
+        return translate_in_parentheses(calls[-1])
+
+    result = pretranslate_file(b"one\n\n two\none \n%d\n", "a.txt", translate)
+    assert calls == [["one", "two"]]
+    assert result.content == b"(one)\n\n (two)\n(one) \n%d\n"

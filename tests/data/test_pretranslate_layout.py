@@ -1,0 +1,220 @@
+"""Markdown and plain text: the words are translated, and everything around them stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.data import fuzz
+from tests.data.pretranslate_cases import GENERATORS, fail_if_called, get_error, pretranslate, translate_in_parentheses
+
+PAGE = """---
+title: not touched
+---
+# Heading with `code` #
+
+A paragraph with a [link](https://a.example/b "title"), an ![image](c.png),
+a [reference][r], <b>a tag</b>, *stress*, __more__ and a hard\x20\x20
+break, then a [label].
+
+Setext
+------
+
+- item one
+  goes on
+- [ ] task
+
+      code in the item
+
+  a second paragraph
+1. first
+
+    still the item
+
+> quoted
+> text
+>> deeper
+
+| a head | b |
+|:-------|--:|
+| `x|y` z | d \\| e |
+
+<details>
+<summary>More of it</summary>
+</details>
+
+```python
+print("code")
+```
+
+    indented code
+
+<!-- a comment
+of two lines -->
+<pre>
+raw
+</pre>
+
+[r]: https://a.example/c
+[label]:
+  https://a.example/d
+[^1]: A note.
+
+* * *
+The end[^1] costs $x + y$ or 5 %.
+"""
+
+
+def shape(text: str, markup: MarkdownIt) -> list[tuple[str, ...]]:
+    """What a renderer makes of it, apart from the words."""
+    body = text.split("---\n", 2)[2]
+    found = []
+    for token in markup.parse(body):
+        if token.type == "inline":
+            inside = [one for one in token.children or [] if one.type not in ("text", "softbreak")]
+            found += [(one.type, one.content if "code" in one.type else "", str(one.attrGet("href"))) for one in inside]
+        elif token.type != "html_block":
+            found.append((token.type, token.tag, token.content, str(token.level)))
+    return found
+
+
+def test_a_page_keeps_its_shape() -> None:
+    markup = MarkdownIt("commonmark").enable("table")
+    result = pretranslate(PAGE, "a.md")
+    after = result.content.decode()
+    assert result.skipped == ()
+    assert shape(after, markup) == shape(PAGE, markup)
+    for kept in ("title: not touched", 'print("code")', "    indented code", "of two lines -->", "\nraw\n", "* * *"):
+        assert kept in after
+    for put in ("# (Heading with `code`) #", "- [ ] (task)", "| (a head) | (b) |", "<summary>(More of it)</summary>"):
+        assert put in after
+    assert "[^1]: (A note.)" in after
+    assert "\n    (still the item)\n" in after
+    assert "\n  (a second paragraph)\n" in after
+    assert "| (`x|y` z) | (d \\| e) |" in after
+
+
+def test_the_same_words_give_the_same_page() -> None:
+    markup = MarkdownIt("commonmark").enable("table")
+    after = pretranslate(PAGE, "a.md", lambda texts: list(texts)).content.decode()
+    assert " ".join(markup.render(after).split()) == " ".join(markup.render(PAGE).split())
+
+
+def test_the_model_sees_sentences() -> None:
+    asked: list[str] = []
+
+    def translate(texts: Sequence[str]) -> list[str]:
+        asked.extend(texts)
+        return list(texts)
+
+    pretranslate(PAGE, "a.md", translate)
+    assert asked[1].startswith(
+        "A paragraph with a <1>link</1>, an <2>image</2>, a <3>reference</3>, <b>a tag</b>, *stress*"
+    )
+    assert {"break, then a [label].", "Setext", "item one goes on", "quoted text", "deeper"} <= set(asked)
+    assert not any("code(" in text or "raw" in text or "comment" in text for text in asked)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a [b](c) d\n", "x [y](c) z\n"),
+        ("a **b** d\n", "a **b** d\n"),
+    ],
+)
+def test_a_paragraph_that_lost_its_markup_stays_and_is_told(before: str, after: str) -> None:
+    result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])
+    assert result.content.decode() == after
+    assert [one.reason for one in result.skipped] == ([] if before != after else ["its translation lost **"])
+
+
+def test_no_new_line_begins_with_what_would_be_markup() -> None:
+    words = "one - two 3. four # five > six + seven | eight = nine ``` ten eleven [x]: twelve"
+    result = pretranslate("first line\nsecond\n", "a.md", lambda texts: [words]).content.decode()
+    markup = MarkdownIt("commonmark").enable("table")
+    assert [token.type for token in markup.parse(result)] == ["paragraph_open", "inline", "paragraph_close"]
+    assert result.count("\n") > 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", ""),
+        ("\n \n", "\n \n"),
+        ("a\n", "(a)\n"),
+        ("  a b\t c  \r\n\r\n10\r\nd", "  (a b)\t (c)  \r\n\r\n10\r\n(d)"),
+        ("a\rb\r", "(a)\r(b)\r"),
+        ("\ufeffa", "\ufeff(a)"),
+    ],
+)
+def test_a_text_keeps_its_lines_and_spaces(before: str, after: str) -> None:
+    assert pretranslate(before, "a.txt").content.decode() == after
+
+
+def test_utf_16_stays_utf_16() -> None:
+    assert pretranslate("a ü\n".encode("utf-16"), "a.txt").content == "(a ü)\n".encode("utf-16")
+
+
+def test_a_line_that_is_not_utf_8_stays() -> None:
+    result = pretranslate(b"a \xff\nb\n", "a.txt")
+    assert result.content == b"a \xff\n(b)\n"
+    assert [(one.line, one.reason) for one in result.skipped] == [(1, "it is not in the file's encoding")]
+
+
+# Broken files of every kind.
+
+WORDS = [
+    *(b"<target/>", b"<x id='1'/>", b"</g>", b"<seg/>", b"<mrk>", b"<!--", b"<![CDATA[", b"%s"),
+    *(b'msgid "a"\n', b'msgstr ""\n', b"#~ ", b"```\n", b"> ", b"- ", b"**", b"[x](y)"),
+]
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, "a.md", "a.txt"])
+def test_a_broken_file_is_refused_in_a_sentence_or_filled_once_and_for_all(name: str) -> None:
+    chance = random.Random(name)
+    outcomes = {"refused": 0, "filled": 0}
+    for _ in range(300):
+        content = GENERATORS[name](chance)[0] if name in GENERATORS else PAGE.encode()
+        for _ in range(chance.choice((1, 1, 2))):
+            content = fuzz.mutate(content, [*WORDS, *fuzz.NASTY_TOKENS], chance)
+        told = get_error(content, name)
+        if told:
+            assert ": " in told
+            assert "\n" not in told
+            outcomes["refused"] += 1
+            continue
+        result = pretranslate(content, name)
+        outcomes["filled"] += result.filled_count
+        if name in GENERATORS:
+            assert (
+                pretranslate(
+                    result.content, name, fail_if_called if not result.skipped else translate_in_parentheses
+                ).content
+                == result.content
+            )
+    assert all(outcomes.values()), outcomes
+
+
+def test_code_at_the_end_of_a_sentence_is_a_word_of_it_unless_it_gets_lost() -> None:
+    assert pretranslate("Run `make`\n", "a.md").content == b"(Run `make`)\n"
+    lossy = pretranslate(
+        "Run `make` now\n\nThen `stop`.\n", "a.md", lambda texts: [one.replace("`", "") for one in texts]
+    )
+    assert lossy.content == b"Run `make` now\n\nThen `stop`.\n"
+    assert [one.line for one in lossy.skipped] == [1, 3]
+    rescued = pretranslate("Run `make`\n", "a.md", lambda texts: [one.replace("`", "").upper() for one in texts])
+    assert rescued.content == b"RUN `make`\n"
+
+
+def test_the_name_of_a_link_is_not_translated() -> None:
+    page = "See [the label] or [brackets].\n\n[The Label]: https://a.example\n"
+    assert pretranslate(page, "a.md", lambda texts: ["[the label] [KLAMMERN]"]).content.startswith(
+        b"[the label] [KLAMMERN]\n"
+    )
+    assert (
+        pretranslate(page, "a.md", lambda texts: ["[Name] [Klammern]"]).skipped[0].reason
+        == "its translation lost [the label]"
+    )

@@ -1,0 +1,198 @@
+"""Catalogues: what is filled, what is left, and that gettext's own tools agree."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from attent.data.pretranslate import PretranslateError
+from tests.data.pretranslate_cases import fail_if_called, pretranslate
+
+HEADER = (
+    'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+    '"Plural-Forms: nplurals=2;\\n"\n'
+)
+needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")
+
+
+def after(entry: str, header: str = HEADER) -> str:
+    """What an entry becomes; all before it must be as it was."""
+    result = pretranslate(f"{header}\n{entry}", "a.po").content.decode()
+    assert result.startswith(f"{header}\n")
+    return result[len(header) + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ('msgid "a"\nmsgstr ""', '#, fuzzy\nmsgid "a"\nmsgstr "(a)"'),
+        ('msgid "a"\nmsgstr ""   \n', '#, fuzzy\nmsgid "a"\nmsgstr "(a)"   \n'),
+        ('#, c-format\nmsgid "a %s"\nmsgstr ""\n', '#, fuzzy, c-format\nmsgid "a %s"\nmsgstr "(a %s)"\n'),
+        ('#,\nmsgid "a"\nmsgstr ""\n', '#, fuzzy\nmsgid "a"\nmsgstr "(a)"\n'),
+        ('#, fuzzy\n#| msgid "b"\nmsgid "a"\nmsgstr ""\n', '#, fuzzy\n#| msgid "b"\nmsgid "a"\nmsgstr "(a)"\n'),
+        ('#: x\n#| msgid "b"\nmsgid "a"\nmsgstr ""\n', '#: x\n#, fuzzy\n#| msgid "b"\nmsgid "a"\nmsgstr "(a)"\n'),
+        ('msgid "a\\n"\nmsgstr ""\n', '#, fuzzy\nmsgid "a\\n"\nmsgstr "(a)\\n"\n'),
+        ('msgid "a\\n\\tb"\nmsgstr ""\n', '#, fuzzy\nmsgid "a\\n\\tb"\nmsgstr ""\n"(a)\\n"\n"\\t(b)"\n'),
+        ('msgid " say \\"\\\\\\" "\nmsgstr ""\n', '#, fuzzy\nmsgid " say \\"\\\\\\" "\nmsgstr " (say \\"\\\\\\") "\n'),
+        ('msgid "\\303\\274 x"\nmsgstr ""\n', '#, fuzzy\nmsgid "\\303\\274 x"\nmsgstr "(ü x)"\n'),
+        ('msgid "%d%%"\nmsgstr ""\n', '#, fuzzy\nmsgid "%d%%"\nmsgstr "%d%%"\n'),
+    ],
+)
+def test_an_entry_is_filled_and_flagged(before: str, expected: str) -> None:
+    assert after(before) == expected
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        'msgid "a"\nmsgstr "b"\n',
+        'msgid "a"\nmsgstr " "\n',
+        '#, fuzzy\nmsgid "a"\nmsgstr "b"\n',
+        '#~ msgid "a"\n#~ msgstr ""\n',
+        '# c\n#~ msgctxt "x"\n#~ msgid ""\n#~ "a"\n#~ msgid_plural "b"\n#~ msgstr[0] ""\n',
+        '#~| msgid "old"\n#~ msgid "a"\n#~ msgstr ""\n\n# at the end, \xe9',
+        'msgctxt "x"\nmsgid ""\nmsgstr ""\n',
+        'domain "x"\n\nmsgid "a"\nmsgstr "b"',
+    ],
+)
+def test_other_entries_stay_as_they_are(entry: str) -> None:
+    assert pretranslate(f"{HEADER}\n{entry}", "a.po", fail_if_called).content.decode() == f"{HEADER}\n{entry}"
+
+
+PLURAL = 'msgid "one file"\nmsgid_plural "%d files"\n'
+
+
+@pytest.mark.parametrize(
+    ("forms", "expected"),
+    [
+        (1, ["(%d files)"]),
+        (2, ["(one file)", "(%d files)"]),
+        (4, ["(one file)", "(%d files)", "(%d files)", "(%d files)"]),
+    ],
+)
+def test_there_are_as_many_plural_forms_as_the_header_says(forms: int, expected: list[str]) -> None:
+    header = HEADER.replace("nplurals=2", f"nplurals={forms}")
+    lines = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(expected))
+    assert after(f'{PLURAL}msgstr[0] ""\n', header) == f"#, fuzzy\n{PLURAL}{lines}"
+
+
+def test_a_template_has_the_forms_that_it_shows() -> None:
+    header = (
+        HEADER.replace("nplurals=2", "nplurals=INTEGER")
+        .replace("UTF-8", "CHARSET")
+        .replace("Language: de", "Language: ")
+    )
+    entry = f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
+    assert after(entry, header) == f'#, fuzzy\n{PLURAL}msgstr[0] "(one file)"\nmsgstr[1] "(%d files)"\n'
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n', "some of its plural forms are translated"),
+        (f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n', "it has 3 plural forms, but the header says 2"),
+        (f'{PLURAL}msgstr[1] ""\n', "its plural forms are not numbered from 0"),
+        ('msgid "{n, plural, one {a} other {b}}"\nmsgstr ""\n', "it holds forms of its own (plural, select)"),
+    ],
+)
+def test_what_cannot_be_filled_is_left_and_told(entry: str, reason: str) -> None:
+    content = f"{HEADER}\n{entry}"
+    result = pretranslate(content, "a.po", fail_if_called)
+    assert result.content.decode() == content
+    assert [(one.line, one.reason) for one in result.skipped] == [(7, reason)]
+
+
+def test_a_form_that_loses_its_placeholder_leaves_the_whole_entry() -> None:
+    content = f'{HEADER}\n{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
+    result = pretranslate(content, "a.po", lambda texts: [text.replace("%d", "") for text in texts if text])
+    assert result.content.decode().endswith(
+        'msgstr[0] "one file"\nmsgstr[1] "%d files"\n'
+    )  # put back at the second try
+    lossy = pretranslate(content, "a.po", lambda texts: [text.replace("%d", "") or "x" for text in texts], tgt="de")
+    assert lossy.filled_count == 1
+
+
+def test_bytes_that_are_not_of_the_charset_harm_only_their_own_entry() -> None:
+    content = HEADER.encode() + b'\n# \xff\nmsgid "a"\nmsgstr ""\n\nmsgid "b \xff"\nmsgstr ""\n'
+    result = pretranslate(content, "a.po")
+    expected = content.replace(b'msgid "a"\nmsgstr ""', b'#, fuzzy\nmsgid "a"\nmsgstr "(a)"')
+    assert result.content == expected
+    assert [(one.line, one.reason) for one in result.skipped] == [(11, "it is not in the file's encoding")]
+
+
+def test_a_translation_that_the_charset_lacks_is_left() -> None:
+    content = f'{HEADER}\nmsgid "a"\nmsgstr ""\n'.replace("UTF-8", "ISO-8859-2").encode("iso8859-2")
+    result = pretranslate(content, "a.po", lambda texts: ["ő"])
+    assert result.content.decode("iso8859-2").endswith('msgstr "ő"\n')
+    result = pretranslate(content, "a.po", lambda texts: ["日"])
+    assert result.content == content
+    assert "iso8859-2, which has no '日'" in result.skipped[0].reason
+
+
+def test_a_lone_percent_sign_is_refused_where_a_program_would_trip_over_it() -> None:
+    entry = 'msgid "%d percent of it"\nmsgstr ""\n'
+    plain, strict = (f"{HEADER}\n{flags}{entry}" for flags in ("", "#, c-format\n"))
+    assert pretranslate(plain, "a.po", lambda texts: ["%d % davon"]).filled_count == 1
+    assert (
+        pretranslate(strict, "a.po", lambda texts: ["%d % davon"])
+        .skipped[0]
+        .reason.startswith("its translation has a %")
+    )
+    assert pretranslate(strict, "a.po", lambda texts: ["%d Prozent davon"]).filled_count == 1
+
+
+def test_returns_alone_end_lines_where_there_is_nothing_else() -> None:
+    result = pretranslate('msgid "a"\rmsgstr ""\r', "a.po")
+    assert result.content == b'#, fuzzy\rmsgid "a"\rmsgstr "(a)"\r'
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "message"),
+    [("en", "fr", "a.po does not hold en and fr: it has de"), ("de", "en", "into de, but en was asked for")],
+)
+def test_another_language_is_refused(src: str, tgt: str, message: str) -> None:
+    with pytest.raises(PretranslateError, match=message):
+        pretranslate(f'{HEADER}\nmsgid "a"\nmsgstr ""\n', "a.po", fail_if_called, src=src, tgt=tgt)
+
+
+@needs_gettext
+def test_whatever_a_model_does_to_formats_gettext_accepts_what_is_filled(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    formats = ["%s", "%d", "%5.2f", "%lu", "%%", "%-3s", "%c"]
+    sources = [" and ".join(chance.choices(formats, k=chance.randint(1, 3))) for _ in range(300)]
+    entries = [f'#, c-format\nmsgid "{n} word {one} end"\nmsgstr ""\n' for n, one in enumerate(sources)]
+
+    def careless(texts: Sequence[str]) -> list[str]:
+        return [_damaged(text, chance) for text in texts]
+
+    result = pretranslate("\n".join([HEADER, *entries]), "a.po", careless)
+    assert result.filled_count > 50
+    assert len(result.skipped) > 50
+    path = tmp_path / "a.po"
+    path.write_bytes(result.content.replace(b"#, fuzzy, c-format", b"#, c-format"))
+    done = subprocess.run(["msgfmt", "-c", "-o", "/dev/null", path], capture_output=True, text=True, check=False)
+    assert not re.findall(r".*(?:msgstr|format).*", done.stderr), done.stderr
+
+
+def _damaged(text: str, chance: random.Random) -> str:
+    """What models do to placeholders: nothing, drop one, double one, swap two, put a space in, write a lone `%`."""
+    words = text.split(" ")
+    first, second = chance.randrange(len(words)), chance.randrange(len(words))
+    match chance.randrange(6):
+        case 0:
+            del words[first]
+        case 1:
+            words.insert(first, words[second])
+        case 2:
+            words[first], words[second] = words[second], words[first]
+        case 3:
+            words[first] = words[first].replace("%", "% ")
+        case 4:
+            words.insert(first, chance.choice(["%", "100%", "50% of", "5 %."]))
+    return " ".join(words) or "x"

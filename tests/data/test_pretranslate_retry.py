@@ -1,0 +1,93 @@
+"""Placeholders that a model loses, asked for with more weight: what is offered then is taken only if it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from attent.data.formats import placeholders
+from attent.data.formats.units import InlineCode
+from attent.data.pretranslate import PretranslateError, PretranslateResult, pretranslate_file
+
+Offers = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
+
+
+def forgetful(texts: Sequence[str]) -> list[str]:
+    return [placeholders._PLACEHOLDER.sub("", text).replace("*", "").upper() for text in texts]
+
+
+def filled(text: str, insist: Offers, name: str = "a.txt") -> PretranslateResult:
+    return pretranslate_file(text.encode(), name, forgetful, translate_constrained=insist)
+
+
+def offering(*offers: str) -> Offers:
+    return lambda texts, needed: [list(offers) for _ in texts]
+
+
+def test_only_what_was_lost_is_insisted_on_and_told_what_it_needs() -> None:
+    asked: list[tuple[list[str], list[tuple[str, ...]]]] = []
+
+    def insist(texts: Sequence[str], needed: Sequence[tuple[str, ...]]) -> list[list[str]]:
+        asked.append((list(texts), list(needed)))
+        return [[text.upper().replace("%S", "%s").replace("{N}", "{n}")] for text in texts]
+
+    result = filled("all well\n%s at the end: %s\na %s and {n} here\na %s and {n} here\n%s has {n} of it\n", insist)
+    assert asked == [(["a %s and {n} here", "has {n} of it"], [("%s", "{n}"), ("{n}",)])]
+    assert result.content == (b"ALL WELL\n%s AT THE END: %s\nA %s AND {n} HERE\nA %s AND {n} HERE\n%s HAS {n} OF IT\n")
+    assert (result.filled_count, result.skipped) == (5, ())
+
+
+def test_the_first_offer_that_is_whole_is_taken() -> None:
+    offers = offering("B %d C %s D", "B %s C", "", "B %s C %d D", "better not %s %d")
+    assert filled("a %s b %d c\n", offers).content == b"B %s C %d D\n"
+
+
+@pytest.mark.parametrize(
+    "offers",
+    [(), ("B C",), ("B </b>C<b>",), ("B <b></b> C",), ("B <b> </b> C",), ("B C. <b>D</b>",), ("B <b>C</b> <b>D</b>",)],
+)
+def test_what_is_still_not_whole_is_left_for_its_first_reason(offers: tuple[str, ...]) -> None:
+    result = filled("a <b>b</b> c\n", offering(*offers))
+    assert result.content == b"a <b>b</b> c\n"
+    assert [one.reason for one in result.skipped] == ["its translation lost <b>, </b>"]
+
+
+def test_an_answer_for_each_text_is_wanted() -> None:
+    with pytest.raises(PretranslateError, match="must be 1 translations, but there are 0"):
+        filled("a %s b\n", lambda texts, needed: [])
+
+
+@pytest.mark.parametrize(
+    ("source", "offer", "wanted"),
+    [
+        ("a <b>b</b> c", "D <b> E </b> F", "D <b>E</b> F"),
+        ("a <b>b</b> c", "D<b>E</b>F", "D <b>E</b> F"),
+        ("a <b>b</b> c", "<b>E</b>, F", "<b>E</b>, F"),
+        ("a <b>%s</b> c", "D <b> %s </b> F", "D <b>%s</b> F"),
+        ("a %s c", "D%s F", "D %s F"),
+        ("a %s c", "(%s) F", "(%s) F"),
+        ("a (%s) c", "D %s F", "D %s F"),
+        ("a (%s) c", "D%s.", "D %s."),
+        ("a%sb c", "D%sE F", "D%sE F"),
+        ("a {x} {y} c", "D {y}{x}, F", "D {y} {x}, F"),
+    ],
+)
+def test_placeholders_are_spaced_as_in_the_source(source: str, offer: str, wanted: str) -> None:
+    assert filled(f"{source}\n", offering(offer)).content == f"{wanted}\n".encode()
+
+
+def test_emphasis_leans_on_its_words() -> None:
+    result = filled("a **b** c\n", offering("D ** E ** F"), "a.md")
+    assert (result.content, result.skipped) == (b"D **E** F\n", ())
+
+
+def test_codes_stay_codes() -> None:
+    opened, closed = InlineCode("<1>", "<g>", "open", "1"), InlineCode("</1>", "</g>", "close", "1")
+    found = placeholders.restore_spacing(("a ", opened, "b", closed, " c"), ("D ", opened, " %s ", closed, "E"))
+    assert found == ("D ", opened, "%s", closed, " E")
+
+
+def test_no_full_stop_stands_before_a_placeholder_at_the_end() -> None:
+    result = pretranslate_file(b"wait for %s.\n", "a.txt", lambda texts: ["WAIT." for _ in texts])
+    assert result.content == b"WAIT %s.\n"

@@ -1,0 +1,269 @@
+"""XLIFF and TMX: the odd corners of targets, markup inside of texts, and languages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from attent.data.pretranslate import PretranslateError
+from tests.data.pretranslate_cases import (
+    MARK_2,
+    MARK_12,
+    MARK_TMX,
+    fail_if_called,
+    pretranslate,
+    translate_in_parentheses,
+)
+
+MARKED = f"<target {MARK_12}>"
+SEGMENTS = '<mrk mtype="seg" mid="1">a</mrk> <mrk mtype="seg" mid="2">b</mrk>'
+SEGMENTS_FILLED = SEGMENTS.replace(">a<", ">(a)<").replace(">b<", ">(b)<")
+
+
+def xliff12(units: str, languages: str = 'source-language="en" target-language="de"') -> str:
+    space = 'xmlns="urn:oasis:names:tc:xliff:document:1.2"'
+    return f'<xliff version="1.2" {space}><file original="x" {languages}><body>{units}</body></file></xliff>'
+
+
+def unit12(inside: str, attributes: str = "") -> str:
+    return xliff12(f'<trans-unit id="1"{attributes}>{inside}</trans-unit>')
+
+
+def xliff20(inside: str, above: str = "") -> str:
+    space = 'xmlns="urn:oasis:names:tc:xliff:document:2.0"'
+    unit = f'<file id="f"{above}><unit id="u">{inside}</unit></file>'
+    return f'<xliff version="2.0" {space} srcLang="en" trgLang="de">{unit}</xliff>'
+
+
+def tmx(*units: str, source: str = "en") -> str:
+    body = "".join(f"<tu>{one}</tu>" for one in units)
+    return f'<tmx version="1.4"><header srclang="{source}"/><body>{body}</body></tmx>'
+
+
+def variant(language: str, text: str) -> str:
+    return f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>'
+
+
+def result12(source: str, translate: Callable[..., list[str]] = translate_in_parentheses) -> str:
+    """What stands in the target of this source."""
+    content = pretranslate(unit12(f"<source>{source}</source>"), "a.xlf", translate).content.decode()
+    return content.split(MARKED)[1].split("</target>")[0] if MARKED in content else ""
+
+
+# Targets.
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<source>a</source>", f"<source>a</source>{MARKED}(a)</target>"),
+        ("\n <source>a</source>\n", f"\n <source>a</source>\n {MARKED}(a)</target>\n"),
+        ("<source>a</source><target/>", f"<source>a</source>{MARKED}(a)</target>"),
+        (
+            "<source>a</source><target state-qualifier='x'\n state=\"new\"/>",
+            '<source>a</source><target state-qualifier="mt-suggestion"\n state="needs-review-translation">(a)</target>',
+        ),
+        (
+            f"<source>a b</source><seg-source>{SEGMENTS}</seg-source>",
+            f"<source>a b</source><seg-source>{SEGMENTS}</seg-source>{MARKED}{SEGMENTS_FILLED}</target>",
+        ),
+        (
+            '<source>a</source><target><mrk mtype="seg" mid="1"/></target>',
+            f"<source>a</source>{MARKED}(a)</target>",
+        ),
+    ],
+)
+def test_a_target_is_put_in_and_marked(before: str, after: str) -> None:
+    assert pretranslate(unit12(before), "a.xlf").content.decode() == unit12(after)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<source>a</source><target>b</target>",
+        '<source>a</source><target state="new">a</target>',
+        '<source>a</source><target><x id="1"/></target>',
+        "<source> </source>",
+        "<source/><target/>",
+        "<note>no source</note>",
+        "<source>a</source><target>b</target><alt-trans><source>c</source><target/></alt-trans>",
+    ],
+)
+def test_what_is_full_or_has_no_text_stays(unit: str) -> None:
+    assert pretranslate(unit12(unit), "a.xlf", fail_if_called).content.decode() == unit12(unit)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (unit12("<source>a</source>", ' translate="no"'), 'the file says translate="no"'),
+        (xliff12('<group translate="no"><trans-unit><source>a</source></trans-unit></group>'), 'translate="no"'),
+        (unit12("<source>a</source><target/>", ' approved="yes"'), "somebody has approved that it is empty"),
+        (unit12('<source>a</source><target state="final"/>'), "somebody has approved that it is empty"),
+        (unit12("<source>a</source><target><!-- why --></target>"), "its empty target holds a comment"),
+        (unit12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside of markup"),
+        (unit12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it holds <q:x>"),
+        (xliff20("<segment><source>a</source></segment>", ' translate="no"'), 'translate="no"'),
+        (xliff20('<segment state="final"><source>a</source><target/></segment>'), "somebody has approved"),
+    ],
+)
+def test_what_must_stay_empty_is_told(content: str, reason: str) -> None:
+    result = pretranslate(content, "a.xlf", fail_if_called)
+    assert result.content.decode() == content
+    assert (result.filled_count, result.existing_count, len(result.skipped)) == (0, 0, 1)
+    assert reason in result.skipped[0].reason
+    assert result.skipped[0].source.startswith("a")
+
+
+def test_a_segment_of_xliff_2_stays_initial_and_says_why() -> None:
+    before = xliff20('<segment id="s" subState="my:x" state="initial"><source>a</source></segment>')
+    mark = 'subState="attent:needs-review" state="initial"'
+    after = xliff20(f'<segment id="s" {mark}><source>a</source><target>(a)</target></segment>')
+    assert pretranslate(before, "a.xlf").content.decode() == after
+    assert MARK_2 in pretranslate(xliff20("<segment><source>a</source></segment>"), "a.xlf").content.decode()
+
+
+# Texts.
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("<![CDATA[a < b]]>", "(a &lt; b)"),
+        ("a &amp; b &#x41; &quot;c&quot;", '(a &amp; b A "c")'),
+        ("&lt;p&gt;One.&lt;/p&gt;&lt;p&gt;Two.&lt;/p&gt;", "&lt;p&gt;(One.)&lt;/p&gt;&lt;p&gt;(Two.)&lt;/p&gt;"),
+        ("a\nb", "(a)\n(b)"),
+        ("a&#13;b", "(a)&#13;(b)"),
+        ('<g id="1">a</g>', '<g id="1">(a)</g>'),
+        ('<g id="1"><g id="2">a</g> b</g>', '<g id="1">(<g id="2">a</g> b)</g>'),
+        ('<g id="1">a</g> b <g id="2">c</g>', '(<g id="1">a</g> b <g id="2">c</g>)'),
+        ('<x id="1"/> a <x id="2" />', '<x id="1"/> (a) <x id="2" />'),
+        ('a<x id="1" ctype="lb"/>b', '(a)<x id="1" ctype="lb"/>(b)'),
+        ('a &lt;1&gt; <x id="9"/> b', '(a &lt;1&gt; <x id="9"/> b)'),
+        ('a <bpt id="1"/>b', '(a <bpt id="1"/>b)'),
+        ('a <mrk mtype="protected">b <g id="1">c</g></mrk> d', '(a <mrk mtype="protected">b <g id="1">c</g></mrk> d)'),
+        ("12 %", "12 %"),
+    ],
+)
+def test_texts_keep_their_markup_and_meaning(source: str, target: str) -> None:
+    assert result12(source) == target
+
+
+def test_the_model_sees_markup_as_numbers_that_its_text_does_not_use() -> None:
+    asked: list[str] = []
+
+    def translate(texts: list[str]) -> list[str]:
+        asked.extend(texts)
+        return texts
+
+    result12('a &lt;3&gt; <g id="1">b</g><x id="2"/> c', translate)
+    assert asked == ["a <3> <4>b</4><5/> c"]
+
+
+@pytest.mark.parametrize(
+    ("translation", "target"),
+    [
+        ("<2/> und <1>x</1> y", '<x id="8"/> und <g id="7">x</g> y'),
+        ("<1>x <2/></1> y", '<g id="7">x <x id="8"/></g> y'),
+        ("x </1> y <1> <2/>", ""),
+        ("<1>x y <2/>", ""),
+        ("<1>x</1> <1>z</1> y <2/>", ""),
+        ("<1>x</1> y < 2/>", ""),
+    ],
+)
+def test_a_target_has_all_markup_of_its_source_well_formed_or_is_not_filled(translation: str, target: str) -> None:
+    assert result12('a <g id="7">b</g> c <x id="8"/> d', lambda texts: [translation]) == target
+
+
+def test_crossing_codes_may_not_move() -> None:
+    source = 'a <bx id="1"/>b<bx id="2"/>c<ex id="1"/>d<ex id="2"/> e'
+    assert result12(source) == f"({source})"
+    assert result12(source, lambda texts: ["<2>a<1>b</1>c</2>"]) == ""
+
+
+def test_what_an_encoding_lacks_is_written_by_number() -> None:
+    head = '<?xml version="1.0" encoding="ISO-8859-1"?>'
+    content = (head + unit12("<source>é</source>")).encode("latin-1")
+    result = pretranslate(content, "a.xlf", lambda texts: ["日é"])
+    assert f"{MARKED}&#26085;é</target>".encode("latin-1") in result.content
+
+
+def test_what_xml_cannot_hold_is_left() -> None:
+    result = pretranslate(unit12("<source>a</source>"), "a.xlf", lambda texts: ["\x07"])
+    assert result.skipped[0].reason == "its translation has '\\x07', which XML cannot hold"
+
+
+# Languages.
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"src": "de", "tgt": "en"}, "a.xlf goes from en to de, and its sources cannot be filled"),
+        ({"src": "en", "tgt": "fr"}, "a.xlf does not hold en and fr: it has de, en"),
+    ],
+)
+def test_xliff_of_other_languages_is_refused(asked: dict[str, str], message: str) -> None:
+    with pytest.raises(PretranslateError, match=message):
+        pretranslate(unit12("<source>a</source>"), "a.xlf", fail_if_called, **asked)
+
+
+def test_of_several_files_in_one_only_those_of_the_languages_are_filled() -> None:
+    unit = "<trans-unit><source>a</source></trans-unit>"
+    files = [f'<file source-language="en" target-language="{tag}"><body>{unit}</body></file>' for tag in ("de", "fr")]
+    content = f'<xliff version="1.2">{"".join(files)}</xliff>'
+    for asked in ({}, {"src": "en", "tgt": "de"}):
+        result = pretranslate(content, "a.xlf", **asked)
+        assert [one.reason for one in result.skipped] == ["no de side"]
+        assert result.content.decode() == content.replace("</source>", f"</source>{MARKED}(a)</target>", 1)
+
+
+def added(language: str, text: str, attribute: str = "xml:lang") -> str:
+    return f'<tuv {attribute}="{language}" creationtool="attent">{MARK_TMX}<seg>{text}</seg></tuv>'
+
+
+@pytest.mark.parametrize(
+    ("units", "asked", "expected"),
+    [
+        ([variant("en", "a")], {"tgt": "de"}, [added("de", "(a)")]),
+        ([variant("en", "a"), variant("en", "b") + variant("de-AT", "c")], {}, [added("de-AT", "(a)"), ""]),
+        ([variant("fr", "a") + variant("en", "b")], {"src": "fr", "tgt": "de"}, [added("de", "(a)")]),
+        ([variant("fr", "a") + variant("en", "b")], {"tgt": "de"}, [added("de", "(b)")]),
+        ([variant("pt-PT", "a"), variant("pt-BR", "b")], {"src": "pt", "tgt": "pt-BR"}, [added("pt-BR", "(a)"), ""]),
+        ([variant("en", "a") + variant("de", "b") + variant("de", "")], {}, [""]),
+        (['<tuv lang="EN"><seg>a</seg></tuv>'], {"src": "en", "tgt": "de"}, [added("de", "(a)", "lang")]),
+        ([variant("en", " ") + variant("de", "")], {}, [""]),
+    ],
+)
+def test_a_variant_is_added_where_the_language_is_missing(
+    units: list[str], asked: dict[str, str], expected: list[str]
+) -> None:
+    result = pretranslate(tmx(*units), "a.tmx", **asked)
+    assert result.content.decode() == tmx(*(unit + more for unit, more in zip(units, expected, strict=True)))
+
+
+def test_an_empty_variant_is_filled_and_marked() -> None:
+    before = tmx(variant("en", "a") + "\n<tuv xml:lang='de' creationid='me'>\n <seg/></tuv>")
+    after = tmx(variant("en", "a") + f"\n<tuv xml:lang='de' creationid='me'>\n {MARK_TMX}\n <seg>(a)</seg></tuv>")
+    assert pretranslate(before, "a.tmx").content.decode() == after
+
+
+@pytest.mark.parametrize(
+    ("content", "asked", "message"),
+    [
+        (tmx(variant("en", "a")), {}, "a.tmx does not say which two languages are meant: it has en"),
+        (tmx(variant("en", "a") + variant("de", "b") + variant("fr", "c")), {}, "it has de, en, fr; choose two"),
+        (tmx(variant("en", "a"), source="*all*"), {"src": "fr", "tgt": "de"}, "a.tmx does not hold fr: it has en"),
+    ],
+)
+def test_a_memory_whose_languages_are_unclear_is_refused(content: str, asked: dict[str, str], message: str) -> None:
+    with pytest.raises(PretranslateError, match=message):
+        pretranslate(content, "a.tmx", fail_if_called, **asked)
+
+
+def test_a_unit_without_the_source_is_left() -> None:
+    result = pretranslate(
+        tmx(variant("en", "a") + variant("de", "b"), variant("fr", "c")), "a.tmx", fail_if_called, src="en", tgt="de"
+    )
+    assert [(one.reason, one.source) for one in result.skipped] == [("no en side", "c")]

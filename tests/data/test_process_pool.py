@@ -1,0 +1,80 @@
+"""A crew of processes: in order, and no trouble for whoever calls it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from attent.data.process_pool import map_in_order
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    assert list(map_in_order(divmod, ((n, 7) for n in range(40)), workers=2)) == [divmod(n, 7) for n in range(40)]
+
+
+def test_an_error_in_a_process_reaches_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_order(divmod, [(1, 1), (1, 0)], workers=2))
+
+
+def test_a_caller_may_stop_early() -> None:
+    results = map_in_order(divmod, ((n, 7) for n in range(10**9)), workers=2)
+    assert next(results) == (0, 0)
+    results.close()  # type: ignore[attr-defined]
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(textwrap.dedent(script), encoding="utf-8")
+    command = [sys.executable, str(folder / "script.py")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
+    done = run(
+        """
+        print("begun")
+        from attent.data.crew import in_order
+        print(list(in_order(divmod, [(5, 2), (7, 2)], workers=2)), __file__.endswith("script.py"))
+        """,
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["begun", "[(2, 1), (3, 1)] True"]
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs kill -9 and /proc-like process ids")
+def test_the_crew_leaves_when_its_caller_is_killed(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        from attent.data.crew import in_order
+        def tasks():
+            while True:
+                yield ()
+        for pid in in_order(os.getpid, tasks(), workers=1):
+            print(pid, flush=True)
+            time.sleep(60)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script), encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        worker = int(caller.stdout.readline())
+        caller.send_signal(signal.SIGKILL)
+    for _ in range(100):
+        if not alive(worker):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {worker} is still there")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")

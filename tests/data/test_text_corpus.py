@@ -1,0 +1,325 @@
+"""Text that is read by itself: which files are meant, what stands in them, what is held out, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attent.data import labeled_text
+from attent.data.encoded_texts import (
+    CHUNK_CHARS,
+    add_special_tokens,
+    encode_texts,
+    iter_document_ids,
+    split_long_texts,
+    truncate_texts,
+)
+from attent.data.pairs import CorpusError
+from attent.data.text_corpus import (
+    TextCorpus,
+    count_shared_texts,
+    find_text_files,
+    hold_out_texts,
+    list_eval_files,
+    read_texts,
+)
+from attent.text.bulk_encoder import EncodedSentences
+from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_monolingual_tokenizer
+
+TEXT = "To be, or not to be,\nthat is the question:\n\nWhether 'tis nobler in the mind to suffer\n" * 40
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def test_a_text_file_is_one_document_or_a_text_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\n\ntwo \n")
+    assert read_texts([path], "documents").texts == ["one\n\ntwo \n"]
+    assert read_texts([path], "lines").texts == ["one", "two"]
+
+
+def test_json_lines_give_their_text_and_say_what_was_left_out(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "one"}), "{", json.dumps({"text": " "}), json.dumps({"title": 1}), '{"text": "a\\nb"}']
+    found = read_texts([write(tmp_path / "a.jsonl", "\n".join(lines))], "lines")
+    assert found.texts == ["one", "a\nb"]
+    assert found.skipped == {"not a JSON object": 1, "empty": 1, "without a text": 1}
+
+
+def test_compressed_files_and_files_beside_are_found(tmp_path: Path) -> None:
+    (tmp_path / "train.txt.xz").write_bytes(lzma.compress(b"train"))
+    dev, test = write(tmp_path / "dev.txt", "dev"), write(tmp_path / "test.txt", "test")
+    write(tmp_path / "notes.md", "x")
+    for name in (tmp_path, tmp_path / "train.txt.xz"):
+        found = find_text_files([str(name)])
+        assert found.train == (tmp_path / "train.txt.xz",)
+        assert (found.valid, found.test) == ((dev,), (test,))
+    assert read_texts(find_text_files([str(tmp_path)]).train, "documents").texts == ["train"]
+    assert list_eval_files([str(dev)], "valid") == (dev,)
+
+
+def test_of_all_files_at_once_those_for_validation_are_not_trained_on(tmp_path: Path) -> None:
+    names = ("test.txt", "train.txt", "valid.txt", "more.txt")
+    test, train, valid, more = (write(tmp_path / name, name) for name in names)
+    found = find_text_files([str(tmp_path / name) for name in names])
+    assert (found.train, found.valid, found.test) == ((train, more), (valid,), (test,))
+    assert find_text_files([str(valid), str(test)]).train == (
+        valid,
+        test,
+    )  # without one that is called so, they are the data
+
+
+def test_a_folder_gives_its_part_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "train.txt", "a"), write(tmp_path / "test.txt", "b")
+    assert list_eval_files([str(tmp_path)], "test") == (test,)
+    with pytest.raises(CorpusError, match="holds files for test and train, but none for valid; name a file"):
+        list_eval_files([str(tmp_path)], "valid")
+    (tmp_path / "own").mkdir()
+    other = write(tmp_path / "own" / "a.txt", "c")
+    assert list_eval_files([str(tmp_path / "own"), str(train)], "valid") == (other, train)
+
+
+def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.txt", "a")
+    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+        find_text_files([f"{path}:3"])
+    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+        list_eval_files([f"{path}:0.5"], "valid")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.txt", b"", "there is no text to learn from"),
+        ("a.txt", b"  \n \n", "there is no text to learn from"),
+        ("a.tmx", b"<tmx/>", "is a file of pairs (tmx), and text alone is wanted"),
+        ("a.txt", b"good\nb\xff\xfed", "a.txt:2: is not UTF-8 text; save the file as UTF-8"),
+        ("a.jsonl", b'{"src": "a"}\n', 'must be an object with the key "text", but its keys are src'),
+    ],
+)
+def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError) as caught:
+        read_texts([tmp_path / name], "lines")
+    assert told in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(CorpusError, match=r"nowhere\.txt: there is no such file or folder"):
+        find_text_files(["nowhere.txt"])
+
+
+# ---- held out --------------------------------------------------------------------------------------------------------
+
+
+def test_of_one_text_exactly_the_last_tenth_is_held_out() -> None:
+    text = "".join(chr(97 + i % 26) for i in range(115_394))
+    train, valid = hold_out_texts(TextCorpus("a", [text]), None, seed=1)
+    assert train.texts == [text[: int(115_394 * 0.9)]]
+    assert train.texts[0] + valid.texts[0] == text
+    _, valid = hold_out_texts(TextCorpus("a", [text]), 100, seed=1)
+    assert len(valid.texts[0]) == 100
+
+
+def test_of_many_texts_some_are_held_out_and_none_of_them_is_trained_on() -> None:
+    texts = [f"text {i % 50}" for i in range(100)]  # each twice
+    labeled_text = [f"of {i % 50 % 3}" for i in range(100)]
+    train, valid = hold_out_texts(TextCorpus("a", texts, labeled_text), None, seed=1)
+    assert len(valid.texts) == 10
+    assert not set(valid.texts) & set(train.texts)
+    for part in (train, valid):
+        assert all(label == f"of {int(text[5:]) % 3}" for text, label in zip(part.texts, part.labels, strict=True))
+    assert hold_out_texts(TextCorpus("a", texts, labeled_text), None, seed=1)[1].texts == valid.texts
+    assert hold_out_texts(TextCorpus("a", texts, labeled_text), None, seed=2)[1].texts != valid.texts
+    with pytest.raises(CorpusError, match="must be less than the 100 texts"):
+        hold_out_texts(TextCorpus("a", texts), 100, seed=1)
+
+
+def test_a_text_is_held_out_with_its_copies_and_none_is_lost() -> None:
+    texts = ["fine"] * 300 + [f"text {i}" for i in range(50)] * 2
+    train, valid = hold_out_texts(TextCorpus("a", texts), None, seed=3)
+    assert sorted(train.texts + valid.texts) == sorted(texts)
+    assert not set(valid.texts) & set(train.texts)
+    assert len(valid.texts) == 40
+    train, valid = hold_out_texts(TextCorpus("a", ["x"] * 5 + ["y"] * 4), 1, seed=1)
+    assert valid.texts == ["y"] * 4  # fewer cannot be had
+    with pytest.raises(CorpusError, match="all its texts are the same, so that none can be held out"):
+        hold_out_texts(TextCorpus("a", ["x"] * 9), None, seed=1)
+
+
+def test_every_label_has_its_share_of_what_is_held_out_and_a_text_to_train_on() -> None:
+    labeled_text = ["often"] * 160 + ["some"] * 38 + ["rare", "once"]
+    for seed in range(8):
+        train, valid = hold_out_texts(TextCorpus("a", [f"text {i}" for i in range(200)], labeled_text), 20, seed)
+        assert len(valid.texts) == 20
+        assert valid.labels.count("often") in (15, 16)
+        assert valid.labels.count("some") in (3, 4)
+        assert set(train.labels) == set(labeled_text)
+    with pytest.raises(CorpusError, match="of each label there is one text only"):
+        hold_out_texts(TextCorpus("a", ["x", "y", "z"], ["1", "2", "3"]), 1, seed=1)
+
+
+def test_of_a_few_documents_each_gives_its_last_part() -> None:
+    long, short = "abcdefghij" * 100, "0123456789" * 10
+    train, valid = hold_out_texts(TextCorpus("a", [long, short]), None, 1, "documents")
+    assert train.texts == [long[:900], short[:90]]
+    assert valid.texts == [long[900:], short[90:]]
+    _, valid = hold_out_texts(TextCorpus("a", [long, short]), 11, 1, "documents")
+    assert [len(text) for text in valid.texts] == [10, 1]
+
+
+def test_of_many_documents_a_tenth_of_the_characters_is_held_out() -> None:
+    texts = [chr(97 + i % 26) * (10_000 if i == 3 else 10 * (i + 1)) for i in range(40)]
+    for seed in range(5):
+        train, valid = hold_out_texts(TextCorpus("a", texts), None, seed, "documents")
+        assert sorted(train.texts + valid.texts) == sorted(texts)
+        assert 0.08 * sum(map(len, texts)) < valid.char_count <= 0.1 * sum(map(len, texts))
+    assert len(hold_out_texts(TextCorpus("a", texts), 7, 1, "documents")[1].texts) == 7
+
+
+def test_what_is_in_both_parts_is_counted() -> None:
+    assert count_shared_texts(TextCorpus("a", ["x", "y"]), TextCorpus("b", ["y", "z", "y"]), "lines") == 2
+    line = "a line that is long enough"
+    assert count_shared_texts(TextCorpus("a", [f"b\n{line}\n"]), TextCorpus("b", [f"b\n{line}", "c"]), "documents") == 1
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+FEW = "a fine film\t1\nbad\t0\ngood\t1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", FEW),
+        ("a.tsv", "sentence\tlabel\n" + FEW),
+        ("a.tsv", "label\tid\tsentence\n1\t7\ta fine film\n0\t8\tbad\n1\t9\tgood\n"),
+        ("a.tsv", "1\ta fine film\n0\tbad\n1\tgood\n"),
+        ("a.jsonl", '{"text": "a fine film", "label": 1}\n{"text": "bad", "label": 0}\n{"text": "good", "label": 1}\n'),
+        (
+            "a.jsonl",
+            '\n{"review": "a fine film", "class": 1.0}\n{"class": "0", "review": "bad"}\n{"review": "good","class": 1}',
+        ),
+        ("a.tsv", 'text\tlabel\n"a fine film"\t1\nbad\t"0"\ngood\t1\n'),
+        ("a.tsv", "text\tlabel\na fine film\t1\nbad\t0\nwith\ta tab\t0\ngood\t1\nno tab\n"),
+        ("a.tsv", "a fine film\t1\nbad\t0\nwith\ta tab\t0\ngood\t1\n"),
+    ],
+    ids=["plain", "named", "named otherwise", "label first", "json", "json otherwise", "quoted", "tabs", "tabs, plain"],
+)
+def test_labels_are_read_however_they_are_written(tmp_path: Path, name: str, content: str) -> None:
+    found = labeled_text.read_labeled_texts([write(tmp_path / name, content)])
+    assert found.texts == ["a fine film", "bad", "good"]
+    assert found.labels == ["1", "0", "1"]
+
+
+def test_lines_of_another_width_are_counted_and_columns_are_told(tmp_path: Path) -> None:
+    found = labeled_text.read_labeled_texts(
+        [write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nwith\ta tab\t0\nbad\t0\nnone\n")]
+    )
+    assert found.skipped == {"not of 2 columns": 2}
+    assert found.notes == ("a.tsv: its first line names its columns: texts are `text`, labels are `label`",)
+    assert labeled_text.read_labeled_texts([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).notes == (
+        "b.tsv: texts are column 2, labels are column 1",
+    )
+
+
+def test_quotes_are_taken_off_as_pandas_puts_them_on(tmp_path: Path) -> None:
+    content = 'text\tlabel\n"He said ""hi"""\t1\n"a" and "b"\t0\n"\t1\n'
+    assert labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)]).texts == [
+        'He said "hi"',
+        '"a" and "b"',
+        '"',
+    ]
+
+
+def test_a_first_line_that_must_be_names_is_no_text(tmp_path: Path) -> None:
+    rows = "".join(f"text {i}\t{i % 2}\n" for i in range(20))
+    found = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    assert len(found.texts) == 20
+    assert set(found.labels) == {"0", "1"}
+    assert "texts are `tweet`, labels are `polarity`" in found.notes[0]
+    for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text, and a label that others have
+        assert len(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
+
+
+def test_labels_stand_in_their_order_numbers_by_size() -> None:
+    assert labeled_text.sort_labels(["10", "9", "10", "2"]) == ("2", "9", "10")
+    assert labeled_text.sort_labels(["b", "10", "a"]) == ("10", "a", "b")
+    orders = {labeled_text.sort_labels(order) for order in permutations(["nan", "10", "9", "inf"])}
+    assert orders == {("10", "9", "inf", "nan")}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "is empty; a line needs a text and a label"),
+        ("a text\nanother\n", "must have two columns, a text and its label"),
+        ("sentence\tlabel\na\tx\nb\t\nc\t\n", "2 of its 3 lines have no text or no label"),
+        ("".join(f"a man {i}\tein Mann {i}\n" for i in range(30)), "30 different labels for 30 texts"),
+        ("id\tquestion\tsentence\tlabel\n0\ta\tb\tx\n", "several texts in a line (question, sentence), and labels of"),
+        ("sentence1\tsentence2\tlabel\na\tb\tx\n", "pairs of texts are not supported; keep one of them"),
+    ],
+    ids=["empty", "one column", "missing", "translations", "question and sentence", "two sentences"],
+)
+def test_what_has_no_labels_is_told(tmp_path: Path, content: str, told: str) -> None:
+    with pytest.raises(CorpusError) as caught:
+        labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)])
+    assert told in str(caught.value)
+
+
+# ---- ids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_a_long_text_in_stretches_gives_the_ids_of_the_whole(
+    kind: TokenizerKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig(kind=kind)).source
+    whole = vocabulary.encode([TEXT])[0]
+    for stretch in (1, 50, CHUNK_CHARS):
+        monkeypatch.setattr("attent.data.encoded_texts.CHUNK_CHARS", stretch)
+        assert list(iter_document_ids(TEXT, vocabulary)) == whole
+    assert vocabulary.decode(whole) == TEXT
+    if kind == "char":
+        assert len(whole) == len(TEXT) + 1  # SentencePiece's own space before all
+
+
+def test_tokenizers_have_a_mask_or_sentinels_where_they_are_asked_for() -> None:
+    plain, masked = (
+        train_monolingual_tokenizer([TEXT], TokenizerConfig()).source,
+        train_monolingual_tokenizer([TEXT], TokenizerConfig(), mask=True).source,
+    )
+    spans = train_monolingual_tokenizer([TEXT], TokenizerConfig(), sentinels=7).source
+    assert plain.mask is None
+    assert masked.mask is not None
+    assert masked.to_pieces([masked.mask]) == ["<mask>"]
+    assert spans.to_pieces(spans.sentinels) == [f"<extra_id_{i}>" for i in range(7)]
+    assert masked.mask not in masked.encode(["<mask>"])[0]
+
+
+def test_texts_are_encoded_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig()).source
+    texts = ["to be", "or not", "to be or not"]
+    first, key = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
+    assert [row.tolist() for row in np.split(first.ids, first.lengths.cumsum())[:-1]] == vocabulary.encode(texts)
+    monkeypatch.setattr("attent.data.encoded_texts._encode_lines", None)
+    again, same = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
+    assert same == key
+    assert (again.ids == first.ids).all()
+
+
+def test_frames_cuts_and_parts() -> None:
+    few = EncodedSentences(np.arange(10, 17).astype("<u4"), np.array([3, 0, 4]))
+    around = add_special_tokens(few, (1, 2), (9,))
+    assert around.ids.tolist() == [1, 2, 10, 11, 12, 9, 1, 2, 9, 1, 2, 13, 14, 15, 16, 9]
+    assert around.lengths.tolist() == [6, 3, 7]
+    assert truncate_texts(few, 2).ids.tolist() == [10, 11, 13, 14]
+    parts = split_long_texts(few, 3)
+    assert parts.lengths.tolist() == [3, 0, 2, 2]
+    assert (parts.ids == few.ids).all()

@@ -1,0 +1,103 @@
+"""Text as tokens come: nothing that is given is ever taken back, and words to stop at are found wherever tokens end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
+from attent.text.vocabulary import ESCAPE, Vocabulary
+from tests.decoding.toy_generators import byte_level, fallback, ours
+
+WORDS = {"bytes": byte_level, "sentencepiece": ours}
+EVERY = {**WORDS, "fallback": fallback}
+ODD = "Ein Hund läuft: 😀 ▁ 汉字\u200d, \ufffd" + ESCAPE + "1 und  mehr"
+
+
+def pieces(
+    vocabulary: Vocabulary, ids: list[int], prompt: list[int], stop: tuple[str, ...] = ()
+) -> tuple[IncrementalDetokenizer, list[str]]:
+    spool = IncrementalDetokenizer(vocabulary, prompt, stop)
+    given = [spool.add_token(token) for token in ids]
+    return spool, [*given, spool.flush()]
+
+
+@pytest.mark.parametrize("make", WORDS.values(), ids=WORDS)
+def test_every_character_comes_whole(make: type) -> None:
+    vocabulary: Vocabulary = make().target
+    whole = vocabulary.encode([f"A man {ODD}"])[0]
+    prompt = vocabulary.encode(["A man"])[0]
+    assert whole[: len(prompt)] == prompt
+    spool, found = pieces(vocabulary, whole[len(prompt) :], prompt)
+    assert "".join(found) == spool.text == f" {ODD}"
+    assert sum("\ufffd" in piece for piece in found) == 1  # the one that is in the text
+    assert len([piece for piece in found if piece]) > 10
+
+
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 270) | st.integers(0xC0 + 3, 0xFF + 3), min_size=1, max_size=30), st.integers(0, 16))
+def test_pieces_join_to_what_is_read_at_once(make: type, ids: list[int], cut: int) -> None:
+    vocabulary: Vocabulary = make().target
+    _, found = pieces(vocabulary, ids[cut:], ids[:cut])
+    assert "".join(found) == decode_continuation(vocabulary, ids[:cut], ids[cut:])
+
+
+def test_bytes_of_a_prompt_are_read_whole_however_many_there_are() -> None:
+    vocabulary = fallback().target
+    prompt, whole = vocabulary.encode(["haየየየየ", "haየየየየሰላm"])
+    assert len(prompt) == 3 + 4 * 3
+    assert whole[: len(prompt)] == prompt
+    assert decode_continuation(vocabulary, prompt, whole[len(prompt) :]) == "ሰላm"
+    assert pieces(vocabulary, whole[len(prompt) :], prompt)[1] == [*[""] * 6, "ሰላm", ""]
+
+
+def test_bytes_are_not_given_before_all_of_their_run_is_known() -> None:
+    vocabulary = fallback().target
+    whole, half = "é".encode(), b"\xe1"
+    ids = [3 + byte for byte in whole + half] + vocabulary.encode(["a"])[0]
+    start, spoilt = vocabulary.encode(["ha"])[0], "\ufffd" * 3 + " a"
+    assert "".join(pieces(vocabulary, ids, start)[1]) == decode_continuation(vocabulary, start, ids) == spoilt
+    parted = [ids[0], vocabulary.start, *ids[1:]]  # what has no text does not part them
+    assert "".join(pieces(vocabulary, parted, start)[1]) == decode_continuation(vocabulary, start, parted) == spoilt
+    # What the prompt says stands as it is, whatever comes behind it.
+    prompt = [*start, *ids[:2]]
+    assert (
+        decode_continuation(vocabulary, prompt, ids[2:])
+        == "".join(pieces(vocabulary, ids[2:], prompt)[1])
+        == "\ufffd a"
+    )
+
+
+def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
+    vocabulary = byte_level().target
+    ids = [token for letter in "say stones, stop here" for token in vocabulary.encode([letter])[0]]
+    spool, found = pieces(vocabulary, ids, [], ("stop", "zebra"))
+    assert spool.text == "say stones, "
+    assert spool.is_stopped
+    assert spool.token_count == len("say stones, stop")
+    assert "".join(found[: len("say sto")]) == "say "
+    assert "".join(found[: len("say ston")]) == "say ston"
+
+
+@pytest.mark.parametrize("stop", [("abcd", "bc"), ("bc", "abcd"), ("d", "cd"), ("zz", "de")])
+def test_it_does_not_matter_how_a_text_is_cut_into_tokens(stop: tuple[str, ...]) -> None:
+    class Letters:
+        """Tokens that are texts."""
+
+        byte_ids: frozenset[int] = frozenset()
+
+        def __init__(self, cuts: tuple[int, ...]) -> None:
+            self.parts = ["abcdefgh"[a:b] for a, b in pairwise(cuts)]
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(self.parts[i] for i in ids)
+
+    texts = set()
+    for cuts in ((0, 8), (0, 1, 2, 3, 4, 5, 6, 7, 8), (0, 2, 8), (0, 3, 4, 8), (0, 1, 5, 8)):
+        words = Letters(cuts)
+        texts.add(pieces(words, list(range(len(words.parts))), [], stop)[0].text)  # type: ignore[arg-type]
+    assert len(texts) == 1

@@ -1,0 +1,518 @@
+"""Generation: as `transformers` does it, the same alone as in company, from memory that stays as from new; text that is
+certain, words to stop at, and a sentence for what cannot be gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attent.decoding import GenerationOptions, Generator, SearchCancelled
+from attent.decoding.causal_adapter import LAST_PROMPT_TOKEN, CausalStepModel
+from attent.decoding.generation import loop
+from attent.decoding.generation.detokenizer import decode_continuation
+from attent.decoding.generation.loop import (
+    DynamicState,
+    EncodedPrompt,
+    GenerationContext,
+    GenerationLoop,
+    StaticState,
+    StepOptions,
+    generate_batch,
+)
+from attent.decoding.options import SamplingOptions, SearchOptions
+from attent.decoding.search import beam_search
+from attent.models import CausalLM
+from attent.nn import RotaryConfig
+from attent.text.tokenizer import Tokenizer
+from tests.decoding.toy_generators import LONGEST, PROMPTS, byte_level, fallback, generator, gpt2, llama, ours
+
+CPU = torch.device("cpu")
+MODELS = {"gpt2": gpt2, "llama": llama}
+MANNERS = {
+    "greedy": StepOptions(end_ids=(5, *range(100, 140)), suppressed_tokens=(7, 9)),
+    "drawn": StepOptions(end_ids=(5, *range(100, 120)), sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9)),
+    "endless": StepOptions(end_ids=()),
+    "ruled": StepOptions(end_ids=(5, 6), min_length=4, no_repeat_ngram_size=2, forbid_loops=True),
+}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
+
+
+def some_prompts(
+    lengths: tuple[int, ...] = (3, 12, 1, 7), limits: tuple[int, ...] = (12, 6, 16, 1)
+) -> list[EncodedPrompt]:
+    chance = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(0, 300, (length,), generator=chance).tolist() for length in lengths]
+    both = zip(drawn, limits, strict=True)
+    return [
+        EncodedPrompt(token_ids=ids, max_new_tokens=limit, rng_key=11 * place)
+        for place, (ids, limit) in enumerate(both)
+    ]
+
+
+def by_hand(
+    model: CausalLM, prompt: EncodedPrompt, ends: tuple[int, ...], never: tuple[int, ...] = ()
+) -> tuple[list[int], float]:
+    """The likeliest next token again and again, the whole text read anew each time."""
+    ids, total = list(prompt.token_ids), 0.0
+    for _ in range(prompt.max_new_tokens):
+        logits = model(torch.tensor([ids]))[0, -1].detach()
+        logits[list(never)] = float("-inf")
+        token = int(logits.argmax())
+        total += float(logits.log_softmax(-1)[token])
+        ids.append(token)
+        if token in ends:
+            break
+    return ids[len(prompt.token_ids) :], total
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_the_likeliest_token_is_written_again_and_again(make: Any) -> None:
+    model, manner, prompts = make(ours()).double(), MANNERS["greedy"], some_prompts()
+    found = generate_batch(
+        prompts, DynamicState(model, prompts, GenerationContext.from_options(manner, CPU)), manner.end_ids
+    )
+    for prompt, one in zip(prompts, found, strict=True):
+        ids, total = by_hand(model, prompt, manner.end_ids, manner.suppressed_tokens)
+        assert list(one.token_ids) == [token for token in ids if token not in manner.end_ids]
+        assert one.finish_reason == ("end" if ids[-1] in manner.end_ids else "length")
+        assert sum(one.log_probs) == pytest.approx(total, abs=1e-4)
+
+
+@every_model
+@every_manner
+@pytest.mark.parametrize("often", [1, 7], ids=["asked", "get_poll_interval"])
+def test_memory_that_stays_in_its_place_gives_the_same_and_can_be_used_again(
+    make: Any, manner: StepOptions, often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plan = make(ours()), GenerationContext.from_options(manner, CPU)
+    desk = StaticState(model, 4, 36, plan)  # so much that one which is done would run out of room if it went on
+    monkeypatch.setattr(loop, "GRAPH_COLUMNS", 5)
+    for lengths in ((3, 30, 1, 7), (9, 2, 20, 1), (4, 4, 4, 4)):
+        prompts = some_prompts(lengths)
+        monkeypatch.setattr(loop, "get_poll_interval", lambda device: 1)
+        plain = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
+        monkeypatch.setattr(loop, "get_poll_interval", lambda device: often)
+        desk.load_prompts(prompts)
+        assert generate_batch(prompts, desk, manner.end_ids) == same(plain)
+
+
+@every_model
+@every_manner
+def test_a_prompt_in_company_is_gone_on_with_as_alone(make: Any, manner: StepOptions) -> None:
+    model, prompts, plan = make(ours()), some_prompts(), GenerationContext.from_options(manner, CPU)
+    together = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
+    alone = [generate_batch([one], DynamicState(model, [one], plan), manner.end_ids)[0] for one in prompts]
+    assert together == same(alone)
+
+
+class same(list[Any]):
+    """Equal but for the last digits of probabilities: sums of many numbers in another order."""
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, list)
+        close = all(x.log_probs == pytest.approx(y.log_probs, abs=1e-4) for x, y in zip(self, other, strict=True))
+        return close and [(x.ids, x.reason) for x in self] == [(x.ids, x.reason) for x in other]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_is_done_is_cleared_away() -> None:
+    model, prompts = gpt2(ours()), some_prompts((3, 3, 5, 6), (2, 2, 2, 12))
+    work = GenerationLoop(
+        prompts, DynamicState(model, prompts, GenerationContext.from_options(MANNERS["endless"], CPU)), ()
+    )
+    for _ in range(2):
+        work.run_steps()
+        work.pop_finished()
+    assert work.row_prompts == [3]
+    assert work.state.sequences.input_tokens.shape == (1,)
+
+
+@every_model
+@pytest.mark.parametrize("ends", [(5,), (5, 6), ()], ids=["one end", "two ends", "no end"])
+def test_beams_go_on_from_prompts_as_reading_says(make: Any, ends: tuple[int, ...]) -> None:
+    model, prompts = make(ours()).double(), some_prompts((3, 9, 1), (8, 8, 8))
+    writer = CausalStepModel(model, ends)
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.token_ids) for one in prompts], batch_first=True)
+    lengths = torch.tensor([len(one.token_ids) for one in prompts])
+    wide, narrow = (
+        beam_search(
+            writer,
+            rows,
+            lengths,
+            start=LAST_PROMPT_TOKEN,
+            end=writer.end_id,
+            max_length=8,
+            options=SearchOptions(beam_size=k, length_penalty=0),
+        )
+        for k in (4, 1)
+    )
+    for place, prompt in enumerate(prompts):
+        ids = [
+            token
+            for token in narrow.tokens[place, 0].tolist()[: int(narrow.lengths[place, 0])]
+            if token != writer.end_id
+        ]
+        if len(ends) < 2:
+            assert ids == [token for token in by_hand(model, prompt, ends)[0] if token not in ends]
+        best = wide.tokens[place, 0].tolist()[: int(wide.lengths[place, 0])]
+        assert float(wide.log_probs[place, 0]) == pytest.approx(
+            read_aloud(model, prompt, best, ends, writer.end_id), abs=1e-5
+        )
+
+
+def test_a_prompt_in_the_place_of_another_is_gone_on_with_as_from_the_beginning() -> None:
+    model = gpt2(ours()).double()
+    writer, long = CausalStepModel(model, (5,)), torch.tensor([[9, 8, 7, 6, 5, 4]])
+    room = writer.begin(torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2)
+    for token in (LAST_PROMPT_TOKEN, 11, 12, 13, 14):
+        writer.step(torch.full((2, 2), token), room)
+        room.reorder_beams(torch.tensor([[1, 0], [1, 1]]))
+    room.replace_rows(torch.tensor([1]), writer.begin(long, capacity=1, beams=2))
+    room.rewind([5, 0])
+    fresh = writer.begin(long, capacity=3, beams=2)
+    for tokens in ((LAST_PROMPT_TOKEN, LAST_PROMPT_TOKEN), (21, 22)):
+        both = (writer.step(torch.tensor([tokens] * len(state.prompt_lengths)), state)[-1] for state in (room, fresh))
+        torch.testing.assert_close(*both)
+
+
+def read_aloud(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], ends: tuple[int, ...], end: int) -> float:
+    body = [token for token in tokens if token != end]
+    logits = model(torch.tensor([[*prompt.token_ids, *body]]))[0, len(prompt.token_ids) - 1 :].detach().log_softmax(-1)
+    total = sum(float(row[token]) for row, token in zip(logits, body, strict=False))
+    return total + (float(logits[len(body), list(ends)].logsumexp(-1)) if len(tokens) > len(body) else 0.0)
+
+
+# --- beside transformers ----------------------------------------------------------------------------------------------
+
+
+def their_folder(family: str, folder: Path) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    sizes = {"vocab_size": byte_level().target.size, "bos_token_id": 0, "eos_token_id": [0, 40]}
+    if family == "gpt2":
+        config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.4, **sizes)
+        theirs = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.4,
+            max_position_embeddings=64,
+            **sizes,
+        )
+        theirs = transformers.LlamaForCausalLM(config)
+    theirs.eval().save_pretrained(folder)
+    byte_level().save(folder)
+    return theirs
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_greedy_texts_are_those_of_transformers_token_for_token(family: str, tmp_path: Path) -> None:
+    theirs = their_folder(family, tmp_path)
+    mine = Generator.load(tmp_path, device="cpu")
+    assert mine.end_ids == (0, 40)
+    found = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
+    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([mine.encode_prompt(prompt)])
+        written = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0
+        )[0, ids.shape[1] :].tolist()
+        assert list(one.token_ids) == [token for token in written if token not in (0, 40)]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 2.0])
+def test_beams_find_what_those_of_transformers_find_also_where_they_are_cut(penalty: float, tmp_path: Path) -> None:
+    theirs = their_folder("gpt2", tmp_path)
+    end = 168  # a token that is often written
+    theirs.generation_config.eos_token_id = theirs.config.eos_token_id = end
+    mine = Generator.load(tmp_path, device="cpu")
+    mine.end_ids = (end,)  # type: ignore[misc]  # with several, beams of theirs end in each by itself
+    found = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8, length_penalty=penalty)
+    assert {one.finish_reason for some in found for one in some} == {"end", "length"}
+    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([mine.encode_prompt(prompt)])
+        written = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=3,
+            early_stopping="never",
+            length_penalty=penalty,
+            max_new_tokens=8,
+            pad_token_id=0,
+        )[0, ids.shape[1] :].tolist()
+        assert list(one.token_ids) == written[: written.index(end) if end in written else None]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_in_company_are_gone_on_with_as_each_alone() -> None:
+    mine = generator()
+    together = mine.generate(PROMPTS, n=2, temperature=1.5, max_new_tokens=10, seed=4)
+    alone = [
+        mine.generate([one], n=2, temperature=1.5, max_new_tokens=10, seed=4, first_index=i)[0]
+        for i, one in enumerate(PROMPTS)
+    ]
+    assert [[one.token_ids for one in some] for some in together] == [[one.token_ids for one in some] for some in alone]
+    small = Generator(mine.model, mine.tokenizer, batch_size=3)
+    assert [some[0].text for some in small.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)] == [
+        some[0].text for some in together
+    ]
+
+
+@pytest.mark.parametrize("stop", [(), ("e", "k")], ids=["", "stop"])
+def test_a_machine_that_repeats_steps_by_itself_writes_the_same(
+    stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, quick = generator(), Generator(generator().model, byte_level())
+    writings = [
+        GenerationOptions(temperature=t, max_new_tokens=20, seed=seed, stop=stop)
+        for t, seed in ((0, 1), (1.5, 2), (1.5, 3))
+    ]
+    known = [plain.generate(PROMPTS, writing) for writing in writings]
+    monkeypatch.setattr(loop, "can_capture_graphs", lambda device: True)
+    monkeypatch.setattr(loop, "get_poll_interval", lambda device: 16)
+    desks = []
+    for writing, before in zip(writings, known, strict=True):
+        found = quick.generate(PROMPTS, writing)
+        assert [(one.text, one.token_ids, one.finish_reason) for some in found for one in some] == [
+            (one.text, one.token_ids, one.finish_reason) for some in before for one in some
+        ]
+        totals = [[one.log_prob for some in both for one in some] for both in (found, before)]
+        assert totals[0] == pytest.approx(totals[1], abs=1e-3)
+        assert quick.generate(PROMPTS, writing) == found
+        assert quick._static_state is not None
+        desks.append(quick._static_state[1])
+    assert desks[1] is desks[2]  # another seed is no reason to record anew
+    assert "".join(quick.stream(PROMPTS[0], writings[-1])) == known[-1][0][0].text
+
+
+def test_beams_of_many_prompts_in_small_batches_are_those_of_each_alone() -> None:
+    few = Generator(generator().model, byte_level(), batch_size=4)
+    prompts = [*PROMPTS, "Two women", "A dog again"]
+    found = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
+    alone = [
+        few.generate([prompt], beam_size=2, max_new_tokens=6, min_new_tokens=2)[0][0].token_ids for prompt in prompts
+    ]
+    assert [some[0].token_ids for some in found] == alone
+
+
+def test_samples_differ_and_come_again_with_their_seed() -> None:
+    mine, writing = generator(), GenerationOptions(n=4, temperature=1.2, max_new_tokens=12, seed=7)
+    first = mine.generate(["A man"], writing)[0]
+    assert len({one.token_ids for one in first}) == 4
+    assert mine.generate(["A man"], writing)[0] == first
+    assert [one.token_ids for one in mine.generate(["A man"], writing, n=2)[0]] == [one.token_ids for one in first[:2]]
+    assert mine.generate(["A man"], writing, seed=8)[0][0].token_ids != first[0].token_ids
+    parts = [mine.generate([prompt], writing, first_index=place)[0] for place, prompt in enumerate(["A man", "A man"])]
+    assert mine.generate(["A man", "A man"], writing) == parts
+
+
+def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> None:
+    mine = generator()
+    greedy = [some[0] for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
+    wide = [some[0] for some in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
+    assert all(b.log_prob >= a.log_prob - 1e-4 for a, b in zip(greedy, wide, strict=True))
+    two = mine.generate(["A man"], beam_size=3, n=2, max_new_tokens=6)[0]
+    assert two[0].token_ids != two[1].token_ids
+
+
+@pytest.mark.parametrize("words", [byte_level, ours, fallback], ids=["bytes", "sentencepiece", "fallback"])
+@pytest.mark.parametrize("stop", [(), ("e",), ("an", "er ", "t")], ids=["none", "a letter", "words"])
+def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) -> None:
+    mine = Generator(gpt2(words()), words())
+    for seed in range(3):
+        writing = GenerationOptions(temperature=2.0, top_p=1.0, max_new_tokens=25, seed=seed, stop=stop)
+        (whole,) = mine.generate(["Ein Mann läuft"], writing)[0]
+        pieces = list(mine.stream("Ein Mann läuft", writing))
+        assert "".join(pieces) == whole.text
+        assert "" not in pieces
+        assert not any(word in whole.text for word in stop)
+        assert stop or mine.generate(["Ein Mann läuft"], writing, stop=["never comes"])[0][0].text == whole.text
+
+
+def test_a_beam_that_stops_at_a_word_is_cut_and_scored_there() -> None:
+    mine = generator()
+    free = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11)[0][0]
+    word = free.text[3:5]
+    held = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11, stop=[word])[0][0]
+    assert (held.text, held.finish_reason) == (free.text[: free.text.index(word)], "stop")
+    assert held.token_ids == free.token_ids[: len(held.token_ids)]
+    assert len(held.token_ids) < len(free.token_ids)
+    row = mine.encode_prompt("A man")
+    logits = mine.model(torch.tensor([[*row, *held.token_ids]]))[0, len(row) - 1 : -1].detach()
+    logits[:, list(mine._suppressed_tokens)] = float("-inf")
+    told = logits.log_softmax(-1).gather(1, torch.tensor(held.token_ids)[:, None]).sum()
+    assert held.log_prob == pytest.approx(float(told), abs=1e-4)
+
+
+def test_a_text_ends_at_a_token_that_the_tokenizer_has_no_piece_for() -> None:
+    words = byte_level()
+    end = words.target.size + 1
+    mine = Generator(gpt2(words, ends=(end,)), words)
+    often = mine.generate(["A man"], temperature=0, max_new_tokens=3)[0][0].token_ids[-1]
+    with torch.no_grad():
+        mine.model.embedding.weight[end] = 1.1 * mine.model.embedding.weight[often]
+    for beams in (1, 2):
+        (one,) = mine.generate(["A man"], temperature=0, beam_size=beams, max_new_tokens=9)[0]
+        assert one.finish_reason == "end"
+        assert end not in one.token_ids
+
+
+def test_a_piece_more_than_the_model_has_is_let_pass_where_it_is_no_text() -> None:
+    words = byte_level()
+    model = gpt2(words)
+    for text, accepted in (("", True), ("x", False)):
+        more = replace(words, target=OneMore(words.target, model.config.vocab + 1, text))  # type: ignore[arg-type]
+        if accepted:
+            assert Generator(model, more).generate(["A"], max_new_tokens=2)
+        else:
+            with pytest.raises(ValueError, match="must be the model's"):
+                Generator(model, more)
+
+
+class OneMore:
+    """A vocabulary with further pieces, all of one text."""
+
+    def __init__(self, words: Any, size: int, text: str) -> None:
+        self.words, self.size, self.text = words, size, text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.words, name)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.text if ids and max(ids) >= self.words.size else str(self.words.decode(ids))
+
+
+def test_the_coldest_draw_is_the_likeliest_token() -> None:
+    mine = generator()
+    greedy = [some[0].token_ids for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=8)]
+    for temperature in (1e-9, 1e-40, 5e-324):
+        found = mine.generate(PROMPTS, temperature=temperature, top_p=1.0, max_new_tokens=8)
+        assert [some[0].token_ids for some in found] == greedy
+
+
+def test_texts_longer_than_the_model_was_trained_on_are_told_once() -> None:
+    said: list[str] = []
+    model = llama(ours())
+    stack = replace(model.config.stack, positions=RotaryConfig(trained_length=12))
+    model.config = replace(model.config, stack=stack)
+    mine = Generator(model, ours(), notify=said.append)
+    mine.generate(["A man"], max_new_tokens=4)
+    assert said == []
+    for _ in range(2):
+        mine.generate(["A man"], max_new_tokens=30)
+    (told,) = said
+    assert "but the model was trained on at most 12: behind those it may write nonsense" in told
+
+
+def test_more_than_memory_holds_is_told_before_it_is_tried() -> None:
+    with pytest.raises(ValueError, match="`max_new_tokens` must be so few that one text fits into memory"):
+        Generator(llama(ours()), ours()).generate(["A man"], max_new_tokens=10**12)
+
+
+def test_a_text_stops_where_it_would_have_had_the_word() -> None:
+    mine = generator()
+    free = mine.generate(["A man"], seed=2, temperature=1.0, max_new_tokens=40)[0][0]
+    word = free.text[9:13]
+    at = free.text.index(word)
+    held = mine.generate(["A man"], seed=2, temperature=1.0, max_new_tokens=40, stop=[word])[0][0]
+    assert (held.text, held.finish_reason) == (free.text[:at], "stop")
+    assert held.token_ids == free.token_ids[: len(held.token_ids)]
+    assert held.log_prob > free.log_prob
+    assert mine.vocabulary.decode(held.token_ids).startswith(free.text[: at + len(word)])
+
+
+def test_a_continuation_keeps_its_space() -> None:
+    for words in (ours(), byte_level()):
+        mine, vocabulary = Generator(gpt2(words), words), words.target
+        prompt, whole = (vocabulary.encode([text])[0] for text in ("A man", "A man slowly walking"))
+        assert whole[: len(prompt)] == prompt
+        assert decode_continuation(vocabulary, mine.encode_prompt("A man"), whole[len(prompt) :]) == " slowly walking"
+
+
+def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
+    said: list[str] = []
+    mine = Generator(gpt2(byte_level(), ends=()), byte_level(), notify=said.append)
+    mine.end_ids = ()  # type: ignore[misc]
+    found = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
+    places = [LONGEST - 50 + 1, 40]  # what is written last is not read any more
+    assert [len(some[0].token_ids) for some in found] == places
+    (told,) = said
+    assert told.startswith("fewer than 40 tokens are written (11 at the least) behind the end of 1 of 2 prompts, since")
+    both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
+    assert [len(some[0].token_ids) for some in both] == places
+    with pytest.raises(ValueError, match=r"prompt 2 must have at most 60 tokens.*but has 61; shorten it"):
+        mine.generate(["x", "x" * 61])
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["", "recorded"])
+def test_the_last_places_are_written_alone_as_in_company(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Generator(gpt2(byte_level(), ends=()), byte_level())
+    mine.end_ids = ()  # type: ignore[misc]
+    monkeypatch.setattr(loop, "can_capture_graphs", lambda device: quick)
+    monkeypatch.setattr(loop, "get_poll_interval", lambda device: 16 if quick else 1)
+    prompts = ["x" * 60, "x" * 52, "y", "z" * 59, "z" * 10, "y" * 20]
+    found = [some[0].token_ids for some in mine.generate(prompts, temperature=0, max_new_tokens=30)]
+    assert [len(ids) for ids in found] == [1, 9, 30, 2, 30, 30]
+    for prompt, ids in zip(prompts, found, strict=True):
+        one = EncodedPrompt(token_ids=mine.encode_prompt(prompt), max_new_tokens=len(ids))
+        assert list(ids) == by_hand(mine.model, one, (), mine._suppressed_tokens)[0]
+
+
+def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
+    assert generator().encode_prompt("") == [byte_level().target.start]
+    assert Generator(gpt2(ours()), ours()).encode_prompt("") == [ours().target.start]
+    assert generator().generate([], max_new_tokens=3) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be 1 or more"),
+        ({"temperature": -1}, "`temperature` must be 0 or more"),
+        ({"top_p": 0}, "`top_p` must be greater than 0"),
+        ({"temperature": 0, "n": 2}, "all texts would be the same"),
+        ({"beam_size": 2, "n": 3}, "`n` must be at most `beam_size`=2"),
+        ({"stop": [""]}, "but one is empty"),
+        ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generator().generate(["A"], **asked)
+
+
+def test_what_is_no_list_of_texts_is_told() -> None:
+    with pytest.raises(ValueError, match="must be a list of texts, but is one: 'A man'"):
+        generator().generate("A man")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be the model's, of"):
+        Generator(gpt2(byte_level()), replace_size(byte_level()))
+
+
+def replace_size(words: Tokenizer) -> Tokenizer:
+    class Larger:
+        size = 10**6
+
+        def decode(self, ids: list[int]) -> str:
+            return "x"
+
+    return replace(words, target=Larger())  # type: ignore[arg-type]
+
+
+def test_what_is_no_longer_wanted_stops() -> None:
+    with pytest.raises(SearchCancelled):
+        generator().generate(["A man"], should_stop=lambda: True)

@@ -1,0 +1,277 @@
+"""Alignments: the weights are those of the model, tokens become the words of the text, and no other model's choice is
+taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attent.decoding import alignment as module
+from attent.decoding.alignment import (
+    Alignment,
+    AlignmentError,
+    HeadSelection,
+    MeasuredSelection,
+    TokenWordMap,
+    align_rows,
+    align_texts,
+    compute_cross_weights,
+    compute_fingerprint,
+    get_default_selection,
+    list_selections,
+    load_selection,
+    map_tokens_to_words,
+    match_words,
+    save_measured_selection,
+    select_by_agreement,
+    select_weights,
+)
+from attent.decoding.forced_decoding import EncodedPair, ForcedDecodingError, encode_pairs
+from attent.inspection.record import record
+from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
+from attent.models.config import mirror_encoder
+from attent.models.pruning import remove_heads
+from attent.nn import StackConfig
+from attent.settings import SettingsError
+from attent.text.tokenizer import Tokenizer
+from attent.training.autoconfig import fit_to_tokenizer
+from tests.text.corpus import lines, tokenizer
+from tests.text.imported_tokenizers import marian_folder
+
+STACK = StackConfig(layers=3, width=16, heads=2, ffn_width=24, dropout=0.5)
+SOURCES, TARGETS = (list(side[:8]) for side in lines())
+ODD = [
+    "A dog.",
+    "  two   women\tsinging  ",
+    "a\u00a0man \u3000 outside",
+    "日本 の 🚲🚲 x",
+    "naïve café: %s {name}%s",
+    "▁ \x1a0 ▁▁ a",
+    "a\u2028b \x85",
+    "",
+]
+
+
+def made() -> Seq2Seq:
+    return Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
+
+
+# ---- the weights -----------------------------------------------------------------------------------------------------
+
+
+def test_the_weights_are_what_the_model_looks_at() -> None:
+    model, of = made().eval(), tokenizer()
+    rows = encode_pairs(model, of, SOURCES, TARGETS)
+    for place, weights in compute_cross_weights(model, rows, [2, 0], batch_tokens=60):
+        source, target = torch.tensor([rows[place].source]), torch.tensor([rows[place].target])
+        with record(model, "decoder.*.cross_attn") as trace:
+            model(source, shift_right(target, model.config.start_id))
+        for layer, got in zip((2, 0), weights, strict=True):
+            wanted = trace[f"decoder.blocks.{layer}.cross_attn"][0][0]
+            assert got.shape == (2, target.shape[1], source.shape[1])
+            torch.testing.assert_close(got, wanted)
+
+
+def test_each_pair_is_aligned_as_it_is_alone_and_no_tap_is_left() -> None:
+    model, of = made(), tokenizer()
+    model.train()
+    choice = HeadSelection(layer=1, heads=(1,), shift=False)
+    together = align_texts(model, of, SOURCES, TARGETS, choice, batch_tokens=70)
+    alone = [align_texts(model, of, [s], [t], choice)[0] for s, t in zip(SOURCES, TARGETS, strict=True)]
+    assert [one.links for one in together] == [one.links for one in alone]
+    assert len({one.links for one in together}) > 3
+    assert model.training
+    assert not any(layer.taps for layer in module.find_cross_layers(model))
+
+
+def test_a_token_is_looked_up_when_it_is_written_or_one_step_later() -> None:
+    weights = torch.rand(2, 4, 5)  # three tokens and the end
+    assert torch.equal(select_weights(weights, HeadSelection(layer=0, heads=(1,), shift=False)), weights[1, :3])
+    assert torch.equal(select_weights(weights, HeadSelection(layer=0, heads=(1,), shift=True)), weights[1, 1:])
+    assert torch.equal(select_weights(weights, HeadSelection(layer=0)), weights.mean(0)[1:])
+
+
+# ---- tokens to words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+@pytest.mark.parametrize("text", [*ODD, *SOURCES[:3]])
+def test_the_tokens_of_a_word_spell_it(kind: Any, text: str) -> None:
+    vocabulary = tokenizer(kind).source
+    (ids,) = vocabulary.encode([text.strip()])
+    words = map_tokens_to_words(vocabulary, ids, text.split())
+    assert len(words) == len(ids)
+    spelled = [[i for i, word in zip(ids, words, strict=True) if word == place] for place in range(len(text.split()))]
+    assert [vocabulary.decode(part).strip() for part in spelled] == text.split()
+
+
+def test_tags_and_what_was_cut_belong_to_no_word() -> None:
+    of = tokenizer()
+    (ids,) = of.encode_source(["two women singing"], "de")
+    assert map_tokens_to_words(of.source, ids[:-1], ["two", "women", "singing"])[0] is None
+    some = map_tokens_to_words(of.source, ids[1:4], ["two", "women", "singing"])
+    assert some[0] == 0
+    assert set(some) <= {0, 1, 2}
+
+
+def test_a_word_that_a_vocabulary_cannot_spell_keeps_its_place(tmp_path: Path) -> None:
+    of = Tokenizer.load(marian_folder(tmp_path / "marian"))
+    text = "a dog 日本 singing … again"
+    (ids,) = of.source.encode([text])
+    assert of.source.unknown in ids
+    words = map_tokens_to_words(of.source, ids, text.split())
+    unknown = ids.index(of.source.unknown)
+    assert words[unknown] == 2
+    assert words[-1] == len(text.split()) - 1
+    assert words[:unknown] == sorted(word for word in words[:unknown] if word is not None)
+    assert set(words) == set(range(len(text.split())))
+
+
+def test_words_that_are_spelled_otherwise_are_found_between_those_that_are_not() -> None:
+    assert match_words(["a", "x", "b", "c"], ["a", "y", "z", "b", "c"]) == [0, 1, 3, 4]
+    assert match_words(["a", "x", "y", "b"], ["a", "z", "b"]) == [0, 1, 1, 2]
+    assert match_words(["a", "b"], ["a", "b", "c", "d"]) == [0, 1]  # a text that was cut
+    assert match_words(["a", "x", "b"], ["a", "b"]) == [0, None, 1]
+
+
+def test_a_word_sums_what_looks_at_its_tokens_and_looks_as_its_tokens_do_on_average() -> None:
+    pair = TokenWordMap(
+        source_word_ids=[0, 0, 1, None], target_word_ids=[0, 1, 1], source_word_count=2, target_word_count=2
+    )
+    weights = torch.tensor([[0.2, 0.3, 0.4, 0.1], [0.0, 0.1, 0.1, 0.8], [0.0, 0.0, 0.6, 0.4]])
+    got = pair.build_alignment(weights)
+    assert [list(row) for row in got.weights] == [pytest.approx([0.5, 0.4]), pytest.approx([0.05, 0.35])]
+    assert got.links == ((0, 0), (1, 1))
+
+
+def test_links_are_written_as_pharaoh_wants_them() -> None:
+    weights = ((0.1, 0.8, 0.1), (0.7, 0.1, 0.1), (0.1, 0.6, 0.2))
+    one = Alignment(links=((1, 0), (0, 1), (1, 2)), weights=weights)
+    assert one.pharaoh == "0-1 1-0 1-2"
+    assert one.mutual_links == ((1, 0), (0, 1))  # word 1 was looked at more by word 0 than by word 2
+
+
+def test_pairs_without_words_have_no_links() -> None:
+    model, of = made(), tokenizer()
+    got = align_texts(
+        model, of, ["a dog", "", "", "a dog"], ["", "ein Hund", "", "ein Hund"], get_default_selection(model)
+    )
+    assert [len(one.links) for one in got] == [0, 0, 0, 2]
+    assert [one.mutual_links for one in got[:3]] == [(), (), ()]
+    with pytest.raises(ForcedDecodingError, match="a target for each source"):
+        align_texts(model, of, ["a"], [], get_default_selection(model))
+
+
+def test_what_a_search_has_found_is_aligned_by_its_own_ids() -> None:
+    """A search may segment a word as the tokenizer never would."""
+    model, of = made(), tokenizer()
+    source = of.encode_source(["a dog"])[0]
+    letters = [i for letter in "▁ein" for i in range(of.target.size) if of.target.pieces([i]) == [letter]]
+    assert len(letters) == 4
+    row = EncodedPair(source=source, target=[*letters, of.target.end], truncated=False)
+    (got,) = align_rows(model, of, ["a dog"], ["ein"], [row], get_default_selection(model))
+    assert [target for _, target in got.links] == [0]
+
+
+# ---- choosing --------------------------------------------------------------------------------------------------------
+
+
+def planted(good: HeadSelection) -> Any:
+    """In place of a model's weights: one head follows the words, all others look at the first token."""
+
+    def weights(
+        model: nn.Module, rows: Sequence[EncodedPair], layers: Sequence[int], _: int = 0
+    ) -> Iterator[tuple[int, Tensor]]:
+        for place, row in enumerate(rows):
+            found = torch.zeros(3, 2, len(row.target), len(row.source))
+            found[..., 0] = 1.0
+            for token in range(min(len(row.target), len(row.source)) - 1):
+                assert good.heads
+                found[good.layer, good.heads[0], token + good.shift] = 0.0
+                found[good.layer, good.heads[0], token + good.shift, token] = 1.0
+            yield place, found[list(layers)]
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    "good", [HeadSelection(layer=2, heads=(1,), shift=True), HeadSelection(layer=0, heads=(0,), shift=False)]
+)
+def test_without_alignments_by_hand_the_head_is_found_on_which_words_agree(
+    good: HeadSelection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "compute_cross_weights", planted(good))
+    found = select_by_agreement(made(), tokenizer(), SOURCES, SOURCES)
+    assert found.selection == good
+    assert found.agreement == pytest.approx(100)
+    assert found.sentences == len(SOURCES)
+    assert select_by_agreement(made(), tokenizer(), SOURCES, SOURCES, max_pairs=3).sentences == 3
+    with pytest.raises(AlignmentError, match="pairs with words on both sides"):
+        select_by_agreement(made(), tokenizer(), [" "], ["a"])
+
+
+def test_every_step_layer_and_head_is_a_choice_once() -> None:
+    every = list_selections(made())
+    assert len(every) == len(set(every)) == 2 * 3 * (1 + 2)
+    assert get_default_selection(made()) in every
+    assert get_default_selection(made()) == HeadSelection(layer=1, heads=None, shift=True)
+
+
+def measured(model: nn.Module, layer: int = 2) -> MeasuredSelection:
+    return MeasuredSelection(
+        selection=HeadSelection(layer=layer, heads=(1,)), aer=20.5, sentences=50, fingerprint=compute_fingerprint(model)
+    )
+
+
+def test_a_folder_remembers_the_choice_for_these_weights_alone(tmp_path: Path) -> None:
+    model = made()
+    assert load_selection(tmp_path, model) == get_default_selection(model)
+    save_measured_selection(tmp_path, measured(model))
+    assert load_selection(tmp_path, model) == HeadSelection(layer=2, heads=(1,))
+    assert load_selection(tmp_path, made()) == get_default_selection(model)
+    with torch.no_grad():
+        model.decoder.blocks[0].cross_attn.key.weight.mul_(1.1)
+    assert load_selection(tmp_path, model) == get_default_selection(model)
+
+
+def test_half_precision_is_the_same_model() -> None:
+    model = made()
+    before = compute_fingerprint(model)
+    assert compute_fingerprint(model.bfloat16()) == before
+    assert compute_fingerprint(made()) != before
+
+
+def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    model = made()
+    save_measured_selection(tmp_path, measured(model, layer=3))
+    with pytest.raises(AlignmentError, match=r"alignment.json: the layer to align by must be from 0 to 2, but is 3"):
+        load_selection(tmp_path, model)
+    for heads in ((2,), (-1,), ()):
+        with pytest.raises(AlignmentError, match="heads to align by must be from 0 to 1"):
+            align_texts(model, tokenizer(), ["a"], ["b"], HeadSelection(layer=0, heads=heads))
+    (tmp_path / module.ALIGNMENT_FILE).write_text("{", encoding="utf-8")
+    with pytest.raises(SettingsError, match="is not valid JSON"):
+        load_selection(tmp_path, model)
+
+
+def test_a_model_that_does_not_look_across_is_refused() -> None:
+    with pytest.raises(AlignmentError, match="must have cross-attention to align with, but this Linear has none"):
+        get_default_selection(nn.Linear(2, 2))
+
+
+def test_a_pruned_model_aligns_by_the_heads_that_it_has() -> None:
+    stack = StackConfig(layers=3, width=16, heads=2, ffn_width=16, dropout=0.0)
+    config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack)), tokenizer())
+    model = remove_heads(
+        Seq2Seq(config).eval(), {"decoder.blocks.0.cross_attn": [1], "decoder.blocks.1.cross_attn": [0, 1]}
+    )
+    sides = lines()[0][:5], lines()[1][:5]
+    assert get_default_selection(model).layer == 0  # the middle one of those with heads
+    found = select_by_agreement(model, tokenizer(), *sides, to="de")
+    assert (found.selection.layer, found.selection.heads) not in [(0, (1,)), (1, None), (1, (0,)), (1, (1,))]
+    assert align_texts(model, tokenizer(), *sides, get_default_selection(model), to="de")[0].links

@@ -1,0 +1,123 @@
+"""A glossary file read line by line, and the terms that are met in a text."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from attent.decoding.glossary import Glossary, GlossaryError
+
+
+def glossary(*lines: str) -> Glossary:
+    return Glossary.from_bytes("\n".join(lines).encode(), "terms.tsv")
+
+
+def test_a_file_with_comments_empty_lines_a_mark_and_foreign_line_ends_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_bytes("\ufeff# ours\r\n\r\ndog\tHund\r\n   \n cat \t Katze | Kater \n#bird\tVogel\nfish\tFisch".encode())
+    entries = Glossary.from_file(path).entries
+    assert [(entry.term, entry.translations, entry.line_number) for entry in entries] == [
+        ("dog", ("Hund",), 3),
+        ("cat", ("Katze", "Kater"), 5),
+        ("fish", ("Fisch",), 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("dog Hund", "terms.tsv:2: must be a term, a tab and its translation, but is `dog Hund`; put a tab"),
+        ("dog\t", "but is `dog<TAB>`; write what is missing"),
+        ("\tHund", "but is `<TAB>Hund`; write what is missing"),
+        ("dog\tHund\tnoun", "leave out all but two of its 3 columns"),
+        ("dog\tHund|", "terms.tsv:2: must have a translation on each side of |"),
+        ("cat\tKater", "terms.tsv:2: must be a term that comes once, but `cat` has another translation in line 1"),
+        ("x" * 300, f"`{'x' * 60}...`"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number(line: str, says: str) -> None:
+    with pytest.raises(GlossaryError, match=re.escape(says)):
+        glossary("cat\tKatze", line)
+
+
+def test_a_line_that_is_not_utf8_is_told_with_its_number() -> None:
+    with pytest.raises(GlossaryError, match=r"t\.tsv:2: must be UTF-8, but byte 3 is 0xe4; convert the file first"):
+        Glossary.from_bytes(b"a\tb\nx\t\xe4", "t.tsv")
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(GlossaryError, match="must be a text file, but cannot be read"):
+        Glossary.from_file(tmp_path / "none.tsv")
+
+
+def test_a_line_that_comes_twice_counts_once() -> None:
+    assert len(glossary("a\tb", "a\tb").entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("the dog sleeps", ("Hund",)),
+        ("Dog and dog.", ("Hund",)),
+        ("DOG", ()),
+        ("dogs hotdog dog_x", ()),
+        ("a hot dog, (dog)!", ("Würstchen", "Hund")),
+        ("hot   dog\tstand", ("Stand",)),
+        ("hot dogs", ()),
+        ("the bank of a Bank", ("Ufer", "Institut")),
+        ("UN un Un", ("Vereinte Nationen",)),
+        ("in C++ or C++11, not C", ("Sprache",)),
+        ("cafe\u0301", ("Kaffee",)),
+        ("café", ("Kaffee",)),
+        ("dog's dog-house", ("Hund",)),
+        ("", ()),
+    ],
+)
+def test_terms_are_met_as_whole_words_the_longest_first(text: str, asks: tuple[str, ...]) -> None:
+    terms = glossary(
+        "dog\tHund|Köter", "hot dog\tWürstchen", "hot dog stand\tStand", "bank\tUfer", "Bank\tInstitut",
+        "UN\tVereinte Nationen", "C++\tSprache", "cafe\u0301\tKaffee",
+    )  # fmt: skip
+    assert terms.find_translations(text) == asks
+
+
+def test_in_a_script_without_spaces_a_term_is_met_between_any_two_signs() -> None:
+    terms = Glossary.from_terms({"東京": "Tokyo", "東京都": "Tokyo Prefecture", "แมว": "cat", "की": "of"})
+    assert terms.find_translations("私は東京に住む。東京都") == ("Tokyo", "Tokyo Prefecture")
+    assert terms.find_translations("รักแมวมาก") == ("cat",)
+    assert terms.find_translations("की राम की") == ("of",)
+    assert Glossary.from_terms({"क": "ka"}).find_translations("की") == ()  # a vowel sign makes it another letter
+
+
+def test_a_mistake_in_a_mapping_is_told() -> None:
+    with pytest.raises(GlossaryError, match="`dog` of the glossary: must be a term, a tab and its translation"):
+        Glossary.from_terms({"dog": " "})
+
+
+def test_ten_thousand_terms_cost_no_more_than_ten() -> None:
+    """A search through every term would take a thousand times as long."""
+    text = "the w5 house w77 of w123 words " * 300
+
+    def cost(count: int) -> float:
+        terms = Glossary.from_terms({f"w{n} {'x ' * (n % 7)}w": f"W{n}" for n in range(count)} | {"house": "Haus"})
+        assert terms.find_translations("house") == ("Haus",)  # makes the index
+        before = time.process_time()
+        assert terms.find_translations(text) == ("Haus",)
+        return time.process_time() - before
+
+    assert min(cost(10_000) for _ in range(2)) < 30 * max(0.002, min(cost(10) for _ in range(2)))
+
+
+def test_the_time_is_in_proportion_to_the_text() -> None:
+    terms = Glossary.from_terms({"a a": "b", "a": "c"})
+
+    def cost(size: int) -> float:
+        text = "a, " * size
+        before = time.process_time()
+        terms.find_translations(text)
+        return time.process_time() - before
+
+    assert min(cost(40_000) for _ in range(2)) < 30 * max(0.002, min(cost(5_000) for _ in range(2)))

@@ -1,0 +1,99 @@
+"""Lines as they come: none waits for others that may never come, and none is lost, whatever stands beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from attent.cli.search_flags import InputError
+from attent.decoding import input_lines
+from attent.decoding.input_lines import InputLine, LineSource, build_line_source
+
+
+def source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> LineSource:
+    return LineSource(name="text", chunks=chunks, has_more=(lambda: True) if ready is None else lambda: next(ready))
+
+
+def texts(chunks: list[bytes], most: int = 100) -> list[str]:
+    return [
+        line.text for block in source(chunks).read_blocks(most, input_lines.parse_text_line) for line in block.lines
+    ]
+
+
+def test_the_mark_at_the_head_of_a_file_is_no_text() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert texts([mark + b"a dog\r\n", b"a\rcat"]) == ["a dog", "a\rcat"]
+    with pytest.raises(InputError, match="line 1: must be UTF-8, but byte 2 is 0xe4"):
+        texts([mark + b"M\xe4dchen"])
+
+
+def test_what_a_pipe_has_for_now_is_translated_at_once() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)  # a read that would wait gives None, and is an error
+    with open(reader, "rb") as stream, open(writer, "wb", buffering=0) as pipe:
+        pipe.write(b"a dog\na cat\nand a ha")
+        blocks = build_line_source(stream, None).read_blocks(100, input_lines.parse_text_line)
+        assert [line.text for line in next(blocks).lines] == ["a dog", "a cat"]  # and the pipe is still open
+        pipe.write(b"lf line\n")
+        assert next(blocks).lines == [InputLine(text="and a half line")]
+        pipe.write(b"no end")
+        pipe.close()
+        assert [block.lines for block in blocks] == [[InputLine(text="no end")]]
+
+
+def test_lines_are_the_same_however_they_are_cut() -> None:
+    text = "one\n\ntwo\r\n\u2028three\x0c\nä".encode()
+    expected = ["one", "", "two", "\u2028three\x0c", "ä"]
+    for size in (1, 2, 3, 100):
+        chunks = [text[i : i + size] for i in range(0, len(text), size)]
+        assert texts(chunks) == texts(chunks, most=2) == expected
+        blocks = source(chunks, ready=iter([False] * 100)).read_blocks(2, input_lines.parse_text_line)
+        assert [line.text for block in blocks for line in block.lines] == expected
+
+
+def test_a_slow_pipe_is_answered_line_by_line() -> None:
+    chunks = [b"line\n"] * 5
+    slow = source(chunks, ready=iter([False] * 5))
+    assert [(block.first_index, block.byte_count) for block in slow.read_blocks(2, input_lines.parse_text_line)] == [
+        (i, 5) for i in range(5)
+    ]
+
+
+def test_long_lines_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_lines, "MAX_BLOCK_BYTES", 10)
+    blocks = source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
+    assert [len(block.lines) for block in blocks] == [3, 1]
+    monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 30)
+    with pytest.raises(InputError, match="is this a text"):
+        texts([b"a\n", *[b"0" * 10] * 5])
+
+
+def test_lines_before_a_bad_one_are_given_first() -> None:
+    for bad in (b"\xff", b"a\0b"):
+        blocks = source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100, input_lines.parse_text_line)
+        assert [line.text for line in next(blocks).lines] == ["one", "two"]
+        with pytest.raises(InputError, match="text, line 3: must be"):
+            next(blocks)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (b"a dog", "line 2: must be a JSON object, but is not JSON"),
+        (b'["a dog"]', "line 2: must be a JSON object such as"),
+        (b'{"text": "a", "must-not": "b"}', "`must-not` is no key of a line to translate: did you mean `must_not`?"),
+        (b'{"require": "b"}', "line 2: must have a `text`"),
+        (b'{"text": 3}', "`text` must be text, but is 3"),
+        (b'{"text": "a", "require": [3]}', "`must` must be text, but is 3"),
+        (b'{"text": "\\ud800"}', "`text` must be text"),
+        (b"[" * 100_000, "line 2: must be a JSON object"),
+    ],
+)
+def test_a_line_that_is_not_as_json_must_be_is_named(row: bytes, told: str) -> None:
+    blocks = source([b'{"text": "a"}\n' + row + b"\n"]).read_blocks(100, input_lines.parse_json_line)
+    assert next(blocks).lines == [InputLine(text="a")]
+    with pytest.raises(InputError, match="text, line 2") as error:
+        next(blocks)
+    assert told in str(error.value)

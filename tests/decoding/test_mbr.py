@@ -1,0 +1,100 @@
+"""Minimum Bayes risk: every figure against sacreBLEU's, and what is chosen among texts where it is plain."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics.chrf import CHRF
+
+from attent.decoding import mbr
+
+TEXTS = [
+    "the cat sat on the mat",
+    "The cat sat on a mat.",
+    "a dog",
+    "a",
+    "",
+    "   ",
+    "aaaaaaaaaaaa",
+    "aaaa aaaa aa",
+    "完全に違う文です",
+    "e\u0301 👩‍👧 \ud83d",
+]
+
+
+def theirs(texts: list[str]) -> list[list[float]]:
+    metric = CHRF()
+    return [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+
+
+def test_every_two_texts_have_the_chrf_of_sacrebleu() -> None:
+    np.testing.assert_allclose(mbr.compute_pairwise_chrf(TEXTS), theirs(TEXTS), rtol=0, atol=1e-9)
+
+
+@given(st.lists(st.text("ab c", max_size=20), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=150)
+def test_any_texts_have_the_chrf_of_sacrebleu(texts: list[str]) -> None:
+    np.testing.assert_allclose(mbr.compute_pairwise_chrf(texts), theirs(texts), rtol=0, atol=1e-9)
+
+
+def test_a_table_in_parts_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = mbr.compute_pairwise_chrf(TEXTS)
+    monkeypatch.setattr(mbr, "MAX_TABLE_CELLS", 3 * len(TEXTS))
+    np.testing.assert_array_equal(mbr.compute_pairwise_chrf(TEXTS), whole)
+
+
+def test_what_is_expected_is_the_weighted_mean_over_all_candidates() -> None:
+    texts = [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2]]
+    weights = [1.0, 2.0, 3.0, 4.0]
+    wanted = np.array(theirs(texts)) @ np.array(weights) / 10
+    np.testing.assert_allclose(mbr.compute_expected_chrf(texts, weights), wanted, atol=1e-9)
+    np.testing.assert_allclose(mbr.compute_expected_chrf(texts), np.array(theirs(texts)).mean(1), atol=1e-9)
+
+
+def test_the_one_that_is_most_like_the_others_is_chosen() -> None:
+    assert mbr.select_best(["something else", "a red house", "a red horse", "a dead horse"]) == 2
+    assert mbr.select_best(["one", "two words", "two words"]) == 1
+
+
+def test_weights_decide() -> None:
+    texts = ["a red house", "a red horse", "nothing"]
+    assert mbr.select_best(texts, [0.1, 0.1, 5.0]) == 2
+    assert mbr.select_best(texts, mbr.normalize_log_probs([-100.0, -1.0, -50.0])) == 1
+
+
+def test_of_equal_ones_the_first_is_chosen() -> None:
+    assert mbr.select_best(["abc", "xyz"]) == 0
+    assert mbr.select_best(["xyz", "abc", "abc", "xyz"]) == 0
+    mirrored = ["abcd efgh", "efgh ijkl", "ijkl abcd"]
+    assert mbr.select_best(mirrored) == 0
+    assert mbr.select_best(["only"]) == 0
+    assert mbr.select_best(["", ""]) == 0
+
+
+def test_probabilities_stay_finite_however_small_they_are() -> None:
+    np.testing.assert_allclose(mbr.normalize_log_probs([-2000.0, -2000.0 + np.log(3)]), [0.25, 0.75])
+
+
+def test_the_choice_does_not_depend_on_the_order() -> None:
+    chance = random.Random(1)
+    words = "the a red blue house horse runs stands on under hill".split()
+    texts = [" ".join(chance.choices(words, k=6)) for _ in range(30)]
+    chosen = texts[mbr.select_best(texts)]
+    for _ in range(5):
+        chance.shuffle(texts)
+        assert texts[mbr.select_best(texts)] == chosen
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [float("nan"), 1.0]])
+def test_bad_weights_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="must be 2 numbers of 0 or more, one a candidate"):
+        mbr.select_best(["a", "b"], weights)
+
+
+def test_no_candidates_are_refused() -> None:
+    with pytest.raises(ValueError, match="there must be at least one candidate"):
+        mbr.select_best([])

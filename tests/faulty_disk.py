@@ -1,0 +1,39 @@
+"""A disk that fails or dies at one of the calls made to it: for the tests of whatever must survive that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from attent.models import folder
+
+
+class SimulatedKill(BaseException):
+    """Stands for a kill -9: once raised, nothing more reaches the disk."""
+
+
+class FaultyDisk:
+    """Counts what is done to the disk, by os.NAME and by opening, and lets it fail or die at one of those calls."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, fail_at: int, fault: BaseException, forever: bool, names: Sequence[str]
+    ) -> None:
+        self.calls, self.fail_at, self.fault, self.forever = 0, fail_at, fault, forever
+        patch.setattr(os, "fsync", lambda descriptor: None)  # counted below, and too slow to do hundreds of times
+        for name in names:
+            patch.setattr(os, name, self.guard(getattr(os, name)))
+        patch.setattr(folder, "open", self.guard(open), raising=False)
+        patch.setattr(folder, "save_file", self.guard(save_file))
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.fail_at or (self.forever and self.calls > self.fail_at):
+                raise self.fault
+            return function(*arguments, **options)
+
+        return guarded

@@ -1,0 +1,104 @@
+"""One small model of each kind with random weights that are steep enough to have an opinion, and what they read."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import sentencepiece
+import torch
+from torch import Tensor, nn
+
+from attent.inspection.inspectors.vision import encode_png
+from attent.models import CausalConfig, CausalLM, EncoderConfig, TextEncoder, VisionConfig, VisionTransformer, build
+from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from attent.text.tokenizer import Tokenizer
+from attent.text.vocabulary import ESCAPE
+from tests.text.corpus import lines
+
+N = TypeVar("N", bound=nn.Module)
+TEXT = lines()[0][0]
+HIDDEN = TEXT.replace("is", "<mask>", 1) if " is " in TEXT else TEXT.replace(" ", " <mask> ", 1)
+STACK = StackConfig(layers=2, width=24, heads=4, ffn_width=32, dropout=0.1, norm_order="pre")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """With a mask."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines()[0]),
+        model_writer=model,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        control_symbols=["<mask>"],
+        user_defined_symbols=[ESCAPE],  # so that a text ends, as in those that we train
+        minloglevel=2,
+    )
+    return Tokenizer.from_files({"tokenizer.model": model.getvalue()})
+
+
+def steep(model: N) -> N:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+            if parameter.dim() > 1 and not parameter.any():
+                parameter.normal_()
+    return model.eval()
+
+
+@cache
+def causal() -> CausalLM:
+    """LLaMA's: turned queries, and two query heads look through one key head."""
+    torch.manual_seed(0)
+    stack = replace(STACK, causal=True, norm="rms", activation="silu", gated=True, kv_heads=2, positions=RotaryConfig())
+    return steep(build(CausalConfig(vocab=tokenizer().source.size + 5, stack=stack)))
+
+
+@cache
+def encoder(labels: tuple[str, ...] = (), masked: bool = True) -> TextEncoder:
+    """BERT's."""
+    torch.manual_seed(0)
+    stack = replace(STACK, norm_order="post", embedding_norm=True, positions=LearnedConfig(max_length=40))
+    vocab = tokenizer().source.size
+    return steep(
+        build(EncoderConfig(vocab=vocab, stack=stack, segments=2, masked_lm=masked, pooler=True, labels=labels))
+    )
+
+
+@cache
+def vision(class_token: bool = True) -> VisionTransformer:
+    """ViT's: 16 patches of 7 x 7 pixels."""
+    torch.manual_seed(0)
+    stack = replace(STACK, positions=LearnedConfig(max_length=16 + class_token))
+    config = VisionConfig(
+        image_size=28,
+        patch_size=7,
+        channels=1,
+        stack=stack,
+        class_token=class_token,
+        pooling="class" if class_token else "mean",
+        labels=("ring", "bar", "cross"),
+    )
+    return steep(build(config))
+
+
+def ring(size: int = 28) -> Tensor:
+    """A white ring on black, (1, size, size)."""
+    at = torch.arange(size) - (size - 1) / 2
+    away = (at[:, None] ** 2 + at[None] ** 2).sqrt()
+    return ((away - size / 3.2).abs() < size / 12).mul(255).to(torch.uint8)[None]
+
+
+def write_ring(folder: Path) -> Path:
+    path = folder / "ring.png"
+    path.write_bytes(encode_png(ring()))
+    return path

@@ -1,0 +1,502 @@
+"""What each part is worth: measured as one would by hand, kept, gone on with, told in the terminal and the card."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attent.cli import ablation_report, ablation_run
+from attent.cli.ablation_run import AblationReporter, run_ablation
+from attent.cli.search_flags import DeviceFlags
+from attent.data.pairs import CorpusError
+from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.ensemble import Ensemble
+from attent.decoding.forced_decoding import score_targets
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translator
+from attent.inspection import ablate as ablations
+from attent.inspection.ablate import (
+    Ablation,
+    AblationData,
+    AblationEffect,
+    AblationError,
+    AblationMeasurement,
+    AblationMeter,
+    AblationProgress,
+    BleuScorer,
+    ablate,
+    build_grids,
+    load_ablation,
+)
+from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
+from attent.inspection.prune import PruneError
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import mirror_encoder
+from attent.nn import StackConfig
+from attent.training.autoconfig import fit_to_tokenizer
+from attent.training.loop import write_model
+from attent.training.model_card import replace_section
+from tests.text.corpus import lines, tokenizer
+
+STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
+SEARCH = SearchOptions(beam_size=2, max_length=8)
+SAMPLE = AblationData(name="toy", sources=lines()[0][:4], references=lines()[1][:4], to="de")
+HEAD = ModelPart("decoder.blocks.1.cross_attn", 1)
+MACHINE = DeviceFlags(engine="torch", device="cpu")
+
+
+def closeness(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """A stand-in for BLEU that sees every letter: random models have none."""
+    pairs = zip(outputs, references, strict=True)
+    return 100 * sum(len({*a} & {*b}) / max(1, len({*a} | {*b})) for a, b in pairs) / len(outputs)
+
+
+SCORE = BleuScorer(compute_bleu=closeness, signature="letters")
+
+
+@pytest.fixture
+def model() -> Seq2Seq:
+    config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer())
+    made = Seq2Seq(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.4)
+    return made.eval()
+
+
+@pytest.fixture
+def translator(model: Seq2Seq) -> Translator:
+    return Translator(model, tokenizer())
+
+
+def measured(translator: Translator, parts: Sequence[ModelPart], **more: object) -> Ablation:
+    return ablate(translator, SAMPLE, parts, search=SEARCH, scorer=SCORE, **more)  # type: ignore[arg-type]
+
+
+# --- the figures -----------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_is_what_one_would_measure_by_hand(translator: Translator, model: Seq2Seq) -> None:
+    parts = [HEAD, ModelPart("encoder.blocks.0.feedforward"), ModelPart("decoder.blocks.1")]
+    ablation = measured(translator, parts)
+    for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
+        with mask_parts(model, [] if part is None else [part]):
+            outputs = [one.text for one in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_loops=False)]
+            scored = score_targets(model, tokenizer(), SAMPLE.sources, SAMPLE.references, to="de")
+        tokens = sum(one.length for one in scored)
+        figures = ablation if effect is None else effect
+        assert figures.bleu == closeness(outputs, SAMPLE.references)
+        assert figures.loss == pytest.approx(-sum(one.log_prob for one in scored) / tokens)
+    assert ablation.num_tokens == tokens
+    assert [effect.part for effect in ablation.effects] == [str(part) for part in parts]
+    assert [effect.kind for effect in ablation.effects] == ["head", "sublayer", "layer"]
+    assert len({effect.loss for effect in ablation.effects} | {ablation.loss}) == 4  # each did something
+
+
+def test_the_model_is_as_it_was_afterwards(translator: Translator, model: Seq2Seq) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    measured(translator, list_parts(model, "heads")[:3])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_head_that_adds_nothing_costs_nothing(translator: Translator, model: Seq2Seq) -> None:
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.1.cross_attn.output.weight")[:, 8:] = 0
+    ablation = measured(translator, [HEAD, ModelPart("decoder.blocks.1.cross_attn", 0)])
+    idle, busy = ablation.effects
+    assert (idle.bleu, idle.loss, idle.num_changed) == (ablation.bleu, ablation.loss, 0)
+    assert busy.loss != ablation.loss
+
+
+def test_on_a_cpu_ctranslate2_is_taken_for_all_and_its_conversions_are_gone_afterwards(
+    model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders: list[Path] = []
+    real = Translator.translate
+
+    def translate(self: Translator, *given: object, **more: object) -> object:
+        made = real(self, *given, **more)  # type: ignore[arg-type]
+        folders.append(self.folder)  # type: ignore[arg-type]
+        assert (self.folder / "ctranslate2-int8" / "model.bin").exists()  # type: ignore[operator]
+        return made
+
+    monkeypatch.setattr(Translator, "translate", translate)
+    ablation = measured(Translator(model, tokenizer(), engine=None), [HEAD])
+    assert ablation.conditions.engine == "CTranslate2, int8"
+    assert len(set(folders)) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ctranslate2_cannot_do_is_measured_by_torch_and_said(tmp_path: Path) -> None:
+    windowed = replace(STACK, window=(3, 3))
+    config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=windowed, decoder=mirror_encoder(STACK)), tokenizer())
+    said: list[str] = []
+    translator = Translator(Seq2Seq(config).eval(), tokenizer(), engine=None, notify=said.append)
+    assert measured(translator, [HEAD]).conditions.engine == "torch, float32 on cpu"
+    assert "encoder.window" in said[0]
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_interrupted_goes_on_where_it_was(
+    translator: Translator, model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = list_parts(model, "heads")[:4]
+    asked: list[tuple[ModelPart, ...]] = []
+    without = AblationMeter.measure_without
+    monkeypatch.setattr(
+        AblationMeter, "measure_without", lambda self, some: asked.append(tuple(some)) or without(self, some)
+    )
+
+    def keep(ablation: Ablation) -> None:
+        ablations.save_ablation(tmp_path, ablation)
+        if len(ablation.effects) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(translator, parts, keep=keep)
+    steps: list[AblationProgress] = []
+    asked.clear()
+    ablation = measured(translator, parts, done=load_ablation(tmp_path), progress=steps.append)
+    assert asked == [(), (parts[2],), (parts[3],)]
+    assert [(step.done, step.total) for step in steps] == [(3, 4), (4, 4)]
+    asked.clear()
+    assert measured(translator, parts, done=ablation) is ablation  # all is there: not even the base is measured
+    assert asked == []
+    assert ablation == measured(translator, parts)  # in one go
+
+
+@pytest.mark.parametrize("change", ["weights", "pairs", "search", "score"])
+def test_what_was_measured_otherwise_is_not_taken_over(translator: Translator, model: Seq2Seq, change: str) -> None:
+    done = measured(translator, [HEAD])
+    wrong = replace(done, effects=(replace(done.effects[0], bleu=-1.0),))
+    sample, search, score = SAMPLE, SEARCH, SCORE
+    match change:
+        case "weights":
+            with torch.no_grad():
+                model.get_parameter("encoder.blocks.0.self_attn.query.bias").add_(0.5)
+        case "pairs":
+            sample = replace(SAMPLE, references=(*SAMPLE.references[:-1], "x"))
+        case "search":
+            search = replace(SEARCH, beam_size=1)
+        case "score":
+            score = replace(SCORE, signature="other letters")
+    ablation = ablate(translator, sample, [HEAD], search=search, scorer=score, previous=wrong)
+    assert ablation.effects[0].bleu >= 0
+    assert measured(translator, [HEAD], done=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
+
+
+def test_it_stops_when_it_is_told_to(translator: Translator, model: Seq2Seq) -> None:
+    kept: list[Ablation] = []
+    with pytest.raises(SearchCancelled):
+        measured(translator, list_parts(model, "heads"), keep=kept.append, stop=lambda: len(kept) == 2)
+    assert len(kept[-1].effects) == 2
+
+
+def test_a_folder_remembers_it_for_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
+    assert ablations.load_matching_ablation(tmp_path, model) is None
+    ablation = measured(translator, [HEAD])
+    ablations.save_ablation(tmp_path, ablation)
+    assert ablations.load_matching_ablation(tmp_path, model) == ablation
+    with torch.no_grad():
+        model.get_parameter("encoder.blocks.0.self_attn.query.bias").add_(0.5)
+    assert ablations.load_matching_ablation(tmp_path, model) is None
+    assert load_ablation(tmp_path) == ablation
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_translated(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "translate", None)
+    with pytest.raises(ModelPartError, match="has no part"):
+        measured(translator, [HEAD, ModelPart("decoder.blocks.9.cross_attn", 0)])
+    with pytest.raises(AblationError, match="there must be parts to silence"):
+        measured(translator, [])
+    with pytest.raises(AblationError, match="toy: there must be pairs"):
+        AblationData(name="toy", sources=(), references=())
+    with pytest.raises(AblationError, match="2 sources and 1 references"):
+        AblationData(name="toy", sources=("a", "b"), references=("c",))
+
+
+def test_an_ensemble_is_refused(model: Seq2Seq) -> None:
+    with pytest.raises(AblationError, match="ensemble"):
+        measured(Translator(Ensemble([model, model]), tokenizer()), [HEAD])
+
+
+# --- as a picture ----------------------------------------------------------------------------------------------------
+
+
+def ablation_of(*effects: AblationEffect) -> Ablation:
+    conditions = ablations.AblationConditions(
+        dataset="toy|set",
+        digest="",
+        sentences=50,
+        to=None,
+        search=SEARCH,
+        engine="torch",
+        signature="sig",
+        weights_digest="",
+    )
+    return Ablation(conditions=conditions, bleu=30.0, loss=1.0, num_tokens=9, effects=effects)
+
+
+def effect(part: str, bleu: float, loss: float = 1.0, p: float | None = None) -> AblationEffect:
+    return AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=bleu, loss=loss, num_changed=5, p_value=p)
+
+
+MIXED = ablation_of(
+    effect("decoder.blocks.10.cross_attn:1", 20.0),
+    effect("decoder.blocks.2.cross_attn:0", 29.0, p=0.2),
+    effect("decoder.blocks.2.cross_attn:1", 30.5),
+    effect("encoder.blocks.0.self_attn:0", 10.0, p=0.001),
+    effect("decoder.blocks.2", 1.0),
+    effect("encoder.blocks.0.feedforward", 5.0),
+)
+
+
+def test_grids_have_layers_down_and_heads_across() -> None:
+    found = {grid.title: grid for grid in build_grids(MIXED)}
+    assert list(found) == ["encoder self-attention", "decoder cross-attention", "encoder sub-layers", "layers"]
+    cross = found["decoder cross-attention"]
+    assert (cross.rows, cross.columns) == (("2", "10"), ("0", "1"))
+    values = [[None if one is None else one.bleu for one in line] for line in cross.effects]
+    assert values == [[29.0, 30.5], [None, 20.0]]
+    assert [grid.title for grid in build_grids(MIXED, ["layer"])] == ["layers"]
+
+
+def test_the_document_has_what_the_page_reads() -> None:
+    document = MIXED.to_document()
+    assert {key: document[key] for key in ("sentences", "bleu", "loss")} == {"sentences": 50, "bleu": 30.0, "loss": 1.0}
+    assert document["parts"][0] == {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 10.0, "loss": 1.0}
+    parts = [part["part"] for part in document["parts"]]
+    assert parts[1:4] == [
+        "decoder.blocks.2.cross_attn:0",
+        "decoder.blocks.2.cross_attn:1",
+        "decoder.blocks.10.cross_attn:1",
+    ]
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_page_has_every_part_the_worst_first_and_a_heat_map() -> None:
+    page = "\n".join(line.plain for line in ablation_report.render_ablation(MIXED, ["head"], None, Path("m")))
+    names = re.findall(r"^(\S+:\d) ", page, re.MULTILINE)
+    assert names == [
+        "encoder.blocks.0.self_attn:0",
+        "decoder.blocks.10.cross_attn:1",
+        "decoder.blocks.2.cross_attn:0",
+        "decoder.blocks.2.cross_attn:1",
+    ]
+    assert "decoder.blocks.2 " not in page  # a layer, which nobody asked for
+    assert re.search(r"^  2 +-1\.0 +0\.5 $", page, re.MULTILINE)
+    assert "-20.00" in page
+    assert "may be chance" in page
+    assert "matters most is encoder.blocks.0.self_attn:0" in page
+    assert "Of 4 heads, 1 cost at most 0.2 BLEU when silenced alone; for 1 the difference may be chance" in page
+
+
+def test_heat_is_the_redder_the_more_is_lost() -> None:
+    shades = [ablation_report.get_cell_style(value, 20.0) for value in (None, -1.0, 0.0, 0.1, 5.0, 20.0)]
+    assert shades[:3] == ["", "", ""]
+    greens = [int(re.findall(r"\d+", shade)[1]) for shade in shades[3:]]
+    assert greens == sorted(greens, reverse=True)
+
+
+def test_progress_tells_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    now = [0.0]
+    telling = AblationReporter(sys.stderr, clock=lambda: now[0])
+    telling.start("6 parts")
+    for number in (3, 4, 5, 6):  # two were there before
+        now[0] += 20.0
+        telling.report_progress(
+            AblationProgress(done=number, total=6, effect=effect("decoder.blocks.2.cross_attn:1", 30.5))
+        )
+    told = capsys.readouterr().err
+    assert "3 of 6, 1 min 0 s left: without decoder.blocks.2.cross_attn:1 30.50 BLEU" in told
+    assert "5 of 6, 20 s left" in told
+    assert "6 of 6, 0 s left" in told
+
+
+# --- the card --------------------------------------------------------------------------------------------------------
+
+
+def test_a_section_of_a_card_is_put_before_others_and_replaced_by_a_new_one() -> None:
+    card = "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n"
+    once = replace_section(card, "Heads", ["One.", "Two."], ("Limits",))
+    assert once == "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Heads\n\nOne.\n\nTwo.\n\n## Limits\n\nMany.\n"
+    assert replace_section(once, "Heads", ["Three."], ("Scores",)) == once.replace("One.\n\nTwo.", "Three.")
+    assert replace_section("# Title\n", "Heads", ["One."]) == "# Title\n\n## Heads\n\nOne.\n"
+
+
+def test_the_section_has_the_ten_most_and_least_important_and_how_it_was_measured() -> None:
+    many = ablation_of(*(effect(f"encoder.blocks.{i // 5}.self_attn:{i % 5}", 30 - i / 10) for i in range(30)))
+    section = "\n\n".join(ablation_report.build_card_section(many))
+    assert section.count("| `encoder.blocks.") == 20
+    assert "10 more" in section
+    assert "50 pairs of toy\\|set" in section
+    assert "**30.00 BLEU**" in section
+    assert "`sig`" in section
+    assert "beam 2" in section
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(model: Seq2Seq, tmp_path: Path) -> Path:
+    write_model(tmp_path / "model", model, tokenizer())
+    (tmp_path / "model" / "card.md").write_text("# A toy\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n")
+    (tmp_path / "model" / "run.toml").write_text('size = "tiny"\n')
+    rows = zip(lines()[0][:6], lines()[1][:6], strict=True)
+    (tmp_path / "valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
+    return tmp_path / "model"
+
+
+def run(folder: Path, **more: object) -> int:
+    data = str(folder.parent / "valid.tsv")
+    given: dict[str, object] = {"src": "en", "tgt": "de", "limit": 3, "search": SEARCH, "machine": MACHINE, **more}
+    return run_ablation(folder, data, **given)  # type: ignore[arg-type]
+
+
+def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, what="layers") == 0
+    shown = capsys.readouterr()
+    assert "Without each layer" in shown.out
+    assert "silencing 4 parts" in shown.err
+    kept = load_ablation(folder)
+    assert kept is not None
+    assert (kept.conditions.sentences, len(kept.effects)) == (3, 4)
+    assert kept.conditions.signature.startswith("nrefs:1|")
+    assert all(one.p_value is not None for one in kept.effects)
+    assert run(folder, what="all") == 0  # those of before are taken over
+    shown = capsys.readouterr()
+    assert "ablation.json has 4 parts already" in shown.err
+    both = load_ablation(folder)
+    assert both is not None
+    assert both.effects[:4] == kept.effects
+    assert len(both.effects) == 4 + 10 + 12
+    card = (folder / "card.md").read_text()
+    assert card.count("## Which heads matter") == 1
+    assert card.index("## Scores") < card.index("## Which heads matter") < card.index("## Limits")
+    before = (folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text()
+    assert run(folder, what="layers", limit=2) == 0
+    shown = capsys.readouterr()
+    assert "and stays: this trial on fewer is not kept" in shown.err
+    assert ": 2\n" in shown.out
+    assert before == ((folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text())
+
+
+def test_what_was_interrupted_is_kept_and_a_person_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = AblationMeter.measure_effect, []
+
+    def measure(self: AblationMeter, part: ModelPart) -> AblationEffect:
+        asked.append(part)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(self, part)
+
+    monkeypatch.setattr(AblationMeter, "measure_effect", measure)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, what="layers")
+    assert "the same command goes on" in capsys.readouterr().err
+    kept = load_ablation(folder)
+    assert kept is not None
+    assert len(kept.effects) == 1
+    assert "Which heads matter" not in (folder / "card.md").read_text()
+
+
+def test_a_damaged_file_of_before_is_said_and_measured_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ablation.json").write_text('{"format": "attent-abl')
+    assert run(folder, what="layers") == 0
+    assert "ablation.json: is not valid JSON" in capsys.readouterr().err
+    assert load_ablation(folder) is not None
+
+
+def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder.parent / "pruned"
+    assert run(folder, prune_to=out, within=100.0) == 0
+    shown = capsys.readouterr()
+    assert "Without 12 of 12 heads" in shown.out
+    assert "without 12 heads" in shown.err
+    pruned = Translator.load(out, device="cpu", engine="torch")
+    assert isinstance(pruned.model, Seq2Seq)
+    assert pruned.model.config.encoder.remaining_heads == (((),), ((),))
+    assert pruned.translate(["a dog"], SEARCH, to="de")[0].tokens is not None
+    assert (out / "run.toml").read_text() == 'size = "tiny"\n'
+    card = (out / "card.md").read_text()
+    assert card.startswith("# A toy, pruned\n")
+    assert re.search(r"\| before \| [\d.]+ \| [\d.]+ \| 12 \| [\d,]+ \|\n\| pruned \| [\d.]+ \| [\d.]+ \| 0 \|", card)
+    assert "## The card of the model before\n\n### A toy\n\n#### Scores" in card
+    assert ", pruned" not in (folder / "card.md").read_text()
+    assert run(out, what="layers") == 0  # and can be looked at in its turn
+    again = (out / "card.md").read_text()
+    assert again.index("## Which heads matter\n") < again.index("## The card of the model before")
+
+
+def test_the_bound_is_kept_by_the_pruned_model_itself(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only by the silenced one, from which int8 may differ in rounding."""
+    monkeypatch.setattr(ablation_run, "build_bleu_scorer", lambda *_: SCORE)
+    monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
+    told: list[tuple[Ablation, ablation_report.Pruned]] = []
+    monkeypatch.setattr(
+        ablation_run, "print_ablation", lambda ablation, _, pruned, *__, **___: told.append((ablation, pruned))
+    )
+    assert run(folder, prune_to=folder.parent / "pruned", within=8.0) == 0
+    ((ablation, pruned),) = told
+    good = [trial for trial in pruned.selection.trials if trial.accepted]
+    assert pruned.bleu == good[-1].bleu >= ablation.bleu - 8.0
+    assert 0 < len(pruned.selection.heads) == good[-1].num_removed
+
+
+def limited(
+    without: Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement],
+) -> Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement]:
+    """Several parts are never silenced together."""
+
+    def checked(self: AblationMeter, parts: Sequence[ModelPart]) -> AblationMeasurement:
+        assert len(parts) < 2
+        return without(self, parts)
+
+    return checked
+
+
+def test_where_no_head_can_go_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ablation_run, "select_heads", lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, trials=())
+    )
+    with pytest.raises(PruneError, match="allow more with --max-bleu-drop"):
+        run(folder, prune_to=folder.parent / "pruned")
+    assert not (folder.parent / "pruned").exists()
+
+
+def test_mistakes_are_told_before_anything_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Translator, "translate", None)
+    with pytest.raises(PruneError, match="nothing is overwritten"):
+        run(folder, prune_to=folder)
+    with pytest.raises(ValueError, match="nowhere"):
+        run_ablation(folder, str(folder / "nowhere.tsv"), src="en", tgt="de", machine=MACHINE)
+    (folder.parent / "empty.tsv").write_text("")
+    with pytest.raises(CorpusError, match="not one pair"):
+        run_ablation(folder, str(folder.parent / "empty.tsv"), src="en", tgt="de", machine=MACHINE)
+    with pytest.raises(ValueError, match="--tgt must be one of the model's languages, but is `fr`"):
+        run(folder, tgt="fr")
+    with pytest.raises(ValueError, match="no-such-model"):
+        run(folder.parent / "no-such-model")

@@ -1,0 +1,137 @@
+"""One file that holds everything, asks for nothing, and shows whatever a token is as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from attent.inspection import html_page
+from attent.inspection.attention_trace import DisplayToken, TraceSide, build_document
+from attent.inspection.html_page import (
+    build_live_csp,
+    bundle_modules,
+    collect_modules,
+    encode_json_for_html,
+    load_assets,
+    read_page_file,
+    render_page,
+)
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--",
+    "]]>",
+    "<img src=x onerror=alert(1)>",
+    "\u2028",
+    "\ud800",
+    "&lt;",
+]
+
+
+def hostile() -> dict[str, Any]:
+    side = TraceSide(
+        label="source", text="".join(HOSTILE), tokens=tuple(DisplayToken(piece, piece) for piece in HOSTILE)
+    )
+    return build_document("".join(HOSTILE), {"source": side}, [])
+
+
+class Reader(HTMLParser):
+    """Its scripts, styles, links and the policy."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.blocks: list[tuple[str, dict[str, str | None], str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style", "title"):
+            self.blocks.append((tag, dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("script", "style", "title") and self.blocks:
+            tag, attrs, text = self.blocks[-1]
+            self.blocks[-1] = (tag, attrs, text + data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append((f"/{tag}", {}))
+
+
+def test_the_document_comes_through_whatever_is_in_it() -> None:
+    blocks = Reader(render_page(hostile())).blocks
+    (data,) = [text for tag, attrs, text in blocks if attrs.get("id") == "document"]
+    assert json.loads(data) == hostile()
+    assert sum(tag == "script" for tag, _, _ in blocks) == 2, "the document and the program, and no script of a token"
+    assert not re.search("[<>&]", data)
+
+
+def test_the_policy_allows_this_program_and_style_and_nothing_else() -> None:
+    reader = Reader(render_page(hostile()))
+    (policy,) = [attrs["content"] or "" for tag, attrs in reader.tags if attrs.get("http-equiv")]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy, "a file asks nobody for anything"
+    assert "connect-src 'self'" in build_live_csp()
+    for tag, attrs, text in reader.blocks:
+        if tag == "style" or attrs.get("type") == "module":
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in policy
+
+
+def test_nothing_is_fetched() -> None:
+    text = render_page(hostile())
+    reader = Reader(text)
+    links = [attrs for _, attrs in reader.tags if {"src", "href"} & attrs.keys()]
+    assert all((attrs.get("href") or attrs.get("src") or "").startswith(("#", "data:")) for attrs in links)
+    style, script = load_assets()
+    assert not re.search(r"url\((?!['\"]?data:)|@import", style)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", script), "names of SVG are no addresses to fetch"
+
+
+def test_it_never_writes_markup() -> None:
+    """Texts become nodes: nothing in the program turns a string into HTML or code."""
+    _, script = load_assets()
+    assert not re.search(r"\.(innerHTML|outerHTML|insertAdjacentHTML)\b|document\.write|\beval\(|new Function", script)
+
+
+def test_modules_are_joined_in_the_order_of_their_imports() -> None:
+    modules: dict[str, str] = {}
+    collect_modules("main.js", modules, ())
+    assert list(modules)[-1] == "main.js"
+    assert not re.search(r"^(import|export)\b", bundle_modules("main.js"), re.MULTILINE)
+    order = list(modules)
+    for file in order:
+        for _, other in html_page.IMPORT_PATTERN.findall(read_page_file(file)):
+            assert order.index(other) < order.index(file)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"main.js": 'import { a } from "./a.js";\n', "a.js": 'import { b } from "./main.js";\n'}, "imports itself"),
+        (
+            {"main.js": 'import { a } from "./a.js";\nconst b = 1;\n', "a.js": "export const b = 1;\n"},
+            "`b` is at the top",
+        ),
+        ({"main.js": 'import * as a from "./a.js";\n'}, "cannot be joined"),
+        ({"main.js": "export default 1;\n"}, "cannot be joined"),
+        ({"main.js": 'const a = "</script>";\n'}, "must not hold the end of a script"),
+    ],
+)
+def test_modules_that_cannot_be_joined_are_told(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str
+) -> None:
+    monkeypatch.setattr(html_page, "read_page_file", files.__getitem__)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        bundle_modules("main.js")
+
+
+def test_json_in_a_page_has_no_sign_of_markup() -> None:
+    assert encode_json_for_html({"a": "<>&\u2028\ud800é"}) == '{"a":"\\u003c\\u003e\\u0026\\u2028\\ud800é"}'

@@ -1,0 +1,260 @@
+"""Figures: the words are in them as text, hostile ones too; pictures are not blank; what cannot be drawn is told."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from attent.inspection.attention_trace import build_layer
+from attent.inspection.position_encodings import describe_positions
+from attent.nn import AlibiConfig, LearnedConfig, Stack, StackConfig
+from tests.inspection import toys
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
+
+from attent.inspection import plots
+from attent.inspection.plots import PlotError, plot_ablation, plot_heads, plot_positions, save_figure
+
+SOURCE = ["A", "man", "rides", "a", "bike", "."]
+TARGET = ["Ein", "Mann", "fährt", "Rad", "."]
+HOSTILE = ["</text><script>", "$x^2$", "a&b", "\x1b[31m", "\x00", '"quoted"', "\\frac{1}{2}", "$"]
+
+
+def side(words: list[str], label: str) -> dict[str, Any]:
+    tokens = [{"piece": w, "text": w, "space": True, "special": None} for w in words]
+    end = {"piece": "</s>", "text": "end", "space": False, "special": "end"}
+    return {"label": label, "text": " ".join(words), "language": None, "tokens": [*tokens, end]}
+
+
+def document(source: list[str] = SOURCE, target: list[str] = TARGET, layers: int = 2, heads: int = 2) -> dict[str, Any]:
+    torch.manual_seed(0)
+    found = []
+    for number in range(layers):
+        for path, sides, shape in (
+            (f"encoder.blocks.{number}.self_attn", ("source", "source"), (len(source), len(source))),
+            (f"decoder.blocks.{number}.cross_attn", ("target", "source"), (len(target), len(source))),
+        ):
+            weights = (4 * torch.rand(heads, shape[0] + 1, shape[1] + 1)).softmax(-1)
+            found.append(build_layer(path, sides, weights, causal=False, scale=1.0))
+    sides = {"source": side(source, "source"), "target": side(target, "translation")}
+    return {"title": "A man rides a bike.", "sides": sides, "layers": found}
+
+
+def texts(path: Path) -> list[str]:
+    """What an SVG says, read by a strict parser."""
+    root = ElementTree.fromstring(path.read_bytes())
+    return ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def drawn(figure: Any, folder: Path) -> list[str]:
+    save_figure(figure, folder / "figure.svg")
+    return texts(folder / "figure.svg")
+
+
+def pixels(path: Path) -> Any:
+    from matplotlib.image import imread
+
+    return imread(path)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_head_has_its_words_on_both_sides(tmp_path: Path) -> None:
+    found = drawn(plot_heads(document(), path="decoder.blocks.1.cross_attn", heads=[1]), tmp_path)
+    assert set(SOURCE) | set(TARGET) | {"‹end›", "source", "translation", "attention weight"} <= set(found)
+    assert "decoder cross-attention, layer 1, head 1" in found
+    assert found.count(".") == 2
+
+
+def test_a_grid_has_every_head_and_its_words_once(tmp_path: Path) -> None:
+    found = drawn(plot_heads(document()), tmp_path)
+    assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in found) == 8
+    assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(found)
+    assert found.count("Mann") == 2  # at the left of each of two layers
+
+
+def test_kinds_layers_and_heads_can_be_chosen(tmp_path: Path) -> None:
+    found = drawn(plot_heads(document(), kind="cross", heads=[1]), tmp_path)
+    assert [text for text in found if text.startswith("layer")] == [
+        f"layer {layer}, head {head}" for layer in (0, 1) for head in (1,)
+    ]
+    found = drawn(plot_heads(document(), path="encoder.*", heads=[1], title="Mine"), tmp_path)
+    assert "Mine" in found
+    assert "decoder cross-attention" not in found
+
+
+def test_heads_have_the_numbers_that_were_recorded(tmp_path: Path) -> None:
+    some = document(layers=1)
+    for layer in some["layers"]:
+        layer["numbers"] = [4, 6]
+    found = drawn(plot_heads(some, kind="cross"), tmp_path)
+    assert [text for text in found if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
+
+
+def test_lines_go_between_the_words_of_one_layer(tmp_path: Path) -> None:
+    found = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", style="lines"), tmp_path)
+    assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(found)
+    alone = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
+    assert "decoder cross-attention, layer 0, head 1" in alone
+    with pytest.raises(PlotError, match="lines are of one layer, but these are asked for: decoder"):
+        plot_heads(document(), style="lines")
+
+
+@pytest.mark.parametrize("style", ["map", "lines"])
+def test_whatever_a_token_holds_is_text(style: Any, tmp_path: Path) -> None:
+    some = document(HOSTILE, HOSTILE, layers=1)
+    some["title"] = "$\\broken{$ </title> \x1b & <b>"
+    found = drawn(plot_heads(some, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
+    for word in ("</text><script>", "$x^2$", "a&b", '"quoted"', "\\frac{1}{2}", "$", "␛[31m"):
+        assert found.count(word) == 2
+    assert "$\\broken{$ </title> ␛ & <b>" in drawn(plot_heads(some, kind="cross"), tmp_path)
+
+
+def test_special_tokens_look_otherwise_than_words(tmp_path: Path) -> None:
+    save_figure(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0]), tmp_path / "a.svg")
+    root = ElementTree.fromstring((tmp_path / "a.svg").read_bytes())
+    styles = {"".join(e.itertext()): e.get("style", "") for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert plots.SPECIAL_TOKEN_COLOR in styles["‹end›"]
+    assert plots.SPECIAL_TOKEN_COLOR not in styles["Mann"]
+
+
+def test_a_long_title_is_cut_and_a_long_text_has_no_words(tmp_path: Path) -> None:
+    words = [f"w{place}" for place in range(180)]
+    some = document(words, words, layers=1, heads=1)
+    found = drawn(plot_heads(some, path="encoder.*", title="long " * 40), tmp_path)
+    assert "w17" not in found
+    assert max(map(len, found)) <= plots.MAX_TITLE_LENGTH
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_png_shows_something(tmp_path: Path) -> None:
+    figure = plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0])
+    save_figure(figure, tmp_path / "a.png")
+    image = pixels(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert min(image.shape[:2]) > 400
+    assert len({tuple(pixel) for pixel in image[::7, ::7, :3].reshape(-1, 3).tolist()}) > 20
+    edges = [image[0], image[-1], image[:, 0], image[:, -1]]
+    assert all(float(edge[..., :3].min()) == 1 for edge in edges)  # nothing is cut off
+
+
+def test_darker_is_more(tmp_path: Path) -> None:
+    some = document(layers=1, heads=1)
+    weights = torch.zeros(1, 6, 7)
+    weights[0, :, 0] = 1
+    some["layers"] = [
+        build_layer("decoder.blocks.0.cross_attn", ("target", "source"), weights, causal=False, scale=1.0)
+    ]
+    figure = plot_heads(some)
+    (image,) = figure.axes[0].images
+    assert image.get_array().tolist() == weights[0].tolist()
+    dark, light = (sum(image.cmap(image.norm(value))[:3]) for value in (1.0, 0.0))
+    assert dark < 0.6 < 2.9 < light
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf"])
+def test_the_same_figure_gives_the_same_file(ending: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_figure(
+            plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0]), tmp_path / f"{name}.{ending}"
+        )
+    assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"a.{ending}", f"b.{ending}"]
+
+
+def test_another_ending_is_told(tmp_path: Path) -> None:
+    figure = plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0])
+    with pytest.raises(PlotError, match=r"must end in \.png, \.svg, \.pdf; change the name"):
+        save_figure(figure, tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_letters_that_no_font_has_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = plot_heads(document(["日本", "A"], ["B"]), path="decoder.blocks.0.cross_attn", heads=[0])
+    plots.select_fonts.cache_clear()
+    monkeypatch.setattr(plots, "get_font_characters", lambda name: frozenset(map(chr, range(0x20, 0x2100))))
+    with pytest.warns(
+        UserWarning, match=r"no font of this machine has 日本 \(2 characters\): boxes stand in their place"
+    ):
+        save_figure(figure, tmp_path / "a.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_figure(figure, tmp_path / "a.svg")
+    plots.select_fonts.cache_clear()
+    assert "日本" in texts(tmp_path / "a.svg")
+
+
+def test_without_matplotlib_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotError, match=r"not installed: pip install 'attent\[viz\]'"):
+        plot_heads(document())
+
+
+def test_what_is_not_there_is_told() -> None:
+    with pytest.raises(PlotError, match=r"no head fits what is asked for \('decoder\.9'\); the layers are: encoder"):
+        plot_heads(document(), path="decoder.9")
+    with pytest.raises(PlotError, match=r"no head fits what is asked for \('\*', cross-attention, heads \[7\]\)"):
+        plot_heads(document(), kind="cross", heads=[7])
+    empty = document(layers=1)
+    empty["layers"] = [
+        build_layer("encoder.blocks.0.self_attn", ("source", "source"), torch.zeros(1, 0, 0), causal=False, scale=1)
+    ]
+    with pytest.raises(PlotError, match="there must be words on both sides"):
+        plot_heads(empty)
+
+
+def test_settings_of_others_stay_as_they_are() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    plot_heads(document())
+    assert dict(matplotlib.rcParams) == before
+
+
+# ---- positions and parts ---------------------------------------------------------------------------------------------
+
+
+def test_positions_of_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
+    model = toys.model()
+    found = drawn(plot_positions(model), tmp_path)
+    assert "encoder and decoder: sinusoidal positions" in found
+    assert {"values", "dot products between positions", "position", "feature"} <= set(found)
+    assert drawn(plot_positions({"positions": describe_positions(model)}), tmp_path) == found
+
+
+@pytest.mark.parametrize("scheme", [AlibiConfig(), LearnedConfig()], ids=["alibi", "learned"])
+def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
+    stack = Stack(StackConfig(layers=1, width=16, heads=4, ffn_width=8, positions=scheme))
+    found = drawn(plot_positions(stack), tmp_path)
+    assert any(text in found for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
+    assert ("head 3" in found) == (scheme.kind == "alibi")
+    with pytest.raises(PlotError, match="order enters this model nowhere"):
+        plot_positions([])
+
+
+def test_ablation_tells_the_change_of_every_head(tmp_path: Path) -> None:
+    parts = [
+        {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 39.8, "loss": 1.5},
+        {"part": "encoder.blocks.0.self_attn:1", "kind": "head", "bleu": 40.09, "loss": 1.4},
+        {"part": "decoder.blocks.0.cross_attn:0", "kind": "head", "bleu": 41.6, "loss": 1.39},
+        {"part": "decoder.blocks.0.cross_attn", "kind": "sublayer", "bleu": 2.0, "loss": 6.0},
+    ]
+    section = {"sentences": 1014, "bleu": 40.1, "loss": 1.43, "parts": parts}
+    found = drawn(plot_ablation(section), tmp_path)
+    assert {"-0.3", "0.0", "+1.5", "encoder 0 self", "decoder 0 cross", "head", "change of BLEU"} <= set(found)
+    assert not {"-0.0", "+0.0"} & set(found)
+    assert any("40.10 with all of them (1,014 sentences)" in text for text in found)
+    by_loss = drawn(plot_ablation(section | {"bleu": None}), tmp_path)
+    assert {"+0.07", "-0.03", "change of the loss"} <= set(by_loss)
+    with pytest.raises(PlotError, match="run attent look --ablate first"):
+        plot_ablation(section | {"parts": []})

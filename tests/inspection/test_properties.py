@@ -1,0 +1,529 @@
+"""What heads do: hand-made weights have the habits they were made with, a model is measured as plain Python would do
+it, and neither batches nor padding change anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.decoding.forced_decoding import ForcedDecodingError, encode_pairs
+from attent.inspection import head_stats as module
+from attent.inspection.attention_trace import TraceSide, build_layer
+from attent.inspection.display_tokens import build_display_tokens
+from attent.inspection.head_stats import (
+    HEAD_STATS_FILE,
+    STAT_COLUMNS,
+    HeadStats,
+    HeadStatsError,
+    HeadStatsReport,
+    HeadValues,
+    is_punctuation,
+    load_head_stats,
+    measure_document_heads,
+    measure_heads,
+    measure_trace_heads,
+    sample_evenly,
+    save_head_stats,
+)
+from attent.inspection.json_arrays import pack_array
+from attent.inspection.record import record
+from attent.models import Seq2Seq, shift_right
+from attent.nn import attention_layers
+from attent.settings import SettingsError
+from attent.text.tokenizer import Tokenizer
+from tests.inspection import toys
+from tests.text.corpus import lines, tokenizer
+
+SOURCES, TARGETS = ([*side[:6], *side[40:44]] for side in lines())
+SENTENCE = ["▁The", "▁cat", ",", "▁the", "▁old", "▁cat", ".", "</s>"]
+
+
+def side(pieces: list[str], starts: bool = False) -> dict[str, Any]:
+    specials = {"</s>": "end", "<s>": "start", "<2de>": "tag"}
+    tokens = [
+        {"piece": p, "text": p.strip("▁"), "space": p.startswith("▁"), "special": specials.get(p)} for p in pieces
+    ]
+    return {"label": "text", "text": "", "language": None, "tokens": tokens}
+
+
+def layer(
+    weights: Tensor, kind: str = "self", causal: bool = False, sides: tuple[str, str] = ("a", "a")
+) -> dict[str, Any]:
+    return {
+        "path": f"encoder.blocks.0.{'cross' if kind == 'cross' else 'own'}",
+        "kind": kind,
+        "causal": causal,
+        "queries": sides[0],
+        "keys": sides[1],
+        "weights": pack_array(weights, "float32"),
+    }
+
+
+def own(weights: Tensor, pieces: list[str] = SENTENCE, causal: bool = False) -> HeadStats:
+    (head,) = measure_trace_heads([layer(weights[None], causal=causal)], {"a": side(pieces)}).heads
+    return head
+
+
+def looking_at(places: list[int], keys: int) -> Tensor:
+    weights = torch.zeros(len(places), keys)
+    weights[range(len(places)), places] = 1
+    return weights
+
+
+# ---- weights whose habits are known ----------------------------------------------------------------------------------
+
+
+def test_a_head_that_looks_back_is_found_out() -> None:
+    head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))
+    assert head.values.previous == 1
+    assert (head.values.next, head.values.end, head.values.first) == (0, 0, 0)
+    assert head.values.itself == pytest.approx(1 / 8)  # the first token, which has none before it
+    assert head.values.distance == pytest.approx(7 / 8)
+    assert head.values.entropy == 0
+    assert head.values.evenness == 0
+    assert head.values.confidence == 1
+    assert head.says == "looks at the previous token (100%)"
+
+
+def test_a_head_that_looks_ahead_is_found_out() -> None:
+    head = own(looking_at([1, 2, 3, 4, 5, 6, 7, 7], 8))
+    assert head.values.next == 1
+    assert head.values.previous == 0
+    assert head.values.end == 0  # of those for whom the end is not the next
+    assert head.says == "looks at the next token (100%)"
+
+
+def test_a_head_that_rests_on_the_end_is_found_out() -> None:
+    head = own(looking_at([7] * 8, 8))
+    assert head.values.end == 1
+    assert head.values.shared == 1
+    assert head.values.confidence == 0  # which leaves the end out
+    assert head.says == "rests on the end (100%)"
+
+
+def test_a_head_that_looks_at_everything_alike_spreads() -> None:
+    head = own(torch.full((8, 8), 1 / 8))
+    assert head.values.entropy == pytest.approx(3)
+    assert head.values.evenness == pytest.approx(1)
+    assert head.values.itself == pytest.approx(1 / 8)
+    assert head.values.punctuation == pytest.approx((6 * 2 / 8 + 2 * 1 / 8) / 8)  # two of them, less itself
+    assert head.values.same == pytest.approx(1 / 8)  # the two cats see each other, "The" is not "the"
+    assert head.says == "spreads over everything (3.0 bits of 3.0)"
+
+
+def test_the_same_token_elsewhere_counts_where_there_is_one() -> None:
+    weights = torch.full((8, 8), 1 / 8)
+    weights[1], weights[5] = looking_at([5], 8)[0], looking_at([1], 8)[0]
+    head = own(weights)
+    assert head.values.same == 1
+    assert head.says == "looks at the same token elsewhere (100% where there is one)"
+
+
+def test_the_end_and_the_full_stop_are_one_habit() -> None:
+    weights = torch.zeros(8, 8)
+    weights[:, 6], weights[:, 7] = 0.45, 0.45
+    weights[:, 0] += 0.1
+    assert own(weights).says == "rests on the end and on punctuation (45% + 39%)"  # the full stop itself sees a comma
+
+
+def test_a_token_and_its_neighbours_are_one_habit() -> None:
+    weights = torch.eye(8) * 0.3 + torch.eye(8).roll(1, 1) * 0.3 + torch.eye(8).roll(-1, 1) * 0.3 + 0.1 / 8
+    assert own(weights).says.startswith("stays near: the previous token 31%, itself 31%, the next token 31%")
+
+
+def test_one_token_for_the_whole_sentence_is_told_apart_from_one_for_each() -> None:
+    assert own(looking_at([4] * 8, 8)).says == "picks one token for the whole sentence (100%), wherever it stands"
+    scattered = own(looking_at([4, 3, 0, 1, 2, 0, 3, 2], 8))
+    assert scattered.says == "picks one token by what it is, not by where it stands (0.0 bits)"
+
+
+def test_a_leaning_is_less_than_a_habit() -> None:
+    weights = 0.4 * looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8) + 0.4 * looking_at([4, 5, 6, 0, 1, 2, 3, 1], 8)
+    weights[:, 4] += 0.2
+    assert own(weights).says.startswith("leans towards the previous token (43%), 1.")
+    even = 0.35 * torch.eye(8).roll(3, 1) + 0.65 / 8
+    assert own(even).says == "spreads widely (2.6 bits of 3.0)"
+
+
+def test_a_head_without_a_habit_says_so() -> None:
+    weights = torch.zeros(8, 8)
+    weights[:, 0], weights[:, 3], weights[:, 7] = 0.3, 0.4, 0.3
+    says = own(weights).says
+    assert says.startswith("no single habit: the first token 30%, the end 30%")
+    assert says.endswith("1.6 bits of 3.0")
+
+
+def test_the_first_step_of_a_decoder_counts_nowhere() -> None:
+    pieces = ["<s>", "▁a", "▁b", "▁c"]
+    weights = looking_at([0, 0, 1, 2], 4)
+    head = own(weights, pieces, causal=True)
+    assert head.values.previous == 1
+    assert head.values.itself == 0  # though the first step can look at nothing else
+    assert head.values.next is None
+    assert head.values.end is None
+    assert head.values.first == 0
+    assert head.says == "looks at the previous token (100%)"
+    two = {"a": side(pieces), "b": side(pieces)}  # a decoder beside a source names steps by what it has read
+    (beside,) = measure_trace_heads([layer(weights[None], causal=True)], two).heads
+    assert beside.says == "looks at the token before the one just read (100%)"
+    weights[0] = 0.0
+    assert own(weights, pieces, causal=True).values == head.values
+    assert own(looking_at([0] * 4, 4), pieces, causal=True).says == "rests on the first token (100%)"
+
+
+def test_what_can_be_seen_decides_how_much_there_could_be() -> None:
+    even = torch.ones(4, 4).tril()
+    head = own(even / even.sum(-1, keepdim=True), ["<s>", "▁a", "▁b", "▁c"], causal=True)
+    assert head.values.entropy == pytest.approx((1 + math.log2(3) + 2) / 3)
+    assert head.values.evenness == pytest.approx(1)
+
+
+# ---- looking at the source -------------------------------------------------------------------------------------------
+
+
+def cross(weights: Tensor, target: list[str], source: list[str]) -> HeadStats:
+    sides = {"t": side(target), "s": side(source)}
+    (head,) = measure_trace_heads([layer(weights[None], "cross", sides=("t", "s"))], sides).heads
+    return head
+
+
+SOURCE, TARGET = ["▁a", "▁man", "▁walk", "s", "</s>"], ["▁ein", "▁Mann", "▁geht", "</s>"]
+
+
+def test_a_head_that_aligns_when_a_word_is_written() -> None:
+    head = cross(looking_at([0, 1, 3, 4], 5), TARGET, SOURCE)
+    assert head.values.written == 1
+    assert head.values.read == 1  # what looks at the end makes no link
+    assert head.values.alignment == 1
+    assert head.values.diagonal == pytest.approx(0.98995, abs=1e-5)
+    assert head.values.itself is head.values.previous is head.values.distance is None
+    assert head.says == "aligns: 100% of its links are mutual, when the word is written"
+
+
+def test_a_head_that_aligns_when_a_word_is_read() -> None:
+    head = cross(looking_at([1, 0, 1, 2], 5), TARGET, SOURCE)
+    assert head.values.written == pytest.approx(2 / 3)
+    assert head.values.read == 1
+    assert head.says == "aligns: 100% of its links are mutual, when the word is read"
+
+
+def test_faint_links_align_loosely_however_many_are_mutual() -> None:
+    faint = 0.46 * looking_at([0, 1, 3, 1], 5) + 0.44 * looking_at([4] * 4, 5) + 0.1 / 5
+    head = cross(faint, TARGET, SOURCE)
+    assert head.values.alignment == 1
+    assert head.says == "aligns loosely (100% of its links are mutual)"
+
+
+def test_a_head_that_rests_on_the_end_says_what_the_rest_does() -> None:
+    weights = 0.45 * looking_at([0, 1, 3, 1], 5) + 0.55 * looking_at([4] * 4, 5)
+    says = cross(weights, TARGET, SOURCE).says
+    assert says.startswith("rests on the end (")
+    assert says.endswith("; what is left aligns loosely (100% of its links are mutual)")
+
+
+def test_a_head_that_always_looks_at_one_place_has_no_order() -> None:
+    assert cross(looking_at([1] * 4, 5), TARGET, SOURCE).values.diagonal == 0
+    assert cross(looking_at([4, 3, 1, 0], 5), TARGET, SOURCE).values.diagonal < -0.95
+
+
+def test_a_translation_that_was_cut_off_has_no_end_to_read_its_last_word_at() -> None:
+    head = cross(looking_at([0, 1, 3], 5), TARGET[:-1], SOURCE)
+    assert head.values.written == 1
+    assert head.values.read == 1
+    head = cross(looking_at([4, 1, 0], 5), TARGET[:-1], SOURCE)
+    assert (head.values.written, head.values.read) == (1, 1)
+
+
+def test_what_is_copied_is_the_same_token() -> None:
+    head = cross(looking_at([1, 0, 2], 3), ["▁Anna", "▁7", "</s>"], ["▁7", "▁Anna", "</s>"])
+    assert head.values.same == 1
+
+
+# ---- a model, against plain Python -----------------------------------------------------------------------------------
+
+
+def model() -> Seq2Seq:
+    return toys.model()
+
+
+def plainly(
+    of: Tokenizer, toy: Seq2Seq, sources: list[str], targets: list[str]
+) -> dict[tuple[str, int], dict[str, float]]:
+    """The same figures, pair by pair, token by token, head by head."""
+    seen: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in encode_pairs(toy, of, sources, targets):
+        target = torch.tensor([row.target])
+        read = shift_right(target, toy.config.start_id)[0].tolist()
+        with record(toy) as trace, torch.no_grad():
+            toy(torch.tensor([row.source]), torch.tensor([read]))
+        for path, (weights,) in trace.items():
+            kind = ("cross" if path.endswith("cross_attn") else "own", path.startswith("decoder"))
+            keys = read if kind == ("own", True) else row.source
+            queries = row.target if kind[0] == "cross" else keys
+            for head, table in enumerate(weights[0].tolist()):
+                values = seen.setdefault((path, head), {})
+                for q, line in enumerate(table):
+                    visible = range(q + 1) if kind == ("own", True) else range(len(keys))
+                    if len(visible) > 1:
+                        look(values, of, queries, keys, q, line, visible, kind)
+    return {key: averaged(values) for key, values in seen.items()}
+
+
+def look(
+    values: dict[str, list[float]],
+    of: Tokenizer,
+    queries: list[int],
+    keys: list[int],
+    q: int,
+    line: list[float],
+    visible: range,
+    kind: tuple[str, bool],
+) -> None:
+    vocabulary = of.source
+    pieces = vocabulary.to_pieces(keys)
+    special = {vocabulary.end, vocabulary.start, vocabulary.pad, vocabulary.unknown}
+    reading = kind == ("own", True)
+    same_sort = kind[0] == "own"
+    share: dict[str, list[int]] = {
+        "end": [k for k in visible if keys[k] == vocabulary.end and not (same_sort and k in (q, q + 1))],
+        "punctuation": [
+            k for k in visible if pieces[k].strip("▁") in (".", ",", ":", "-") and not (same_sort and k == q)
+        ],
+        "same": [k for k in visible if keys[k] == queries[q] not in special and not (same_sort and k == q)],
+        "first": [0] if q > 1 or not same_sort else [],
+    }
+    if reading:
+        share["end"] = []
+    if same_sort:
+        share["itself"] = [q]
+        share["previous"] = [q - 1] if q > 1 else []
+        share["next"] = [q + 1] if q + 1 in visible and keys[q + 1] != vocabulary.end else []
+        values.setdefault("distance", []).append(sum(line[k] * abs(q - k) for k in visible))
+    for key, places in share.items():
+        if places:
+            values.setdefault(key, []).append(sum(line[k] for k in places))
+    values.setdefault("entropy", []).append(-sum(line[k] * math.log2(line[k]) for k in visible if line[k]))
+    values.setdefault("possible", []).append(math.log2(len(visible)))
+    values.setdefault("confidence", []).append(max(line[k] for k in visible if keys[k] != vocabulary.end or reading))
+
+
+def averaged(values: dict[str, list[float]]) -> dict[str, float]:
+    means = {key: sum(some) / len(some) for key, some in values.items()}
+    possible = means.pop("possible")
+    return means | {"evenness": means["entropy"] / possible}
+
+
+def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
+    toy, of = model(), tokenizer()
+    wanted = plainly(of, toy, SOURCES, TARGETS)
+    found = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=100)
+    assert [(head.path, head.head) for head in found.heads] == [
+        (path, head) for path, each in attention_layers(toy).items() for head in range(each.heads)
+    ]
+    for head in found.heads:
+        for key, value in wanted[head.path, head.head].items():
+            assert getattr(head.values, key) == pytest.approx(value, abs=2e-5), (head.path, key)
+        others = {"shared", "alignment", "written", "read", "diagonal"} | wanted[head.path, head.head].keys()
+        assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
+
+
+def test_neither_batches_nor_padding_change_anything() -> None:
+    toy, of = model(), tokenizer()
+    together = measure_heads(toy, of, SOURCES, TARGETS)
+    longest = max(len(ids) for row in encode_pairs(toy, of, SOURCES, TARGETS) for ids in (row.source, row.target))
+    alone = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=longest)
+    backwards = measure_heads(toy, of, SOURCES[::-1], TARGETS[::-1])
+    for one, other, third in zip(together.heads, alone.heads, backwards.heads, strict=True):
+        for column in STAT_COLUMNS:
+            value = getattr(one.values, column.key)
+            close = 1e-4 if column.key == "diagonal" else 2e-5  # a correlation of numbers that hardly vary
+            assert value == pytest.approx(getattr(other.values, column.key), abs=close)
+            assert value == pytest.approx(getattr(third.values, column.key), abs=close)
+
+
+def test_one_pair_is_measured_as_its_document_is() -> None:
+    toy, of = model(), tokenizer()
+    (row,) = encode_pairs(toy, of, SOURCES[:1], TARGETS[:1])
+    read = shift_right(torch.tensor([row.target]), toy.config.start_id)
+    sides = {
+        "source": TraceSide(label="source", tokens=build_display_tokens(of.source, row.source)),
+        "read": TraceSide(
+            label="read", tokens=build_display_tokens(of.target, read[0].tolist(), is_decoder_input=True)
+        ),
+        "target": TraceSide(label="target", tokens=build_display_tokens(of.target, row.target)),
+    }
+    with record(toy) as trace, torch.no_grad():
+        toy(torch.tensor([row.source]), read)
+    found = measure_document_heads(trace.to_document(sides))
+    wanted = measure_heads(toy, of, SOURCES[:1], TARGETS[:1]).to_document()
+    assert found["columns"] == wanted["columns"]
+    assert (found["sentences"], found["of"]) == (1, "this sentence alone")
+    for one, other in zip(found["heads"], wanted["heads"], strict=True):
+        assert (one["path"], one["head"]) == (other["path"], other["head"])
+        assert one["values"] == pytest.approx(other["values"], abs=3e-4)
+    json.dumps(found, allow_nan=False)
+
+
+def test_nothing_is_left_behind_and_progress_is_told() -> None:
+    toy, told = model().train(), []
+    measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60, progress=lambda *done: told.append(done))
+    assert toy.training
+    assert not any(layer.taps for layer in attention_layers(toy).values())
+    assert told[-1] == (10, 10)
+    assert len(told) > 2
+    assert told == sorted(told)
+
+
+def test_of_many_pairs_some_are_taken_at_even_distances() -> None:
+    assert sample_evenly(1000, 4) == [0, 250, 500, 750]
+    assert sample_evenly(3, 500) == [0, 1, 2]
+    toy, of = model(), tokenizer()
+    some = measure_heads(toy, of, SOURCES, TARGETS, max_pairs=5)
+    assert some.sentences == 5
+    assert some == measure_heads(toy, of, SOURCES[::2], TARGETS[::2])
+
+
+def test_a_tag_is_no_word() -> None:
+    toy, of = model(), tokenizer()
+    plain, tagged = (measure_heads(toy, of, SOURCES, TARGETS, to=to) for to in (None, "de"))
+    assert plain.heads[0].values.first != tagged.heads[0].values.first
+    assert tagged.heads[0].values.same is not None
+
+
+def test_bad_calls_are_told_in_words() -> None:
+    toy, of = model(), tokenizer()
+    with pytest.raises(HeadStatsError, match="there must be a pair to measure heads with, but there is none"):
+        measure_heads(toy, of, [], [])
+    with pytest.raises(HeadStatsError, match="`most` must be 1 or more, but is 0"):
+        measure_heads(toy, of, SOURCES, TARGETS, max_pairs=0)
+    with pytest.raises(ForcedDecodingError, match="a target for each source"):
+        measure_heads(toy, of, SOURCES, TARGETS[1:])
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_long_text_the_greatest_weights_are_enough() -> None:
+    weights = torch.rand(2, 8, 8).pow(9)
+    weights /= weights.sum(-1, keepdim=True)
+    sides = {"a": side(SENTENCE)}
+    whole = build_layer("encoder.blocks.0.self_attn", ("a", "a"), weights, causal=False, scale=1.0)
+    some = build_layer("encoder.blocks.0.self_attn", ("a", "a"), weights, causal=False, scale=1.0, top_k=7)
+    assert "sparse" in some
+    for one, other in zip(
+        measure_trace_heads([whole], sides).heads, measure_trace_heads([some], sides).heads, strict=True
+    ):
+        assert one.values.previous == pytest.approx(other.values.previous, abs=0.01)
+        assert one.values.entropy == pytest.approx(other.values.entropy, abs=0.05)
+
+
+def test_a_very_long_text_is_asked_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOKENS", 6)
+    monkeypatch.setattr(module, "MAX_QUERY_ROWS", 4)
+    head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))  # 0, 2, 4 and 6 are asked
+    assert head.values.previous == 1
+    assert head.values.distance == pytest.approx(3 / 4)
+    assert cross(looking_at([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
+
+
+def test_heads_have_the_numbers_that_were_recorded() -> None:
+    one = layer(torch.full((2, 8, 8), 1 / 8)) | {"numbers": [1, 3]}
+    assert [head.head for head in measure_trace_heads([one], {"a": side(SENTENCE)}).heads] == [1, 3]
+
+
+def test_layers_without_heads_and_texts_without_words_have_nothing_to_tell() -> None:
+    assert measure_trace_heads([layer(torch.zeros(0, 8, 8))], {"a": side(SENTENCE)}).heads == ()
+    assert measure_trace_heads([], {}).to_document() == {
+        "sentences": 1,
+        "of": "this sentence alone",
+        "columns": [],
+        "heads": [],
+    }
+    (head,) = measure_trace_heads([layer(torch.ones(1, 1, 1))], {"a": side(["</s>"])}).heads
+    assert head.values == HeadValues()
+    assert head.says == "no single habit: nothing to choose from"
+    (head,) = measure_trace_heads([layer(torch.zeros(1, 0, 0))], {"a": side([])}).heads
+    assert head.values == HeadValues()
+
+
+def test_patches_of_an_image_are_not_spelled_alike() -> None:
+    pieces = ["", "", "", ""]
+    assert own(torch.full((4, 4), 1 / 4), pieces).values.same is None
+
+
+def test_the_document_has_the_columns_that_some_head_has() -> None:
+    packed = layer(torch.full((1, 8, 8), 1 / 8))
+    found = measure_document_heads({"layers": [packed], "sides": {"a": side(SENTENCE)}})
+    keys = [column["key"] for column in found["columns"]]
+    assert "previous" in keys
+    assert "alignment" not in keys
+    assert list(found["heads"][0]["values"]) == keys
+    assert all(set(column) == {"key", "label", "unit", "help"} for column in found["columns"])
+    assert [column.key for column in STAT_COLUMNS] == list(HeadValues.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("piece", [".", "▁,", "▁(", "--", "。", "«", "▁$", "Ġ!"])
+def test_signs_are_punctuation(piece: str) -> None:
+    assert is_punctuation(piece)
+
+
+@pytest.mark.parametrize("piece", ["", "▁", "▁a", "a.", "7", "<0xE2>", "日", "'s", "</s>"])
+def test_words_are_not(piece: str) -> None:
+    assert not is_punctuation(piece)
+
+
+# ---- what a folder remembers -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_remembers_what_was_measured_of_these_weights(tmp_path: Path) -> None:
+    toy = model()
+    found = measure_heads(toy, tokenizer(), SOURCES, TARGETS, dataset="a few pairs")
+    assert load_head_stats(tmp_path, toy) is None
+    save_head_stats(tmp_path, found)
+    assert load_head_stats(tmp_path, toy) == found
+    with torch.no_grad():
+        toy.encoder.blocks[0].self_attn.query.weight[0, 0] += 1
+    assert load_head_stats(tmp_path, toy) is None
+
+
+def test_a_damaged_memory_is_told(tmp_path: Path) -> None:
+    (tmp_path / HEAD_STATS_FILE).write_text('{"sentences": "many"}')
+    with pytest.raises(SettingsError, match=r"heads\.json: `sentences` must be an integer"):
+        load_head_stats(tmp_path, model())
+
+
+def test_the_document_is_rounded_and_plain() -> None:
+    values = HeadValues(previous=1 / 3)
+    found = HeadStatsReport(
+        sentences=2, dataset="them", heads=(HeadStats(path="a.own", head=0, says="", values=values),)
+    ).to_document()
+    assert found["heads"] == [{"path": "a.own", "head": 0, "says": "", "values": {"previous": 0.3333}}]
+
+
+def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None:
+    values = module.HeadValues(same=0.8, entropy=0.3, evenness=0.1, confidence=0.9)
+    assert (
+        module.describe_cross_attention(values)
+        == "copies: looks at the token that is being written (80% where there is one)"
+    )
+    assert "copies" not in module.describe_cross_attention(replace(values, alignment=0.5))
+    assert "copies" not in module.describe_cross_attention(replace(values, same=0.4))
+
+
+def test_one_token_for_a_whole_sentence_is_a_habit_however_sharp() -> None:
+    values = module.HeadValues(itself=0.08, next=0.08, shared=0.71, entropy=0.6, evenness=0.16)
+    assert module.describe_self_attention(values) == "picks one token for the whole sentence (71%), wherever it stands"
+
+
+def test_one_word_alone_is_aligned_with_nothing() -> None:
+    words = module.TokenWordMap(
+        source_word_ids=[0, 1, None], target_word_ids=[0, 0], source_word_count=2, target_word_count=1
+    )
+    assert module.count_mutual_links(torch.rand(2, 3, 3), words, 0).sum() == 0

@@ -1,0 +1,337 @@
+"""Heads taken out of a model: it computes what it did with them silent, whatever it is made of, and goes everywhere."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+import attent
+from attent.decoding.engines.ctranslate2 import CTranslate2Engine
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
+from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
+from attent.inspection.prune import PruneError, prune_heads, rank_heads, select_heads
+from attent.inspection.record import record
+from attent.interop import ctranslate2, marian
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import mirror_encoder
+from attent.models.pruning import restore_heads
+from attent.nn import AlibiConfig, Packing, StackConfig, attention_layers, set_backend
+from tests.laws.helpers import close, every, real
+from tests.laws.models import SEQ2SEQS, make_seq2seq, pairs
+
+CPU = torch.device("cpu")
+STACK = StackConfig(layers=2, width=16, heads=4, ffn_width=24, dropout=0.0)
+PLAIN = Seq2SeqConfig(vocab=19, encoder=STACK, decoder=mirror_encoder(STACK))
+
+
+def own_keys(stack: StackConfig) -> StackConfig:
+    return replace(stack, kv_heads=None)
+
+
+MODELS = {
+    name.replace("-grouped", "").replace("-onekey", ""): replace(
+        config, encoder=own_keys(config.encoder), decoder=own_keys(config.decoder)
+    )
+    for name, config in SEQ2SEQS.items()
+}
+every_model = every("config", MODELS)
+
+
+def some_heads(model: Seq2Seq) -> list[ModelPart]:
+    """Half of all, others in each layer, and every head of one attention of each kind."""
+    heads = list_parts(model, "heads")
+    chosen = set(Random(3).sample(heads, len(heads) // 2))
+    emptied = ("encoder.blocks.1.self_attn", "decoder.blocks.0.self_attn", "decoder.blocks.1.cross_attn")
+    return [part for part in heads if part in chosen or part.path in emptied]
+
+
+def step_by_step(model: Seq2Seq, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
+    cache = model.begin(source, lengths, capacity=target.shape[1])
+    return torch.cat([model.step(target[:, i : i + 1], cache) for i in range(target.shape[1])], 1)
+
+
+# --- the law ---------------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_a_pruned_model_computes_what_the_silenced_one_does(config: Seq2SeqConfig) -> None:
+    model, batch = make_seq2seq(config, CPU), pairs(CPU).batch()
+    heads = some_heads(model)
+    with torch.no_grad():
+        whole = model(*batch)
+        with mask_parts(model, heads):
+            wanted = model(*batch)
+        pruned = prune_heads(model, heads)
+        lengths = batch[3]
+        close(real(pruned(*batch), lengths), real(wanted, lengths))
+        close(real(restore_heads(pruned)(*batch), lengths), real(wanted, lengths))
+        close(model(*batch), whole)  # the model itself is as it was
+    assert float((real(whole, lengths) - real(wanted, lengths)).abs().max()) > 1e-3  # so that it could be seen
+
+
+@every_model
+def test_it_does_so_step_by_step_by_every_backend_and_when_watched(config: Seq2SeqConfig) -> None:
+    model = make_seq2seq(config, CPU)
+    source, target, source_lengths, _ = pairs(CPU, target=(4, 4, 4, 4)).batch()
+    pruned = prune_heads(model, some_heads(model))
+    with torch.no_grad():
+        wanted = pruned(source, target, source_lengths)
+        close(step_by_step(pruned, source, target, source_lengths), wanted)
+        with record(pruned) as trace:
+            close(pruned(source, target, source_lengths), wanted)
+        set_backend(pruned, "explicit")
+        close(pruned(source, target, source_lengths), wanted)
+    shapes = {path: weights[0].shape[1] for path, weights in trace.items()}
+    assert shapes == {path: layer.heads for path, layer in attention_layers(pruned).items()}
+    assert 0 in shapes.values()
+
+
+def test_packed_rows_give_what_separate_ones_do() -> None:
+    model = make_seq2seq(replace(PLAIN, encoder=replace(STACK, positions=AlibiConfig())), CPU)
+    pruned = prune_heads(model, some_heads(model))
+    sources, targets = [torch.arange(3, 3 + n)[None] for n in (4, 2)], [torch.arange(5, 5 + n)[None] for n in (3, 5)]
+    sides = [torch.cat(some, 1) for some in (sources, targets)]
+    packing = tuple(Packing.from_lengths([[one.shape[1] for one in some]]) for some in (sources, targets))
+    with torch.no_grad():
+        together = pruned(*sides, packing=packing)
+        alone = torch.cat([pruned(source, target) for source, target in zip(sources, targets, strict=True)], 1)
+    close(together, alone)
+
+
+def test_every_head_may_go() -> None:
+    model, batch = make_seq2seq(PLAIN, CPU), pairs(CPU).batch()
+    heads = list_parts(model, "heads")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")  # torch would tell a person that there is nothing to initialise
+        pruned = prune_heads(model, heads)
+        with mask_parts(model, heads):
+            close(pruned(*batch), model(*batch))
+
+
+def test_weights_are_really_gone() -> None:
+    model = make_seq2seq(PLAIN, CPU)
+    pruned = prune_heads(
+        model, [ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("encoder.blocks.1.self_attn", 0)]
+    )
+    a_head = 3 * (4 * 16 + 4) + 4 * 16  # W^Q, W^K, W^V with their biases, W^O
+    before, after = (sum(p.numel() for p in one.parameters()) for one in (model, pruned))
+    assert before - after == 2 * a_head
+
+
+def test_a_pruned_model_can_be_pruned_again_and_remembers_which_heads_it_has() -> None:
+    model = make_seq2seq(replace(PLAIN, encoder=replace(STACK, positions=AlibiConfig())), CPU)
+    batch = pairs(CPU).batch()
+    once = prune_heads(model, [ModelPart("encoder.blocks.0.self_attn", 1)])
+    twice = prune_heads(
+        once, [ModelPart("encoder.blocks.0.self_attn", 1), ModelPart("encoder.blocks.1.self_attn", 3)]
+    )  # that was 2 at first
+    assert twice.config.encoder.remaining_heads == (((0, 3),), ((0, 1, 2),))
+    assert twice.config.decoder.remaining_heads is None
+    removed = [
+        ModelPart("encoder.blocks.0.self_attn", 1),
+        ModelPart("encoder.blocks.0.self_attn", 2),
+        ModelPart("encoder.blocks.1.self_attn", 3),
+    ]
+    with torch.no_grad(), mask_parts(model, removed):
+        close(twice(*batch), model(*batch))
+
+
+def test_nothing_pruned_is_the_same_model() -> None:
+    model = make_seq2seq(PLAIN, CPU)
+    assert prune_heads(model, []).config == model.config
+    assert restore_heads(model) is model
+
+
+def test_a_pruned_model_learns() -> None:
+    model = make_seq2seq(PLAIN, CPU)
+    pruned = prune_heads(model, some_heads(model)).train()
+    pruned(*pairs(CPU).batch()).logsumexp(-1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.parameters())
+    before = [parameter.clone() for parameter in model.parameters()]
+    torch.optim.SGD(pruned.parameters(), lr=1.0).step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # it is a copy
+
+
+def test_a_pruned_model_compiles() -> None:
+    model = make_seq2seq(PLAIN, CPU)
+    pruned, batch = prune_heads(model, some_heads(model)), pairs(CPU).batch()
+    with torch.no_grad():
+        close(torch.compile(pruned, backend="eager", fullgraph=True)(*batch), pruned(*batch))
+
+
+# --- in and out of folders -------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_gives_the_same_bits(tmp_path: Path) -> None:
+    model = make_seq2seq(PLAIN, CPU)
+    pruned = prune_heads(model, list_parts(model, "heads")[:9])
+    pruned.save(tmp_path / "model")
+    loaded = attent.load(tmp_path / "model")
+    assert loaded.config == pruned.config
+    assert all(torch.equal(one, loaded.state_dict()[name]) for name, one in pruned.state_dict().items())
+
+
+def test_hugging_face_is_given_zeros_for_what_was_removed(tmp_path: Path) -> None:
+    model = make_seq2seq(replace(PLAIN, decoder=mirror_encoder(STACK)), CPU).float()
+    pruned, batch = prune_heads(model, some_heads(model)), pairs(CPU).batch()
+    marian.save(pruned, tmp_path / "hf")
+    loaded = attent.load(tmp_path / "hf")
+    assert loaded.config.encoder.kept is None
+    with torch.no_grad():
+        close(loaded(*batch), pruned(*batch))
+
+
+def test_ctranslate2_translates_the_same_without_the_heads(tmp_path: Path) -> None:
+    """In float32: with int8 what a silent head computes has a share in how coarsely the others are rounded."""
+    pytest.importorskip("ctranslate2")
+    model = make_seq2seq(PLAIN, CPU).float()
+    heads = some_heads(model)
+    whole, pruned = found_by(model, tmp_path / "whole"), found_by(prune_heads(model, heads), tmp_path / "pruned")
+    with mask_parts(model, heads):
+        silent = found_by(model, tmp_path / "silent")
+    assert [one.token_ids for one in pruned] == [one.token_ids for one in silent]
+    assert [one.score for one in pruned] == pytest.approx([one.score for one in silent], abs=1e-4)
+    assert [one.token_ids for one in pruned] != [one.token_ids for one in whole]
+
+
+def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
+    engine = CTranslate2Engine.open(folder, model, None, threads=1, compute_type="float32")
+    jobs = [SearchRequest(source_ids=[3 + i, 7, 4, 2], max_length=12) for i in range(6)]
+    found = dict(engine.search(jobs, SearchOptions()))
+    return [found[place][0] for place in range(len(jobs))]
+
+
+def test_a_conversion_of_before_is_not_taken_for_one_of_the_pruned_model() -> None:
+    pytest.importorskip("ctranslate2")
+    model = make_seq2seq(PLAIN, CPU).float()
+    pruned = prune_heads(model, list_parts(model, "heads")[:1])
+    assert ctranslate2.compute_fingerprint(model, None, "int8", []) != ctranslate2.compute_fingerprint(
+        pruned, None, "int8", []
+    )
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_heads_that_share_keys_are_not_removed() -> None:
+    grouped = replace(STACK, kv_heads=2)
+    model = Seq2Seq(replace(PLAIN, encoder=grouped))
+    with pytest.raises(PruneError, match="4 query heads share the keys and values of 2"):
+        prune_heads(model, [ModelPart("encoder.blocks.0.self_attn", 0)])
+    assert (
+        prune_heads(model, [ModelPart("decoder.blocks.0.self_attn", 0)]).config.encoder.remaining_heads is None
+    )  # the other stack can be
+    with pytest.raises(ValueError, match="`remaining_heads` must be None where query heads share"):
+        replace(grouped, remaining_heads=(((0,),), ((0,),)))
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("encoder.blocks.0", "only heads can be removed"),
+        ("encoder.blocks.0.feedforward", "only heads can be removed"),
+        ("encoder.blocks.0.self_attn", "only heads can be removed"),
+        ("encoder.blocks.0.self_attn:4", "numbered from 0 to 3"),
+        ("encoder.blocks.7.self_attn:0", "has no part"),
+    ],
+)
+def test_what_is_no_head_is_refused(part: str, says: str) -> None:
+    with pytest.raises((PruneError, ModelPartError), match=says):
+        prune_heads(Seq2Seq(PLAIN), [ModelPart.parse(part)])
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        ((((0,),),), "2 layers of 1 lists"),
+        ((((0,), (1,)), ((0,), (1,))), "2 layers of 1 lists"),
+        ((((0, 4),), ((0,),)), "from 0 to 3"),
+        ((((1, 0),), ((0,),)), "in their order"),
+        ((((1, 1),), ((0,),)), "each once"),
+        ((((-1,),), ((0,),)), "from 0 to 3"),
+    ],
+)
+def test_a_config_whose_heads_cannot_be_is_refused(kept: tuple[tuple[tuple[int, ...], ...], ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        replace(STACK, remaining_heads=kept)
+
+
+def test_an_encoder_that_was_pruned_has_a_whole_decoder_beside_it() -> None:
+    assert mirror_encoder(replace(STACK, remaining_heads=(((0,),), ((),)))).remaining_heads is None
+
+
+# --- which heads -----------------------------------------------------------------------------------------------------
+
+
+def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
+    conditions = AblationConditions(
+        dataset="toy",
+        digest="",
+        sentences=1,
+        to=None,
+        search=SearchOptions(),
+        engine="torch",
+        signature="",
+        weights_digest="",
+    )
+    effects = [
+        AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=29.9, loss=1.0, num_changed=count)
+        for part, count in changed.items()
+    ]
+    return Ablation(conditions=conditions, bleu=bleu, loss=1.0, num_tokens=1, effects=tuple(effects))
+
+
+HEADS = {f"encoder.blocks.{i // 4}.self_attn:{i % 4}": 5 * i % 8 for i in range(8)}
+
+
+def test_heads_are_ordered_by_the_translations_that_change_and_costly_ones_left_out() -> None:
+    ablation = ablation_of(HEADS | {"encoder.blocks.0.self_attn": 0, "encoder.blocks.0": 0})
+    assert [HEADS[str(part)] for part in rank_heads(ablation)] == list(range(8))
+    costly = replace(ablation.effects[0], bleu=29.7)
+    some = replace(ablation, effects=(costly, *ablation.effects[1:]))
+    assert [HEADS[str(part)] for part in rank_heads(some, max_bleu_drop=0.2)] == list(range(1, 8))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_heads_go_that_can_go_together_and_no_other_could_be_added(seed: int) -> None:
+    costs = {part: Random(f"{seed} {part}").choice([0.0, 0.0, 0.05, 0.3]) for part in HEADS}
+    asked: list[tuple[ModelPart, ...]] = []
+
+    def without(parts: Sequence[ModelPart]) -> tuple[float, float]:
+        asked.append(tuple(parts))
+        return 30.0 - sum(costs[str(part)] for part in parts), 1.0
+
+    chosen = select_heads(ablation_of(HEADS), without, max_bleu_drop=0.2)
+    names = [str(part) for part in chosen.heads]
+    left = [costs[part] for part in HEADS if part not in names]
+    assert chosen.bleu == 30.0 - sum(costs[part] for part in names) >= 29.8
+    assert all(chosen.bleu - cost < 29.8 for cost in left)
+    assert len(asked) == len(set(asked)) == len(chosen.trials) <= 15
+    assert [trial.num_removed for trial in chosen.trials] == [len(parts) for parts in asked]
+
+
+@pytest.mark.parametrize(("cost", "count", "trials"), [(0.0, 8, 1), (1.0, 0, 15)])
+def test_all_heads_or_none_may_go(cost: float, count: int, trials: int) -> None:
+    chosen = select_heads(ablation_of(HEADS), lambda parts: (30.0 - cost * len(parts), 1.0))
+    assert (len(chosen.heads), len(chosen.trials)) == (count, trials)
+
+
+def test_a_lucky_bleu_is_not_enough_where_the_loss_rises() -> None:
+    chosen = select_heads(ablation_of(HEADS), lambda parts: (31.0, 1.0 + 0.006 * len(parts)), max_bleu_drop=0.2)
+    assert len(chosen.heads) == 3  # 0.018 nats, of 0.02
+
+
+def test_what_cannot_be_chosen_from_is_refused() -> None:
+    with pytest.raises(PruneError, match="measure heads first"):
+        select_heads(ablation_of({"encoder.blocks.0": 1}), lambda parts: (30.0, 1.0))
+    with pytest.raises(PruneError, match="`within` must be 0 BLEU or more"):
+        select_heads(ablation_of(HEADS), lambda parts: (30.0, 1.0), max_bleu_drop=math.nan)

@@ -1,0 +1,119 @@
+"""Silence: what a part adds is nothing while it lasts, and the weights come back to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
+from attent.models import Seq2Seq
+from attent.nn import attention_layers
+from attent.nn.block import Block
+from tests.inspection.toys import model
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[1, 9, 10, 11]])
+
+
+@pytest.fixture(scope="module")
+def of() -> Seq2Seq:
+    return model()
+
+
+def run(of: Seq2Seq) -> Tensor:
+    with torch.no_grad():
+        return of(SOURCE, TARGET)
+
+
+def test_every_part_is_named(of: Seq2Seq) -> None:
+    heads, sublayers, layers = (list_parts(of, grain) for grain in ("heads", "sublayers", "layers"))
+    assert [len(parts) for parts in (heads, sublayers, layers)] == [3 * (2 + 4), 2 * 2 + 2 * 3, 4]
+    assert str(heads[0]) == "encoder.blocks.0.self_attn:0"
+    assert str(layers[-1]) == "decoder.blocks.1"
+    for part in (*heads, *sublayers, *layers):
+        assert ModelPart.parse(str(part)) == part
+    assert [{part.kind for part in parts} for parts in (heads, sublayers, layers)] == [
+        {"head"},
+        {"sublayer"},
+        {"layer"},
+    ]
+
+
+@pytest.mark.parametrize("grain", ["heads", "sublayers", "layers"])
+def test_every_part_is_heard_and_comes_back(of: Seq2Seq, grain: str) -> None:
+    expected = run(of)
+    weights = {name: value.clone() for name, value in of.state_dict().items()}
+    for part in list_parts(of, grain):
+        with mask_parts(of, [part]):
+            assert not torch.allclose(run(of), expected, atol=1e-4), f"{part} must be heard"
+        assert all(torch.equal(value, weights[name]) for name, value in of.state_dict().items())
+
+
+def test_a_silent_head_adds_nothing(of: Seq2Seq) -> None:
+    """Its weights times its values, through its columns of W^O, taken from the layer's output by hand."""
+    layer = attention_layers(of)["decoder.blocks.0.cross_attn"]
+    outputs: list[Tensor] = []
+    looks = []
+    layer.taps.append(looks.append)
+    hook = layer.register_forward_hook(lambda _, __, made: outputs.append(made))
+    run(of)
+    with mask_parts(of, [ModelPart("decoder.blocks.0.cross_attn", 1)]):
+        run(of)
+    layer.taps.clear()
+    hook.remove()
+    width = layer.head_width
+    mine = looks[0].weights[:, 1] @ looks[0].v[:, 1] @ layer.output.weight[:, width : 2 * width].T
+    torch.testing.assert_close(outputs[1], outputs[0] - mine)
+
+
+def test_a_silent_layer_is_a_layer_left_out(of: Seq2Seq) -> None:
+    """In a model whose norms come first it is the identity."""
+    from dataclasses import replace
+
+    from tests.inspection.toys import STACK
+
+    pre = model(replace(STACK, norm_order="pre"))
+    states: list[tuple[Tensor, Tensor]] = []
+    block = pre.encoder.blocks[1]
+    assert isinstance(block, Block)
+    hook = block.register_forward_hook(lambda _, given, made: states.append((given[0], made)))
+    with mask_parts(pre, [ModelPart("encoder.blocks.1")]):
+        run(pre)
+    hook.remove()
+    assert torch.equal(*states[0])
+
+
+def test_parts_may_overlap_and_errors_give_everything_back(of: Seq2Seq) -> None:
+    expected = run(of)
+    parts = [
+        ModelPart("decoder.blocks.0.cross_attn", 1),
+        ModelPart("decoder.blocks.0.cross_attn"),
+        ModelPart("decoder.blocks.0"),
+    ]
+
+    def stumble() -> None:
+        with mask_parts(of, parts):
+            raise RuntimeError("stumbled")
+
+    with pytest.raises(RuntimeError, match="stumbled"):
+        stumble()
+    assert torch.equal(run(of), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("decoder blocks", "a part must be like decoder.blocks.0.cross_attn:2"),
+        ("decoder.blocks.0.cross_attn:-1", "a part must be like"),
+        (
+            "decoder.blocks.7.cross_attn",
+            r"has no part 'decoder\.blocks\.7\.cross_attn'; did you mean decoder\.blocks\.[01]\.cross",
+        ),
+        ("decoder.blocks.0.cross_attn:3", "heads of decoder.blocks.0.cross_attn are numbered from 0 to 2"),
+        ("decoder.blocks.0.feedforward:0", "only attention has heads"),
+        ("decoder.blocks.0:0", "only attention has heads"),
+    ],
+)
+def test_what_is_no_part_is_told(of: Seq2Seq, text: str, words: str) -> None:
+    with pytest.raises(ModelPartError, match=words), mask_parts(of, [ModelPart.parse(text)]):
+        pass

@@ -1,0 +1,201 @@
+"""Pictures for the terminal: every line is as wide as it says, words of any script stand above their columns, and
+nothing in a token is obeyed."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+import torch
+from rich.cells import cell_len
+from torch import Tensor
+
+from attent.inspection.attention_trace import build_layer
+from attent.inspection.head_stats import measure_document_heads
+from attent.inspection.terminal import (
+    MAX_LIST_LINES,
+    TerminalPlotError,
+    draw_head,
+    escape_control_characters,
+    format_token,
+    split_graphemes,
+    summarize_heads,
+    truncate_text,
+)
+
+PATH = "decoder.blocks.0.cross_attn"
+HOSTILE = ["\x1b[31mred", "a\x00b\x07", "\r\n\t", "\x9b2J", "\u202eabc", "\u2028", "\ud800", "\u200f"]
+
+
+def token(text: str, special: str | None = None) -> dict[str, Any]:
+    return {"piece": text, "text": text, "space": True, "special": special}
+
+
+def document(rows: list[str], columns: list[str], weights: Tensor | None = None, heads: int = 2) -> dict[str, Any]:
+    if weights is None:
+        weights = torch.rand(heads, len(rows), len(columns)).softmax(-1)
+    return {
+        "title": "",
+        "sides": {
+            "target": {"label": "translation", "tokens": [token(text) for text in rows]},
+            "source": {"label": "source", "tokens": [token(text) for text in columns]},
+        },
+        "layers": [build_layer(PATH, ("target", "source"), weights, causal=False, scale=1.0)],
+    }
+
+
+def diagonal(words: list[str]) -> dict[str, Any]:
+    return document(words, words, torch.eye(len(words))[None])
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def test_words_stand_above_their_columns_and_beside_their_rows() -> None:
+    weights = torch.tensor([[[1.0, 0.0], [0.3, 0.7]]])
+    assert draw_head(document(["ein", "Hund"], ["a", "dog"], weights), path=PATH, head=0) == (
+        "       a   dog\n"  #
+        "   ein ███\n"
+        "  Hund ░░░ ▓▓▓"
+    )
+
+
+def test_five_shades_are_a_fifth_each() -> None:
+    weights = torch.tensor([[[0.1, 0.3, 0.5, 0.7, 1.0]]])
+    line = draw_head(document(["x"], list("abcde"), weights), path=PATH, head=0).splitlines()[-1]
+    assert line == "  x     ░░░ ▒▒▒ ▓▓▓ ███"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Hund", "und", "Katze"],
+        ["日本語", "の", "犬"],
+        ["café", "e\u0301tude", "naïve"],
+        ["नमस्ते", "दुनिया"],
+        ["שלום", "עולם", "abc"],
+        ["🚲", "👩‍🚒", "x"],
+    ],
+)
+@pytest.mark.parametrize("width", [200, 30])
+def test_a_full_cell_stands_below_its_word_in_every_script(words: list[str], width: int) -> None:
+    lines = draw_head(diagonal(words), path=PATH, head=0, width=width).splitlines()
+    rows = lines[-len(words) :]
+    starts = [cell_len(row[: row.index("█")]) for row in rows]
+    widths = [row.count("█") for row in rows]
+    assert starts == [starts[0] + sum(widths[:place]) + place for place in range(len(words))]
+    header = lines[: -len(words)]
+    assert max(map(cell_len, header)) <= starts[-1] + widths[-1]
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_words_that_do_not_fit_stand_upright() -> None:
+    words = ["elephant", "giraffe", "crocodile", "hippopotamus", "rhinoceroses"]
+    text = draw_head(diagonal(words), path=PATH, head=0, width=40)
+    lines = text.splitlines()
+    assert len(lines) == 12 + 5  # letters of the longest, and the rows
+    start = cell_len(lines[-5][: lines[-5].index("█")])
+    assert "".join(line[start] for line in lines[4:12]) == "elephant"
+    assert max(map(cell_len, lines)) <= 40
+
+
+def test_of_too_many_words_there_is_a_list() -> None:
+    words = [f"word{place}" for place in range(100)]
+    lines = draw_head(diagonal(words), path=PATH, head=0, width=80).splitlines()
+    assert lines[0].strip() == "word0 ← word0 100%"
+    assert len(lines) == MAX_LIST_LINES + 1
+    assert lines[-1].strip() == "… and 40 more"
+
+
+def test_a_list_names_what_is_looked_at_most() -> None:
+    weights = torch.full((1, 3, 60), 0.0)
+    weights[0, :, 2], weights[0, :, 5], weights[0, :, 7], weights[0, :, 9] = 0.87, 0.09, 0.03, 0.01
+    lines = draw_head(document(list("abc"), [f"w{i}" for i in range(60)], weights), path=PATH, head=0).splitlines()
+    assert lines == [f"  {row} ← w2 87%, w5 9%" for row in "abc"]
+
+
+def test_the_mean_of_heads_is_the_default() -> None:
+    weights = torch.stack([torch.eye(2), torch.eye(2).flip(0)])
+    text = document(["a", "b"], ["c", "d"], weights)
+    assert draw_head(text, path=PATH) == draw_head(text, path=PATH, head="mean")
+    assert draw_head(text, path=PATH).count("▒") == 12
+    assert draw_head(text, path=PATH, head=1) != draw_head(text, path=PATH, head=0)
+
+
+def test_heads_have_the_numbers_that_were_recorded() -> None:
+    text = document(["a", "b"], ["c", "d"])
+    text["layers"][0]["numbers"] = [2, 5]
+    draw_head(text, path=PATH, head=5)
+    with pytest.raises(
+        TerminalPlotError, match=r"the heads of decoder\.blocks\.0\.cross_attn are 2, 5, but 1 is asked for"
+    ):
+        draw_head(text, path=PATH, head=1)
+
+
+def test_what_cannot_be_drawn_is_told() -> None:
+    with pytest.raises(
+        TerminalPlotError, match=r"there is no layer 'decoder\.cross'; did you mean decoder\.blocks\.0\.cross_attn"
+    ):
+        draw_head(document(["a"], ["b"]), path="decoder.cross")
+    with pytest.raises(TerminalPlotError, match="must have tokens on both sides to draw"):
+        draw_head(document([], ["b"]), path=PATH)
+    with pytest.raises(TerminalPlotError, match="has no heads left"):
+        draw_head(document(["a"], ["b"], heads=0), path=PATH)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [200, 30, 10])
+def test_nothing_in_a_token_is_obeyed(width: int) -> None:
+    text = draw_head(diagonal(HOSTILE), path=PATH, head=0, width=width)
+    unsafe = [
+        c for c in text.replace("\n", "").replace("\u200e", "") if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl")
+    ]
+    assert unsafe == []
+    assert len(text.splitlines()) == text.count("\n") + 1
+
+
+def test_control_characters_become_pictures() -> None:
+    assert escape_control_characters("\x1b[0m\x00\x7f") == "␛[0m␀␡"
+    assert escape_control_characters("a\nb\tc") == "a⏎b⇥c"
+    assert escape_control_characters("\x85\u202e\ud800") == "\ufffd" * 3
+    assert escape_control_characters("naïve 日本 שלום \u200c") == "naïve 日本 שלום \u200c"
+
+
+def test_special_tokens_are_told_from_words() -> None:
+    assert format_token(token("end", "end")) == "‹end›"
+    assert format_token(token("end")) == "end"
+    assert format_token(token("")) == "␣"
+    assert format_token(token("\u200c")) == "␣"
+    assert format_token(token("\u0301")) == "◌\u0301"
+
+
+def test_letters_keep_what_stands_on_them() -> None:
+    assert split_graphemes("e\u0301tude") == ["e\u0301", "t", "u", "d", "e"]
+    assert split_graphemes("日本") == ["日", "本"]
+    assert "".join(split_graphemes("नमस्ते")) == "नमस्ते"
+
+
+def test_clipped_words_fit() -> None:
+    assert truncate_text("elephant", 5) == "elep…"
+    assert truncate_text("日本語", 5) == "日本…"
+    assert truncate_text("日本語", 4) == "日…"
+    assert truncate_text("abc", 3) == "abc"
+
+
+# ---- what stands out -------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_names_the_head_that_aligns_best() -> None:
+    words = ["a", "b", "c", "d", "e"]
+    weights = torch.stack([torch.full((5, 5), 0.2), torch.eye(5)])
+    text = document(words, words, weights)
+    told = summarize_heads(text)
+    assert told.splitlines()[0] == "Of all heads, measured on this sentence alone:"
+    best = next(line for line in told.splitlines() if "aligns best" in line)
+    assert best.split() == ["aligns", "best", f"{PATH}:1", "100%"]
+    text["properties"] = measure_document_heads(text) | {"sentences": 500, "of": "the \x1bvalidation pairs"}
+    assert summarize_heads(text).startswith("Of all heads, measured on 500 sentences of the ␛validation pairs:")
+    assert summarize_heads({"layers": [], "sides": {}}) == "There are no heads to tell of."

@@ -1,0 +1,220 @@
+"""The document of a text that a decoder alone or an encoder alone reads: its weights, its guesses, what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import attent
+from attent.decoding.engines.reference import SearchCancelled
+from attent.inspection import Trace
+from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.html_page import render_page
+from attent.inspection.inspectors import text
+from attent.inspection.inspectors.base import InspectionRequest, LayerFilter
+from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
+from attent.nn import attention_layers
+from tests.inspection.family import HIDDEN, TEXT, causal, encoder, tokenizer
+
+VOCABULARY = tokenizer().source
+LABELS = ("good", "bad", "neither")
+
+
+@pytest.fixture(scope="module")
+def writer() -> CausalLMInspector:
+    return CausalLMInspector(causal(), VOCABULARY, name="toy")
+
+
+@pytest.fixture(scope="module")
+def seen(writer: CausalLMInspector) -> dict[str, Any]:
+    return writer.inspect(InspectionRequest(text=TEXT))
+
+
+def ids_of(text: str) -> list[int]:
+    return [*VOCABULARY.prefix_ids, *VOCABULARY.encode([text])[0]]
+
+
+def same_weights(found: dict[str, Any], trace: Trace) -> None:
+    back = Trace.from_document(found)
+    assert list(back) == list(trace)
+    for path, calls in trace.items():
+        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+
+
+# --- a decoder alone ---
+
+
+def test_a_language_model_is_seen_reading_the_text_itself(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+    ids = torch.tensor([ids_of(TEXT)])
+    with attent.record(writer.model) as trace, torch.no_grad():
+        writer.model(ids)
+    same_weights(seen, trace)
+    assert list(seen["sides"]) == ["text"]
+    assert [token["piece"] for token in seen["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
+    assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in seen["layers"])
+    assert seen["model"]["kind"] == "causal"
+    assert "4 heads (2 of keys)" in seen["model"]["summary"]
+    json.dumps(seen, allow_nan=False)
+    assert "decoding" not in seen
+    assert render_page(seen)
+
+
+def test_at_each_place_it_is_told_what_was_expected(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+    ids = ids_of(TEXT)
+    with torch.no_grad():
+        logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no share
+    places = seen["guesses"]["places"]
+    assert [place["place"] for place in places] == list(range(1, len(ids) + 1))
+    assert [place["chosen"] for place in places] == [*ids[1:], None]
+    for place, row in zip(places, logits.softmax(-1), strict=True):
+        best = place["options"][0]
+        assert (best["token"], best["p"]) == (int(row.argmax()), pytest.approx(float(row.max()), rel=1e-3))
+        if place["chosen"] is not None:
+            assert place["p"] == pytest.approx(float(row[place["chosen"]]), rel=1e-3)
+
+
+def test_it_goes_on_with_what_is_likeliest(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+    ids = ids_of(TEXT)
+    before = len(VOCABULARY.decode(ids))
+    for _ in range(text.CONTINUATION_TOKENS):
+        with torch.no_grad():
+            ids.append(int(writer.model(torch.tensor([ids]))[0, -1, : VOCABULARY.size].argmax()))
+        if ids[-1] == VOCABULARY.end:
+            break
+    assert seen["outcome"]["text"] == VOCABULARY.decode(ids)[before:]
+
+
+def test_several_heads_look_through_one_key(seen: dict[str, Any]) -> None:
+    trace = Trace.from_document(seen)
+    (vectors,) = trace.qkv["decoder.blocks.1.self_attn"]
+    assert (vectors.q.shape[1], vectors.k.shape[1]) == (4, 2)
+    keys = vectors.k.repeat_interleave(2, 1)  # head h looks through key head h * 2 // 4
+    scores = (vectors.q @ keys.transpose(-1, -2)) * vectors.scale
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    again = scores.masked_fill(later, -torch.inf).softmax(-1)
+    torch.testing.assert_close(
+        again, trace["decoder.blocks.1.self_attn"][0], atol=0.02, rtol=0
+    )  # three digits are kept
+
+
+def test_what_is_silent_changes_how_it_goes_on(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+    parts = (ModelPart("decoder.blocks.0"), ModelPart("decoder.blocks.1.self_attn", 3))
+    quiet = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
+    assert [layer["silent"] for layer in quiet["layers"]] == [[0, 1, 2, 3], [3]]
+    assert quiet["guesses"] != seen["guesses"]
+    with mask_parts(writer.model, parts), torch.no_grad():
+        last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
+    assert quiet["guesses"]["places"][-1]["options"][0]["token"] == int(last.argmax())
+    assert writer.inspect(InspectionRequest(text=TEXT))["guesses"] == seen["guesses"], "afterwards it is as before"
+
+
+def test_only_the_layers_that_are_asked_for_are_written_down(writer: CausalLMInspector) -> None:
+    found = writer.inspect(InspectionRequest(text=TEXT), LayerFilter(layers=(1,)))
+    assert [layer["path"] for layer in found["layers"]] == ["decoder.blocks.1.self_attn"]
+
+
+# --- an encoder alone ---
+
+
+@pytest.fixture(scope="module")
+def reader() -> EncoderInspector:
+    return EncoderInspector(encoder(), tokenizer(), name="toy")
+
+
+def test_a_hidden_word_is_guessed_where_it_is_hidden(reader: EncoderInspector) -> None:
+    found = reader.inspect(InspectionRequest(text=HIDDEN))
+    tokens = found["sides"]["text"]["tokens"]
+    (place,) = found["guesses"]["places"]
+    assert [i for i, token in enumerate(tokens) if token["special"] == "mask"] == [place["place"]]
+    (before, after) = HIDDEN.split("<mask>")
+    inside = [*VOCABULARY.encode([before.strip()])[0], VOCABULARY.mask, *VOCABULARY.encode([after.strip()])[0]]
+    ids = torch.tensor([[*VOCABULARY.prefix_ids, *inside, *VOCABULARY.suffix_ids]])
+    with attent.record(reader.model) as trace, torch.no_grad():
+        states = reader.model(ids)
+    same_weights(found, trace)
+    shares = reader.model.masked_logits(states)[0, place["place"]].softmax(-1)
+    assert place["options"][0]["token"] == int(shares.argmax())
+    ids[0, place["place"]] = int(shares.argmax())
+    assert found["outcome"] == {"label": "filled in", "text": VOCABULARY.decode(ids[0].tolist())}
+    assert found["model"]["mask"] == "<mask>"
+    assert not any(layer["causal"] for layer in found["layers"])
+
+
+def test_without_a_mask_each_word_is_hidden_in_turn(reader: EncoderInspector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
+    found = reader.inspect(InspectionRequest(text=TEXT))
+    ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
+    places = found["guesses"]["places"]
+    assert (found["guesses"]["kind"], [one["place"] for one in places]) == ("hidden", list(range(1, len(ids) - 1)))
+    for one in places[::5]:
+        row = torch.tensor([ids])
+        row[0, one["place"]] = VOCABULARY.mask
+        with torch.no_grad():
+            shares = reader.model.masked_logits(reader.model(row))[0, one["place"]].softmax(-1)
+        assert one["p"] == pytest.approx(float(shares[ids[one["place"]]]), rel=1e-3)
+
+
+def test_a_second_text_is_of_another_segment(reader: EncoderInspector) -> None:
+    found = reader.inspect(InspectionRequest(text="a dog", text_pair="two women"))
+    first, second = VOCABULARY.encode(["a dog", "two women"])
+    ids = [*VOCABULARY.prefix_ids, *first, *VOCABULARY.suffix_ids, *second, *VOCABULARY.suffix_ids]
+    segments = [0] * (len(ids) - len(second) - 1) + [1] * (len(second) + 1)
+    with attent.record(reader.model) as trace, torch.no_grad():
+        reader.model(torch.tensor([ids]), segments=torch.tensor([segments]))
+    same_weights(found, trace)
+    one = reader.inspect(InspectionRequest(text="a dog"))["layers"][0]["weights"]
+    assert found["layers"][0]["weights"]["shape"][-1] > one["shape"][-1]
+
+
+def test_labels_are_told_with_their_shares() -> None:
+    model = encoder(LABELS, masked=False)
+    found = EncoderInspector(model, tokenizer()).inspect(InspectionRequest(text=TEXT))
+    ids = torch.tensor([[*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]])
+    with torch.no_grad():
+        shares = model.classify(model(ids))[0].softmax(-1)
+    best = found["labels"]["best"]
+    assert {one["label"] for one in best} == set(LABELS)
+    assert best[0]["label"] == LABELS[int(shares.argmax())] == found["outcome"]["text"]
+    assert best[0]["p"] == pytest.approx(float(shares.max()), rel=1e-3)
+    assert "guesses" not in found
+
+
+def test_what_heads_do_knows_no_alignment_in_one_text(seen: dict[str, Any]) -> None:
+    columns = [column["key"] for column in seen["properties"]["columns"]]
+    assert "previous" in columns
+    assert not {"alignment", "written", "read", "diagonal", "next"} & set(columns)
+    heads = seen["properties"]["heads"]
+    assert len(heads) == sum(layer.heads for layer in attention_layers(causal()).values())
+    assert not any("just read" in head["says"] for head in heads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "words"),
+    [
+        ("causal", {"text": " \n"}, "there must be a sentence to look at, but it is empty"),
+        ("causal", {"text": "a", "target": "b"}, "is for translators, and this is a language model; leave it out"),
+        ("causal", {"text": "a", "prefix": (3,)}, "`prefix` is for translators"),
+        ("causal", {"text": "a", "pair": "b"}, "a second text is for encoders"),
+        ("causal", {"text": "a", "silence": (ModelPart("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
+        ("encoder", {"text": "a", "to": "de"}, "a language is for translators, and this is an encoder of text"),
+        ("encoder", {"text": "a dog " * 40}, "the model has places for 40 tokens, but the text has"),
+        ("encoder", {"text": "a", "pair": " "}, "but it is empty"),
+        ("labels", {"text": HIDDEN}, "has no head that guesses hidden words; write a word for <mask>"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told(
+    writer: CausalLMInspector, reader: EncoderInspector, kind: str, asked: dict[str, Any], words: str
+) -> None:
+    labels = EncoderInspector(encoder(LABELS, masked=False), tokenizer())
+    looker: Any = {"causal": writer, "encoder": reader, "labels": labels}[kind]
+    with pytest.raises(ValueError, match=words):
+        looker.look(InspectionRequest(**asked))
+
+
+def test_it_stops_when_it_is_told_to(writer: CausalLMInspector, reader: EncoderInspector) -> None:
+    for looker in (writer, reader):
+        with pytest.raises(SearchCancelled):
+            looker.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)

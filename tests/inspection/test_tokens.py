@@ -1,0 +1,54 @@
+"""Tokens as people look at them, of the ways in which imported models spell words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attent.inspection.attention_trace import DisplayToken
+from attent.inspection.display_tokens import build_display_tokens
+from attent.text.tokenizer import Tokenizer
+from tests.inspection.family import tokenizer as with_mask
+
+pytest.importorskip("tokenizers")
+
+
+def test_wordpiece_marks_what_goes_on_with_a_word() -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "man", ".", "#"]
+    of = Tokenizer.from_files({"vocab.txt": "\n".join(pieces).encode()}).source
+    seen = build_display_tokens(of, [2, 7, 5, 6, 4, 8, 1, 3])
+    assert [(token.text, token.space, token.special) for token in seen] == [
+        ("start", False, "start"),
+        ("man", True, None),
+        ("walk", True, None),
+        ("ing", False, None),
+        ("mask", False, "mask"),
+        (".", seen[5].space, None),
+        ("unknown", False, "unknown"),
+        ("end", False, "end"),
+    ]
+
+
+def test_bytes_that_are_half_a_character_and_lines_are_told() -> None:
+    pieces = ["<|endoftext|>", "a", "Ġa", "Ċ", "Ã", "¤", "ĊĊ", "Ġ"]
+    files = {
+        "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}).encode(),
+        "merges.txt": "#version: 0.2\nĠ a\nĊ Ċ\n".encode(),
+    }
+    seen = build_display_tokens(Tokenizer.from_files(files).source, [1, 2, 3, 4, 5, 6, 0])
+    assert seen == (
+        DisplayToken("a", "a"),
+        DisplayToken("Ġa", "a", True),
+        DisplayToken("Ċ", "⏎"),
+        DisplayToken("Ã", "Ã", special="byte"),
+        DisplayToken("¤", "¤", special="byte"),
+        DisplayToken("ĊĊ", "⏎⏎"),
+        DisplayToken("<|endoftext|>", "end", special="end"),
+    )
+
+
+def test_a_mask_of_our_own_is_one() -> None:
+    of = with_mask().source
+    assert of.mask is not None
+    assert build_display_tokens(of, [of.mask]) == (DisplayToken("<mask>", "mask", special="mask"),)

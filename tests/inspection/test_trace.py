@@ -1,0 +1,212 @@
+"""What was recorded, with its words, to JSON and back; filters; what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attent
+from attent.inspection import Trace
+from attent.inspection.attention_trace import (
+    DisplayToken,
+    PatchImage,
+    TraceError,
+    TraceSide,
+    build_layer,
+    unpack_weights,
+)
+from attent.inspection.json_arrays import ArrayError, pack_array, unpack_array
+from attent.models import Seq2Seq
+from attent.nn import Stack, StackConfig
+from tests.inspection.toys import model
+
+SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 0, 0]]), torch.tensor([[1, 9, 10, 11], [1, 12, 0, 0]])
+LENGTHS = torch.tensor([5, 3]), torch.tensor([4, 2])
+
+
+@pytest.fixture(scope="module")
+def of() -> Seq2Seq:
+    return model()
+
+
+def sides(source: int, target: int) -> dict[str, TraceSide]:
+    names = {"source": source, "read": target, "target": target}
+    return {
+        name: TraceSide(
+            label=name, text="</script>", tokens=tuple(DisplayToken(f"▁{i}", str(i), True) for i in range(count))
+        )
+        for name, count in names.items()
+    }
+
+
+def test_there_and_back(of: Seq2Seq) -> None:
+    with attent.record(of, qkv=True) as trace:
+        of(SOURCE, TARGET, *LENGTHS)
+    for row, (source, target) in enumerate([(5, 4), (3, 2)]):
+        back = Trace.from_json(trace.to_json(sides(source, target), title="both", row=row))
+        assert list(back) == list(trace)
+        assert back.sides == sides(source, target)
+        for path, calls in trace.items():
+            keys = target if path.startswith("decoder") and path.endswith("self_attn") else source
+            queries = source if path.startswith("encoder") else target
+            torch.testing.assert_close(back[path][0], calls[0][[row], :, :queries, :keys], atol=0.8e-5, rtol=0)
+            for name, length in (("q", queries), ("k", keys), ("v", keys)):
+                mine = getattr(trace.qkv[path][0], name)[[row], :, :length]
+                torch.testing.assert_close(getattr(back.qkv[path][0], name), mine, atol=1e-4, rtol=2e-3)
+        assert Trace.from_json(back.to_json()).to_json() == back.to_json()
+
+
+def test_it_is_compact(of: Seq2Seq) -> None:
+    with attent.record(of) as trace:
+        of(SOURCE, TARGET, *LENGTHS)
+    layers = json.loads(trace.to_json(sides(5, 4)))["layers"]
+    numbers = sum(3 * len(layer["weights"]["data"]) for layer in layers)
+    assert numbers < 4 * sum(3 * calls[0][0].numel() * 4 for calls in trace.values())
+
+
+def test_only_what_is_asked_for_is_recorded(of: Seq2Seq) -> None:
+    with attent.record(of, kind="cross", layers=[1], heads=[2, 0]) as some, attent.record(of) as every:
+        of(SOURCE, TARGET, *LENGTHS)
+    assert list(some) == ["decoder.blocks.1.cross_attn"]
+    torch.testing.assert_close(
+        some["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0][:, [2, 0]]
+    )
+    (layer,) = some.to_document(sides(5, 4))["layers"]
+    assert layer["numbers"] == [2, 0]
+    assert layer["heads"] == 2
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_heads_that_share_keys_are_recorded_each(kv_heads: int) -> None:
+    stack = Stack(StackConfig(layers=1, width=16, heads=4, kv_heads=kv_heads, ffn_width=8, dropout=0.0)).eval()
+    x = torch.randn(2, 5, 16)
+    with attent.record(stack) as every, attent.record(stack, heads=[3, 1], qkv=True) as some:
+        stack(x)
+    torch.testing.assert_close(some["blocks.0.self_attn"][0], every["blocks.0.self_attn"][0][:, [3, 1]])
+    vectors = some.qkv["blocks.0.self_attn"][0]
+    scores = vectors.q @ vectors.k.transpose(-2, -1) * vectors.scale
+    torch.testing.assert_close(scores.softmax(-1), some["blocks.0.self_attn"][0])
+
+
+def test_the_residual_stream_is_recorded(of: Seq2Seq) -> None:
+    with attent.record(of, hidden_states=True) as trace, torch.no_grad():
+        memory = of.encode(SOURCE, LENGTHS[0])
+    assert list(trace.hidden_states) == ["encoder", "encoder.blocks.0", "encoder.blocks.1"]
+    first = of.encoder.positions.embed(of.source_embedding(SOURCE), torch.arange(5))
+    torch.testing.assert_close(trace.hidden_states["encoder"][0], first)
+    torch.testing.assert_close(of.encoder.norm(trace.hidden_states["encoder.blocks.1"][0]), memory.states)
+    with torch.no_grad():
+        of.encode(SOURCE)
+    assert len(trace.hidden_states["encoder"]) == 1, "nothing is recorded afterwards"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"kind": "crossed"}, "`kind` must be self or cross, but is 'crossed'"),
+        ({"layers": [9]}, r"layers \[9\] must leave an attention layer, but leave none of: encoder"),
+        ({"heads": [3]}, r"`heads` must be from 0 to 2 at encoder\.blocks\.0\.self_attn, but one is 3"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_told(of: Seq2Seq, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words), attent.record(of, **asked):
+        pass
+
+
+def test_one_side_is_enough_for_a_model_that_reads_one_text() -> None:
+    stack = Stack(StackConfig(layers=1, width=16, heads=2, ffn_width=8, causal=True, dropout=0.0)).eval()
+    with attent.record(stack) as trace:
+        stack(torch.randn(1, 4, 16))
+    patches = TraceSide(
+        label="image",
+        tokens=tuple(DisplayToken(str(i), str(i)) for i in range(4)),
+        image=PatchImage(src="data:image/png;base64,", rows=2, columns=2),
+    )
+    found = trace.to_document({"image": patches})
+    assert (found["layers"][0]["queries"], found["layers"][0]["keys"]) == ("image", "image")
+    assert found["layers"][0]["causal"] is True
+    assert Trace.from_document(found).sides["image"].image == patches.image
+
+
+def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
+    weights = torch.rand(2, 7, 30).softmax(-1)
+    layer = build_layer("blocks.0.self_attn", ("text", "text"), weights, causal=False, scale=1.0, top_k=4)
+    back = unpack_weights(layer, 30)
+    assert torch.equal(unpack_weights(layer, 30, torch.tensor([4, 2])), back[:, [4, 2]])
+    assert ((back > 0).sum(-1) == 4).all()
+    kept = weights.topk(4, -1)
+    torch.testing.assert_close(back.gather(-1, kept.indices), kept.values, atol=0.8e-5, rtol=0)
+
+
+def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> None:
+    with attent.record(of) as trace:
+        of(SOURCE, TARGET, *LENGTHS)
+    with pytest.raises(TraceError, match="was recorded with 2 rows of 5 x 5 tokens, and row 0 of 9 x 9 is asked for"):
+        trace.to_document(sides(9, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "a trace must be JSON"),
+        ("[]", 'must have "format": "attent-trace"'),
+        ('{"format": "attent-trace", "version": 2}', "is of version 2, and this attent reads 1; update attent"),
+        ('{"format": "attent-trace", "version": 1, "layers": [{}], "sides": {}}', "a layer of the trace has no 'path'"),
+    ],
+)
+def test_what_is_no_trace_is_told(text: str, words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        Trace.from_json(text)
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sampled_from(["unit16", "uint16", "float16", "float32"]))
+def test_arrays_come_back(shape: list[int], kind: Any) -> None:
+    numbers = torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    numbers = (numbers * 60_000).floor() if kind == "uint16" else numbers
+    back = unpack_array(json.loads(json.dumps(pack_array(numbers, kind))))
+    assert list(back.shape) == shape
+    within = {"unit16": 0.8e-5, "uint16": 0.0, "float16": 2.5e-4, "float32": 0.0}[kind]
+    torch.testing.assert_close(back.float(), numbers, atol=within, rtol=0)
+
+
+def test_three_digits_are_kept_of_numbers_to_look_at() -> None:
+    numbers = torch.tensor([1.0, -0.33333, 1234.5, 1e-3, -7.77e4, 65504.0])
+    back = unpack_array(pack_array(numbers, "float16", drop_low_bit=True))
+    torch.testing.assert_close(back, numbers.clamp(-65280, 65280), atol=0, rtol=1.5e-3)
+
+
+def test_the_format_is_the_one_that_is_told() -> None:
+    """Read by hand: base64, zlib, planes of bytes."""
+    import base64
+    import zlib
+
+    planes = zlib.decompress(base64.b64decode(pack_array(torch.tensor([0.0, 1.0, 0.5]), "unit16")["data"]))
+    assert planes == bytes([0, 255, 0]) + bytes([0, 255, 128])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "float64"},
+        {"type": ["unit16"]},
+        {"shape": [3]},
+        {"shape": [2**40, 2**40]},
+        {"shape": [-2]},
+        {"shape": None},
+        {"data": "%%%"},
+        {"data": None},
+        {"data": "AAAA"},
+    ],
+)
+def test_damaged_arrays_are_told(change: dict[str, Any]) -> None:
+    with pytest.raises(ArrayError, match="get the file again"):
+        unpack_array(pack_array(torch.rand(2), "unit16") | change)

@@ -1,0 +1,316 @@
+"""The app behind a running server: the page, what may be asked, and what a person is told when it may not."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attent.serving import Limits, LookRequest, create_app, serve_in_thread
+from attent.serving.limits import ApiError
+from attent.serving.request import parse_request
+from tests.serving.toy import CSP, PAGE, Client, Model, app_of, post_bytes, served, until
+
+pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
+pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
+
+
+# ---- what is there -----------------------------------------------------------------------------------------
+
+
+def test_the_page_arrives_with_its_policy(client: Client) -> None:
+    reply = client.get("/")
+    assert reply.status == 200
+    assert reply.body.decode() == PAGE
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.headers["content-security-policy"] == CSP
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["referrer-policy"] == "no-referrer"
+    assert reply.headers["cache-control"] == "no-store"
+    assert reply.headers["x-frame-options"] == "DENY"
+
+
+def test_every_answer_has_the_safe_headers(client: Client) -> None:
+    for reply in (client.get("/health"), client.get("/nowhere"), client.post({"text": "a"}), client.post(b"{")):
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+def test_health_and_model_are_told(client: Client) -> None:
+    assert client.get("/health").json == {"status": "ok"}
+    assert client.get("/api/model").json == {"name": "toy"}
+    assert client.get("/health", method="HEAD").status == 200
+
+
+def test_a_question_is_asked_as_it_was_meant(client: Client, model: Model) -> None:
+    asked = {
+        "text": "Ein “Hund” 𝄞\n",
+        "to": "de",
+        "beam_size": 3,
+        "prefix": [17, 250],
+        "silence": ["decoder.blocks.3.cross_attn:2"],
+    }
+    reply = client.post(asked, {"Content-Type": "Application/JSON; charset=UTF-8"})
+    assert (reply.status, reply.json["title"]) == (200, asked["text"])
+    (question,) = model.asked
+    assert question == LookRequest(
+        text="Ein “Hund” 𝄞\n", to="de", beam_size=3, prefix=(17, 250), masked_parts=("decoder.blocks.3.cross_attn:2",)
+    )
+
+
+def test_only_the_text_must_be_given(client: Client, model: Model) -> None:
+    assert client.post({"text": ""}).status == 200
+    assert client.post({"text": "a", "to": None, "beam_size": None, "prefix": [], "silence": []}).status == 200
+    assert model.asked == [LookRequest(text=""), LookRequest(text="a")]
+
+
+def test_a_connection_serves_many_requests(client: Client) -> None:
+    with client.open(post_bytes({"text": "a"})) as bare:
+        assert b'"title":"a"' in bare.recv(4000)
+        bare.sendall(post_bytes(b"nonsense"))
+        assert b"400 Bad Request" in bare.recv(4000)
+        bare.sendall(post_bytes({"text": "b"}))
+        assert b'"title":"b"' in bare.recv(4000)
+
+
+# ---- what a person is told ---------------------------------------------------------------------------------
+
+
+def test_a_path_that_is_not_there_is_404(client: Client) -> None:
+    reply = client.get("/api/loook")
+    assert (reply.status, reply.error) == (404, "there is nothing at '/api/loook'; the page is at /")
+    assert client.get("/api/look/").status == 404
+    assert client.get("/../../etc/passwd").status == 404
+    assert client.post({"text": "a"}, path="/nowhere").status == 404
+
+
+def test_a_method_that_does_not_fit_is_405_and_names_those_that_do(client: Client) -> None:
+    reply = client.get("/api/look")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    assert reply.error == "'/api/look' does not take 'GET'; it takes POST"
+    assert client.send("DELETE", "/", None, {}).headers["allow"] in ("GET, HEAD", "HEAD, GET")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/json-patch+json"])
+def test_what_does_not_say_that_it_is_json_is_415(client: Client, kind: str) -> None:
+    reply = client.post({"text": "a"}, {"Content-Type": kind})
+    assert reply.status == 415
+    assert reply.error.startswith("`Content-Type` must be application/json, but is ")
+
+
+def test_another_charset_or_a_compressed_body_is_415(client: Client) -> None:
+    assert "UTF-8" in client.post({"text": "a"}, {"Content-Type": "application/json; charset=latin1"}).error
+    reply = client.post({"text": "a"}, {"Content-Encoding": "gzip"})
+    assert (reply.status, reply.error) == (415, "the request must not be compressed, but is; send it plain")
+
+
+def test_a_value_error_of_the_model_is_a_sentence_for_the_asker(client: Client) -> None:
+    reply = client.post({"text": "wrong"})
+    assert reply.status == 422
+    assert reply.error == "`silence` must name a part of the model, but names none; see the page"
+
+
+@pytest.mark.parametrize("text", ["broken", "exit", "nan"])
+def test_a_failure_inside_is_500_and_tells_the_log_alone(
+    client: Client, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = client.post({"text": text})
+    assert reply.status == 500
+    assert reply.error == "the server failed at this, and wrote in its log why; try something else"
+    assert until(lambda: "POST '/api/look' failed" in caplog.text)
+    assert text != "broken" or "a secret of the inside" in caplog.text
+    assert client.post({"text": "still here"}).status == 200
+
+
+HOSTILE = {
+    "empty": (b"", 400, "must be JSON"),
+    "half": (b'{"text": "a"', 400, "must be JSON"),
+    "trailing": (b'{"text": "a"} x', 400, "must be JSON"),
+    "a list": (b'["a"]', 400, "must be a JSON object"),
+    "null": (b"null", 400, "must be a JSON object"),
+    "a string": (b'"text"', 400, "must be a JSON object"),
+    "a number": (b"1e999", 400, "must be JSON"),
+    "nan": (b'{"text": "a", "beam_size": NaN}', 400, "NaN is no number"),
+    "infinity": (b'{"text": "a", "beam_size": -Infinity}', 400, "-Infinity is no number"),
+    "too great": (b'{"text": "a", "beam_size": 1e400}', 400, "1e400 is no number"),
+    "not utf-8": (b'{"text": "\xff"}', 400, "byte 10 is not"),
+    "utf-16": ('{"text": "a"}'.encode("utf-16"), 400, "must be UTF-8"),
+    "overlong utf-8": (b'{"text": "\xc0\x80"}', 400, "must be UTF-8"),
+    "a surrogate in utf-8": (b'{"text": "\xed\xa0\x80"}', 400, "must be UTF-8"),
+    "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', 400, "must be JSON"),
+    "raw control": (b'{"text": "a\x01"}', 400, "must be JSON"),
+    "deep list": (b'{"text": ' + b"[" * 100_000, 400, "brackets"),
+    "deep object": (b'{"a": ' * 40_000, 400, "brackets"),
+    "deep and closed": (b'{"text": ' + b"[" * 300 + b"]" * 300 + b"}", 422, "`text` must be a string"),
+    "many digits": (b'{"text": "a", "beam_size": ' + b"9" * 100_000 + b"}", 400, "must be JSON"),
+    "thousand digits": (b'{"text": "a", "beam_size": ' + b"9" * 1_000 + b"}", 422, "more than twenty digits"),
+    "twice": (b'{"text": "a", "text": "b"}', 400, "'text' stands twice"),
+    "many keys": (b"{" + b",".join(b'"%d":0' % i for i in range(20_000)) + b"}", 422, "unknown key"),
+    "many keys, one twice": (
+        b"{" + b'"z":0,' * 2 + b",".join(b'"%d":0' % i for i in range(20_000)) + b"}",
+        400,
+        "twice",
+    ),
+    "nothing": (b"{}", 422, "missing key `text`"),
+    "text null": (b'{"text": null}', 422, "`text` must be a string"),
+    "text number": (b'{"text": 1}', 422, "`text` must be a string"),
+    "text list": (b'{"text": ["a"]}', 422, "`text` must be a string"),
+    "text nul": (rb'{"text": "a\u0000b"}', 422, "`text` must be text, but holds the character NUL"),
+    "lone surrogate": (rb'{"text": "\ud800"}', 422, "text that UTF-8 can hold"),
+    "lone surrogate key": (rb'{"text": "a", "\ud800": 1}', 422, "unknown key"),
+    "lone surrogate language": (rb'{"text": "a", "to": "\udfff"}', 422, "`to` must be a string"),
+    "too long": (b'{"text": "' + b"x" * 10_001 + b'"}', 422, "at most 10000 characters, but has 10001"),
+    "unknown key": (b'{"text": "a", "beam": 4}', 422, "did you mean `beam_size`?"),
+    "a key of the inside": (b'{"text": "a", "__class__": 4}', 422, "unknown key `__class__`"),
+    "beam text": (b'{"text": "a", "beam_size": "4"}', 422, "`beam_size` must be an integer"),
+    "beam true": (b'{"text": "a", "beam_size": true}', 422, "`beam_size` must be an integer"),
+    "beam float": (b'{"text": "a", "beam_size": 4.0}', 422, "`beam_size` must be an integer"),
+    "beam none": (b'{"text": "a", "beam_size": 0}', 422, "must be 1 to 64, but is 0"),
+    "beam many": (b'{"text": "a", "beam_size": 65}', 422, "must be 1 to 64, but is 65"),
+    "prefix null": (b'{"text": "a", "prefix": null}', 422, "`prefix` must be a list"),
+    "prefix text": (b'{"text": "a", "prefix": "12"}', 422, "`prefix` must be a list"),
+    "prefix object": (b'{"text": "a", "prefix": {"0": 1}}', 422, "`prefix` must be a list"),
+    "prefix of text": (b'{"text": "a", "prefix": [1, "2"]}', 422, "`prefix[1]` must be an integer"),
+    "prefix below": (b'{"text": "a", "prefix": [-1]}', 422, "`prefix[0]` must be 0 to 2147483647, but is -1"),
+    "prefix above": (b'{"text": "a", "prefix": [2147483648]}', 422, "`prefix[0]` must be 0 to"),
+    "prefix long": (b'{"text": "a", "prefix": [' + b"1," * 1024 + b"1]}", 422, "at most 1024 tokens, but has 1025"),
+    "silence text": (b'{"text": "a", "silence": "encoder"}', 422, "`silence` must be a list"),
+    "silence of lists": (b'{"text": "a", "silence": [[]]}', 422, "`silence[0]` must be a string"),
+    "silence nul": (rb'{"text": "a", "silence": ["\u0000"]}', 422, "holds the character NUL"),
+    "silence long": (b'{"text": "a", "silence": ["' + b"x" * 201 + b'"]}', 422, "at most 200 characters"),
+    "silence many": (b'{"text": "a", "silence": [' + b'"",' * 2048 + b'""]}', 422, "at most 2048 parts"),
+    "language number": (b'{"text": "a", "to": 7}', 422, "`to` must be a string"),
+    "language long": (b'{"text": "a", "to": "' + b"x" * 201 + b'"}', 422, "at most 200 characters"),
+}
+
+
+def test_a_hostile_body_is_refused_with_a_sentence_and_never_reaches_the_model(client: Client, model: Model) -> None:
+    for name, (body, status, words) in HOSTILE.items():
+        reply = client.post(body)
+        assert (reply.status, words in reply.error) == (status, True), (name, reply)
+        assert len(reply.body) <= 2_000, name
+    assert model.asked == []
+    assert client.post({"text": "still here"}).status == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["text", "to", "beam_size", "prefix", "silence", "x", "TEXT"])
+SENSIBLE = st.sampled_from(["a", [1, 2], ["encoder.blocks.0"], 4, None, "\0", [-1], 10**40])
+BODIES = st.one_of(
+    st.binary(max_size=200),
+    JSON.map(lambda data: json.dumps(data).encode()),
+    st.dictionaries(KEYS, JSON | SENSIBLE, max_size=5).map(lambda data: json.dumps(data | {"text": "a"}).encode()),
+    st.dictionaries(KEYS, SENSIBLE, max_size=5).map(lambda data: json.dumps(data).encode()),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(BODIES)
+def test_any_body_is_a_question_or_a_refusal(body: bytes) -> None:
+    question = tried(body)
+    if isinstance(question, ApiError):
+        assert question.status in (400, 422)
+        assert json.loads(question.to_json())["error"].startswith("the request: ")
+    else:
+        question.text.encode("utf-8")
+        assert "\0" not in question.text
+        assert question.beam_size is None or 1 <= question.beam_size <= 64
+
+
+def tried(body: bytes) -> LookRequest | ApiError:
+    try:
+        return parse_request(body, Limits())
+    except ApiError as refusal:
+        return refusal
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=BODIES)
+def test_no_body_makes_the_running_server_fail(client: Client, body: bytes) -> None:
+    reply = client.post(body)
+    assert reply.status in (200, 400, 422)
+    assert reply.json if reply.status == 200 else reply.error
+
+
+# ---- one model for all -------------------------------------------------------------------------------------
+
+
+def test_twenty_clients_get_each_their_own_answer_one_at_a_time(model: Model) -> None:
+    with served(model, Limits(max_queued=32)) as client, ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda i: client.post({"text": f"sentence {i}", "prefix": [i]}), range(100)))
+    assert [reply.status for reply in replies] == [200] * 100
+    assert [(reply.json["title"], reply.json["prefix"]) for reply in replies] == [
+        (f"sentence {i}", [i]) for i in range(100)
+    ]
+    assert model.overlaps == 0
+
+
+def test_who_comes_when_the_line_is_full_is_sent_away_at_once(model: Model) -> None:
+    app = app_of(model, Limits(max_queued=2))
+    with serve_in_thread(app) as url, ThreadPoolExecutor(3) as pool:
+        client = Client(url)
+        replies = [pool.submit(client.post, {"text": text}) for text in ("wait", "wait too", "wait as well")]
+        assert until(lambda: app.num_pending == 3)
+        reply = client.post({"text": "one too many"})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "2")
+        assert reply.error == "the model is busy with others; ask again in a moment"
+        assert client.get("/health").status == 200
+        model.let_go.set()
+        assert [each.result().status for each in replies] == [200, 200, 200]
+        assert client.post({"text": "later"}).status == 200
+    assert "one too many" not in [question.text for question in model.asked]
+    assert model.overlaps == 0
+
+
+def test_the_work_of_a_client_that_has_gone_is_stopped(client: Client, model: Model) -> None:
+    with client.open(post_bytes({"text": "wait for nobody"})):
+        assert model.busy.wait(10)
+    assert until(lambda: model.stopped == ["wait for nobody"])
+    assert client.post({"text": "next"}).json["title"] == "next"
+    assert model.overlaps == 0
+
+
+def test_a_client_that_goes_while_it_waits_is_never_asked_for(model: Model) -> None:
+    app = app_of(model)
+    with serve_in_thread(app) as url, Client(url).open(post_bytes({"text": "wait"})) as first:
+        assert model.busy.wait(10)
+        second = Client(url).open(post_bytes({"text": "gone before its turn"}))
+        assert until(lambda: app.num_pending == 2)
+        second.close()
+        assert until(lambda: app.num_pending == 1)
+        model.let_go.set()
+        assert b"200 OK" in first.recv(4000)
+    assert [question.text for question in model.asked] == ["wait"]
+
+
+def test_work_that_takes_too_long_is_answered_and_stopped(model: Model) -> None:
+    with served(model, Limits(response_timeout=0.2)) as client:
+        reply = client.post({"text": "wait for ever"})
+        assert (reply.status, reply.headers["retry-after"]) == (503, "2")
+        assert reply.error == "an answer must take at most 0.2 seconds, but this took longer; ask for less"
+        assert until(lambda: model.stopped == ["wait for ever"])
+        assert client.post({"text": "next"}).status == 200
+
+
+def test_work_that_does_not_stop_keeps_the_model_to_itself(model: Model) -> None:
+    with served(model, Limits(response_timeout=0.2)) as client:
+        assert client.post({"text": "stubborn"}).status == 503
+        assert client.post({"text": "next"}).status == 503
+        assert [question.text for question in model.asked] == ["stubborn"]
+        model.let_go.set()
+        assert until(lambda: client.post({"text": "at last"}).status == 200)
+    assert model.overlaps == 0
+
+
+def test_facts_that_are_no_json_are_found_when_the_app_is_made(model: Model) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        create_app(page="", handler=model.look, csp="", model_info={"loss": float("nan")})

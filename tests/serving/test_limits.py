@@ -1,0 +1,173 @@
+"""Who may ask, how much and how slowly: each limit met by a client that goes past it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from attent.serving import Limits
+from attent.serving.limits import RequestGuard
+from tests.serving.toy import Client, Model, post_bytes, served
+
+pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
+pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
+
+CHUNKED = (
+    b"POST /api/look HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+SMALL = Limits(max_body_bytes=1_000)
+
+
+def test_a_body_that_says_it_is_too_long_is_refused_unread(model: Model) -> None:
+    with served(model, SMALL) as client:
+        reply = client.raw(post_bytes(b"", length=1_001))
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert reply.error == "the request must have at most 1000 bytes, but has more; shorten it"
+        assert client.raw(post_bytes(b"", length=10**18)).status == 413
+        assert client.post(b'{"text": "' + b"x" * 988 + b'"}').status == 200
+    assert len(model.asked) == 1
+
+
+def test_a_body_that_comes_in_pieces_is_refused_once_it_is_too_long(model: Model) -> None:
+    with served(model, SMALL) as client:
+        reply = client.raw(CHUNKED + b"3e9\r\n" + b"x" * 1_001)
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert client.raw(CHUNKED + b'd\r\n{"text": "a"}\r\n0\r\n\r\n').status == 200
+
+
+@pytest.mark.parametrize("head", [post_bytes(b"", length=10**9), CHUNKED + b"3b9aca00\r\n"])
+def test_what_comes_after_a_refusal_is_not_read_on(model: Model, head: bytes) -> None:
+    with served(model, SMALL) as client, client.open(head) as bare:
+        sent = 0
+        with pytest.raises(OSError, match=r"pipe|reset|abort"):  # noqa: PT012
+            while sent < 10**8:
+                bare.sendall(b"x" * 65_536)
+                sent += 65_536
+        assert sent < 2 * 10**7  # what the system's buffers hold
+        assert client.get("/health").status == 200
+
+
+def test_a_body_that_dawdles_is_given_up(model: Model) -> None:
+    with served(model, Limits(body_timeout=0.3)) as client:
+        begun = time.monotonic()
+        reply = client.raw(post_bytes(b'{"text"', length=20))
+        assert (reply.status, reply.headers["connection"]) == (408, "close")
+        assert reply.error == "the request must arrive within 0.3 seconds, but did not; send it again"
+        assert 0.2 < time.monotonic() - begun < 5
+    assert model.asked == []
+
+
+def test_a_body_that_breaks_off_is_dropped(model: Model) -> None:
+    with served(model) as client:
+        client.open(post_bytes(b'{"text"', length=20)).close()
+        assert client.post({"text": "next"}).status == 200
+    assert [question.text for question in model.asked] == ["next"]
+
+
+def test_the_server_answers_to_its_own_names_only(client: Client) -> None:
+    port = client.port
+    for host in ("127.0.0.1", f"127.0.0.1:{port}", f"LocalHost:{port}", f"[::1]:{port}"):
+        assert client.get("/", headers={"Host": host}).status == 200
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "",
+        "[::1",
+    ):
+        reply = client.get("/", headers={"Host": host})
+        assert reply.status == 421
+        assert reply.error.startswith("this server must be called 127.0.0.1 or localhost or [::1], but the request is ")
+
+
+def test_two_hosts_or_none_are_refused(client: Client) -> None:
+    assert client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n").status == 421
+    assert client.raw(b"GET / HTTP/1.1\r\n\r\n").status == 421
+
+
+def test_a_page_of_another_origin_cannot_ask(client: Client, model: Model) -> None:
+    here = f"127.0.0.1:{client.port}"
+    assert client.post({"text": "ours"}, {"Origin": f"http://{here}", "Sec-Fetch-Site": "same-origin"}).status == 200
+    others = [
+        "null",
+        "http://evil.example",
+        f"http://evil.example:{client.port}",
+        "http://127.0.0.1:1",
+        "http://[",
+        "file://",
+    ]
+    for origin in [*others, f"http://{here}.evil.example", f"http://{here}@evil.example"]:
+        reply = client.post({"text": "theirs"}, {"Origin": origin})
+        assert (reply.status, "own page only" in reply.error) == (403, True)
+    assert client.post({"text": "theirs"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
+    assert [question.text for question in model.asked] == ["ours"]
+
+
+def test_no_site_is_told_that_it_may_read_the_answers(client: Client) -> None:
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    for reply in (client.send("OPTIONS", "/api/look", None, asked), client.get("/", headers=asked)):
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+        assert reply.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_what_is_no_http_is_closed(client: Client) -> None:
+    for noise in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+        with client.open(noise + b"\r\n\r\n") as bare:
+            assert bare.recv(100)[:12] in (b"HTTP/1.1 400", b"")
+    with client.open(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10**6) as bare:
+        assert b"431" in bare.recv(100)
+    assert client.get("/health").status == 200
+
+
+def test_a_limit_that_admits_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`body_bytes` must be at least 0\.001, but is 0"):
+        Limits(max_body_bytes=0)
+
+
+# ---- without a server: what no polite server sends --------------------------------------------------------
+
+
+def talk(guard: RequestGuard, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
+    sent: list[Any] = []
+    waiting = list(messages)
+
+    async def receive() -> Any:
+        return waiting.pop(0) if waiting else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    return sent
+
+
+async def failing(scope: Any, receive: Any, send: Any) -> None:
+    if scope["path"] == "/late":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise RuntimeError("a bug")
+
+
+def http_scope(path: str) -> dict[str, Any]:
+    return {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"localhost")]}
+
+
+def test_an_app_that_fails_is_answered_for_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    guard = RequestGuard(failing, limits=Limits())
+    empty = {"type": "http.request", "body": b"", "more_body": False}
+    assert [message.get("status") for message in talk(guard, http_scope("/"), empty)] == [500, None]
+    assert "a bug" in caplog.text
+    assert [message.get("status") for message in talk(guard, http_scope("/late"), empty)] == [200]
+
+
+def test_web_sockets_are_declined_and_lifespan_is_kept() -> None:
+    guard = RequestGuard(failing, limits=Limits())
+    assert talk(guard, {"type": "websocket"}, {"type": "websocket.connect"}) == [
+        {"type": "websocket.close", "code": 1008}
+    ]
+    phases = talk(guard, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+    assert [phase["type"] for phase in phases] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

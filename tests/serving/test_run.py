@@ -1,0 +1,178 @@
+"""A port is taken, held and given back; the server says when it is ready, and ends when it is told to."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from attent.serving import Limits, ServeError, create_app, serve_in_thread, server
+from attent.serving.server import reserve_port
+from tests.serving.toy import Client, Model, app_of, post_bytes, served, until
+
+pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
+pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
+
+PROGRAM = """
+import sys, time
+from attent.serve import make_app, serve
+
+def look(question, stop):
+    while question.text == "wait" and not stop():
+        time.sleep(0.01)
+    time.sleep(60 if question.text == "stubborn" else 0)
+    return {"title": question.text}
+
+serve(make_app(page="page", look=look, csp="default-src 'self'"), port=0, ready=lambda url: print(url, flush=True))
+print("ended", flush=True)
+"""
+
+
+@contextmanager
+def program() -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, Client(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize(
+    ("name", "begun"),
+    [("SIGINT", each) for each in ("nothing", "wait", "stubborn", "half a head", "half a body")]
+    + [("SIGTERM", "wait")],
+)
+def test_a_signal_ends_it_within_two_seconds_without_a_word(name: str, begun: str) -> None:
+    asked = {"nothing": b"", "half a head": b"GET / HT", "half a body": post_bytes(b"{", length=9)}
+    with program() as (process, client), client.open(asked.get(begun, post_bytes({"text": begun}))):
+        assert client.get("/health").status == 200
+        time.sleep(0.1)
+        begin = time.monotonic()
+        process.send_signal(signal.Signals[name])
+        out, err = process.communicate(timeout=10)
+        took = time.monotonic() - begin
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+    assert took < 2
+
+
+def test_those_who_wait_are_told_that_the_server_ends(model: Model) -> None:
+    with served(model) as client:
+        bare = client.open(post_bytes({"text": "wait"}))
+        assert model.busy.wait(10)
+    answer = bare.recv(4000)
+    bare.close()
+    assert b"503 Service Unavailable" in answer
+    assert b"the server is stopping; ask again when it is back" in answer
+    assert until(lambda: model.stopped == ["wait"])
+
+
+def test_after_the_end_the_port_is_free_again(model: Model) -> None:
+    with serve_in_thread(app_of(model)) as url:
+        port = Client(url).port
+        with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 must be free, but another program has it"):
+            reserve_port("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    with serve_in_thread(app_of(model), port=port) as url:
+        assert Client(url).get("/health").status == 200
+
+
+def test_a_running_server_shares_its_port_with_nobody(model: Model) -> None:
+    """granian opens its socket so that others may join it; ours must notice that someone is there."""
+    with (
+        served(model) as client,
+        pytest.raises(ServeError, match="another program has it"),
+        serve_in_thread(app_of(model), port=client.port),
+    ):
+        pass
+
+
+def test_without_a_wish_the_next_free_port_is_taken() -> None:
+    with reserve_port("127.0.0.1", None) as first, reserve_port("127.0.0.1", None) as second:
+        ports = [each.getsockname()[1] for each in (first, second)]
+    assert ports[0] != ports[1]
+    assert all(server.FIRST_PORT <= port < server.FIRST_PORT + server.MAX_PORT_ATTEMPTS for port in ports)
+
+
+def test_when_all_of_them_are_taken_any_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PORT_ATTEMPTS", 0)
+    with reserve_port("127.0.0.1", None) as held:
+        assert held.getsockname()[1] > 0
+
+
+def test_a_host_or_port_that_cannot_be_is_a_sentence() -> None:
+    with pytest.raises(ServeError, match="`port` must be 0 to 65535, but is 70000"):
+        reserve_port("127.0.0.1", 70_000)
+    with pytest.raises(ServeError, match="`host` must be an address of this machine, but is 'no such host!'"):
+        reserve_port("no such host!", 0)
+    with pytest.raises(ServeError, match=r"port 0 of 192\.0\.2\.1 cannot be used"):
+        reserve_port("192.0.2.1", 0)
+
+
+def test_many_servers_one_after_another_and_side_by_side(model: Model) -> None:
+    with served(model) as one, served(Model(), Limits(max_queued=0)) as two:
+        assert one.port != two.port
+        assert one.post({"text": "a"}).json["title"] == two.post({"text": "a"}).json["title"]
+    for _ in range(3):
+        with served(model) as again:
+            assert again.get("/health").status == 200
+    assert not [thread for thread in threading.enumerate() if thread.name == "attent server"]
+
+
+def test_heads_that_are_never_finished_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADER_TIMEOUT", 1)
+    with served(model) as client:
+        halves = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
+        begun = time.monotonic()
+        assert client.get("/health").status == 200
+        assert time.monotonic() - begun < 1
+        assert [half.recv(100) for half in halves] == [b""] * 50
+        for half in halves:
+            half.close()
+
+
+def test_localhost_and_ipv6_have_addresses_too(model: Model) -> None:
+    with serve_in_thread(app_of(model), host="localhost") as url:
+        assert Client(url).get("/health").status == 200
+    try:
+        reserve_port("::1", 0).close()
+    except ServeError:
+        pytest.skip("this machine has no IPv6")
+    with serve_in_thread(app_of(model), host="::1") as url:
+        assert url.startswith("http://[::1]:")
+
+
+@pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "granian is absent")])
+def test_without_the_extra_it_says_what_to_install(
+    model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str
+) -> None:
+    real = builtins.__import__
+
+    def imported(name: str, *rest: object) -> object:
+        if name.partition(".")[0] == absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", imported)
+    told = pytest.raises((ImportError, ServeError), match=rf"{sentence}.*pip install 'attent\[serve\]'")
+    with told, serve_in_thread(create_app(page="", handler=model.look, csp="")):
+        pass
+
+
+def test_importing_the_part_brings_none_of_the_heavy_packages() -> None:
+    code = "import sys, attent.serve; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

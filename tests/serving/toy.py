@@ -1,0 +1,154 @@
+"""A real server on 127.0.0.1, with a plain function in the model's place; and clients that are not always polite."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from attent.serving import Limits, LookApp, LookRequest, create_app, serve_in_thread
+
+CSP = "default-src 'self'; script-src 'sha256-abc'"
+PAGE = "<!doctype html><title>look</title><p>Ein Hund läuft.</p>"
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        assert list(self.json) == ["error"]
+        sentence = self.json["error"]
+        assert isinstance(sentence, str)
+        return sentence
+
+
+@dataclass
+class Client:
+    """One address, a new connection for each request."""
+
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 80
+
+    def get(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Reply:
+        return self.send(method, path, None, headers or {})
+
+    def post(self, body: object, headers: dict[str, str] | None = None, path: str = "/api/look") -> Reply:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, content, {"Content-Type": "application/json"} | (headers or {}))
+
+    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers)
+            return read_reply(connection.getresponse())
+        finally:
+            connection.close()
+
+    def open(self, content: bytes) -> socket.socket:
+        """A bare connection on which so much was sent."""
+        bare = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        bare.sendall(content)
+        return bare
+
+    def raw(self, content: bytes) -> Reply:
+        with self.open(content) as bare:
+            response = http.client.HTTPResponse(bare)
+            response.begin()
+            return read_reply(response)
+
+
+def read_reply(response: http.client.HTTPResponse) -> Reply:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Reply(response.status, headers, response.read())
+
+
+def post_bytes(body: object, length: int | None = None) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = "POST /api/look HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content) if length is None else length}\r\n\r\n".encode() + content
+
+
+@dataclass
+class Model:
+    """In the model's place: it answers with what it was asked, and what it does hangs on the text.
+
+    `wait` keeps it until `let_go` or until it is told to stop; `stubborn` does not listen to the latter.
+    """
+
+    asked: list[LookRequest] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    overlaps: int = 0
+    busy: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+    _inside: int = 0
+
+    def look(self, question: LookRequest, stop: Callable[[], bool]) -> dict[str, Any]:
+        self._inside += 1
+        self.overlaps += self._inside > 1
+        self.asked.append(question)
+        try:
+            return self._look(question, stop)
+        finally:
+            self._inside -= 1
+
+    def _look(self, question: LookRequest, stop: Callable[[], bool]) -> dict[str, Any]:
+        text = question.text
+        if text.startswith(("wait", "stubborn")):
+            self.busy.set()
+            while not self.let_go.is_set() and not (stop() and text.startswith("wait")):
+                time.sleep(0.005)
+            if stop():
+                self.stopped.append(text)
+        if text == "wrong":
+            raise ValueError("`silence` must name a part of the model, but names none; see the page")
+        if text == "broken":
+            raise KeyError("a secret of the inside")
+        if text == "exit":
+            raise SystemExit(3)
+        if text == "nan":
+            return {"weight": float("nan")}
+        return {"title": text, "beam_size": question.beam_size, "prefix": list(question.prefix)}
+
+
+class Switch:
+    """A model that another can be put in the place of."""
+
+    model: Model
+
+    def look(self, question: LookRequest, stop: Callable[[], bool]) -> dict[str, Any]:
+        return self.model.look(question, stop)
+
+
+def app_of(model: Model | Switch, limits: Limits | None = None) -> LookApp:
+    return create_app(page=PAGE, handler=model.look, csp=CSP, limits=limits, model_info={"name": "toy"})
+
+
+@contextmanager
+def served(model: Model | Switch, limits: Limits | None = None) -> Iterator[Client]:
+    with serve_in_thread(app_of(model, limits)) as url:
+        yield Client(url)
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())

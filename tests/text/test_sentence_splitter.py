@@ -1,0 +1,219 @@
+"""Sentences and parts of them: nothing is lost, ends are found where a reader sees them, and hostile text costs no
+more than its length."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attent.text.abbreviations import LANGUAGES, get_abbreviations
+from attent.text.sentence_splitter import (
+    CLOSING_MARKS,
+    FULL_STOPS,
+    WIDE_STOPS,
+    SentencePart,
+    join_parts,
+    split_by_tokens,
+    split_sentences,
+)
+
+PIECES_OF_TEXT = st.sampled_from(
+    [
+        *".!?…,;: \n\t\"'»«()„“”",
+        *WIDE_STOPS,
+        *"aBß1é中の👩",
+        "\u200d",
+        "\u0301",
+        "\u00a0",
+        "\r\n",
+        "Dr",
+        "z. B.",
+        "U.S.",
+        "...",
+    ]
+)
+
+
+def sentences(text: str, language: str | None = None) -> list[str]:
+    return [piece.text for piece in split_sentences(text, language)]
+
+
+@given(st.lists(PIECES_OF_TEXT, max_size=60).map("".join), st.sampled_from([None, "de", "en", "el", "ja"]))
+@settings(deadline=None, max_examples=150)
+def test_pieces_and_gaps_are_the_text(text: str, language: str | None) -> None:
+    assert join_parts(split_sentences(text, language)) == text
+
+
+@given(st.text(max_size=200), st.integers(1, 30))
+@settings(deadline=None, max_examples=150)
+def test_pieces_and_gaps_are_the_text_however_short_the_parts(text: str, longest: int) -> None:
+    pieces = split_sentences(text, max_chars=longest)
+    assert join_parts(pieces) == text
+    assert all(len(piece.text) <= longest for piece in pieces)
+
+
+@given(st.lists(PIECES_OF_TEXT, max_size=60).map("".join))
+@settings(deadline=None, max_examples=150)
+def test_only_gaps_hold_the_space_around_a_piece(text: str) -> None:
+    pieces = split_sentences(text, max_chars=20)
+    assert all(piece.text == piece.text.strip() for piece in pieces)
+    assert all(not piece.gap.strip() for piece in pieces)
+    assert all(piece.text for piece in pieces[1:])
+
+
+# Each row is a text with "|" where sentences must be parted (and nowhere else).
+@pytest.mark.parametrize(
+    ("language", "marked"),
+    [
+        ("en", "It rains. |It pours! |Does it? |Yes… |It does."),
+        ("en", "Mr. Smith met Dr. J. A. Brown of the U.S. Navy. |They spoke, e.g. of ships."),
+        ("en", "See No. 5, Fig. 3 and pp. 10-12. |He said no. |Then he left."),
+        ("en", "Pi is 3.14 and not 3. |See www.example.com for setup.py and v. 2.0. |Good."),
+        ("en", "He lives in the U.S. |The house is old. |It costs $5. |50 people came."),
+        ("en", "He waited ... and waited. |Then ... |Nothing."),
+        ("en", "He said: “Come in.” |“Why?” she asked. |(It was late.) |They left."),
+        ("en", "Wait (!) Really (sic!) He (etc.) Did."),
+        ("en", "1. Introduction to it. |2 things are said.\n|A. The first\n|a. First\n|IV. Second\n|10. Tenth"),
+        ("en", "This is Scotland's. |It was in 1999. |Labour won. |Yahoo! is a firm."),
+        ("en", "We met at 5 p.m. |The talk began. |We met at 5 p.m. Eastern time."),
+        (
+            "de",
+            "Am 3. Mai und am 5. und 6. Juni tagt der 2. Ausschuss. |Dr. Meyer kommt z. B. mit Prof. Weiß, d. h. bald.",
+        ),
+        (
+            "de",
+            "Das war 1999. |Danach kam Ludwig XIV. nach Rom. |Es kostet ca. 5 Mio. Euro usw. |Wir zahlen.",
+        ),
+        ("de", "Siehe Art. 5 Abs. 3 Nr. 2. |Das ist seine Art. |Danach nichts. |„Wirklich?“ |»Ja.« |Gut."),
+        ("de", "Sie wohnt u. a. in Köln. |Er ist Nr. 1. |Die anderen folgen."),
+        ("fr", "« Oui ! » |Il part avec M. Le Pen et Mme. Roy. |« Où ? » demanda-t-il. |C'est l'art. 5 du code."),
+        ("es", "¿Qué? |¡No! |El Sr. López vive en EE. UU. y la Sra. Ruiz también. |Es así."),
+        ("cs", "Dne 3. května přišel p. Novák, tj. můj soused. |Bylo pozdě."),
+        ("ru", "Это т. е. дом и т. д. и т. п. |Он пришёл. |Ст. 5 и рис. 2 здесь."),
+        ("ja", "今日は雨です。|「本当？」と言った。|そうだ！|終わり"),
+        ("zh", "你好。|“好！”|再见？ |是。"),
+        ("hi", "यह घर है। |वह आया। |क्या?"),
+        ("ar", "مرحبا. |كيف حالك؟ |جيد."),
+        ("el", "Τι κάνεις; |Καλά. |Εσύ;"),
+        (None, "Mr. Smith kam z. B. am 3. Mai. |M. Dupont vint. |The end."),
+        ("en", "No stop at all\n|a new line\r\n\r\n|another\u2028|last"),
+        ("en", "This is so.\u00a0Dupont and Mr.\u00a0X are here.\u00a0 |Good"),
+        ("en", "foo . |Bar . . . baz ! ! |Done"),
+    ],
+)
+def test_sentences_end_where_a_reader_sees_it(language: str | None, marked: str) -> None:
+    text = marked.replace("|", "")
+    assert "|".join(piece.text + piece.gap for piece in split_sentences(text, language)) == marked
+
+
+def test_space_before_the_first_sentence_is_the_gap_of_an_empty_piece() -> None:
+    assert split_sentences("  A b. C d.\n") == [
+        SentencePart("", "  "),
+        SentencePart("A b.", " "),
+        SentencePart("C d.", "\n"),
+    ]
+    assert split_sentences(" \n ") == [SentencePart("", " \n ")]
+    assert split_sentences("") == []
+
+
+def test_a_language_that_is_not_known_has_the_words_of_all() -> None:
+    assert get_abbreviations("de-AT") is get_abbreviations("de_CH") is LANGUAGES["de"]
+    assert get_abbreviations(None).before_names >= LANGUAGES["en"].before_names | LANGUAGES["fr"].before_names
+    assert sentences("Mr. A. Hr. Bo ca. 5", "xx") == ["Mr. A. Hr. Bo ca. 5"]
+    assert get_abbreviations("fi").has_ordinals
+    assert not get_abbreviations("xx").has_ordinals
+
+
+def test_every_abbreviation_is_written_in_the_way_that_it_is_looked_for() -> None:
+    for words in LANGUAGES.values():
+        assert all(word == word.lower() for word in words.before_numbers | words.mid_sentence)
+        assert not any(word.endswith(".") for word in words.before_names | words.before_numbers | words.mid_sentence)
+
+
+# What is too long.
+
+
+def test_a_long_sentence_is_cut_behind_a_clause_then_a_word() -> None:
+    text = "the first part of it, " + "word " * 5 + "and the end"
+    assert split_sentences(text, max_chars=40)[0] == SentencePart("the first part of it,", " ")
+    assert split_sentences("word " * 20 + "end", max_chars=30)[0].text == "word word word word word"
+    assert [len(piece.text) for piece in split_sentences("x" * 100, max_chars=30)] == [25] * 4
+
+
+def test_a_cut_goes_through_no_sign_that_a_reader_sees_as_one() -> None:
+    family, flag, accented = "👩‍👩‍👧‍👦", "🇩🇪", "e\u0301\u0323"
+    for sign in (family, accented, "👍🏽", "한".encode().decode(), "\u1112\u1161\u11ab", "क्षि"):
+        for longest in range(len(sign), 4 * len(sign)):
+            pieces = split_sentences(sign * 9, max_chars=longest)
+            assert all(len(piece.text) % len(sign) == 0 for piece in pieces), (sign, longest)
+    assert [piece.text for piece in split_sentences(f"a{flag}b", max_chars=2)] == ["a", flag, "b"]
+
+
+def test_a_pile_of_marks_is_cut_all_the_same() -> None:
+    pieces = split_sentences("e" + "\u0301" * 5000, max_chars=1000)
+    assert all(len(piece.text) <= 1000 for piece in pieces)
+
+
+def letters(texts: Sequence[str]) -> list[int]:
+    """A tokenizer for which digits are hard: ten tokens each; other characters are one."""
+    return [sum(10 if sign.isdigit() else 1 for sign in text) for text in texts]
+
+
+def test_windows_keep_the_text_and_the_limit() -> None:
+    text = "One, two, three. " + "123 456, 789 " * 40 + "and words " * 30 + "\n" + "7" * 50
+    pieces = split_by_tokens(split_sentences(text), letters, 60)
+    assert join_parts(pieces) == text
+    assert max(letters([piece.text for piece in pieces])) <= 60
+
+
+def test_windows_leave_alone_what_fits() -> None:
+    pieces = split_sentences("One two. Three four.")
+    assert split_by_tokens(pieces, letters, 12) == pieces
+
+
+def test_windows_end_where_no_window_is_small_enough() -> None:
+    assert [piece.text for piece in split_by_tokens([SentencePart("77", " ")], letters, 3)] == ["7", "7"]
+
+
+@pytest.mark.parametrize("call", [lambda: split_sentences("a", max_chars=0), lambda: split_by_tokens([], letters, 0)])
+def test_a_limit_of_nothing_is_refused(call: object) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        call()  # type: ignore[operator]
+
+
+# Hostile text.
+
+HOSTILE = {
+    "sentences": "a. ", "capitals": "A. B ", "openings": "(", "quotes": '"', "stops": ".", "stops apart": ". ",
+    "closings apart": ") ", "spaces": " ", "space and lines": " \n", "letters": "a", "marks": "\u0301", "wide": "。",
+    "wide quoted": "。」と", "numbers": "1. ", "commas": ",", "commas apart": ", ", "dashes": "- ", "joiners": "\u200d",
+    "a word and stops": "a" + "." * 50, "dots in a word": "a.b", "stops and openings": ". ((((((((((((((((",
+    "no break": ".\u00a0", "half": "\ud83d", "line ends": "\r\u2028", "closed": "?!)]\"'", "initials": "J. ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE.keys())
+def test_the_time_is_in_proportion_to_the_length(unit: str) -> None:
+    """Eight times the text takes eight times as long; it would be 64 times if any step looked back over all of it."""
+
+    def cost(size: int) -> float:
+        text = unit * (size // len(unit)) + "%. B"
+        before = time.process_time()
+        pieces = split_sentences(text)
+        split_by_tokens(pieces, lambda texts: [len(text) for text in texts], 100)
+        taken = time.process_time() - before
+        assert join_parts(pieces) == text
+        return taken
+
+    cost(1_000)
+    small = max(min(cost(10_000) for _ in range(3)), 0.001)
+    assert cost(80_000) < 30 * small or cost(80_000) < 30 * small
+
+
+def test_the_classes_of_signs_do_not_overlap() -> None:
+    assert not set(FULL_STOPS) & set(CLOSING_MARKS)
+    assert not set(FULL_STOPS) & set(WIDE_STOPS)

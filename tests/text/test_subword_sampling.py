@@ -1,0 +1,184 @@
+"""Segmentations by chance: seeded, the same in every process, and with the probabilities of the papers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from sentencepiece import SentencePieceProcessor
+
+from attent.text.tokenizer import SubwordSampling, Tokenizer
+from attent.text.tokenizer_training import TokenizerKind
+from attent.text.vocabulary import SentencePieceVocabulary
+from tests.text.corpus import lines, tokenizer
+from tests.text.imported_tokenizers import sentencepiece_model
+from tests.text.test_tokenizer import KINDS, ODD
+
+SAMPLED: tuple[TokenizerKind, ...] = ("bpe", "unigram")
+TEXTS = [*lines()[1][:50], *ODD]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rate", [0.0, 1e-9])
+def test_at_a_rate_of_nothing_the_segmentation_is_the_usual_one(kind: TokenizerKind, rate: float) -> None:
+    ours = tokenizer(kind)
+    assert ours.sample_target(TEXTS, SubwordSampling(rate=rate), 1) == ours.encode_target(TEXTS)
+    assert ours.sample_source(TEXTS, SubwordSampling(rate=rate), 1, target_language="de") == ours.encode_source(
+        TEXTS, target_language="de"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
+def test_a_sampled_text_comes_back_as_it_was(kind: TokenizerKind, rate: float) -> None:
+    ours = tokenizer(kind)
+    rows = ours.sample_source(TEXTS, SubwordSampling(rate=rate), 7)
+    assert [ours.source.decode(ids) for ids in rows] == TEXTS
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_a_higher_rate_cuts_more(kind: TokenizerKind) -> None:
+    counts = [
+        sum(map(len, tokenizer(kind).sample_target(TEXTS, SubwordSampling(rate=rate), 3)))
+        for rate in (0, 0.05, 0.1, 0.3)
+    ]
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_the_seed_alone_decides(kind: TokenizerKind) -> None:
+    ours = tokenizer(kind)
+    first = ours.sample_target(TEXTS, SubwordSampling(), 5)
+    assert ours.sample_target(TEXTS, SubwordSampling(), 6) != first
+    random.seed(0)
+    assert ours.sample_target(TEXTS, SubwordSampling(), 5) == first
+    fresh = Tokenizer.from_files(dict(ours.files))  # which remembers no word yet
+    assert fresh.sample_target(TEXTS, SubwordSampling(), 5) == first
+
+
+def test_the_two_sides_of_a_pair_are_cut_independently() -> None:
+    ours = tokenizer()
+    assert ours.sample_source(TEXTS, SubwordSampling(), 5) != ours.sample_target(TEXTS, SubwordSampling(), 5)
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_another_process_draws_the_same(kind: TokenizerKind, tmp_path: Path) -> None:
+    tokenizer(kind).save(tmp_path)
+    texts = lines()[1][:50]
+    code = (
+        "import sys, hashlib; from pathlib import Path; from attent.text.tokenizer import Sampling, Tokenizer\n"
+        "texts = sys.stdin.buffer.read().decode().split('|')\n"
+        "rows = Tokenizer.load(Path(sys.argv[1])).sample_target(texts, Sampling(), 11)\n"
+        "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        input="|".join(texts).encode(),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "17"},
+    )
+    rows = tokenizer(kind).sample_target(texts, SubwordSampling(), 11)
+    assert run.stdout.decode().strip() == hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def test_a_symbol_is_never_cut() -> None:
+    for kind in KINDS:
+        vocabulary = tokenizer(kind).source
+        rows = vocabulary.sample(["a%sb {name}"] * 50, SubwordSampling(rate=0.9), 1)
+        assert all({"%s", "{name}"} <= set(vocabulary.to_pieces(ids)) for ids in rows)
+
+
+def test_a_line_without_spaces_is_sampled_too() -> None:
+    for kind in SAMPLED:
+        vocabulary = tokenizer(kind).source
+        text = "Eisenbahnbrücke" * 40
+        (ids,) = vocabulary.sample([text], SubwordSampling(), 2)
+        assert vocabulary.decode(ids) == text
+        assert vocabulary.sample([text], SubwordSampling(rate=1e-9), 2) == vocabulary.encode([text])
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, math.nan])
+def test_an_impossible_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="`rate` must be at least 0 and less than 1, but is"):
+        SubwordSampling(rate=rate)
+
+
+# --- the papers' probabilities ---------------------------------------------------------------------------------------
+
+DRAWS = 6000
+
+
+def drawn(kind: TokenizerKind, word: str, rate: float) -> Counter[str]:
+    vocabulary = tokenizer(kind).source
+    return Counter(
+        " ".join(vocabulary.to_pieces(ids)) for ids in vocabulary.sample([word] * DRAWS, SubwordSampling(rate=rate), 1)
+    )
+
+
+def assert_near(found: Counter[str], expected: dict[str, float]) -> None:
+    """Each count within five standard deviations of its expectation, which itself may come from as many draws."""
+    for spelling in found.keys() | expected.keys():
+        mean = DRAWS * expected.get(spelling, 0)
+        assert abs(found[spelling] - mean) <= 5 * math.sqrt(2 * max(mean, 1)), spelling
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_bpe_dropout_is_that_of_the_paper(rate: float) -> None:
+    """Algorithm 1 of Provilkov et al. as it stands there, a draw for every merge at every step."""
+    processor = SentencePieceProcessor(model_proto=tokenizer().files["tokenizer.model"])
+    chance = random.Random(2)
+    expected = Counter(" ".join(as_in_the_paper(processor, list("▁walking"), rate, chance)) for _ in range(DRAWS))
+    found = drawn("bpe", "walking", rate)
+    assert len(found) > 3
+    assert_near(found, {spelling: count / DRAWS for spelling, count in expected.items()})
+
+
+def as_in_the_paper(
+    processor: SentencePieceProcessor, pieces: list[str], rate: float, chance: random.Random
+) -> list[str]:
+    while True:
+        merged = [(processor.piece_to_id(a + b), at) for at, (a, b) in enumerate(pairwise(pieces))]
+        known = [(-processor.get_score(i), at) for i, at in merged if i != processor.unk_id()]
+        left = [merge for merge in known if chance.random() >= rate]
+        if not left:
+            return pieces
+        _, at = min(left)
+        pieces = [*pieces[:at], pieces[at] + pieces[at + 1], *pieces[at + 2 :]]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_unigram_sampling_is_that_of_the_paper(rate: float) -> None:
+    """Each segmentation by the product of its pieces' probabilities, to the power of alpha = 0.02 / rate."""
+    processor = SentencePieceProcessor(model_proto=tokenizer("unigram").files["tokenizer.model"])
+    weights = {
+        " ".join(pieces): math.exp(0.02 / rate * sum(processor.get_score(processor.piece_to_id(p)) for p in pieces))
+        for pieces in segmentations(processor, "▁market")
+    }
+    found = drawn("unigram", "market", rate)
+    assert len(found) > 3
+    assert_near(found, {spelling: weight / sum(weights.values()) for spelling, weight in weights.items()})
+
+
+def segmentations(processor: SentencePieceProcessor, text: str) -> list[list[str]]:
+    if not text:
+        return [[]]
+    return [
+        [text[:cut], *rest]
+        for cut in range(1, len(text) + 1)
+        if processor.piece_to_id(text[:cut]) != processor.unk_id()
+        for rest in segmentations(processor, text[cut:])
+    ]
+
+
+def test_a_vocabulary_of_another_maker_does_not_sample() -> None:
+    with pytest.raises(ValueError, match="only a tokenizer that attent has trained can sample"):
+        SentencePieceVocabulary(sentencepiece_model()).sample(["A man."], SubwordSampling(), 1)

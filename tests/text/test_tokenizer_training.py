@@ -1,0 +1,230 @@
+"""A tokenizer learnt from text: the same from the same, of a size that the text can fill, silently, from any text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attent import settings
+from attent.text.tokenizer import Tokenizer, TokenizerError
+from attent.text.tokenizer_training import (
+    CorpusSample,
+    TokenizerConfig,
+    TokenizerKind,
+    choose_vocab_size,
+    count_characters,
+    sample_lines,
+    train_tokenizer,
+)
+from tests.text.corpus import lines, tokenizer
+from tests.text.test_tokenizer import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_text_gives_the_same_bytes(kind: TokenizerKind) -> None:
+    config = TokenizerConfig(kind=kind)
+    assert train_tokenizer(*lines(), config) == train_tokenizer(iter(lines()[0]), iter(lines()[1]), config)
+
+
+def test_another_process_learns_the_same_bytes_and_prints_nothing() -> None:
+    code = (
+        "import sys; from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer\n"
+        "from tests.text.corpus import lines\n"
+        "made = [train_tokenizer(*lines(), TokenizerConfig(kind=kind)).fingerprint for kind in ('bpe', 'unigram', 'char')]\n"
+        "made += [train_tokenizer(['a', ''], ['b']).fingerprint]\n"
+        "sys.exit(' '.join(made))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    made = [train_tokenizer(*lines(), TokenizerConfig(kind=kind)).fingerprint for kind in KINDS]
+    assert run.stdout == ""
+    assert run.stderr.strip() == " ".join([*made, train_tokenizer(["a", ""], ["b"]).fingerprint])
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_given_size_is_kept() -> None:
+    assert tokenizer().source.size == 350
+
+
+def test_a_longer_text_gets_a_larger_vocabulary_up_to_a_limit() -> None:
+    few = CorpusSample(["some letters"], total_chars=0)
+    sizes = [
+        choose_vocab_size(CorpusSample(few.lines, seen), count_characters(few))
+        for seen in (10, 10**6, 10**7, 10**8, 10**10)
+    ]
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 512
+    assert sizes[-1] == 32_768
+    assert all(size % 64 == 0 for size in sizes)
+
+
+def test_the_sizes_of_known_corpora_are_as_documented() -> None:
+    few = CorpusSample(["letters"], 0)
+    chosen = [
+        choose_vocab_size(CorpusSample(few.lines, seen), count_characters(few))
+        for seen in (3_819_194, 7_135_730, 11_319_330)
+    ]
+    assert chosen == [9792, 12160, 14016]
+
+
+def test_a_script_of_wide_characters_counts_threefold() -> None:
+    latin, chinese = CorpusSample(["a" * 100], 3 * 10**7), CorpusSample(["汉" * 100], 10**7)
+    assert choose_vocab_size(latin, count_characters(latin)) == choose_vocab_size(chinese, count_characters(chinese))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [["a"], ["a", "", "  "], ["abc def"] * 3, ["汉字"], ["😀"], ["\t", "x\ty"]])
+def test_a_tiny_text_is_enough(kind: TokenizerKind, text: list[str]) -> None:
+    ours = train_tokenizer(text, text, TokenizerConfig(kind=kind))
+    assert [ours.source.decode(ids) for ids in ours.source.encode(text)] == text
+    assert ours.source.size < 512
+
+
+def test_a_size_that_the_text_cannot_fill_is_refused_with_the_largest_that_it_can() -> None:
+    with pytest.raises(TokenizerError, match=r"`vocab` is 30000, but the text is too small .* at most (\d+)") as caught:
+        train_tokenizer(*lines(), TokenizerConfig(vocab=30_000))
+    possible = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert train_tokenizer(*lines(), TokenizerConfig(vocab=possible)).source.size == possible
+
+
+def test_a_size_without_room_for_the_bytes_is_refused() -> None:
+    for kind in KINDS:
+        with pytest.raises(
+            TokenizerError, match="`vocab` must be more than 262, of which 256 are for bytes, but is 200"
+        ):
+            train_tokenizer(*lines(), TokenizerConfig(kind=kind, vocab=200))
+        assert train_tokenizer(*lines(), TokenizerConfig(kind=kind, vocab=263)).source.size == 263
+
+
+@pytest.mark.parametrize("text", [[], [""], ["  ", "\t\n", "\x00"]])
+def test_no_text_at_all_is_refused(text: list[str]) -> None:
+    with pytest.raises(TokenizerError, match="there is no text to learn a tokenizer from"):
+        train_tokenizer(text, text)
+    with pytest.raises(TokenizerError, match="there is no text"):
+        train_tokenizer(["a"], text, TokenizerConfig(joint=False))
+
+
+# --- characters ------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_characters_leave_half_of_the_vocabulary_to_words() -> None:
+    many = ["".join(chr(0x4E00 + (7 * line + 13 * at) % 5000) for at in range(40)) for line in range(500)]
+    ours = train_tokenizer([*many, *lines()[0]], lines()[1], TokenizerConfig(vocab=700))
+    pieces = ours.source.to_pieces(range(ours.source.size))
+    assert sum(len(piece) == 1 for piece in pieces) <= 219 + 2  # half of what is left, the space and the escape
+    assert "▁wieder" in pieces
+    assert ours.source.decode(ours.source.encode([many[0]])[0]) == many[0]
+
+
+def test_a_rare_character_is_spelled_in_bytes_and_a_common_one_is_not() -> None:
+    text = ["the same old words " * 20] * 3000
+    ours = train_tokenizer([*text, "once: ž", *["often: ö"] * 5], text, TokenizerConfig(vocab=300))
+    assert ours.source.to_pieces(ours.source.encode(["žö"])[0])[-3:] == ["<0xC5>", "<0xBE>", "ö"]
+
+
+@pytest.mark.parametrize("sign", ["▅", "▁", "\t", "\x00", "\n"])
+def test_a_line_with_a_sign_that_is_no_text_is_learnt_from_but_the_sign_gets_no_id(sign: str) -> None:
+    ours = train_tokenizer([f"zebra{sign}crossing"] * 50, ["word"] * 50)
+    assert ours.source.to_pieces(ours.source.encode(["zebra"])[0]) == ["▁zebra"]
+    assert not any(sign in piece[1:] or piece == sign != "▁" for piece in ours.source.pieces(range(ours.source.size)))
+
+
+def test_lines_of_any_length_are_learnt_from() -> None:
+    ours = train_tokenizer(["zebra " * 2_000_000], ["汉" * 1_000_000])
+    assert ours.source.to_pieces(ours.source.encode(["zebra"])[0]) == ["▁zebra"]
+
+
+# --- what is learnt from ---------------------------------------------------------------------------------------------
+
+
+def numbered(count: int) -> Iterator[str]:
+    return (f"{number:09}" for number in range(count))
+
+
+def test_a_sample_is_bounded_and_fair() -> None:
+    sample = sample_lines(numbered(100_000), seed=0, max_chars=45_000)
+    taken = [int(line) for line in sample.lines]
+    assert sample.total_chars == 900_000
+    assert 2_000 < len(taken) <= 5_000
+    assert abs(sum(number < 50_000 for number in taken) / len(taken) - 0.5) < 0.05
+    assert taken == sorted(taken)
+
+
+def test_a_sample_depends_on_its_seed_alone() -> None:
+    first = sample_lines(numbered(10_000), 1, 9_000)
+    assert sample_lines(numbered(10_000), 1, 9_000) == first
+    assert sample_lines(numbered(10_000), 2, 9_000).lines != first.lines
+
+
+def test_a_text_that_fits_is_taken_whole() -> None:
+    assert sample_lines(numbered(100), 0, 900).lines == list(numbered(100))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_symbols_and_tags_have_ids_of_their_own() -> None:
+    ours = tokenizer()
+    assert ours.source.to_pieces(range(4, 9)) == ["<2de>", "<2pt-BR>", "\x1a", "%s", "{name}"]
+    assert ours.source.tags == ("de", "pt-BR")
+    assert tokenizer(joint=False).source.tags == ("de", "pt-BR")
+    assert tokenizer(joint=False).target.tags == ()
+
+
+@pytest.mark.parametrize(
+    ("symbols", "words"),
+    [
+        (("",), "without spaces"),
+        (("{my name}",), "without spaces"),
+        (("a▁b",), "without spaces"),
+        (("\x1a",), "without spaces"),
+        (("<s>",), "uses it itself"),
+        (("<0x41>",), "uses it itself"),
+        (("<2de>",), "uses it itself"),
+        (("%s", "%d", "%s"), "'%s' stands twice"),
+    ],
+)
+def test_a_symbol_that_cannot_be_one_is_refused(symbols: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TokenizerConfig(symbols=symbols)
+
+
+def test_symbols_with_signs_of_every_kind_work() -> None:
+    symbols = ("a,b", '"', "'", "[x]", "\\n", "^", "-", "é", ",")
+    ours = train_tokenizer(*lines(), TokenizerConfig(symbols=symbols))
+    for symbol in symbols:
+        assert symbol in ours.source.to_pieces(ours.source.encode([f"x{symbol}y"])[0])
+
+
+@pytest.mark.parametrize(("tags", "words"), [(["de", "de"], "'de' stands twice"), (["d>e"], "but one is 'd>e'")])
+def test_a_tag_that_cannot_be_one_is_refused(tags: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        train_tokenizer(*lines(), tags=tags)
+
+
+def test_the_settings_are_read_from_toml(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('kind = "unigram"\nsymbols = ["%s"]\n', encoding="utf-8")
+    config = settings.read_toml(TokenizerConfig, tmp_path / "run.toml", ["vocab=none", "joint=false"])
+    assert config == TokenizerConfig(kind="unigram", joint=False, symbols=("%s",))
+    with pytest.raises(ValueError, match="did you mean 'unigram'"):
+        settings.apply_overrides(config, ["kind=unigramm"])
+
+
+@pytest.mark.parametrize("vocab", [0, -5, True, 2.5, 10**9])
+def test_an_impossible_size_is_refused(vocab: int) -> None:
+    with pytest.raises(ValueError, match="`vocab` must be a number"):
+        TokenizerConfig(vocab=vocab)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="`kind` must be one of bpe, unigram, char, but is 'word'"):
+        TokenizerConfig(kind="word")  # type: ignore[arg-type]
+
+
+def test_surrogates_in_the_text_do_no_harm() -> None:
+    assert isinstance(train_tokenizer(["a \ud800 b"] * 10, ["c"]), Tokenizer)

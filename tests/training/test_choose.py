@@ -1,0 +1,125 @@
+"""What a run takes by itself: a size from the amount of data and the device, nothing left open, reasons told."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from attent.models import presets
+from attent.training import autoconfig
+from attent.training.autoconfig import DataSize, choose_model, describe_choices, fill_train_config
+from attent.training.config import Run, read_user_settings
+from attent.training.run_options import TrainConfig
+from attent.training.schedule import compute_paper_lr
+from tests.text.corpus import tokenizer
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look at this machine's speed."""
+    monkeypatch.setattr(
+        autoconfig, "pick_precision", lambda device: ("bfloat16" if device.type == "cuda" else "float32", "")
+    )
+
+
+def amount(pairs: int) -> DataSize:
+    return DataSize(num_examples=pairs, num_tokens=30 * pairs)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kind", "size", "dropout"),
+    [
+        (1_000, "cpu", "tiny", 0.3),
+        (29_000, "cuda", "tiny", 0.3),
+        (200_000, "cuda", "small", 0.3),
+        (600_000, "cuda", "small", 0.2),
+        (4_000_000, "cuda", "base", 0.1),
+        (4_000_000, "cpu", "small", 0.1),
+        (30_000_000, "cuda", "base", 0.1),
+    ],
+)
+def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str, size: str, dropout: float) -> None:
+    found, model, why = choose_model(Run(), {}, amount(pairs), tokenizer(), kind)
+    assert found == size
+    assert model.encoder.dropout == model.decoder.dropout == dropout
+    assert model.encoder.width == getattr(presets, size)(9).encoder.width
+    assert f"{pairs:,} pairs" in why
+    assert f"dropout {dropout:g}" in why
+
+
+def test_what_was_asked_for_counts_and_the_reason_says_so() -> None:
+    asked = read_user_settings(None, {"model.dropout": 0.05}, [])
+    size, model, why = choose_model(Run(size="base"), asked, amount(1000), tokenizer(), "cpu")
+    assert size == "base"
+    assert model.encoder.dropout == 0.05
+    assert why == "as asked for"
+
+
+def test_the_model_has_the_vocabulary_start_and_end_of_the_tokenizer() -> None:
+    for joint in (True, False):
+        of = tokenizer(joint=joint)
+        _, model, _ = choose_model(Run(), {}, amount(1000), of, "cpu")
+        assert (model.vocab, model.output_vocab) == (of.source.size, of.target.size)
+        assert (model.start_id, model.end_id) == (of.target.start, of.target.end)
+        assert model.share_embeddings == joint
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+@pytest.mark.parametrize("pairs", [10, 29_000, 5_000_000, 10**9])
+@pytest.mark.parametrize("further", [False, True])
+def test_nothing_is_left_open(device: torch.device, pairs: int, further: bool) -> None:
+    open_on_purpose = {"threads", "device"} | ({"micro_batch_tokens"} if device == GPU else set())
+    train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=further)
+    assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= open_on_purpose
+    assert train.steps
+    assert train.warmup
+    assert train.valid_every
+    assert train.save_every
+    assert train.warmup < train.steps <= autoconfig.MAX_STEPS
+    assert train.valid_every <= train.steps
+
+
+def test_what_was_said_stays_as_it_was_said() -> None:
+    said = TrainConfig(
+        steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
+        micro_batch_tokens=5, rdrop=4.0,
+    )  # fmt: skip
+    for further in (False, True):
+        assert fill_train_config(said, "tiny", presets.tiny(100), amount(100), CPU, finetune=further) == said
+
+
+def test_the_rate_is_the_papers_and_for_small_models_twice_that() -> None:
+    for preset, times in ((presets.base(100), 1), (presets.small(100), 2)):
+        train = fill_train_config(TrainConfig(warmup=4000), "base", preset, amount(5_000_000), GPU)
+        assert train.lr == pytest.approx(times * compute_paper_lr(preset.encoder.width, 4000), rel=5e-3)
+
+
+def test_a_model_that_is_trained_further_needs_less() -> None:
+    anew = fill_train_config(TrainConfig(), "small", presets.small(100), amount(300_000), GPU)
+    further = fill_train_config(TrainConfig(), None, presets.small(100), amount(300_000), GPU, finetune=True)
+    assert further.steps
+    assert anew.steps
+    assert further.steps < anew.steps / 5
+    assert further.lr == autoconfig.FINETUNE_LR
+
+
+def test_more_data_is_not_fewer_updates_than_a_run_needs() -> None:
+    few = fill_train_config(TrainConfig(), "tiny", presets.tiny(100), amount(10), CPU)
+    assert few.steps == autoconfig.MIN_STEPS
+
+
+def test_the_choices_are_told_as_sentences() -> None:
+    run = Run()
+    size, model, why = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
+    train = fill_train_config(replace(run.train, accumulate=2), size, model, amount(29_000), CPU)
+    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), why, amount(29_000), CPU))
+    for part in (
+        "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.3",
+        "recipe: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} updates",
+        f"validation every {train.valid_every:,} updates", "ends after 10 without a better one",
+    ):  # fmt: skip
+        assert part in text

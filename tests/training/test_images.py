@@ -1,0 +1,228 @@
+"""Learning what images show: batches are drawn by their numbers alone, chance does to images what it is told to, and
+the whole way from files to a folder that classifies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attent import load
+from attent.cli import main
+from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
+from attent.models import VisionTransformer, build
+from attent.training.tasks.image_classification import (
+    ImageLoader,
+    ImageObjective,
+    build_vision_config,
+    choose_patch,
+    count_correct,
+    erase_random,
+    flip_random,
+    shift_random,
+)
+from tests.data.image_sets import make_bar_images, write_class_folders, write_idx
+
+PLAIN = ImageDataConfig(flip=0, shift=0, erase=0)
+SMALL = ["--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2", "--set", "model.ffn_width=32"]
+
+
+def bars(count: int = 60, side: int = 8, seed: int = 0) -> ImageDataset:
+    pixels, labels = make_bar_images(count, side, seed)
+    return ImageDataset("bars", pixels[:, None], labels.astype("<i4"), ("lying", "standing", "none"))
+
+
+def small(images: ImageDataset) -> VisionTransformer:
+    torch.manual_seed(0)
+    config = build_vision_config("tiny", ImageShape(images.pixels.shape[-1], 1), 4, images)
+    return build(replace(config, stack=replace(config.stack, layers=1, width=32, heads=2, ffn_width=64)))
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_every_image_once_but_for_those_left_over() -> None:
+    batches = ImageLoader(bars(), PLAIN, batch_size=16, row_length=4, seed=3)
+    assert batches.num_steps(0) == 3
+    seen = np.concatenate([batches.get_batch(1, step).example_ids for step in range(3)])
+    assert len(set(seen.tolist())) == 48
+    assert {len(batches.get_batch(0, step)) for step in range(3)} == {16}
+    assert not np.array_equal(seen[:16], batches.get_batch(0, 0).example_ids)
+
+
+def test_a_batch_depends_on_its_numbers_alone() -> None:
+    config = ImageDataConfig(mixup=0.4, erase=1.0)
+    first, again, other = (ImageLoader(bars(), config, batch_size=16, row_length=4, seed=seed) for seed in (1, 1, 2))
+    list(zip(range(5), first.iter_batches(workers=2), strict=False))  # a walk changes nothing
+    for name in ("pixels", "labels", "others", "shares"):
+        one, same, next_one, with_other = (
+            getattr(batch, name)
+            for batch in (first.get_batch(2, 1), again.get_batch(2, 1), first.get_batch(2, 2), other.get_batch(2, 1))
+        )
+        assert torch.equal(one, same)
+        assert not torch.equal(one, next_one)
+        assert not torch.equal(one, with_other)
+
+
+def test_to_judge_by_images_come_as_they_are_and_all_of_them() -> None:
+    images = bars()
+    batches = ImageLoader(images, None, batch_size=16, row_length=4)
+    found = torch.cat([batches.get_batch(0, step).pixels for step in range(batches.num_steps(0))])
+    assert np.array_equal(found.numpy(), images.pixels)
+
+
+def test_pieces_of_a_batch_are_its_rows() -> None:
+    batch = ImageLoader(bars(), ImageDataConfig(mixup=1.0), batch_size=10, row_length=4).get_batch(0, 0)
+    part = batch.slice_rows(3, 7)
+    assert (part.num_targets, part.num_tokens, part.num_padded_tokens, len(part)) == (4, 16, 16, 4)
+    assert torch.equal(part.pixels, batch.pixels[3:7])
+    assert part.mixup_weights is not None
+    assert batch.mixup_weights is not None
+    assert torch.equal(part.mixup_weights, batch.mixup_weights[3:7])
+    assert np.array_equal(part.example_ids, batch.example_ids[3:7])
+
+
+# ---- chance ----------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_mirrored_at_their_rate() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (400, 1, 4, 4), np.uint8)
+    found = flip_random(pixels, 0.25, np.random.default_rng(1))
+    turned = [np.array_equal(one, old[..., ::-1]) for one, old in zip(found, pixels, strict=True)]
+    same = [np.array_equal(one, old) for one, old in zip(found, pixels, strict=True)]
+    assert all(a != b for a, b in zip(turned, same, strict=True))
+    assert 70 < sum(turned) < 130
+
+
+def test_images_are_moved_by_no_more_than_told_and_every_way() -> None:
+    pixels = np.zeros((300, 1, 9, 9), np.uint8)
+    pixels[:, :, 4, 4] = 200
+    places = {tuple(np.argwhere(one[0])[0]) for one in shift_random(pixels, 2, np.random.default_rng(0))}
+    assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}
+
+
+def test_a_part_of_an_image_is_covered_at_its_rate() -> None:
+    pixels = np.zeros((400, 1, 16, 16), np.uint8)
+    erase_random(pixels, 0.25, np.random.default_rng(0))
+    share = (pixels > 0).mean((1, 2, 3))
+    assert 70 < (share > 0).sum() < 130
+    assert share.max() < 0.3
+
+
+def test_two_images_in_one_count_by_their_shares() -> None:
+    images = bars()
+    model = small(images)
+    torch.nn.init.normal_(model.classifier.weight)  # type: ignore[union-attr]
+    batch = ImageLoader(images, replace(PLAIN, mixup=1.0), batch_size=12, row_length=4).get_batch(0, 0)
+    assert batch.mixup_labels is not None
+    assert batch.mixup_weights is not None
+    loss, plain = ImageObjective(model, smoothing=0.1)(batch)
+    likely = model(model.normalize(batch.pixels)).log_softmax(-1)
+    right = torch.zeros(12, 3).scatter_add_(1, batch.labels[:, None], batch.mixup_weights[:, None])
+    right = right.scatter_add_(1, batch.mixup_labels[:, None], 1 - batch.mixup_weights[:, None])
+    assert torch.allclose(loss, -((right * 0.9 + 0.1 / 3) * likely).sum(), atol=1e-4)
+    assert torch.allclose(plain, -(right * likely).sum(), atol=1e-4)
+
+
+def test_the_loss_is_a_sum_that_pieces_add_up_to() -> None:
+    images = bars()
+    objective = ImageObjective(small(images))
+    batch = ImageLoader(images, PLAIN, batch_size=12, row_length=4).get_batch(0, 0)
+    whole, entropy = objective(batch)
+    parts = [objective(batch.slice_rows(start, start + 4))[0] for start in (0, 4, 8)]
+    assert torch.allclose(whole, torch.stack(parts).sum(), atol=1e-4)
+    assert torch.allclose(entropy, torch.tensor(12 * np.log(3), dtype=torch.float32))  # nothing is learned yet
+    assert not entropy.requires_grad
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("image", "patch"), [(28, 4), (32, 4), (64, 8), (96, 8), (128, 16), (224, 16), (29, 29)])
+def test_patches_suit_the_size_of_images(image: int, patch: int) -> None:
+    assert choose_patch(image) == patch
+
+
+def test_it_is_judged_without_dropout_and_left_as_it_was() -> None:
+    images = bars()
+    model = small(images)
+    model.encoder.dropout.p = 0.5
+    torch.nn.init.normal_(model.classifier.weight)  # type: ignore[union-attr]
+    assert {count_correct(model.train(), images) for _ in range(5)} == {count_correct(model.eval(), images)}
+    assert not model.training
+    count_correct(model.train(), images)
+    assert model.training
+
+
+def test_what_bars_are_is_learned() -> None:
+    images = bars(240, seed=1)
+    model = small(images)
+    objective = ImageObjective(model)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batches = ImageLoader(images, ImageDataConfig(erase=0), batch_size=48, row_length=4, seed=1)
+    for (_, batch), _ in zip(batches.iter_batches(workers=0), range(120), strict=False):
+        (objective(batch)[0] / len(batch)).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    assert count_correct(model, bars(90, seed=2)) >= 80
+    assert model.training
+
+
+# ---- the whole way ---------------------------------------------------------------------------------------------------
+
+
+def train(data: Path, out: Path, *more: str) -> int:
+    command = ["train", "--task", "images", "--data", str(data), "--out", str(out), "--quiet", "--device", "cpu"]
+    return main([*command, "--precision", "float32", *more])
+
+
+def test_from_files_to_a_model_that_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "set")
+    settings = ["--valid-every", "4", "--save-every", "4", "--batch-tokens", "64", "--warmup", "2", *SMALL]
+    assert train(data, tmp_path / "whole", "--steps", "8", *settings) == 0
+    assert train(data, tmp_path / "halves", "--steps", "4", "--schedule", "constant", *settings) == 0
+    assert train(data, tmp_path / "halves", "--steps", "8", "--schedule", "constant", *settings) == 0
+    assert train(data, tmp_path / "straight", "--steps", "8", "--schedule", "constant", *settings) == 0
+    halves, straight = load(tmp_path / "halves"), load(tmp_path / "straight")
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, halves.state_dict()[name])
+    scores = json.loads((tmp_path / "whole" / "state" / "finished.json").read_text())["scores"]
+    assert [(one["kind"], one["pairs"]) for one in scores] == [("validation", 6), ("test", 60)]
+    assert 0 <= scores[1]["accuracy_low"] <= scores[1]["accuracy"] <= scores[1]["accuracy_high"] <= 100
+    assert "attent classify" in (tmp_path / "whole" / "card.md").read_text()
+
+
+def test_a_model_is_trained_further_on_other_labels(tmp_path: Path) -> None:
+    settings = ["--steps", "2", "--batch-tokens", "16"]
+    assert train(write_idx(tmp_path / "set", test=False), tmp_path / "first", *settings, *SMALL) == 0
+    (tmp_path / "set" / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
+    assert train(tmp_path / "set", tmp_path / "second", *settings, "--from", str(tmp_path / "first")) == 0
+    first, second = load(tmp_path / "first"), load(tmp_path / "second")
+    assert isinstance(second, VisionTransformer)
+    assert second.config.labels == ("lying", "standing", "none")
+    assert first.config.stack == second.config.stack  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--hold-out", "99"], "`data.hold_out` must be less than the 60 images there are"),
+        (["--set", "model.patch_size=16"], "`model.patch_size` must divide 8"),
+        (["--valid", "/nowhere"], "/nowhere: must be a folder of images, but does not exist"),
+        (["--set", "data.images.flip=2"], "`flip` must be from 0 to 1, but is 2"),
+    ],
+)
+def test_what_cannot_be_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], told: str) -> None:
+    assert train(write_idx(tmp_path / "set", test=False), tmp_path / "out", *more) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_one_class_is_nothing_to_tell_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL")
+    write_class_folders(tmp_path / "set", ("cat",))
+    assert train(tmp_path / "set", tmp_path / "out") == 1
+    assert "must show at least two classes" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Updates are torch's own, number for number; one that is skipped leaves no trace; the state comes back bit for bit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attent.training.config import TrainConfig, TrainError
+from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
+
+GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 5), nn.LayerNorm(5))
+
+
+def named(of: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(of.named_parameters())
+
+
+def gradients(of: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in of.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def ours(kind: Literal["adam", "adamw"] = "adam", weight_decay: float = 0.1) -> tuple[nn.Module, CombinedOptimizer]:
+    of = layers()
+    return of, CombinedOptimizer(named(of), TrainConfig(optimizer=kind, weight_decay=weight_decay))
+
+
+def weights(of: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in of.parameters()]
+
+
+def all_equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_step_by_step_the_weights_are_those_of_torchs_own(kind: Literal["adam", "adamw"]) -> None:
+    of, optimiser = ours(kind)
+    theirs = layers()
+    decayed = [p for p in theirs.parameters() if p.dim() == 2]
+    plain = [p for p in theirs.parameters() if p.dim() != 2]
+    their = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](
+        [{"params": decayed, "weight_decay": 0.1 if kind == "adamw" else 0.0}, {"params": plain, "weight_decay": 0.0}],
+        betas=(0.9, 0.98),
+        eps=1e-9,
+    )
+    for step in range(20):
+        for one in (of, theirs):
+            gradients(one, step)
+        for group in their.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        optimiser.step(0.01 / (1 + step), GO)
+        their.step()
+        for mine, other in zip(of.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
+
+
+def test_biases_and_norms_do_not_decay_and_matrices_do() -> None:
+    of, optimiser = ours("adamw", weight_decay=0.5)
+    before = {name: tensor.detach().clone() for name, tensor in named(of).items()}
+    for parameter in of.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step(0.1, GO)
+    for name, parameter in named(of).items():
+        shrunk = 0.95 if parameter.dim() == 2 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * shrunk, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_skipped_update_leaves_weights_and_state_as_if_it_had_not_been(
+    kind: Literal["adam", "adamw"], first: int
+) -> None:
+    """Before the first real update, too, when there is no state yet."""
+    (of, optimiser), (other, unbroken) = ours(kind), ours(kind)
+    for step in range(6):
+        if step == first:
+            for parameter in of.parameters():
+                parameter.grad = torch.full_like(parameter, torch.nan)
+            before = weights(of)
+            optimiser.step(0.01, SKIP)
+            assert all_equal(before, weights(of))
+        for one in (of, other):
+            gradients(one, step)
+        optimiser.step(0.01, GO)
+        unbroken.step(0.01, GO)
+        assert all_equal(weights(of), weights(other)), step
+    left, right = optimiser.get_state(), unbroken.get_state()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_filled_with_its_state_another_goes_on_to_the_same_bits(kind: Literal["adam", "adamw"]) -> None:
+    (of, optimiser), (other, resumed) = ours(kind), ours(kind)
+    for step in range(8):
+        if step == 4:
+            other.load_state_dict(of.state_dict())
+            resumed.load_state({name: tensor.clone() for name, tensor in optimiser.get_state().items()})
+            back = resumed.get_state()
+            assert back.keys() == optimiser.get_state().keys()
+            assert len(back) == 3 * len(named(of))
+            assert all(torch.equal(back[name], tensor) for name, tensor in optimiser.get_state().items())
+        gradients(of, step)
+        optimiser.step(0.01, GO)
+        if step >= 4:
+            gradients(other, step)
+            resumed.step(0.01, GO)
+    assert all_equal(weights(of), weights(other))
+
+
+def test_what_fills_one_does_not_change_with_it() -> None:
+    (of, optimiser), (other, resumed) = ours(), ours()
+    gradients(of, 0)
+    optimiser.step(0.01, GO)
+    kept = {name: tensor.clone() for name, tensor in optimiser.get_state().items()}
+    resumed.load_state(optimiser.get_state())
+    gradients(other, 1)
+    resumed.step(0.01, GO)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in optimiser.get_state().items())
+
+
+def test_muon_on_a_cpu_is_refused_with_a_sentence() -> None:
+    with pytest.raises(TrainError, match=r"muon needs a GPU: .*; take adamw"):
+        CombinedOptimizer(named(layers()), TrainConfig(optimizer="muon"))
+
+
+def test_gradients_that_are_too_long_are_shortened_and_others_stay() -> None:
+    of = layers()
+    gradients(of, 0)
+    parameters = list(of.parameters())
+    norm = compute_grad_norm(parameters)
+    assert float(norm) == pytest.approx(
+        float(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm())
+    )
+    directions = [p.grad.clone() for p in parameters if p.grad is not None]
+    clip_gradients(parameters, norm, 2 * float(norm))
+    assert all(p.grad is not None and torch.equal(p.grad, d) for p, d in zip(parameters, directions, strict=True))
+    clip_gradients(parameters, norm, 0.5)
+    assert float(compute_grad_norm(parameters)) == pytest.approx(0.5, rel=1e-4)
+    for parameter, direction in zip(parameters, directions, strict=True):
+        torch.testing.assert_close(parameter.grad, direction * 0.5 / norm, rtol=1e-4, atol=1e-7)

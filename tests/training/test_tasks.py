@@ -1,0 +1,265 @@
+"""The tasks beside translation: packed text has the loss that it has apart, what is told is what the model says, a run
+that was stopped goes on to the same bits, and each of them learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attent.data.batch_plan import BatchConfig
+from attent.data.encoded_texts import EncodedTexts
+from attent.data.text_batches import LabeledBatch, TextLabeler, TextLoader, TokenMasker, WindowLoader
+from attent.data.text_corpus import TextCorpus
+from attent.models import CausalConfig, CausalLM, EncoderConfig, TextEncoder
+from attent.nn import LearnedConfig, StackConfig
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
+from attent.training import checkpoint
+from attent.training.distributed import DistributedContext
+from attent.training.loop import Trainer
+from attent.training.objective import (
+    CausalLMObjective,
+    MaskedLMObjective,
+    SingleStackObjective,
+    TextClassificationObjective,
+)
+from attent.training.tasks.base import BatchLoader, ObjectiveFactory
+from attent.training.tasks.masked_lm import MaskedLMTask, build_masking
+from attent.training.tasks.text_classification import TextClassificationTask, wilson_interval
+from tests.training.toys import RECIPE, are_equal
+
+VOCABULARY, LABELS = 40, ("0", "1", "2")
+STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.1, positions=LearnedConfig(max_length=64))
+
+
+def texts(count: int = 60, seed: int = 0) -> EncodedTexts:
+    """Texts of 3 to 20 tokens between a start (1) and an end (2)."""
+    chance = np.random.default_rng(seed)
+    rows = [np.array([1, *chance.integers(5, VOCABULARY, n), 2]) for n in chance.integers(1, 19, count)]
+    return EncodedTexts(np.concatenate(rows).astype("<u4"), np.cumsum([0, *map(len, rows)]), "key")
+
+
+def language(dropout: float = 0.0) -> CausalLM:
+    torch.manual_seed(1)
+    return CausalLM(CausalConfig(vocab=VOCABULARY, stack=replace(STACK, causal=True, dropout=dropout)))
+
+
+def encoder(dropout: float = 0.0) -> TextEncoder:
+    torch.manual_seed(1)
+    stack = replace(STACK, dropout=dropout)
+    made = TextEncoder(EncoderConfig(vocab=VOCABULARY, stack=stack, masked_lm=True, pooler=True, labels=LABELS))
+    assert made.classifier is not None
+    torch.nn.init.normal_(made.classifier.weight)
+    return made
+
+
+def windows(of: EncodedTexts | None = None, tokens: int = 128) -> WindowLoader:
+    return WindowLoader(of or texts(), batch_tokens=tokens, window_size=32, pad=0, seed=1)
+
+
+def packed(ask: Any, layout: Any = "packed", of: EncodedTexts | None = None) -> TextLoader:
+    return TextLoader(of or texts(), BatchConfig(batch_tokens=128, max_tokens=32, layout=layout), ask, pad=0, seed=1)
+
+
+def masks() -> TokenMasker:
+    return TokenMasker(4, np.arange(5, VOCABULARY), 1, 1)
+
+
+def labels(count: int = 60) -> TextLabeler:
+    return TextLabeler(np.arange(count) % len(LABELS))
+
+
+def everything(batches: Any) -> list[LabeledBatch]:
+    return [batches.batch(0, step) for step in range(batches.steps(0))]
+
+
+def loss(objective: SingleStackObjective, batches: list[LabeledBatch]) -> tuple[float, int]:
+    with torch.no_grad():
+        return sum(float(objective(batch)[1]) for batch in batches), sum(batch.num_targets for batch in batches)
+
+
+# ---- packed is apart -------------------------------------------------------------------------------------------------
+
+
+def test_documents_in_one_window_have_the_loss_that_each_has_alone() -> None:
+    model = language().double().eval()
+    of = texts()
+    fixed = WindowLoader(of, batch_tokens=len(of.ids) + 1, window_size=len(of.ids), pad=0, fixed=True)
+    stack = replace(model.config.stack, positions=LearnedConfig(max_length=len(of.ids)))
+    wide = CausalLM(replace(model.config, stack=stack)).double().eval()
+    state = wide.state_dict()
+    wide.load_state_dict({**model.state_dict(), **{n: t for n, t in state.items() if "positions" in n}})
+    assert fixed.is_packed
+    total, units = loss(CausalLMObjective(wide), everything(fixed))
+    alone = 0.0
+    with torch.no_grad():
+        for start, stop in zip(of.offsets[:-1], of.offsets[1:], strict=True):
+            ids = torch.from_numpy(of.ids[start:stop].astype(np.int64))[None]
+            alone += float(F.cross_entropy(wide(ids)[0, :-1], ids[0, 1:], reduction="sum"))
+    assert units == len(of.ids) - len(of)
+    assert total == pytest.approx(alone, rel=1e-9)
+
+
+def test_what_is_hidden_in_packed_rows_has_the_loss_that_it_has_alone() -> None:
+    model = encoder().double().eval()
+    for batch in everything(packed(masks()))[:3]:
+        total, _ = loss(MaskedLMObjective(model), [batch])
+        packing, places = batch.inputs.packing, batch.label_positions
+        assert packing is not None
+        assert places is not None
+        alone = 0.0
+        with torch.no_grad():
+            for row, ends in enumerate(packing.ends.tolist()):
+                edges = [0, *ends]
+                for place, wanted in zip(places[row].tolist(), batch.labels[row].tolist(), strict=True):
+                    if wanted >= 0:
+                        first = max(edge for edge in edges if edge <= place)
+                        last = min(edge for edge in edges if edge > place)
+                        states = model(batch.inputs.ids[row : row + 1, first:last])
+                        logits = model.masked_logits(states[0, place - first])
+                        alone += float(F.cross_entropy(logits[None], torch.tensor([wanted])))
+        assert total == pytest.approx(alone, rel=1e-9)
+
+
+def test_texts_in_packed_rows_are_labelled_as_they_are_alone() -> None:
+    model = encoder().double().eval()
+    whole = [
+        loss(TextClassificationObjective(model), everything(packed(labels(), layout)))
+        for layout in ("packed", "bucketed")
+    ]
+    assert whole[0][1] == whole[1][1] == 60
+    assert whole[0][0] == pytest.approx(whole[1][0], rel=1e-9)
+
+
+def test_filler_and_pieces_change_no_loss() -> None:
+    model = language().double().eval()
+    long = EncodedTexts(texts(200).ids, np.array([0, len(texts(200).ids)]), "key")
+    for of in (long, texts()):
+        batch = windows(of, 256).get_batch(0, 0)
+        total, _ = loss(CausalLMObjective(model), [batch])
+        pieces, _ = loss(CausalLMObjective(model), [batch.slice_rows(0, 3), batch.slice_rows(3, len(batch))])
+        assert total == pytest.approx(pieces, rel=1e-9)
+        filled = batch.inputs.ids.masked_fill(~batch.inputs.token_mask(), 7)
+        text = batch.inputs.with_tensors([filled, *batch.inputs.tensors()[1:]])
+        other = LabeledBatch.from_labels(text, batch.labels, batch.example_ids, per_token=True)
+        assert loss(CausalLMObjective(model), [other])[0] == pytest.approx(total, rel=1e-9)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def with_each(**facts: Any) -> Any:
+    """So much of a task as its figures need."""
+    return SimpleNamespace(each=iter, **facts)
+
+
+def test_the_share_of_hidden_words_that_are_told_counts_no_filler() -> None:
+    model, batches = without_labels(0.0).eval(), everything(packed(masks(), "bucketed"))
+    hidden = torch.cat([batch.labels[batch.labels >= 0] for batch in batches])
+    often = int(hidden.mode().values)
+    assert model.masked_lm is not None
+    assert model.masked_lm.output.bias is not None
+    model.masked_lm.output.bias.data[often] = 1000  # it says this word everywhere
+    share, _ = MaskedLMTask.measure_accuracy(with_each(sample=lambda *_: None), model, batches)  # type: ignore[arg-type]
+    assert share == pytest.approx(100 * float((hidden == often).float().mean()))
+
+
+def test_each_text_gets_the_label_that_it_gets_alone() -> None:
+    model, of = encoder().eval(), texts()
+    batches = everything(packed(labels(), "bucketed"))
+    assert len(batches) > 1
+    found = TextClassificationTask.predict_labels(with_each(labels=LABELS), model, TextCorpus("t", [""] * 60), batches)  # type: ignore[arg-type]
+    for i, said in enumerate(found):
+        ids = torch.from_numpy(of.ids[of.offsets[i] : of.offsets[i + 1]].astype(np.int64))[None]
+        assert said == LABELS[int(model.classify(model(ids)).argmax())]
+    assert len(set(found)) > 1
+
+
+def test_an_interval_is_wilsons() -> None:
+    assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    assert wilson_interval(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-4)
+    assert wilson_interval(0.0, 0) == (0.0, 1.0)
+
+
+def test_only_words_stand_for_other_words() -> None:
+    vocabulary = train_monolingual_tokenizer(["the cat sat on the mat"] * 3, TokenizerConfig(), mask=True).source
+    found = build_masking(vocabulary, "here")
+    assert vocabulary.mask is not None
+    signs = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask}
+    assert set(found.replacement_ids.tolist()) == set(range(vocabulary.size)) - signs
+    assert (found.mask_id, found.prefix_length, found.suffix_length) == (vocabulary.mask, 1, 1)
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+Parts = tuple[Callable[[float], Any], Callable[[], BatchLoader], ObjectiveFactory]
+TASKS: dict[str, Parts] = {
+    "lm": (language, windows, CausalLMObjective),
+    "mlm": (lambda dropout: without_labels(dropout), lambda: packed(masks(), "bucketed"), MaskedLMObjective),
+    "classify": (lambda dropout: encoder(dropout), lambda: packed(labels(), "bucketed"), TextClassificationObjective),
+}
+
+
+def without_labels(dropout: float) -> TextEncoder:
+    torch.manual_seed(1)
+    return TextEncoder(EncoderConfig(vocab=VOCABULARY, stack=replace(STACK, dropout=dropout), masked_lm=True))
+
+
+def training(task: str, out: Path, stop: Callable[[], bool] = lambda: False, **changes: Any) -> Trainer:
+    make, batches, objective = TASKS[task]
+    recipe = replace(RECIPE, label_smoothing=0.0, metric="loss", **changes)
+    team = DistributedContext(torch.device("cpu"))
+    model = make(0.1)
+    return Trainer(
+        model, None, recipe, batches(), None, None, out, team, lambda _: None, stop, {"data": "key"}, objective
+    )
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> None:
+    through = training(task, tmp_path / "through", workers=2, steps=12)
+    through.run()
+    first = training(task, tmp_path / "stopped", steps=12)
+    first.should_stop = lambda: first.state.step == 7
+    assert first.run().reason == "stopped"
+    found = checkpoint.load_newest(tmp_path / "stopped" / "state", print)
+    assert found is not None
+    assert found.step == 7
+    again = training(task, tmp_path / "stopped", steps=12)
+    again.load_checkpoint(found)
+    again.run()
+    assert again.state.order_digest == through.state.order_digest
+    assert are_equal(dict(again.parameters), dict(through.parameters))
+    assert through.train_batches.num_steps(0) < 12  # more than one epoch
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_it_learns_by_heart(task: str, tmp_path: Path) -> None:
+    made = training(task, tmp_path, steps=120 if task == "lm" else 60, lr=2e-2, save_every=1000, clip_norm=1.0)
+    few = texts(4)
+    ask: Any = masks() if task == "mlm" else labels(4)
+    made.train_batches = (
+        windows(few)
+        if task == "lm"
+        else TextLoader(
+            few, BatchConfig(batch_tokens=128, max_tokens=32, layout="bucketed"), ask, pad=0, seed=1, fixed=True
+        )
+    )
+    before = loss(made.objective.eval(), everything(made.train_batches))  # type: ignore[arg-type]
+    made.objective.train()
+    made.run()
+    after = loss(made.objective.eval(), everything(made.train_batches))  # type: ignore[arg-type]
+    assert after[0] / after[1] < 0.5 * before[0] / before[1]
+
+
+def test_rdrop_is_refused_where_it_is_not_known() -> None:
+    with pytest.raises(ValueError, match="`rdrop` must be 0 but for translations"):
+        CausalLMObjective(language(), rdrop=1.0)
