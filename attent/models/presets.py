@@ -134,18 +134,18 @@ def t5_small() -> Seq2SeqConfig:
 
 def t5_base() -> Seq2SeqConfig:
     """T5, base: 220M parameters."""
-    return replace_stacks(t5_small(), layers=12, width=768, heads=12, inner=3072)
+    return replace_stacks(t5_small(), layers=12, width=768, heads=12, ffn_width=3072)
 
 
 def t5_v1_1_small() -> Seq2SeqConfig:
     """T5 1.1, small: a gated feed-forward with GELU, and an output layer of its own."""
-    config = replace_stacks(t5_small(), layers=8, heads=6, inner=1024, activation="gelu_tanh", gated=True)
+    config = replace_stacks(t5_small(), layers=8, heads=6, ffn_width=1024, activation="gelu_tanh", gated=True)
     return replace(config, tie_output=False, scale_output=False)
 
 
 def t5_v1_1_base() -> Seq2SeqConfig:
     """T5 1.1, base: flan-t5-base is this one, trained further."""
-    return replace_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, inner=2048)
+    return replace_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, ffn_width=2048)
 
 
 def replace_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
