@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from attent.decoding.options import SearchOptions
+from attent.formatting import code_block, escape_markdown, format_code, format_count
+from attent.formatting import markdown_table as card_table
 from attent.inspection.ablate import (
     ABLATION_FILE,
     PART_KINDS,
@@ -28,8 +30,6 @@ from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, Pr
 from attent.scoring.pipeline import describe_beam
 from attent.scoring.report import render_heading, render_table
 from attent.training.model_card import CARD_NAME as CARD
-from attent.training.model_card import code_block, escape_markdown, format_code, format_count
-from attent.training.model_card import markdown_table as card_table
 
 SECTION_TITLE, ORIGINAL_CARD_TITLE = "Which heads matter", "The card of the model before"
 MAX_CARD_ROWS = 10  # of the most and the least important parts in the card

@@ -30,6 +30,7 @@ from attent.cli.search_flags import DeviceFlags, load_translator, resolve_target
 from attent.data.pairs import LanguagePair
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translator
+from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate as ablations
 from attent.inspection.ablate import (
     PART_KINDS,
@@ -48,7 +49,6 @@ from attent.scoring.metrics import compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag, read_test_set
 from attent.training.loop import write_model
 from attent.training.model_card import CARD_NAME as CARD
-from attent.training.model_card import escape_markdown, format_count, format_duration, replace_section
 
 LIMITS_SECTION = "Limits"
 COPIED_FILES = ("run.toml", "curves.svg")  # how it was trained; the card of before shows the picture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -25,6 +24,7 @@ from rich.text import Text
 from attent.data.builtin import BUILTIN_CORPORA
 from attent.data.corpus import Corpus, ReadOptions, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
+from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 if TYPE_CHECKING:
     from attent.data.contamination import ContaminationMatch
@@ -46,7 +46,6 @@ MAX_BAR_WIDTH = 26  # columns of the longest bar of a side
 MAX_NAME_WIDTH = 50  # columns: a longer path is cut behind its folder
 NUM_BINS = 10  # rows of the histogram, and one for what is longer
 
-HARMLESS_INVISIBLE = "\u200c\u200d\u00ad"  # joiners and soft hyphens: harmless, and part of how words are written
 
 SEVERITY_LABELS = {2: ("look", "bold red"), 1: ("note", "yellow"), 0: ("fine", "green")}
 FILTER_LABELS = {
@@ -255,7 +254,7 @@ def _render_corpora(report: CorpusReport) -> RenderableType:
     for origin in report.corpora:
         weight = f", weight {origin.weight:g}" if origin.weight != 1 else ""
         tags = f" {origin.source}-{origin.target}" if several else ""
-        table.add_row(_format_files(origin.files), f"{_format_count(origin.pairs, 'pairs')}{tags}{weight}")
+        table.add_row(_format_files(origin.files), f"{format_count(origin.pairs, 'pair')}{tags}{weight}")
     rows: list[RenderableType] = [_render_heading("Where it came from"), table]
     if report.bad_lines:
         rows += [
@@ -290,7 +289,7 @@ def _render_sides(report: CorpusReport) -> RenderableType:
         table.add_column(_format_side_name(name, side), justify="right", header_style="dim")
     for row in build_side_rows(report.source, report.target):
         table.add_row(*row)
-    rows: list[RenderableType] = [_render_heading(_format_count(report.pairs, "pairs")), table]
+    rows: list[RenderableType] = [_render_heading(format_count(report.pairs, "pair")), table]
     rows += [
         Text(f"Seen once or twice in the {name}: {_format_characters(side.rare_characters)}", "dim", overflow="fold")
         for name, side in (("source", report.source), ("target", report.target))
@@ -310,15 +309,17 @@ def build_side_rows(source: SideStats, target: SideStats) -> list[tuple[str, ...
         ("characters", [f"{side.characters:,}" for side in sides]),
         ("different characters", [f"{side.distinct_characters:,}" for side in sides]),
         ("length: mean", [f"{side.lengths.mean:.1f} {side.lengths.unit}" for side in sides]),
-        ("half are up to", [_format_count(side.lengths.median, side.lengths.unit) for side in sides]),
-        ("95% are up to", [_format_count(side.lengths.percentile_95, side.lengths.unit) for side in sides]),
-        ("the longest has", [_format_count(side.lengths.max_length, side.lengths.unit) for side in sides]),
+        ("half are up to", [format_count(side.lengths.median, side.lengths.unit.removesuffix("s")) for side in sides]),
+        (
+            "95% are up to",
+            [format_count(side.lengths.percentile_95, side.lengths.unit.removesuffix("s")) for side in sides],
+        ),
+        (
+            "the longest has",
+            [format_count(side.lengths.max_length, side.lengths.unit.removesuffix("s")) for side in sides],
+        ),
     ]
     return [(label, *values) for label, values in rows if any(values)]
-
-
-def _format_count(count: int, unit: str) -> str:
-    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
 
 
 def _format_characters(text: str, max_characters: int = 30) -> str:
@@ -414,9 +415,7 @@ def _describe_filter(name: str) -> str:
 
 
 def _render_count(label: str, count: int, report: CorpusReport, style: str = "") -> Text:
-    from attent.data.report import format_percent
-
-    return Text(f"{count:>11,}  {format_percent(report.pair_fraction(count)):>7}  {label}", style)
+    return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
 
 
 def _render_example(example: LineExample) -> list[Text]:
@@ -433,18 +432,6 @@ def _render_example_line(location: str, text: str) -> Text:
     return Text.assemble("    ", (location, "cyan"), "  ", escape_invisible(text), no_wrap=True, overflow="ellipsis")
 
 
-def escape_invisible(text: str) -> str:
-    """A text on one line; what would not be seen, or would move the cursor or turn the direction, as an escape."""
-    return "".join(map(_escape_char, text))
-
-
-def _escape_char(char: str) -> str:
-    if char.isprintable() or char in HARMLESS_INVISIBLE or unicodedata.category(char) == "Zs":
-        return char
-    short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return short.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}")
-
-
 # ---- test sets and time ----------------------------------------------------------------------------------------------
 
 
@@ -453,7 +440,7 @@ def _render_test_set(test: ContaminationReport) -> RenderableType:
 
     leak = test.contamination
     rows: list[RenderableType] = [
-        _render_heading(f"Held against {test.name}", _format_count(leak.sentences, "sentences"))
+        _render_heading(f"Held against {test.name}", format_count(leak.sentences, "sentence"))
     ]
     rows.append(Text(f"from {_format_files(test.files)}", "dim", overflow="fold"))
     counts = [
@@ -505,7 +492,7 @@ def _render_estimate(report: CorpusReport) -> RenderableType:
     sample = (
         "all pairs"
         if tokens.sampled_pairs >= report.kept_pairs
-        else f"a sample of {_format_count(tokens.sampled_pairs, 'pairs')}"
+        else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
     )
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)

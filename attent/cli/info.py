@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from attent.formatting import escape_invisible, format_bytes
+
 if TYPE_CHECKING:
     from attent.models import Model
     from attent.nn import StackConfig
@@ -521,8 +523,6 @@ def format_row(name: str, text: str) -> Iterator[str]:
     """A name and what is to be said, broken at spaces so that a page has 80 columns."""
     from rich.cells import cell_len, chop_cells
 
-    from attent.cli.data import escape_invisible
-
     lines = [""]
     for word in escape_invisible(text).split(" "):
         for i, part in enumerate(chop_cells(word, PAGE_WIDTH - LABEL_WIDTH) or [""]):
@@ -533,10 +533,3 @@ def format_row(name: str, text: str) -> Iterator[str]:
                 lines.append(part)
     yield f"{name:<{LABEL_WIDTH}}{lines[0]}".rstrip()
     yield from (" " * LABEL_WIDTH + line for line in lines[1:])
-
-
-def format_bytes(count: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"

@@ -20,9 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attent.cli.data import escape_invisible
+from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
-from attent.training.model_card import format_count, format_duration, format_short
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
 MIN_REDRAW_INTERVAL = 0.25  # seconds between drawings, at least
@@ -375,10 +374,6 @@ def format_perplexity(value: float) -> str:
 def format_speed(value: float) -> str:
     """Three digits: 18,400."""
     return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
-
-
-def format_percent(value: float) -> str:
-    return f"{100 * value:.0f}%"
 
 
 def format_lr(value: float) -> str:

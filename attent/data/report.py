@@ -23,6 +23,7 @@ from attent.data.estimate import CorpusEstimate
 from attent.data.filters import FILTER_ORDER, FilterConfig, KeySet, PairFilter
 from attent.data.formats import registry
 from attent.data.pairs import BadLine, CorpusError, Pair
+from attent.formatting import format_count, format_precise_percent
 from attent.text import scripts
 from attent.text.scripts import Scripts
 
@@ -485,7 +486,7 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
     if broken:
         weight = 2 if broken > 0.01 * (report.pairs + broken) else 1
         yield Diagnostic(
-            weight, f"{format_count(broken)} could not be read as a pair and {_is_or_are(broken)} left out."
+            weight, f"{format_count(broken, 'line')} could not be read as a pair and {_is_or_are(broken)} left out."
         )
     if expected:
         yield Diagnostic(
@@ -532,10 +533,10 @@ def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
     for test in report.test_sets:
         yield _diagnose_contamination(test)
         if test.bad_lines:
-            yield Diagnostic(1, f"{format_count(test.bad_lines)} of {test.name} could not be read as a pair.")
+            yield Diagnostic(1, f"{format_count(test.bad_lines, 'line')} of {test.name} could not be read as a pair.")
         if test.unseen_sentences:
             count, touched = len(set("".join(test.unseen_characters))), test.unseen_sentences
-            never = format_count(count, "character", "characters")
+            never = format_count(count, "character")
             verbs = "never occurs" if count == 1 else "never occur"
             of_it = f"{touched:,} of its sentences {_has_or_have(touched)} one"
             yield Diagnostic(1, f"{never} of {test.name} {verbs} here; {of_it}.")
@@ -558,7 +559,7 @@ def _diagnose_contamination(test: ContaminationReport) -> Diagnostic:
     told = _join_names([part for part in parts if part])
     if not told:
         return _diagnose_clean(test)
-    told = f"Of {format_count(leak.sentences, 'sentence', 'sentences')} of {test.name} {told}"
+    told = f"Of {format_count(leak.sentences, 'sentence')} of {test.name} {told}"
     if same > MAX_CONTAMINATION * leak.sentences:
         return Diagnostic(2, f"{told}: scores on it would be too good.")
     few = leak.exact_matches + leak.near_duplicates < 0.1 * leak.sentences
@@ -600,7 +601,7 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
     elif script:
         yield Diagnostic(
             _grade_severity(report, script),
-            f"{format_count(script)} in a script of another language: {_format_share(report, script)}.",
+            f"{format_count(script, 'line')} in a script of another language: {_format_share(report, script)}.",
         )
     if control:
         what = "text in a wrong encoding or control characters"
@@ -609,7 +610,8 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
                 f"text in a wrong encoding ({report.mojibake_pairs:,} such as \u201cfÃ¼r\u201d) or control characters"
             )
         yield Diagnostic(
-            _grade_severity(report, control), f"{format_count(control)} with {what}: {_format_share(report, control)}."
+            _grade_severity(report, control),
+            f"{format_count(control, 'line')} with {what}: {_format_share(report, control)}.",
         )
     if report.pair_fraction(ratio) > 0.02:
         yield Diagnostic(
@@ -628,7 +630,7 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
 
 def _diagnose_size(report: CorpusReport) -> Iterator[Diagnostic]:
     if 0 < report.kept_pairs < MIN_TRAINING_PAIRS:
-        few, them = format_count(report.kept_pairs, "pair", "pairs"), "it" if report.kept_pairs == 1 else "them"
+        few, them = format_count(report.kept_pairs, "pair"), "it" if report.kept_pairs == 1 else "them"
         yield Diagnostic(2, f"Only {few}: a model would learn {them} by heart. Add more, or fine-tune one.")
     if report.pairs and not (report.source.languages and report.target.languages):
         yield Diagnostic(1, "The languages are not known; with --src and --tgt more can be checked.")
@@ -644,21 +646,7 @@ def _grade_severity(report: CorpusReport, count: int) -> int:
 
 
 def _format_share(report: CorpusReport, count: int) -> str:
-    return format_percent(report.pair_fraction(count))
-
-
-def format_percent(fraction: float) -> str:
-    """As many digits as it deserves: 12%, 3.1%, 0.02%."""
-    if 0.995 <= fraction < 1:
-        return f"{min(100 * fraction, 99.99):.2f}%"
-    for least, digits in ((0.1, 0), (0.001, 1), (0.00001, 3)):
-        if fraction >= least:
-            return f"{100 * fraction:.{digits}f}%"
-    return "<0.001%" if fraction else "0%"
-
-
-def format_count(count: int, singular: str = "line", plural: str = "lines") -> str:
-    return f"{count:,} {singular if count == 1 else plural}"
+    return format_precise_percent(report.pair_fraction(count))
 
 
 def _join_names(names: list[str]) -> str:

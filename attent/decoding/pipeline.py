@@ -25,7 +25,6 @@ from typing import TextIO
 from cyclopts import CycloptsError
 
 from attent import settings
-from attent.cli.data import escape_invisible
 from attent.cli.search_flags import (
     InputError,
     build_search_options,
@@ -49,7 +48,7 @@ from attent.decoding.input_lines import (
     parse_text_line,
 )
 from attent.decoding.output_format import OutputFormat
-from attent.training.model_card import format_duration
+from attent.formatting import escape_invisible, format_duration
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096  # lines that are translated together
 GPU_PENDING_BLOCKS = (

@@ -30,6 +30,7 @@ from attent.decoding.forced_decoding import (
     encode_pairs,
     eval_mode,
 )
+from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_taps
 from attent.models import Seq2Seq
@@ -700,10 +701,6 @@ def format_entropy(values: HeadValues) -> str:
     assert values.entropy is not None
     possible = f" of {values.entropy / values.evenness:.1f}" if values.evenness else ""
     return f"{values.entropy:.1f} bits{possible}"
-
-
-def format_percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 # ---- of one sentence -------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from attent.cli.data import escape_invisible
 from attent.cli.score import ScoreFlags
 from attent.decoding.alignment import HeadSelection, MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores, compute_perplexity
+from attent.formatting import escape_invisible
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation, SentenceScore
 from attent.scoring.pipeline import ScoreReport

@@ -13,10 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attent import settings
+from attent.formatting import (
+    code_block,
+    escape_markdown,
+    format_code,
+    format_count,
+    format_duration,
+    format_short,
+    markdown_table,
+)
 from attent.training.events import ValidationSample
 
 CARD_NAME = "card.md"
-MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
 MAX_SAMPLE_CHARS = 400  # characters of a sample; a paragraph belongs in a file of its own
 
 PYTHON_EXAMPLE = """\
@@ -177,21 +185,6 @@ def render_card(card: ModelCard) -> str:
         _render_limits,
     )
     return "\n\n".join(part for section in sections for part in section(card)) + "\n"
-
-
-def replace_section(card: str, title: str, paragraphs: Iterable[str], before: Sequence[str] = ()) -> str:
-    """The text of a card with a section of this title: in place of the one that it had, else before the first of the
-    sections `before` that it has, else at the end."""
-    section = "\n\n".join([f"## {title}", *paragraphs])
-    parts = re.split(r"^(?=## )", card, flags=re.MULTILINE)
-    titles = [part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "" for part in parts]
-    kept = [part for part, name in zip(parts, titles, strict=True) if name != title]
-    places = [i for i, name in enumerate(titles) if name == title] or [
-        i for i, name in enumerate(titles) if name in before
-    ]
-    at = places[0] if places else len(kept)
-    texts = [part.strip("\n") for part in [*kept[:at], section, *kept[at:]]]
-    return "\n\n".join(text for text in texts if text) + "\n"
 
 
 def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
@@ -405,66 +398,3 @@ def _render_limits(card: ModelCard) -> Iterator[str]:
         f"and lengths, to repeat what is wrong or unfair in that text, and at times to leave out, add or invent. "
         f"Have a person check what matters. The scores hold for the sets above only."
     )
-
-
-# ---- Markdown and numbers --------------------------------------------------------------------------------------------
-
-
-def escape_markdown(text: str) -> str:
-    """Any text as one line that Markdown shows letter by letter, inside of a line or a cell."""
-    return MARKDOWN_SPECIAL.sub(r"\\\1", _single_line(text))
-
-
-def _single_line(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
-def format_code(text: str) -> str:
-    """A span of code; backticks inside need a longer fence around."""
-    line = _single_line(text)
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
-    return f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`"
-
-
-def code_block(language: str, lines: str) -> str:
-    return f"```{language}\n{lines}\n```"
-
-
-def markdown_table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right_aligned: Sequence[int] = (),
-    code_columns: Sequence[int] = (),
-) -> str:
-    """Without the columns in which no row has anything; `right` and `literal` are columns of numbers and of names."""
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    rule = ["---:" if i in right_aligned else "---" for i in kept]
-    body = [[_code_cell(row[i]) if i in code_columns else escape_markdown(row[i]) for i in kept] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([header[i] for i in kept], rule, *body))
-
-
-def _code_cell(text: str) -> str:
-    """As code, where a cell can hold that: a bar in it would end the cell, and a backslash cannot be escaped there."""
-    return format_code(text) if _single_line(text) and not set(text) & set("|\\") else escape_markdown(text)
-
-
-def format_count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def format_short(count: int) -> str:
-    """2.6 million, 310 thousand, 980."""
-    for size, name in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
-        if count >= size:
-            return f"{count / size:.1f} {name}" if count < 10 * size else f"{count / size:,.0f} {name}"
-    return str(count)
-
-
-def format_duration(seconds: float) -> str:
-    """The two units that matter: 3 h 20 min, 7 min 12 s, 4 s."""
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    if seconds < 3_600 - 0.5:
-        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"

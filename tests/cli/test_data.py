@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 import attent
 from attent import cli
-from attent.cli.data import draw_bar, escape_invisible, format_duration_range, format_rounded, show_progress
+from attent.cli.data import draw_bar, format_duration_range, format_rounded, show_progress
 
 ROOT = Path(attent.__file__).parent.parent
 GOOD = [f"Sentence number {i} is about the sea.\tSatz Nummer {i} handelt vom Meer." for i in range(300)]
@@ -273,11 +273,6 @@ def test_a_reader_that_goes_away_is_no_error(odd: str) -> None:
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_seen_is_escaped() -> None:
-    assert escape_invisible("a\tb\nc\x00\u202e\ud800") == "a\\tb\\nc\\x00\\u202e\\ud800"
-    assert escape_invisible("naïve 日本語 👩\u200d👧 x\u00a0y") == "naïve 日本語 👩\u200d👧 x\u00a0y"
 
 
 def test_a_bar_grows_by_eighths_and_always_shows() -> None:

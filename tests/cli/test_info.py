@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import attent
-from attent.cli.info import format_bytes, format_row, info, inspect_folder
+from attent.cli.info import format_row, info, inspect_folder
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.models.config import mirror_encoder
@@ -279,11 +279,6 @@ def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureF
     lines = list(format_row("folder", "x" * 200 + " \x1b[31m " + "語" * 60))
     assert all(cell_len(line) <= 80 for line in lines)
     assert "\\x1b[31m" in "".join(lines)
-
-
-@pytest.mark.parametrize(("count", "told"), [(12, "12 bytes"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")])
-def test_sizes_are_told_in_units(count: int, told: str) -> None:
-    assert format_bytes(count) == told
 
 
 @pytest.mark.parametrize(

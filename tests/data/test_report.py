@@ -24,7 +24,6 @@ from attent.data.report import (
     describe_limits,
     diagnose,
     format_names,
-    format_percent,
     list_ignored_files,
     summarize_lengths,
 )
@@ -330,14 +329,6 @@ def test_sides_the_wrong_way_round_are_suspected(tmp_path: Path) -> None:
     survey = CorpusSurvey()
     survey.read_corpus(open_corpora([str(write(tmp_path / "c.tsv", lines))], LanguagePair("en", "ru"))[0])
     assert any("--src and --tgt the right way" in text for text in texts(survey.build_report()))
-
-
-@pytest.mark.parametrize(
-    ("share", "told"),
-    [(0, "0%"), (1, "100%"), (0.9999, "99.99%"), (0.12, "12%"), (0.031, "3.1%"), (0.0002, "0.020%"), (1e-7, "<0.001%")],
-)
-def test_a_share_has_as_many_digits_as_it_deserves(share: float, told: str) -> None:
-    assert format_percent(share) == told
 
 
 def test_every_fact_goes_into_json(planted: tuple[Path, dict[str, list[int]]]) -> None:

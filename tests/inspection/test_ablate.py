@@ -42,7 +42,6 @@ from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
-from attent.training.model_card import replace_section
 from tests.text.corpus import lines, tokenizer
 
 STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
@@ -332,14 +331,6 @@ def test_progress_tells_the_time_that_is_left(capsys: pytest.CaptureFixture[str]
 
 
 # --- the card --------------------------------------------------------------------------------------------------------
-
-
-def test_a_section_of_a_card_is_put_before_others_and_replaced_by_a_new_one() -> None:
-    card = "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n"
-    once = replace_section(card, "Heads", ["One.", "Two."], ("Limits",))
-    assert once == "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Heads\n\nOne.\n\nTwo.\n\n## Limits\n\nMany.\n"
-    assert replace_section(once, "Heads", ["Three."], ("Scores",)) == once.replace("One.\n\nTwo.", "Three.")
-    assert replace_section("# Title\n", "Heads", ["One."]) == "# Title\n\n## Heads\n\nOne.\n"
 
 
 def test_the_section_has_the_ten_most_and_least_important_and_how_it_was_measured() -> None:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from attent.training.events import ValidationSample
 from attent.training.model_card import (
@@ -18,12 +16,7 @@ from attent.training.model_card import (
     ModelCard,
     ModelSummary,
     TrainingSummary,
-    escape_markdown,
-    format_code,
-    format_duration,
     format_headline,
-    format_short,
-    markdown_table,
     render_card,
     write_card,
 )
@@ -154,32 +147,13 @@ def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
     assert "attent translate 'my runs/it'\\''s'" in render_card(replace(CARD, folder="my runs/it's"))
 
 
-@given(st.text())
-def test_any_text_stays_on_its_line_and_in_its_cell(words: str) -> None:
-    line = escape_markdown(words)
-    assert "\n" not in line
-    for literal in ((), (0,)):
-        row = markdown_table(("a", "b"), [(words, "end"), ("x", "y")], code_columns=literal).split("\n")[2]
-        assert row.replace("\\\\", "").replace("\\|", "").count("|") == 3
-    assert not line.startswith(("#", ">", " "))
-
-
 def test_a_column_without_anything_is_left_out() -> None:
-    assert markdown_table(("a", "b", "c"), [("1", "", "2"), ("3", "", "")], right_aligned=(2,)) == (
-        "| a | c |\n| --- | ---: |\n| 1 | 2 |\n| 3 |  |"
-    )
     page = render_card(replace(CARD, settings=(CardSetting(name="train.lr", value="0.1"),)))
     assert "| Setting | Value |\n" in page
     assert "nats" not in page
     with_loss = replace(CARD, scores=(replace(CARD.scores[0], loss=1.5),))
     assert "| Decoding | Loss | BLEU |" in render_card(with_loss)
     assert "nats" in render_card(with_loss)
-
-
-@pytest.mark.parametrize("number", ["0.1", "0.0", "0", "1. ", "-1", "+3"])
-def test_numbers_stay_as_they_are(number: str) -> None:
-    assert escape_markdown(number) == number.strip()
-    assert markdown_table(("a",), [(number,)]).endswith(f"| {number.strip()} |")
 
 
 @pytest.mark.parametrize(
@@ -220,29 +194,3 @@ def test_a_file_that_two_corpora_share_is_listed_once() -> None:
 def test_without_validation_nothing_is_held_out() -> None:
     page = render_card(replace(CARD, data=replace(CARD.data, num_held_out=0, held_out_method="")))
     assert "Held out for validation: nothing." in page
-
-
-def test_code_spans_hold_backticks() -> None:
-    assert format_code("a`b") == "`` a`b ``"
-    assert format_code("plain") == "`plain`"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0.2, "0 s"),
-        (59.4, "59 s"),
-        (59.7, "1 min 0 s"),
-        (3_599.4, "59 min 59 s"),
-        (3_599.9, "1 h 0 min"),
-        (12_000, "3 h 20 min"),
-        (300_000, "3 days 11 h"),
-    ],
-)
-def test_durations_are_told_in_two_units(seconds: float, told: str) -> None:
-    assert format_duration(seconds) == told
-
-
-@pytest.mark.parametrize(("count", "told"), [(980, "980"), (310_000, "310 thousand"), (2_634_752, "2.6 million")])
-def test_counts_are_told_in_words(count: int, told: str) -> None:
-    assert format_short(count) == told

@@ -1,0 +1,87 @@
+"""Numbers and Markdown as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attent.formatting import (
+    escape_invisible,
+    escape_markdown,
+    format_bytes,
+    format_code,
+    format_count,
+    format_duration,
+    format_precise_percent,
+    format_short,
+    markdown_table,
+    replace_section,
+)
+
+
+@given(st.text())
+def test_any_text_stays_on_its_line_and_in_its_cell(text: str) -> None:
+    line = escape_markdown(text)
+    assert "\n" not in line
+    for code_columns in ((), (0,)):
+        row = markdown_table(("a", "b"), [(text, "end"), ("x", "y")], code_columns=code_columns).split("\n")[2]
+        assert row.replace("\\\\", "").replace("\\|", "").count("|") == 3
+    assert not line.startswith(("#", ">", " "))
+
+
+@pytest.mark.parametrize("number", ["0.1", "0.0", "0", "1. ", "-1", "+3"])
+def test_numbers_are_not_escaped(number: str) -> None:
+    assert escape_markdown(number) == number.strip()
+    assert markdown_table(("a",), [(number,)]).endswith(f"| {number.strip()} |")
+
+
+def test_tables_omit_empty_columns() -> None:
+    assert markdown_table(("a", "b", "c"), [("1", "", "2"), ("3", "", "")], right_aligned=(2,)) == (
+        "| a | c |\n| --- | ---: |\n| 1 | 2 |\n| 3 |  |"
+    )
+
+
+def test_code_spans_hold_backticks() -> None:
+    assert format_code("a`b") == "`` a`b ``"
+    assert format_code("plain") == "`plain`"
+
+
+def test_a_section_is_inserted_before_others_and_replaced() -> None:
+    card = "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n"
+    once = replace_section(card, "Heads", ["One.", "Two."], ("Limits",))
+    assert once == "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Heads\n\nOne.\n\nTwo.\n\n## Limits\n\nMany.\n"
+    assert replace_section(once, "Heads", ["Three."], ("Scores",)) == once.replace("One.\n\nTwo.", "Three.")
+    assert replace_section("# Title\n", "Heads", ["One."]) == "# Title\n\n## Heads\n\nOne.\n"
+
+
+def test_invisible_characters_are_escaped() -> None:
+    assert escape_invisible("a\tb\nc\x00\u202e\ud800") == "a\\tb\\nc\\x00\\u202e\\ud800"
+    assert escape_invisible("naïve 日本語 👩\u200d👧 x\u00a0y") == "naïve 日本語 👩\u200d👧 x\u00a0y"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((format_duration(0.2), "0 s"), (format_duration(59.4), "59 s"), (format_duration(59.7), "1 min 0 s")),
+        *((format_duration(3_599.4), "59 min 59 s"), (format_duration(3_599.9), "1 h 0 min")),
+        *((format_duration(12_000), "3 h 20 min"), (format_duration(300_000), "3 days 11 h")),
+        *(
+            (format_short(980), "980"),
+            (format_short(310_000), "310 thousand"),
+            (format_short(2_634_752), "2.6 million"),
+        ),
+        *((format_bytes(12), "12 bytes"), (format_bytes(2**20), "1.0 MiB"), (format_bytes(3 * 2**30), "3.0 GiB")),
+        *((format_count(1, "pair"), "1 pair"), (format_count(2_000, "entry", "entries"), "2,000 entries")),
+    ],
+)
+def test_numbers_have_units(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [(0, "0%"), (1, "100%"), (0.9999, "99.99%"), (0.12, "12%"), (0.031, "3.1%"), (0.0002, "0.020%"), (1e-7, "<0.001%")],
+)
+def test_small_fractions_have_more_digits(fraction: float, expected: str) -> None:
+    assert format_precise_percent(fraction) == expected
