@@ -1,13 +1,15 @@
-"""Imports point one way: each part of the package may import only what stands to its left.
+"""Imports go one way: a part of the package imports only parts to its left, and modules do not import each other in cycles.
 
-Every file is read with `ast`, so an import inside a function, under TYPE_CHECKING or through
-`import_module("...")` counts like any other. Planted wrong arrows show that the reader notices.
+Every file is parsed with `ast`, so an import inside a function, under TYPE_CHECKING or through `import_module("...")`
+counts. Imports for annotations alone (TYPE_CHECKING) make no cycle.
 """
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,92 +18,85 @@ import attent
 
 PACKAGE = Path(attent.__file__).parent
 
-# Left to right. Parts of one group do not know of each other.
+# Left to right. Parts of one group do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("storage", "formatting"),
+    ("settings",),
     ("text", "nn"),
     ("models",),
     ("interop", "data"),
-    ("train", "decode"),
-    ("score", "look"),
-    ("serve",),
+    ("decoding",),
+    ("scoring", "inspection"),
+    ("training",),
+    ("serving",),
     ("cli",),
 )
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
-FREE = "settings"  # imports no other part, and every part may import it
-FRONT_DOORS = {"__init__", "__main__"}  # the package's own: they stand to the right of everything
-NN_MAY_IMPORT = {"torch", "triton"}  # besides the standard library; triton in nn/kernels alone, which is imported late
+ENTRY_POINTS = {"__init__", "__main__"}  # of the package itself: they may import everything
+NN_MAY_IMPORT = {"torch", "triton"}  # besides the standard library; triton in nn/kernels only, which is imported late
 
 
-def test_imports_point_one_way() -> None:
+def read_modules() -> dict[str, ast.Module]:
+    """Return the syntax tree of each module by its path in the package."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_imports_go_one_way() -> None:
     problems = [
-        f"{path.relative_to(PACKAGE.parent)}:{problem}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for problem in wrong_arrows(part_of(path), path.read_text(encoding="utf-8"))
+        f"attent/{path}:{problem}"
+        for path, tree in read_modules().items()
+        for problem in find_violations(Path(path).with_suffix("").parts[0], tree)
     ]
     assert not problems, "\n".join(problems)
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def test_modules_have_no_import_cycles() -> None:
+    cycle = find_cycle(read_modules())
+    assert not cycle, " -> ".join(cycle)
 
 
-def wrong_arrows(part: str, source: str) -> list[str]:
-    """`LINE: what is wrong` for each import that a file of this part must not have."""
-    if part in FRONT_DOORS:
+def find_violations(part: str, tree: ast.Module) -> list[str]:
+    """Return `LINE: reason` for each import that a file of this part must not have."""
+    if part in ENTRY_POINTS:
         return []
-    found = []
-    for line, module in imports(ast.parse(source)):
-        reason = refusal(part, module)
-        if reason is not None:
-            found.append(f"{line}: {reason}")
-    return found
+    refusals = ((line, refuse_import(part, module)) for line, module in iter_imports(tree))
+    return [f"{line}: {reason}" for line, reason in refusals if reason is not None]
 
 
-def refusal(part: str, module: str) -> str | None:
-    """Why a file of this part must not import this module, or None where it may."""
-    if part != FREE and part not in RANK:
-        return f"`{part}` has no place yet: add it to LAYERS in {Path(__file__).name}"
+def refuse_import(part: str, module: str) -> str | None:
+    """Return why a file of this part must not import this module, or None if it may."""
+    if part not in RANK:
+        return f"`{part}` has no rank yet: add it to LAYERS in {Path(__file__).name}"
     if module.startswith("."):
-        return "a relative import: write the whole path, so that a reader sees where it goes"
-    top, _, rest = module.partition(".")
+        return "a relative import: write the absolute path"
+    top, _, name = module.partition(".")
     if top != "attent":
-        return None if part != "nn" or is_allowed_in_nn(top) else f"nn imports torch only, not `{top}`"
-    return refusal_inside(part, rest)
-
-
-def refusal_inside(part: str, inside: str) -> str | None:
-    target = inside.partition(".")[0]
-    if target in ("__version__", part, FREE) or part in LAYERS[-1]:
+        allowed = part != "nn" or top in sys.stdlib_module_names or top in NN_MAY_IMPORT
+        return None if allowed else f"nn imports torch only, not `{top}`"
+    target = name.partition(".")[0]
+    if target in ("__version__", part) or part in LAYERS[-1]:
         return None
     if target not in RANK:
-        door = f"attent.{inside}".rstrip(".")
-        return f"`{door}` is the front door: import the part that defines the name"
-    if part == FREE:
-        return f"settings imports no other part, but imports `attent.{inside}`"
+        return f"`{module}` is the public entry point: import the part that defines the name"
     if RANK[target] >= RANK[part]:
-        return f"`{part}` must not import `attent.{inside}`: it does not stand to the left ({picture()})"
+        order = " -> ".join(", ".join(group) for group in LAYERS)
+        return f"`{part}` must not import `{module}`, which is not to its left ({order})"
     return None
 
 
-def is_allowed_in_nn(top: str) -> bool:
-    return top in sys.stdlib_module_names or top in NN_MAY_IMPORT
-
-
-def picture() -> str:
-    return " -> ".join(", ".join(group) for group in LAYERS)
-
-
-def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import; `from attent import models` counts as `attent.models`."""
+def iter_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) of every import; `from attent import models` counts as `attent.models`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "")
-            whole = origin == "attent"
-            yield from ((node.lineno, f"attent.{a.name}" if whole else origin) for a in node.names)
+            names = [f"attent.{alias.name}" for alias in node.names] if origin == "attent" else [origin]
+            yield from ((node.lineno, name) for name in names)
         elif isinstance(node, ast.Call) and is_import_call(node.func):
-            yield from ((node.lineno, text) for text in texts(node.args[:1]))
+            constants = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+            yield from ((node.lineno, value) for value in constants if isinstance(value, str))
 
 
 def is_import_call(function: ast.expr) -> bool:
@@ -109,11 +104,37 @@ def is_import_call(function: ast.expr) -> bool:
     return name in ("import_module", "__import__")
 
 
-def texts(nodes: list[ast.expr]) -> list[str]:
-    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+def find_cycle(trees: dict[str, ast.Module]) -> list[str]:
+    """Return the modules of one import cycle, or an empty list. Package `__init__` files only re-export."""
+    modules = {
+        f"attent.{path.removesuffix('.py').replace('/', '.')}": tree
+        for path, tree in trees.items()
+        if not path.endswith("__init__.py")
+    }
+    graph = {name: imported_modules(tree) & modules.keys() - {name} for name, tree in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
-# ---- the reader itself -------------------------------------------------------------------------------------
+def imported_modules(tree: ast.Module) -> set[str]:
+    ignored: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            ignored.update(id(child) for statement in node.body for child in ast.walk(statement))
+    nodes = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in ignored
+    ]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+# ---- the checks themselves -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,19 +147,21 @@ def texts(nodes: list[ast.expr]) -> list[str]:
         ("models", "from attent import interop"),
         ("models", "import attent"),
         ("models", "from attent import build"),
-        ("interop", "from attent.data.readers import read"),
-        ("data", "def f():\n    from attent.train.loop import train"),
-        ("decode", "if TYPE_CHECKING:\n    from attent.look import Trace"),
-        ("score", "import importlib\nimportlib.import_module('attent.serve')"),
-        ("serve", "from attent.cli import main"),
+        ("interop", "from attent.data.formats import read"),
+        ("data", "def f():\n    from attent.training.loop import train"),
+        ("decoding", "if TYPE_CHECKING:\n    from attent.inspection import Trace"),
+        ("scoring", "import importlib\nimportlib.import_module('attent.serving')"),
+        ("serving", "from attent.cli import main"),
         ("settings", "from attent.nn.masks import Mask"),
+        ("storage", "from attent import settings"),
+        ("inspection", "from attent.training import loop"),
         ("models", "from ..interop import load"),
         ("models", "from . import presets"),
         ("helpers", "import torch"),
     ],
 )
-def test_a_planted_wrong_arrow_is_caught(part: str, source: str) -> None:
-    assert wrong_arrows(part, source)
+def test_wrong_import_is_reported(part: str, source: str) -> None:
+    assert find_violations(part, ast.parse(source))
 
 
 @pytest.mark.parametrize(
@@ -146,35 +169,57 @@ def test_a_planted_wrong_arrow_is_caught(part: str, source: str) -> None:
     [
         ("nn", "import math, torch\nfrom torch.nn import functional\nfrom attent.nn.masks import Mask"),
         ("models", "from attent.nn import block\nfrom attent.text import tokenizer"),
-        ("decode", "from attent.interop import load\nfrom attent import models"),
+        ("decoding", "from attent.interop import load\nfrom attent import models"),
         ("cli", "import attent"),
-        ("cli", "from attent import __version__\nimport rich\nfrom attent.serve import app"),
-        ("train", "from attent.settings import Run"),
-        ("settings", "import tomllib"),
-        ("__init__", "from attent.look import record"),
+        ("cli", "from attent import __version__\nimport rich\nfrom attent.serving import app"),
+        ("training", "from attent.settings import Run\nfrom attent.scoring import metrics"),
+        ("settings", "import tomllib\nfrom attent.storage.atomic import write_atomic"),
+        ("__init__", "from attent.inspection import record"),
     ],
 )
-def test_a_right_arrow_passes(part: str, source: str) -> None:
-    assert wrong_arrows(part, source) == []
+def test_allowed_import_passes(part: str, source: str) -> None:
+    assert find_violations(part, ast.parse(source)) == []
 
 
-def test_a_complaint_names_the_line_and_the_order() -> None:
-    (problem,) = wrong_arrows("nn", "import torch\nimport attent.models")
+def test_violation_names_line_and_order() -> None:
+    (problem,) = find_violations("nn", ast.parse("import torch\nimport attent.models"))
     assert problem.startswith("2: `nn` must not import `attent.models`")
     assert "text, nn -> models -> interop, data" in problem
 
 
-def test_importing_attent_brings_no_torch() -> None:
+def test_cycle_through_a_function_is_found() -> None:
+    trees = {
+        "data/a.py": "from attent.data import b",
+        "data/b.py": "def f():\n    from attent.data.a import x",
+        "data/c.py": "if TYPE_CHECKING:\n    from attent.data import a",
+    }
+    cycle = find_cycle({path: ast.parse(source) for path, source in trees.items()})
+    assert set(cycle) == {"attent.data.a", "attent.data.b"}
+    assert not find_cycle({path: ast.parse(trees[path]) for path in ("data/a.py", "data/c.py")})
+
+
+# ---- the public names ----------------------------------------------------------------------------------------
+
+
+def test_importing_attent_does_not_import_torch() -> None:
     code = "import sys, attent; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False).returncode == 0
 
 
-def test_every_public_name_arrives() -> None:
+def test_every_public_name_resolves() -> None:
     assert set(attent.__all__) <= set(dir(attent))
     for name in attent.__all__:
         assert getattr(attent, name) is not None
 
 
-def test_an_unknown_public_name_is_an_attribute_error() -> None:
+def test_public_functions_do_not_share_a_name_with_a_package() -> None:
+    """Importing `attent.x.y` binds `attent.x`, so a function `attent.x` would be lost on its second use."""
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    functions = {name for name in attent.__all__ if inspect.isroutine(getattr(attent, name))}
+    assert functions
+    assert not functions & packages
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'biuld'"):
         attent.biuld  # noqa: B018
