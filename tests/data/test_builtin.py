@@ -139,8 +139,8 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, ca
     script = tmp_path / "ask.py"
     script.write_text(
         "from attent.data.builtin import *\n"
-        f"files = tuple(Published(*row) for row in {[tuple(vars(file).values()) for file in sites.multi30k_files]!r})\n"
-        f"print(folder('multi30k', Languages('en', 'de'), Sites(multi30k={site.url!r}, multi30k_files=files)))\n"
+        f"files = tuple(Multi30kFile(*row) for row in {[tuple(vars(file).values()) for file in sites.multi30k_files]!r})\n"
+        f"print(get_corpus_folder('multi30k', LanguagePair('en', 'de'), DownloadSites(multi30k_url={site.url!r}, multi30k_files=files)))\n"
     )
     asking = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=60)[0].strip() for process in asking]

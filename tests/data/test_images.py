@@ -227,7 +227,7 @@ def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
     assert np.allclose(std, whole.std((0, 2, 3)), atol=1e-4)
 
 
-@pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image": 2}])
+@pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image_size": 2}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ImageDataConfig(**setting)  # type: ignore[arg-type]

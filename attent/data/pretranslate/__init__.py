@@ -78,14 +78,14 @@ def pretranslate_file(
         raise PretranslateError(f"{name} must be a file of one of these kinds: {known}; rename it or say its kind")
     module = _FORMAT_MODULES[form]
     text = module.decode_document(content, name)
-    scan = module.result(text, LanguagePair(src, tgt))
+    scan = module.scan_units(text, LanguagePair(src, tgt))
     outcomes = text_runs.translate_units(scan, translate, translate_constrained)
     edits = [edit for unit, outcome in zip(scan.units, outcomes, strict=True) for edit in _make_edits(unit, outcome)]
     left = [*scan.skipped, *(outcome for outcome in outcomes if isinstance(outcome, SkippedUnit))]
     return PretranslateResult(
-        content=text.content(edits, _ENCODING_ERRORS.get(form, "surrogateescape")),
+        content=text.encode_edited(edits, _ENCODING_ERRORS.get(form, "surrogateescape")),
         filled_count=sum(not isinstance(outcome, SkippedUnit) for outcome in outcomes),
-        existing_count=scan.kept,
+        existing_count=scan.existing_count,
         skipped=tuple(sorted(left, key=lambda one: one.line)),
     )
 
