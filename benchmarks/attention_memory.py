@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from attent.nn import Mask, backends
+from attent.nn import Mask, attend
 from benchmarks.timing import describe_machine
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -63,7 +63,7 @@ def run_step(case: str, length: int) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mask = Mask(causal=True) if kind == "causal" else Mask(key_lengths=torch.tensor([length - 5], device=device))
     q, k, v = (torch.randn(1, HEADS, length, HEAD_WIDTH, device=device, requires_grad=True) for _ in range(3))
-    backends(q, k, v, mask, backend=backend).sum().backward()
+    attend(q, k, v, mask, backend=backend).sum().backward()
 
 
 if __name__ == "__main__":

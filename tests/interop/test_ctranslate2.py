@@ -190,7 +190,7 @@ class Twins:
 
     size = 4
 
-    def pieces(self, ids: Any) -> list[str]:
+    def to_pieces(self, ids: Any) -> list[str]:
         return [["a", "b", "a", "a<2>"][i] for i in ids]
 
 
@@ -215,7 +215,7 @@ def test_the_start_padding_the_unknown_and_ids_without_a_piece_are_never_written
     words, size = tokenizer(), tokenizer().target.size
     config = model_of({}, {}, vocab=size + 1).config
     assert find_suppressed_tokens(config, words) == [words.target.pad, 1, words.target.unknown, size]
-    assert find_suppressed_tokens(model_of({}, {}, start=2).config, None) == []  # what ends must be written
+    assert find_suppressed_tokens(model_of({}, {}, start_id=2).config, None) == []  # what ends must be written
 
 
 # --- folders -------------------------------------------------------------------------------------------------------

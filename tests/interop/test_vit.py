@@ -230,13 +230,13 @@ def test_without_a_word_on_pictures_they_are_squashed(folder: Path) -> None:
 @pytest.mark.parametrize("fit", ["crop", "squash"])
 def test_pictures_are_prepared_as_by_their_processors(
     fit: Literal["crop", "squash"],
-    resized: int | None,
+    resize_to: int | None,
     resample: Literal["bilinear", "bicubic"],
     tmp_path: Path,
 ) -> None:
     """From a folder that we wrote: what the two make of pictures of any shape differs by rounding alone."""
     image = pytest.importorskip("PIL.Image")
-    sizing = {"fit": fit, "resize_to": resized, "resample": resample}
+    sizing = {"fit": fit, "resize_to": resize_to, "resample": resample}
     model = build(replace(CONFIG, mean=tuple(MEAN), std=tuple(STD), **sizing))  # type: ignore[arg-type]
     vit.save(model, tmp_path / "vit")
     assert load(tmp_path / "vit").config == model.config

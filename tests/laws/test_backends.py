@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.nn import BACKENDS, AttentionInputs, Mask, Packing, StackConfig, attend_explicit, backends, set_backend
+from attent.nn import BACKENDS, AttentionInputs, Mask, Packing, StackConfig, attend, attend_explicit, set_backend
 from tests.conftest import DTYPES
 from tests.laws.helpers import (
     CROSS_DECODERS,
@@ -170,7 +170,7 @@ def not_by_flash(request: AttentionInputs) -> str | None:
 
 def run(backend: str, request: AttentionInputs) -> Tensor:
     q, k, v, mask, bias, scale, dropout = request
-    return backends(q, k, v, mask, bias, scale, dropout, backend)
+    return attend(q, k, v, mask, bias, scale, dropout, backend)
 
 
 def without_gradients(request: AttentionInputs) -> AttentionInputs:

@@ -326,9 +326,9 @@ def test_patches_are_taken_row_by_row(device: torch.device) -> None:
     """Of an image of 12 x 12 in patches of 4: token 1 + 3 r + c sees rows 4 r to 4 r + 3 and columns 4 c to 4 c + 3."""
     model = shake(build(VISION["vit"]).to(device, precise(device)))
     pixels = pictures(VISION["vit"], 1, device)
-    plain = model.patches(pixels)
+    plain = model.patch_embedding(pixels)
     pixels[0, 2, 5, 11] += 1
-    changed = (model.patches(pixels) - plain).abs().sum(-1)[0]
+    changed = (model.patch_embedding(pixels) - plain).abs().sum(-1)[0]
     assert changed.nonzero().flatten().tolist() == [5]
 
 

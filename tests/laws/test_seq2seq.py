@@ -161,7 +161,7 @@ def test_the_first_loss_is_near_ln_v(preset: str, order: str, tied: bool, device
     model = build(replace(config, tie_output=tied, **stacks)).to(device)
     source, target = torch.randint(0, vocab, (2, 4, 20)).to(device)
     with torch.no_grad():
-        logits = model(source, shift_right(target, config.start))
+        logits = model(source, shift_right(target, config.start_id))
     loss = F.cross_entropy(logits.flatten(0, 1), target.flatten()).item()
     assert math.log(vocab) + 0.1 < loss < math.log(vocab) + 0.9
 

@@ -37,7 +37,7 @@ def test_step_by_step_equals_all_at_once(config: StackConfig, chunks: tuple[int,
     stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
     cache = new_cache(stack, T + 2, 3, memory)
     close(continued(stack, x, cache, *chunks), stack(x, memory=memory))
-    assert cache.used == T
+    assert cache.used_columns == T
 
 
 @every_decoder

@@ -103,8 +103,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(CONFIG, decoder=replace(ENCODER, causal=True)),
         "`decoder.causal` and `decoder.cross_attention` must be true",
     ),
-    "start id": (lambda: replace(CONFIG, start_id=9), "`start` must be a token id from 0 to 8, but is 9"),
-    "end id": (lambda: replace(CONFIG, end_id=-1), "`end` must be a token id from 0 to 8, but is -1"),
+    "start id": (lambda: replace(CONFIG, start_id=9), "`start_id` must be a token id from 0 to 8, but is 9"),
+    "end id": (lambda: replace(CONFIG, end_id=-1), "`end_id` must be a token id from 0 to 8, but is -1"),
     "not a config": (
         lambda: build({"vocab": 9}),
         "`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a dict",

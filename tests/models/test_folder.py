@@ -376,11 +376,11 @@ events = []
 sys.addaudithook(lambda name, _: events.append(name) if name in ("pickle.find_class", "os.system") else None)
 root = Path(sys.argv[1])
 weight = torch.ones(3)
-folder.write(root / "model", config={"a": 1}, tensors={"x": weight, "y": weight})
-folder.read(root / "model")
+folder.write_folder(root / "model", config={"a": 1}, tensors={"x": weight, "y": weight})
+folder.read_folder(root / "model")
 for path in sorted(root.glob("hostile*")):
     try:
-        folder.read(path)
+        folder.read_folder(path)
         sys.exit(f"{path} was read")
     except folder.FolderError:
         pass
@@ -550,10 +550,10 @@ def _die_at(at: int, path: Path) -> None:
 def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = folder.read_safetensors, itertools.count()
 
-    def load_late(path: Path, *, place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         if next(loads) == 0:  # between the checksums and the weights
             write(model, 1)
-        return load(path, copy_tensor=place)
+        return load(path, copy_tensor=copy_tensor)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert_holds(model, 1)
@@ -562,9 +562,9 @@ def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch
 def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = folder.read_safetensors, itertools.count(1)
 
-    def load_late(path: Path, *, place: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         write(model, next(loads))
-        return load(path, copy_tensor=place)
+        return load(path, copy_tensor=copy_tensor)
 
     monkeypatch.setattr(folder, "read_safetensors", load_late)
     assert "changes while it is read; try again" in refusal(model)

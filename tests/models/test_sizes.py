@@ -21,7 +21,7 @@ def test_hyper_parameters_are_those_of_table_3(preset: str) -> None:
     layers, width, inner, heads, key, value, dropout, _ = TABLE_3[preset]
     config = getattr(presets, preset)(vocab=37_000)
     for stack in (config.encoder, config.decoder):
-        assert (stack.layers, stack.width, stack.inner, stack.heads) == (layers, width, inner, heads)
+        assert (stack.layers, stack.width, stack.ffn_width, stack.heads) == (layers, width, inner, heads)
         assert stack.width // stack.heads == key == value
         assert (stack.head_width, stack.kv_heads, stack.scale) == (None, None, None)
         assert stack.dropout == dropout

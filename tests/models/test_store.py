@@ -108,7 +108,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         (lambda c: c["model"]["encoder"].update(width=2**40), "`width` must be a number from 1 to 16,777,216"),
         (lambda c: c["model"]["encoder"].update(head_width=2**62), "`head_width` must be a number from 1"),
         (
-            lambda c: c["model"]["encoder"].update(inner=9),
+            lambda c: c["model"]["encoder"].update(ffn_width=9),
             "model.safetensors: wrong shape: `encoder.blocks.0.",
         ),
         (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.nn import BACKENDS, AttentionInputs, Mask, attend_explicit, backends, choose_backend
+from attent.nn import BACKENDS, AttentionInputs, Mask, attend, attend_explicit, choose_backend
 from attent.nn.backends import LONG_ROW_TOKENS, rank_backends
 from attent.nn.masks import Packing
 
@@ -38,9 +38,9 @@ def test_equation_1_by_hand(backend: str, kv_heads: int) -> None:
     everything, causal = [[True] * 4] * 3, [[j <= i for j in range(4)] for i in range(3)]
     nothing = torch.zeros_like(bias)
     for mask, sees in ((Mask(), everything), (Mask(causal=True), causal)):
-        torch.testing.assert_close(backends(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
+        torch.testing.assert_close(attend(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
         torch.testing.assert_close(
-            backends(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
+            attend(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
         )
 
 
@@ -54,7 +54,7 @@ def test_the_weights_come_along_in_float32_at_least() -> None:
 
 def test_a_value_may_have_another_width_than_a_key() -> None:
     q, k, v = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 7)
-    assert backends(q, k, v).shape == (1, 2, 3, 7)
+    assert attend(q, k, v).shape == (1, 2, 3, 7)
 
 
 def test_dropped_weights_are_scaled_up() -> None:

@@ -21,7 +21,7 @@ from attent.nn import (
     SinusoidalConfig,
     Stack,
     StackConfig,
-    backends,
+    attend,
     set_backend,
 )
 
@@ -49,7 +49,7 @@ def packing(*rows: list[int], width: int | None = None) -> Packing:
 
 def look(**changes: object) -> Callable[[], object]:
     """A good call of attention but for what changes."""
-    return lambda: backends(**({"q": heads(), "k": heads(), "v": heads()} | changes))
+    return lambda: attend(**({"q": heads(), "k": heads(), "v": heads()} | changes))
 
 
 def cached(config: StackConfig, *pieces: int, rows: int = 2, capacity: int = 4) -> None:
