@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import reprlib
-import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -26,6 +24,8 @@ from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from attent.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -133,19 +133,6 @@ def write_toml(config: DataclassInstance, path: str | Path) -> None:
 def write_json(data: Mapping[str, Any], path: str | Path) -> None:
     """Writes plain data as a JSON file, which `read_json` reads back."""
     write_atomic(Path(path), json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False).encode())
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """A small file, written aside first, then renamed, so that a reader never sees half of it. A file that is there
-    keeps its permissions."""
-    aside = path.with_name(path.name + ".new")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        shutil.copymode(path, aside)
-    os.replace(aside, path)
 
 
 # Where a value stands, and what is said when it is wrong.

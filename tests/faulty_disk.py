@@ -1,4 +1,4 @@
-"""A disk that fails or dies at one of the calls made to it: for the tests of whatever must survive that."""
+"""A disk that fails or dies at one of the calls made to it, for tests of code that must survive that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from attent.models import folder
+from attent.storage import atomic, manifest, tensor_files
 
 
 class SimulatedKill(BaseException):
@@ -17,17 +17,18 @@ class SimulatedKill(BaseException):
 
 
 class FaultyDisk:
-    """Counts what is done to the disk, by os.NAME and by opening, and lets it fail or die at one of those calls."""
+    """Counts calls of os.NAME and open, and raises `fault` at call `fail_at` (or from then on, `forever`)."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, fail_at: int, fault: BaseException, forever: bool, names: Sequence[str]
     ) -> None:
         self.calls, self.fail_at, self.fault, self.forever = 0, fail_at, fault, forever
-        patch.setattr(os, "fsync", lambda descriptor: None)  # counted below, and too slow to do hundreds of times
+        patch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of real ones would be slow
         for name in names:
             patch.setattr(os, name, self.guard(getattr(os, name)))
-        patch.setattr(folder, "open", self.guard(open), raising=False)
-        patch.setattr(folder, "save_file", self.guard(save_file))
+        for module in (atomic, manifest, tensor_files):
+            patch.setattr(module, "open", self.guard(open), raising=False)
+        patch.setattr(tensor_files, "save_file", self.guard(save_file))
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*arguments: Any, **options: Any) -> Any:

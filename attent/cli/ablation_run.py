@@ -44,9 +44,10 @@ from attent.inspection.ablate import (
 )
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
-from attent.models.folder import explain_save_errors
 from attent.scoring.metrics import compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag, read_test_set
+from attent.storage.atomic import write_atomic
+from attent.storage.manifest import explain_save_errors
 from attent.training.loop import write_model
 from attent.training.model_card import CARD_NAME as CARD
 
@@ -233,7 +234,7 @@ class AblationJob:
             else f"# {escape_markdown(self.model_folder.name)}\n"
         )
         text = replace_section(text, SECTION_TITLE, build_card_section(ablation), (ORIGINAL_CARD_TITLE, LIMITS_SECTION))
-        settings.write_atomic(path, text.encode())
+        write_atomic(path, text.encode())
 
     def prune_model(self, ablation: Ablation, out: Path, max_bleu_drop: float) -> PruneResult:
         """The model without as many heads as can be spared, written to a new folder, and measured itself."""
@@ -289,7 +290,7 @@ class AblationJob:
                 shutil.copyfile(self.model_folder / name, folder / name)
         card = self.model_folder / CARD
         before = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-        settings.write_atomic(folder / CARD, build_pruned_card(self.folder, before, ablation, pruned).encode())
+        write_atomic(folder / CARD, build_pruned_card(self.folder, before, ablation, pruned).encode())
         return ""
 
 

@@ -7,9 +7,6 @@ whole or not at all.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -81,7 +78,8 @@ def load_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
     """The tokenizer's files that the folder has; those of our own folder are verified."""
-    from attent.models.folder import MANIFEST_FILE, read_extra_files
+    from attent.models.folder import read_extra_files
+    from attent.storage.manifest import MANIFEST_FILE
 
     if (folder / MANIFEST_FILE).exists():
         return read_extra_files(folder)
@@ -100,23 +98,14 @@ def check_paths(model: Path, out: Path) -> None:
 
 
 def write_atomically(out: Path, write: Callable[[Path], str]) -> str:
-    """What `write` makes of a folder aside becomes `out` in one step; if it fails, nothing is left behind."""
-    from attent.models.folder import explain_save_errors, fsync_path, make_folder
+    """Call `write` with a temporary folder that then becomes `out`; on an error nothing is left behind."""
+    from attent.storage.atomic import atomic_folder, make_folder
+    from attent.storage.manifest import explain_save_errors
 
     with explain_save_errors(out, "converted model"):
         make_folder(out.parent)
-        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".new", dir=out.parent))
-        try:
-            told = write(aside / out.name)
-            for path in (*(aside / out.name).iterdir(), aside / out.name):
-                fsync_path(path)
-            if out.is_dir():
-                out.rmdir()  # empty: Windows renames onto nothing else
-            os.rename(aside / out.name, out)
-            fsync_path(out.parent)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    return told
+        with atomic_folder(out) as staged:
+            return write(staged)
 
 
 def write_attent(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:

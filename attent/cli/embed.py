@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -97,13 +96,14 @@ def check_usage(flags: EmbedFlags) -> None:
 
 
 def save_vectors(vectors: Tensor, path: Path) -> None:
-    """Written aside and renamed: a file that is there is whole."""
+    """Write the vectors as .npy or .safetensors, atomically."""
     import numpy as np
     from safetensors.torch import save_file
 
-    aside = path.with_name(f".{path.name}.part{path.suffix}")
-    if path.suffix == ".npy":
-        np.save(aside, vectors.numpy(), allow_pickle=False)
-    else:
-        save_file({"vectors": vectors.contiguous()}, aside)
-    os.replace(aside, path)
+    from attent.storage.atomic import atomic_path
+
+    with atomic_path(path) as temporary:
+        if path.suffix == ".npy":
+            np.save(temporary, vectors.numpy(), allow_pickle=False)
+        else:
+            save_file({"vectors": vectors.contiguous()}, temporary)

@@ -137,7 +137,7 @@ def info(
 
 def inspect_folder(folder: Path) -> FolderInfo:
     """All that can be said. What is damaged is a problem among the facts; what is no model at all is an error."""
-    from attent.models.folder import FolderError
+    from attent.storage.errors import FolderError
 
     root = folder.expanduser()
     problems: list[str] = []
@@ -166,7 +166,8 @@ def inspect_folder(folder: Path) -> FolderInfo:
 
 
 def _has_no_model(root: Path) -> bool:
-    from attent.models.folder import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE
+    from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE
+    from attent.storage.manifest import MANIFEST_FILE
 
     return not any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE))
 

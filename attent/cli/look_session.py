@@ -26,6 +26,7 @@ from attent.inspection.html_page import build_live_csp, render_page
 from attent.inspection.inspectors.base import InspectionError, InspectionRequest, Inspector, LayerFilter
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.models import Seq2Seq
+from attent.storage.atomic import write_atomic
 from attent.training.event_log import LOG_FILE as LOG
 from attent.training.event_log import read_events as read_log
 from attent.training.events import Validated
@@ -264,7 +265,7 @@ class LookSession:
 
     def write_page(self, document: dict[str, Any], default_path: Path) -> None:
         path = (self.flags.out or default_path).expanduser()
-        settings.write_atomic(path, render_page(document).encode())
+        write_atomic(path, render_page(document).encode())
         print(path, file=sys.stderr if self.flags.json == "-" else sys.stdout)
         if not (self.flags.open and open_in_browser(path.resolve().as_uri())):
             print_status(f"open {path} in a browser")
@@ -303,8 +304,9 @@ def measure_head_stats(
     if not flags.data:
         return None
     from attent.data.pairs import LanguagePair
-    from attent.models.folder import FolderError, explain_save_errors
     from attent.scoring.pipeline import read_test_set
+    from attent.storage.errors import FolderError
+    from attent.storage.manifest import explain_save_errors
 
     texts = read_test_set(flags.data, LanguagePair(flags.src, flags.tgt))
     pairs = [pair for pair in zip(texts.sources, texts.references, strict=True) if all(pair)][: flags.limit]
@@ -365,7 +367,7 @@ def write_json(document: dict[str, Any], destination: str) -> None:
     if destination == "-":
         sys.stdout.buffer.write(content)
     else:
-        settings.write_atomic(Path(destination).expanduser(), content)
+        write_atomic(Path(destination).expanduser(), content)
         print(destination)
 
 

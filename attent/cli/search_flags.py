@@ -202,7 +202,7 @@ def load_translator(folders: Sequence[Path], flags: DeviceFlags, notify: Callabl
         check_model_exists(folder)
     import torch
 
-    from attent.decoding import SearchOptions, Translator
+    from attent.decoding import Translator
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)

@@ -7,8 +7,6 @@ where training stopped: the numbers of the epoch and of the step say it all.
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +19,7 @@ import numpy as np
 from attent.data import packing
 from attent.data.arrays import Array, concatenate_ranges, draw_permutation, stable_argsort
 from attent.data.packing import RowCapacity, best_fit, next_fit
+from attent.storage.atomic import atomic_path
 
 FORMAT_VERSION = 1  # of plans on disk, and of how they are made: another number, and old ones are not used
 MAX_CACHED_PLANS = 4  # plans on disk
@@ -259,15 +258,8 @@ def load_or_build_plan(folder: Path, key: object, build: Callable[[], BatchPlan]
 
 def _save_plan(plan: BatchPlan, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
-    try:
-        with open(aside, "wb") as file:
-            np.savez(file, **{field.name: getattr(plan, field.name) for field in fields(plan)})
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with atomic_path(path) as temporary:
+        np.savez(temporary, **{field.name: getattr(plan, field.name) for field in fields(plan)})
     newest_first = sorted(path.parent.glob("*.npz"), key=lambda kept: kept.stat().st_mtime, reverse=True)
     for old in newest_first[MAX_CACHED_PLANS:]:
         old.unlink(missing_ok=True)

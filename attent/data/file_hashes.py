@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from contextlib import suppress
 from pathlib import Path
+
+from attent.storage.atomic import write_atomic
 
 MAX_ENTRIES = 1000  # files
 
@@ -38,7 +38,5 @@ def _read_cache(cache_file: Path) -> dict[str, str]:
 
 def _write_cache(cache_file: Path, hashes: dict[str, str]) -> None:
     """Where it cannot be written, the files are read again next time."""
-    aside = cache_file.with_name(f"{cache_file.name}.{uuid.uuid4().hex[:8]}")
     with suppress(OSError):
-        aside.write_text(json.dumps(hashes), encoding="utf-8")
-        os.replace(aside, cache_file)
+        write_atomic(cache_file, json.dumps(hashes).encode())

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from attent.storage.errors import StorageError
 
-class CorpusError(ValueError):
+
+class CorpusError(StorageError):
     """A corpus that cannot be read: which file, which line, what was wrong and what to do next."""
 
 

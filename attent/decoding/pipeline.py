@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -49,6 +47,7 @@ from attent.decoding.input_lines import (
 )
 from attent.decoding.output_format import OutputFormat
 from attent.formatting import escape_invisible, format_duration
+from attent.storage.atomic import write_atomic
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096  # lines that are translated together
 GPU_PENDING_BLOCKS = (
@@ -391,33 +390,11 @@ def pretranslate_document(pipeline: TranslationPipeline, content: bytes, file: P
     progress.clear()
     if flags.in_place or (flags.output is not None and str(flags.output) != "-"):
         place = file if flags.in_place or flags.output is None else flags.output
-        replace_file(place.expanduser().resolve(), filled.content)
+        write_atomic(place.expanduser().resolve(), filled.content)
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(filled.content)
     report_pretranslation(filled, file, progress.print_message)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Aside first, under a name that nothing else has: this is a person's folder."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        if path.exists():
-            shutil.copymode(path, aside)
-        else:
-            os.chmod(aside, 0o666 & ~get_umask())
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
-
-
-def get_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def translate_document_texts(

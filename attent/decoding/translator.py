@@ -37,7 +37,8 @@ from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
-from attent.models.folder import MANIFEST_FILE, read_extra_files
+from attent.models.folder import read_extra_files
+from attent.storage.manifest import MANIFEST_FILE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import SentencePart, join_parts, split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE

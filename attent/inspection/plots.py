@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from attent import settings
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.image_patches import describe_patch_queries, get_key_image, reshape_to_patches
 from attent.inspection.json_arrays import unpack_array
 from attent.inspection.position_encodings import describe_positions
 from attent.inspection.terminal import escape_control_characters, format_token
+from attent.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +146,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         figure.savefig(content, format=kind, dpi=DPI, metadata=undated)
     if kind != "svg":
         warn_missing_glyphs(texts)
-    settings.write_atomic(path, content.getvalue())
+    write_atomic(path, content.getvalue())
 
 
 def collect_texts(figure: Figure) -> list[str]:

@@ -16,8 +16,8 @@ from attent import models
 from attent.interop import hf_folder
 from attent.interop.conversion import check_dtype
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, RelativeConfig
+from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
     import torch

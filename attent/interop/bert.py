@@ -27,8 +27,8 @@ from attent.interop.conversion import (
 )
 from attent.interop.hf_folder import LazyTensor
 from attent.models import EncoderConfig, TextEncoder, build_empty
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
+from attent.storage.errors import FolderError
 
 FAMILY = "BERT"
 ARCHITECTURES = ("BertForMaskedLM", "BertForSequenceClassification", "BertModel", "BertForPreTraining")

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from attent import settings
 from attent.interop import hf_folder
 from attent.interop.hf_folder import LazyTensor
-from attent.models.folder import FolderError, check_tensors
+from attent.models.folder import check_tensors
 from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_like, collect_tensors, find_tied_names
 from attent.nn import StackConfig
 from attent.nn.argument_checks import MAX_SIZE
 from attent.nn.feedforward import Activation
+from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,24 +20,14 @@ import torch
 from torch import Tensor
 
 from attent import settings
-from attent.interop.hf_folder import read_umask
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
-from attent.models.folder import (
-    NEW_SUFFIX,
-    FolderError,
-    explain_save_errors,
-    find_damage,
-    fsync_path,
-    hash_file,
-    make_folder,
-    read_manifest,
-    write_manifest,
-    write_synced,
-)
 from attent.models.pruning import restore_heads
 from attent.models.weights import collect_tensors
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, make_sinusoids
 from attent.nn.feedforward import Activation
+from attent.storage.atomic import NEW_SUFFIX, atomic_folder, make_folder, write_synced
+from attent.storage.errors import FolderError
+from attent.storage.manifest import explain_save_errors, find_damage, hash_file, read_manifest, write_manifest
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer, Vocabulary
@@ -95,14 +84,12 @@ def write_conversion(
     with explain_save_errors(root, "conversion"):
         make_folder(root.parent)
         remove_stale_folders(root)
-        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW_SUFFIX, dir=root.parent))
-        try:
-            spec.save(os.fspath(aside))
-            write_synced(aside / ORIGIN_FILE, json.dumps(origin, indent=2).encode())
-            write_manifest(aside / CHECKSUMS_FILE, {path.name: hash_file(path) for path in sorted(aside.iterdir())})
-            publish_conversion(aside, root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with atomic_folder(root) as staged:
+            spec.save(os.fspath(staged))
+            write_synced(staged / ORIGIN_FILE, json.dumps(origin, indent=2).encode())
+            write_manifest(staged / CHECKSUMS_FILE, {path.name: hash_file(path) for path in sorted(staged.iterdir())})
+            if root.exists() and not is_conversion(root):
+                raise FolderError(f"{root}: holds something else than a conversion; give another folder, or remove it")
 
 
 def remove_stale_folders(root: Path) -> None:
@@ -110,23 +97,6 @@ def remove_stale_folders(root: Path) -> None:
     for aside in root.parent.glob(f".{root.name}.*{NEW_SUFFIX}"):
         if time.time() - aside.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def publish_conversion(temporary: Path, root: Path) -> None:
-    """On disk for sure, then under its name; whoever writes the same at the same time has written the same."""
-    temporary.chmod(0o777 & ~read_umask())
-    for path in (*temporary.iterdir(), temporary):
-        fsync_path(path)
-    if root.exists():
-        if not is_conversion(root):
-            raise FolderError(f"{root}: holds something else than a conversion; give another folder, or remove it")
-        old = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=".old", dir=root.parent))
-        os.rename(root, old / root.name)
-        os.rename(temporary, root)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(temporary, root)
-    fsync_path(root.parent)
 
 
 def is_conversion(root: Path) -> bool:

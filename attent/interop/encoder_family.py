@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import conversion, hf_folder
-from attent.models.folder import FolderError
 from attent.nn import StackConfig
+from attent.storage.errors import FolderError
 
 FIELD_TO_KEY = {  # our field -> their key
     "width": "hidden_size",

@@ -12,7 +12,6 @@ import os
 import re
 import reprlib
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +22,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attent import settings
-from attent.models.folder import (
-    MANIFEST_FILE,
-    NEW_SUFFIX,
-    PICKLE_SUFFIXES,
-    FolderError,
-    check_safetensors_header,
-    explain_save_errors,
-    fsync_path,
-    write_safetensors,
-)
+from attent.models.folder import PICKLE_SUFFIXES
+from attent.storage.atomic import NEW_SUFFIX, atomic_folder
+from attent.storage.errors import FolderError
+from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
+from attent.storage.tensor_files import check_safetensors_header, write_safetensors
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -214,39 +208,15 @@ def write_folder(
         raise FolderError(f"{folder}: exists already; give a new folder, or remove that one first")
     with explain_save_errors(root):
         root.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{root.name}.", suffix=NEW_SUFFIX, dir=root.parent))
-        try:
+        with atomic_folder(root) as staged:
             for name, data in {CONFIG_FILE: config, **(extra_files or {})}.items():
-                write_json(aside / name, data)
-            write_safetensors(dict(tensors), aside / WEIGHTS_FILE)
-            publish_folder(aside, root)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+                write_json(staged / name, data)
+            write_safetensors(dict(tensors), staged / WEIGHTS_FILE)
+            shutil.copymode(staged / CONFIG_FILE, staged / WEIGHTS_FILE)  # safetensors files are private to their owner
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def publish_folder(temporary: Path, root: Path) -> None:
-    """Everything on disk for sure, readable as other new files are, then under its name in one step."""
-    shutil.copymode(
-        temporary / CONFIG_FILE, temporary / WEIGHTS_FILE
-    )  # safetensors makes files that only their owner can read
-    temporary.chmod(0o777 & ~read_umask())
-    for path in (*temporary.iterdir(), temporary):
-        fsync_path(path)
-    if root.is_dir():
-        root.rmdir()  # empty: Windows renames onto nothing else
-    os.rename(temporary, root)
-    fsync_path(root.parent)
-
-
-def read_umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def quote_value(value: object) -> str:

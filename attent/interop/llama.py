@@ -24,9 +24,9 @@ from attent.interop.conversion import (
     TensorMapping,
 )
 from attent.models import CausalConfig, CausalLM
-from attent.models.folder import FolderError
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
 from attent.nn.positions import RotaryScaling
+from attent.storage.errors import FolderError
 
 # --- names ----------------------------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from attent.interop.conversion import (
 )
 from attent.interop.hf_folder import LazyTensor
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
-from attent.models.folder import FolderError
 from attent.models.pruning import restore_heads
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
+from attent.storage.errors import FolderError
 
 # --- names ----------------------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ from attent.interop.conversion import (
 )
 from attent.interop.hf_folder import LazyTensor
 from attent.models import VisionConfig, VisionTransformer, build_empty
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
+from attent.storage.errors import FolderError
 
 FAMILY = "ViT"
 ARCHITECTURES = ("ViTForImageClassification", "ViTModel")

@@ -22,10 +22,10 @@ from attent.models.config import (
     VisionConfig,
 )
 from attent.models.encoder import TextEncoder
-from attent.models.folder import FolderError
 from attent.models.seq2seq import Seq2Seq, shift_right
 from attent.models.vision import VisionTransformer
 from attent.models.weights import assign_weights
+from attent.storage.errors import FolderError
 
 __all__ = [
     "CausalConfig",

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from attent.models import folder as model_folder
 from attent.models.config import ModelConfig, to_config_json
-from attent.models.folder import FolderError, check_tensors
+from attent.models.folder import check_tensors
 from attent.nn.attention import COMPILED_PREFIX
+from attent.storage.errors import FolderError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 M = TypeVar("M", bound=nn.Module)

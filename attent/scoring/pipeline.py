@@ -13,7 +13,6 @@ from typing import Any
 
 from cyclopts import CycloptsError
 
-from attent import settings
 from attent.cli.score import ScoreFlags
 from attent.cli.search_flags import (
     InputError,
@@ -30,7 +29,6 @@ from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.options import MAX_EXTRA_TOKENS, SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.models import Seq2Seq
-from attent.models.folder import explain_save_errors
 from attent.scoring.alignment import (
     AlignmentReport,
     GoldAlignment,
@@ -40,6 +38,8 @@ from attent.scoring.alignment import (
 )
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import PairedComparison, ScoreError, compare_outputs
+from attent.storage.atomic import write_atomic
+from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
 
 AUTO_ALIGNMENT = "auto"  # --alignment without alignments by hand
@@ -342,4 +342,4 @@ def report_progress(text: str) -> None:
 
 
 def save_outputs(outputs: Sequence[str], path: Path) -> None:
-    settings.write_atomic(path.expanduser(), "".join(f"{line}\n" for line in outputs).encode())
+    write_atomic(path.expanduser(), "".join(f"{line}\n" for line in outputs).encode())

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, downloads, caches."""
+"""Files that survive a crash: atomic writes, verified folders, locks, caches and downloads. Imports no other part."""

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from attent.data.pairs import CorpusError
+from attent.storage.atomic import fsync_path, fsync_tree
+from attent.storage.errors import StorageError
 
 CACHE_ENV_VAR = "ATTENT_CACHE"
 CACHE_ADVICE = f"set {CACHE_ENV_VAR} to a folder that can"
@@ -44,7 +45,7 @@ def _expand_home(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
     except RuntimeError as error:
-        raise CorpusError(
+        raise StorageError(
             f"{path}: there is no home folder to keep downloads in; {CACHE_ADVICE} be written to"
         ) from error
 
@@ -59,9 +60,9 @@ def build_folder(folder: Path, build: Callable[[Path], None], is_complete: Calla
             aside.mkdir(exist_ok=True)
             _adopt_files(folder, aside)
             build(aside)
-            _sync_folder(aside)
+            fsync_tree(aside)
             os.rename(aside, folder)
-            _sync_path(folder.parent)
+            fsync_path(folder.parent)
     return folder
 
 
@@ -98,7 +99,7 @@ def ensure_writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise CorpusError(f"{error.filename or folder}: cannot be written to ({reason}); {CACHE_ADVICE}") from error
+        raise StorageError(f"{error.filename or folder}: cannot be written to ({reason}); {CACHE_ADVICE}") from error
 
 
 @contextmanager
@@ -154,19 +155,3 @@ else:
 
     def _unlock(file: IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _sync_folder(folder: Path) -> None:
-    for path in folder.iterdir():
-        _sync_path(path)
-    _sync_path(folder)
-
-
-def _sync_path(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # Windows cannot open a folder, and needs no sync of it
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() and os.access(path, os.W_OK) else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,8 +25,8 @@ from typing import IO
 from urllib import error as web
 from urllib import request
 
-from attent.data.pairs import CorpusError
 from attent.storage.cache import CACHE_ENV_VAR
+from attent.storage.errors import StorageError
 
 ProgressCallback = Callable[[int, int | None], None]  # bytes that are there, and of how many, where that is known
 
@@ -47,7 +47,7 @@ class RemoteFile:
     sha256: str | None = None  # None where no checksum is published
 
 
-class DownloadError(CorpusError):
+class DownloadError(StorageError):
     """The web does not give the file; another way to it may be open."""
 
 
@@ -85,7 +85,7 @@ def _verify_checksum(remote: RemoteFile, path: Path) -> str:
     if remote.sha256 is None or remote.sha256 == found:
         return found
     path.unlink()
-    raise CorpusError(
+    raise StorageError(
         f"{path}: was not what {remote.url} should give (SHA-256 {found[:12]}... instead of {remote.sha256[:12]}...) "
         f"and was removed; run again, and if it stays so, report it to attent"
     )
@@ -165,7 +165,7 @@ def _parse_total_size(headers: Message, start: int) -> int | None:
 
 def _check_size(remote: RemoteFile, part: Path, start: int, total: int | None) -> None:
     if total is not None and total > remote.max_bytes:
-        raise CorpusError(
+        raise StorageError(
             f"{remote.url}: has {total:,} bytes, more than the {remote.max_bytes:,} it may have; nothing was kept"
         )
     missing = (total or 0) - start
@@ -183,7 +183,7 @@ def _copy_body(
     while block := response.read(BLOCK_SIZE):
         if file.tell() + len(block) > remote.max_bytes:
             file.truncate(0)
-            raise CorpusError(
+            raise StorageError(
                 f"{remote.url}: sends more than the {remote.max_bytes:,} bytes it may have; nothing was kept"
             )
         file.write(block)
@@ -239,7 +239,7 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise CorpusError(
+        raise StorageError(
             f"{part.parent}: the disk is full ({error.strerror}); free some space, or set {CACHE_ENV_VAR} to another disk"
         ) from error
 

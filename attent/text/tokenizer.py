@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from attent.text import tokenizer_files as disk
+from attent.storage.atomic import write_files
 from attent.text import tokenizer_formats
+from attent.text.tokenizer_files import read_files
 from attent.text.vocabulary import END, PAD, START, UNKNOWN, SubwordSampling, TokenizerError, Vocabulary
 
 __all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
@@ -122,7 +123,7 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes the files; a crash meanwhile leaves the old ones or the new ones."""
-        disk.write_files(folder, self.files)
+        write_files(folder, self.files)
         for stale in {*JOINT_FILES, *SEPARATE_FILES} - self.files.keys():
             (folder / stale).unlink(missing_ok=True)
 
@@ -134,7 +135,7 @@ class Tokenizer:
             problem = "is a file" if folder.exists() else "does not exist"
             raise TokenizerError(f"{folder}: must be a model's folder, but {problem}; give one that holds a tokenizer")
         for layout in TOKENIZER_FORMATS:
-            files = disk.read_files(folder, layout.required_files + layout.optional_files)
+            files = read_files(folder, layout.required_files + layout.optional_files)
             if layout.required_files[0] in files:
                 return cls.from_files(files, f"{folder}/")
         return cls.from_files({}, str(folder))

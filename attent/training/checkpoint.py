@@ -1,7 +1,7 @@
 """Checkpoints that survive anything: `state/step-00000120/`, with tensors, `state.json` and a manifest of checksums.
 
 A checkpoint is written aside, synced and renamed, so that under its name it is whole; the one before it stays until
-`prune`. Reading verifies every byte it uses, opens no pickle and changes nothing on disk. What the tensors and facts
+`prune`. Reading verifies every byte it uses, opens no pickle and changes nothing on  What the tensors and facts
 mean, and when to save, is left to the loop. One process at a time may save into a folder.
 
 Names in `state/` other than step-N are never taken for checkpoints, but for one: a save that replaces step-N first
@@ -22,8 +22,19 @@ from typing import Any
 from torch import Tensor
 
 from attent import settings
-from attent.models import folder as disk
-from attent.models.folder import MANIFEST_FILE, FolderError, ManifestEntry
+from attent.models.folder import encode_json
+from attent.storage.atomic import fsync_path, make_folder, write_synced
+from attent.storage.errors import FolderError
+from attent.storage.manifest import (
+    MANIFEST_FILE,
+    ManifestEntry,
+    explain_save_errors,
+    find_damage,
+    hash_file,
+    read_manifest,
+    write_manifest,
+)
+from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
 
 STATE_FILE = "state.json"
 TENSOR_SUFFIX = ".safetensors"
@@ -50,11 +61,11 @@ class Checkpoint:
 def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     """Writes `state/step-N`. Whatever happens meanwhile, the older ones load, and this one does or is not there."""
     root = Path(root)
-    with _wrap_errors(root), disk.explain_save_errors(root, "checkpoint"):
+    with _wrap_errors(root), explain_save_errors(root, "checkpoint"):
         target = checkpoint_path(root, checkpoint.step)
-        facts = disk.encode_json(checkpoint.state, STATE_FILE)
+        facts = encode_json(checkpoint.state, STATE_FILE)
         groups = _prepare_groups(checkpoint.tensors)
-        disk.make_folder(root)
+        make_folder(root)
         _clean_up(root)
         try:
             aside = _write_staged(root / f"{SAVING_PREFIX}{_format_step(checkpoint.step)}", facts, groups)
@@ -82,22 +93,22 @@ def _prepare_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dic
 def _prepare_group(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        disk.check_storable(name, tensor)
-    return {name: disk.to_standalone_cpu(tensor, storages) for name, tensor in tensors.items()}
+        check_storable(name, tensor)
+    return {name: to_standalone_cpu(tensor, storages) for name, tensor in tensors.items()}
 
 
 def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Tensor]]) -> Path:
     """The whole checkpoint under a name that nobody reads, on disk for sure, its manifest last."""
     staged.mkdir()
-    disk.write_synced(staged / STATE_FILE, state)
+    write_synced(staged / STATE_FILE, state)
     for group, tensors in groups.items():
         path = staged / (group + TENSOR_SUFFIX)
-        disk.write_safetensors(tensors, path, "checkpoint")
+        write_safetensors(tensors, path, "checkpoint")
         shutil.copymode(staged / STATE_FILE, path)  # safetensors makes files that only their owner can read
-        disk.fsync_path(path)
+        fsync_path(path)
     names = [STATE_FILE, *(group + TENSOR_SUFFIX for group in groups)]
-    disk.write_manifest(staged / MANIFEST_FILE, {name: disk.hash_file(staged / name) for name in names})
-    disk.fsync_path(staged)
+    write_manifest(staged / MANIFEST_FILE, {name: hash_file(staged / name) for name in names})
+    fsync_path(staged)
     return staged
 
 
@@ -105,7 +116,7 @@ def _rename_into_place(staged: Path, target: Path) -> None:
     if os.path.lexists(target):  # a folder cannot be renamed onto a full one: the old makes way, and still counts
         os.rename(target, target.with_name(target.name.replace(STEP_PREFIX, REPLACED_PREFIX)))
     os.rename(staged, target)
-    disk.fsync_path(target.parent)
+    fsync_path(target.parent)
 
 
 def _clean_up(root: Path) -> None:
@@ -122,7 +133,7 @@ def _remove_discarded(root: Path) -> None:
     """Removes what a rename has given up, once that is on disk for sure: half of it must never count again."""
     doomed = _list_with_prefix(root, REMOVING_PREFIX)
     if doomed:
-        disk.fsync_path(root)
+        fsync_path(root)
     for path in doomed:
         _remove(path)
 
@@ -192,11 +203,11 @@ def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Chec
         files = _read_manifest(place)
         names = _select_files(place, files, groups)
         for name in (STATE_FILE, *names.values()):
-            problem = disk.find_damage(place / name, files[name])
+            problem = find_damage(place / name, files[name])
             if problem is not None:
                 raise FolderError(f"{place / name}: {problem}; copy the checkpoint again, or take an older one")
         facts = settings.read_json(place / STATE_FILE)
-        tensors = {group: disk.read_safetensors(place / name, "checkpoint") for group, name in names.items()}
+        tensors = {group: read_safetensors(place / name, "checkpoint") for group, name in names.items()}
     return Checkpoint(step=step, state=facts, tensors=tensors)
 
 
@@ -243,7 +254,7 @@ def _read_manifest(folder: Path) -> dict[str, ManifestEntry]:
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise FolderError(f"{folder}: must be a checkpoint's folder, but {problem}; give another")
-    files = disk.read_manifest(folder / MANIFEST_FILE, "checkpoint")
+    files = read_manifest(folder / MANIFEST_FILE, "checkpoint")
     for name in files:
         if name != STATE_FILE and not (
             name.endswith(TENSOR_SUFFIX) and GROUP_NAME.fullmatch(name.removesuffix(TENSOR_SUFFIX))

@@ -8,7 +8,6 @@ that is installed. Where the events come from (the loop, or `log.jsonl`) is left
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+from attent.storage.atomic import atomic_path, write_atomic
 from attent.training.events import Ended, Event, Progress, Validated
 
 CURVES_NAME = "curves.svg"
@@ -90,10 +90,8 @@ class CurveWriter:
 
 
 def draw_svg(events: Sequence[Event], path: Path) -> None:
-    """Write the picture as SVG: aside and renamed, so that a viewer never sees half of it."""
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(render_svg(collect_curves(events)), encoding="utf-8", newline="\n")
-    os.replace(aside, path)
+    """Write the curves as SVG, atomically."""
+    write_atomic(path, render_svg(collect_curves(events)).encode())
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -413,7 +411,6 @@ def draw_png(events: Sequence[Event], path: Path) -> bool:
         axes.set_xlabel("updates")
         axes.grid(color=GRID_COLOR)
         axes.legend(frameon=False)
-    aside = path.with_name(path.name + ".new")
-    figure.savefig(aside, format="png", dpi=144)
-    os.replace(aside, path)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=144)
     return True

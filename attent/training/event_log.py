@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from attent import settings
+from attent.storage.atomic import write_atomic
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated
 
 LOG_FILE = "log.jsonl"
@@ -83,7 +84,7 @@ def truncate_log(path: Path, step: int) -> None:
     kept = b"".join(line for line, data in _read_objects(path) if step and _get_step(data) <= step)
     if path.stat().st_size == len(kept):
         return
-    settings.write_atomic(path, kept)
+    write_atomic(path, kept)
 
 
 def to_json_line(event: Event, now: datetime) -> bytes:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from attent.data.pairs import CorpusError
 from attent.storage.cache import get_cache_folder
+from attent.storage.errors import StorageError
 from attent.training.config import Precision, TrainError
 from attent.training.matmul_speed import measure_bf16_speedup
 
@@ -63,7 +63,7 @@ def persist_compile_cache() -> Path | None:
     try:
         folder = get_cache_folder() / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, CorpusError):
+    except (OSError, StorageError):
         return None
     if not os.access(folder, os.W_OK):
         return None

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attent import settings
 from attent.formatting import (
     code_block,
     escape_markdown,
@@ -22,6 +21,7 @@ from attent.formatting import (
     format_short,
     markdown_table,
 )
+from attent.storage.atomic import write_atomic
 from attent.training.events import ValidationSample
 
 CARD_NAME = "card.md"
@@ -169,7 +169,7 @@ def describe_translator(
 
 def write_card(card: ModelCard, path: Path) -> None:
     """Aside first, then renamed: there is never half a card."""
-    settings.write_atomic(path, render_card(card).encode(errors="backslashreplace"))
+    write_atomic(path, render_card(card).encode(errors="backslashreplace"))
 
 
 def render_card(card: ModelCard) -> str:

@@ -22,9 +22,9 @@ from attent import interop, settings
 from attent.cli.progress import TrainingDisplay
 from attent.decoding.in_memory import SearchCancelled
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
-from attent.models.folder import explain_save_errors
 from attent.nn.lora import add_lora, freeze_parameters
 from attent.storage.cache import try_hold_lock
+from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import TOKENIZER_FORMATS, Tokenizer
 from attent.training import checkpoint, rng, task_heads
 from attent.training.averaging import average_checkpoints

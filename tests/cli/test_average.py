@@ -11,8 +11,8 @@ import torch
 from attent.cli.average import average
 from attent.interop import load
 from attent.models import CausalConfig, ModelConfig, VisionConfig, build, presets
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig
+from attent.storage.errors import FolderError
 from tests.laws.helpers import shake
 
 SMALL = {"layers": 1, "width": 8, "heads": 2, "ffn_width": 12}

@@ -16,8 +16,9 @@ from attent.decoding.translator import load_tokenizer
 from attent.interop import load
 from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights
 from attent.models.config import mirror_encoder
-from attent.models.folder import FolderError, read_extra_files
+from attent.models.folder import read_extra_files
 from attent.nn import LearnedConfig, StackConfig
+from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
 from tests.laws.helpers import shake

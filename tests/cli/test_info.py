@@ -14,8 +14,8 @@ from attent.cli.info import format_row, info, inspect_folder
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.models.config import mirror_encoder
-from attent.models.folder import FolderError
 from attent.nn import StackConfig
+from attent.storage.errors import FolderError
 from attent.text import TokenizerConfig, train_tokenizer
 from attent.text.tokenizer_training import TokenizerKind
 from attent.training.checkpoint import Checkpoint, save_checkpoint

@@ -436,7 +436,7 @@ def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
     assert train(corpus, tmp_path / "large", "--set", "data.tokenizer.vocab=320") == 0
     shutil.copy(tmp_path / "large" / "tokenizer.model", run / "tokenizer.model")
     manifest = json.loads((run / "manifest.json").read_text())
-    entry = folder.hash_file(run / "tokenizer.model")
+    entry = manifest.hash_file(run / "tokenizer.model")
     manifest["files"]["tokenizer.model"] = {"sha256": entry.sha256, "bytes": entry.bytes}
     (run / "manifest.json").write_text(json.dumps(manifest, indent=2))
     call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]

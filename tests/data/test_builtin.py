@@ -19,6 +19,7 @@ from attent.data import builtin
 from attent.data.builtin import BUILTIN_CORPORA, DownloadSites, Multi30kFile, get_corpus_folder
 from attent.data.corpus import open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
+from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
 
 EN_DE = LanguagePair("en", "de")
@@ -151,7 +152,7 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, ca
 def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     content = site.files.pop("/val.de.gz")
-    with pytest.raises(CorpusError, match="404"):
+    with pytest.raises(StorageError, match="404"):
         get_corpus_folder("multi30k", EN_DE, sites)
     assert not (cache / "corpora" / "multi30k").exists()
     site.files["/val.de.gz"] = content
@@ -165,7 +166,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
 def test_a_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
-    with pytest.raises(CorpusError, match=r"train\.en\.gz\.part: was not what .* should give"):
+    with pytest.raises(StorageError, match=r"train\.en\.gz\.part: was not what .* should give"):
         get_corpus_folder("multi30k", EN_DE, sites)
     assert not (cache / "corpora" / "multi30k").exists()
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.pairs import CorpusError
 from attent.storage.cache import CACHE_ENV_VAR, build_folder, get_cache_folder
 from attent.storage.download import DownloadError, RemoteFile, download_file, show_progress
+from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -89,7 +89,7 @@ def test_a_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
 
 def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_path: Path) -> None:
     site.files["/data"] = CONTENT[:-1] + b"x"
-    with pytest.raises(CorpusError, match=r"was not what http.*/data should give \(SHA-256 .*was removed; run again"):
+    with pytest.raises(StorageError, match=r"was not what http.*/data should give \(SHA-256 .*was removed; run again"):
         get(site, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.part").exists()
@@ -97,21 +97,21 @@ def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tm
 
 def test_a_file_put_there_by_hand_must_have_the_checksum_too(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"something else")
-    with pytest.raises(CorpusError, match="was not what"):
+    with pytest.raises(StorageError, match="was not what"):
         get(site, tmp_path / "data")
     assert get(site, tmp_path / "data") == SHA256
 
 
 def test_a_server_that_sends_without_an_end_is_cut_off(site: FakeSite, tmp_path: Path) -> None:
     site.endless.add("/flood")
-    with pytest.raises(CorpusError, match="sends more than the 300,000 bytes it may have"):
+    with pytest.raises(StorageError, match="sends more than the 300,000 bytes it may have"):
         get(site, tmp_path / "data", "/flood")
     assert not (tmp_path / "data").exists()
     assert (tmp_path / "data.part").stat().st_size == 0
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="has 300,000 bytes, more than the 1,000 it may have"):
+    with pytest.raises(StorageError, match="has 300,000 bytes, more than the 1,000 it may have"):
         get(site, tmp_path / "data", most=1000)
     assert not (tmp_path / "data.part").exists()
 
@@ -217,7 +217,7 @@ def test_only_the_web_is_asked(url: str, tmp_path: Path) -> None:
 
 def test_a_redirect_out_of_the_web_is_refused(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/trap"] = "file:///etc/hostname"
-    with pytest.raises(CorpusError, match="cannot download"):
+    with pytest.raises(StorageError, match="cannot download"):
         get(site, tmp_path / "data", "/trap")
     assert not (tmp_path / "data").exists()
 
@@ -233,13 +233,13 @@ def test_a_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monk
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full: /dev/full")
 def test_a_full_disk_is_named(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").symlink_to("/dev/full")
-    with pytest.raises(CorpusError, match=f"the disk is full .*; free some space, or set {CACHE_ENV_VAR}"):
+    with pytest.raises(StorageError, match=f"the disk is full .*; free some space, or set {CACHE_ENV_VAR}"):
         get(site, tmp_path / "data")
 
 
 def test_a_disk_too_small_is_named_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
     site.extra_claimed_bytes = 10**18
-    with pytest.raises(CorpusError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
+    with pytest.raises(StorageError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
         get(site, tmp_path / "data", most=10**19)
     assert names(tmp_path) == []
 
@@ -313,7 +313,7 @@ def test_a_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pyte
 
 def test_a_place_that_cannot_be_written_to_is_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(CorpusError, match=f"file: cannot be written to .*; set {CACHE_ENV_VAR} to a folder that can"):
+    with pytest.raises(StorageError, match=f"file: cannot be written to .*; set {CACHE_ENV_VAR} to a folder that can"):
         build_folder(tmp_path / "file" / "corpus", Path.mkdir, Path.is_dir)
 
 
@@ -344,6 +344,6 @@ def test_a_folder_whose_making_fails_is_not_there(tmp_path: Path) -> None:
         (aside / "train.tsv").write_text("half")
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with pytest.raises(CorpusError, match=re.escape(os.strerror(errno.EIO))):
+    with pytest.raises(StorageError, match=re.escape(os.strerror(errno.EIO))):
         build_folder(tmp_path / "corpus", make, Path.is_dir)
     assert not (tmp_path / "corpus").exists()

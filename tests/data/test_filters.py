@@ -199,11 +199,11 @@ def test_space_at_the_ends_changes_no_judgement(source: str, target: str) -> Non
 
 
 def test_a_sieve_travels_to_other_processes() -> None:
-    sieve = pickle.loads(
+    sieve = pickle.loads(  # noqa: S301
         pickle.dumps(PairFilter(FilterConfig(length_ratio=0), infer_scripts(LanguagePair("en", "ru"), [])))
     )
-    assert sieve.filters.length_ratio == 0
-    assert sieve.why("All human beings are born free", "All men are born free, they say") == "script"
+    assert sieve.config.length_ratio == 0
+    assert sieve.drop_reason("All human beings are born free", "All men are born free, they say") == "script"
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.Mon
 
 
 def test_a_pair_has_the_same_key_in_every_process_and_its_mirror_another() -> None:
-    code = "from attent.data.filters import pair_keys; print(pair_keys(['a', 'b'], ['ü', 'ü']).tolist())"
+    code = "from attent.data.filters import hash_pairs; print(hash_pairs(['a', 'b'], ['ü', 'ü']).tolist())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     keys = hash_pairs(["a", "b"], ["ü", "ü"])
     assert str(keys.tolist()) == told.strip()

@@ -379,7 +379,7 @@ def test_a_store_without_pairs_is_refused_by_a_walk() -> None:
 
 def test_mistakes_are_told() -> None:
     store = make_store([(1, 1)])
-    with pytest.raises(ValueError, match="`tokens` must hold the longest sentence"):
+    with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
         BatchConfig(batch_tokens=100, max_tokens=256)
     with pytest.raises(ValueError, match="`rank` must be from 0 to 1"):
         PairLoader(store, BatchConfig(), rank=2, world_size=2)

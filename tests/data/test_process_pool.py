@@ -38,8 +38,8 @@ def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
     done = run(
         """
         print("begun")
-        from attent.data.crew import in_order
-        print(list(in_order(divmod, [(5, 2), (7, 2)], workers=2)), __file__.endswith("script.py"))
+        from attent.data.process_pool import map_in_order
+        print(list(map_in_order(divmod, [(5, 2), (7, 2)], workers=2)), __file__.endswith("script.py"))
         """,
         tmp_path,
     )
@@ -51,11 +51,11 @@ def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
 def test_the_crew_leaves_when_its_caller_is_killed(tmp_path: Path) -> None:
     script = """
         import os, time
-        from attent.data.crew import in_order
+        from attent.data.process_pool import map_in_order
         def tasks():
             while True:
                 yield ()
-        for pid in in_order(os.getpid, tasks(), workers=1):
+        for pid in map_in_order(os.getpid, tasks(), workers=1):
             print(pid, flush=True)
             time.sleep(60)
     """

@@ -88,8 +88,8 @@ def test_the_choice_does_not_depend_on_the_order_of_files_or_lines(tmp_path: Pat
 def test_the_choice_is_the_same_in_every_process_and_version(tmp_path: Path) -> None:
     """Python's own hash differs between processes; the numbers here are from the day that this was written."""
     written(tmp_path, LINES)
-    told = "import sys; from attent.data.corpus import corpora; from attent.data.holdout import hold_out; "
-    told += "print(*(pair.line for pair in hold_out(corpora(sys.argv[1:]), 5, 3)[1][0]))"
+    told = "import sys; from attent.data.corpus import open_corpora; from attent.data.split import hold_out; "
+    told += "print(*(pair.line for pair in hold_out(open_corpora(sys.argv[1:]), 5, 3)[1][0]))"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
     command = [sys.executable, "-c", told, str(tmp_path / "0.tsv")]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -252,18 +252,18 @@ def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_pa
     script = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from attent.data.corpus import corpora
-        from attent.data.encode import Recipe
-        from attent.data.filters import Filters
-        from attent.data.pairs import Languages
-        from attent.data.store import prepare
+        from attent.data.corpus import open_corpora
+        from attent.data.encode import EncodingConfig
+        from attent.data.filters import FilterConfig
+        from attent.data.pairs import LanguagePair
+        from attent.data.token_store import prepare_store
         from attent.text.tokenizer import Tokenizer
         home = Path(sys.argv[1])
-        recipe = Recipe(tokenizer=Tokenizer.load(home / "tokenizer"), filters=Filters.none())
+        recipe = EncodingConfig(tokenizer=Tokenizer.load(home / "tokenizer"), filters=FilterConfig.disabled())
         def slowly(pairs):
             print(pairs, flush=True)
             time.sleep(60)
-        prepare(corpora([str(home / "a.tsv")], Languages("en", "de")), recipe, home / "stores", progress=slowly)
+        prepare_store(open_corpora([str(home / "a.tsv")], LanguagePair("en", "de")), recipe, home / "stores", progress=slowly)
     """)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -14,9 +14,8 @@ from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.vision import VisionInspector
-from tests.inspection.browser import browser
 from tests.inspection.family import HIDDEN, TEXT, causal, encoder, tokenizer, vision, write_ring
-from tests.inspection.test_page_heads import SITE, Open, eventually, opened, pixel, text
+from tests.inspection.test_page_heads import SITE, Open, eventually, pixel, text
 
 
 @pytest.fixture(scope="module")

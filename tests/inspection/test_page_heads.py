@@ -17,7 +17,6 @@ from torch import Tensor
 
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.json_arrays import pack_array
-from tests.inspection.browser import browser
 
 HOSTILE = ["</script><script>window.bad=1</script>", "<img src=x onerror=window.bad=1>", "&amp;", "__proto__"]
 SOURCE = "A man rides a bike .".split()

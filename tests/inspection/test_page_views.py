@@ -17,7 +17,6 @@ from torch import Tensor
 
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.json_arrays import pack_array, unpack_array
-from tests.inspection.browser import browser
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 WIDTH = 8

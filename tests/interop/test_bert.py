@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attent.interop import bert, load
 from attent.models import EncoderConfig, TextEncoder, build, presets
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from attent.storage.errors import FolderError
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
 from tests.interop.marians import change_json, transformers, worst
 

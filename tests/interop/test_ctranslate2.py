@@ -23,7 +23,6 @@ from attent.interop.ctranslate2 import (
     write_conversion,
 )
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.models.folder import FolderError
 from attent.nn import (
     AlibiConfig,
     LearnedConfig,
@@ -33,6 +32,7 @@ from attent.nn import (
     SinusoidalConfig,
     StackConfig,
 )
+from attent.storage.errors import FolderError
 from tests.laws.helpers import shake
 from tests.text.corpus import tokenizer
 
@@ -238,7 +238,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a missing file": lambda folder: (folder / "config.json").unlink(),
     "no checksums": lambda folder: (folder / "checksums.json").unlink(),
     "damaged checksums": lambda folder: flip(folder / "checksums.json"),
-    "checksums of nothing": lambda folder: (folder / "checksums.json").write_text('{"format": 1, "files": {}}'),
+    "checksums of nothing": lambda folder: (folder / "checksums.json").write_text('{"format_version": 1, "files": {}}'),
     "no origin": lambda folder: (folder / "origin.json").unlink(),
 }
 
@@ -290,7 +290,7 @@ def test_a_failed_write_leaves_the_old_conversion(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(conversion, "write_synced", full)
-    with pytest.raises(FolderError, match="the disk is full; an older conversion in the folder is unharmed"):
+    with pytest.raises(FolderError, match="the disk is full; an older conversion in the folder is intact"):
         write_conversion(toy, None, tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert whole(tmp_path / "made", toy)

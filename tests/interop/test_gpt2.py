@@ -15,9 +15,9 @@ import torch
 
 from attent.interop import gpt2, load, load_as
 from attent.models import CausalConfig, CausalLM, build
-from attent.models.folder import FolderError
 from attent.models.presets import GPT2
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from attent.storage.errors import FolderError
 from tests.interop.causals import (
     change_json,
     change_tensors,

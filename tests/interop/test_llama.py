@@ -15,9 +15,9 @@ import torch
 
 from attent.interop import llama, load, load_as
 from attent.models import CausalConfig, CausalLM, build
-from attent.models.folder import FolderError
 from attent.models.presets import LLAMA
 from attent.nn import LearnedConfig, LinearScaling, Llama3Scaling, RotaryConfig
+from attent.storage.errors import FolderError
 from tests.interop.causals import (
     change_json,
     change_tensors,

@@ -17,8 +17,8 @@ from torch import Tensor
 from attent.interop import load, marian
 from attent.models import Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
-from attent.models.folder import FolderError
 from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
+from attent.storage.errors import FolderError
 
 STACK = StackConfig(layers=1, width=8, heads=2, ffn_width=12)
 CONFIG = Seq2SeqConfig(vocab=13, encoder=STACK, decoder=mirror_encoder(STACK), output_bias=True)

@@ -17,8 +17,8 @@ from attent.decoding import greedy_search
 from attent.interop import load, t5
 from attent.models import Seq2SeqConfig, build, presets
 from attent.models.config import mirror_encoder
-from attent.models.folder import FolderError
 from attent.nn import RelativeConfig, SinusoidalConfig, StackConfig
+from attent.storage.errors import FolderError
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
 from tests.interop.marians import Batch, change_json, our_logits, their_logits, transformers, worst
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from attent.data.images import ImageShape, read_image
 from attent.interop import load, vit
 from attent.models import VisionConfig, VisionTransformer, build, presets
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
+from attent.storage.errors import FolderError
 from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
 from tests.interop.marians import change_json, transformers, worst
 

@@ -23,8 +23,10 @@ import pytest
 import torch
 
 from attent.models import folder
-from attent.models.folder import FolderError
-from attent.text import tokenizer_files as text_files
+from attent.storage import tensor_files
+from attent.storage.atomic import write_files
+from attent.storage.errors import FolderError
+from attent.text.tokenizer_files import read_files
 from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 FILES = ("config.json", "model.safetensors", "manifest.json")
@@ -76,7 +78,7 @@ def seal(path: Path) -> None:
     for name in FILES[:2]:
         content = (path / name).read_bytes()
         files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "files": files}))
 
 
 def flip_bit(path: Path, place: int, bit: int) -> None:
@@ -159,7 +161,7 @@ def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "weights", "expected"),
     [
-        ({"tied": 1}, {}, "the key `tied` is kept"),
+        ({"tied": 1}, {}, "the key `tied` is reserved"),
         ({"x": float("nan")}, {}, "must be plain finite data"),
         ({"x": object()}, {}, "must be plain finite data"),
         ({"x": "\ud800"}, {}, "must be plain finite data"),
@@ -182,7 +184,7 @@ def test_what_could_not_be_read_back_is_not_saved(
 
 def test_every_flipped_bit_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
-    monkeypatch.setattr(folder, "safe_open", lambda path, **_: used.append(path))
+    monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
     for flip in range(2_000):
         path = model / FILES[flip % 3]
@@ -195,7 +197,7 @@ def test_every_flipped_bit_is_refused(model: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_cut_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
-    monkeypatch.setattr(folder, "safe_open", lambda path, **_: used.append(path))
+    monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
     for cut in range(204):
         path = model / FILES[cut % 3]
@@ -285,8 +287,8 @@ def test_weights_that_are_no_safetensors_are_refused(content: bytes, expected: s
         (b"[]", "must hold an object"),
         (b'{"tied": 3}', "`tied` must map names"),
         (b'{"tied": {"x": 3}}', "`tied` must map names"),
-        (b'{"tied": {"x": "nobody"}}', "`tied.x` cannot be: `nobody` is not stored"),
-        (b'{"tied": {"bias": "bias"}}', "`tied.bias` cannot be: is itself stored"),
+        (b'{"tied": {"x": "nobody"}}', "`tied.x` is invalid: `nobody` is not stored"),
+        (b'{"tied": {"bias": "bias"}}', "`tied.bias` is invalid: is itself stored"),
     ],
 )
 def test_hostile_configs_are_refused(content: bytes, expected: str, model: Path) -> None:
@@ -302,8 +304,8 @@ def test_hostile_manifests_are_refused(model: Path) -> None:
     hostile: list[Any] = [
         {},
         [],
-        {**good, "format": 2},
-        {**good, "format": True},
+        {**good, "format_version": 2},
+        {**good, "format_version": True},
         {**good, "more": 1},
         {**good, "files": []},
         {**good, "files": {"config.json": entry}},
@@ -349,7 +351,7 @@ def test_what_is_no_plain_file_is_refused(model: Path) -> None:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_a_folder_of_pickles_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(pickled())
-    assert f"{name}: is a pickle, which can run code and is never opened here" in refusal(tmp_path)
+    assert f"{name}: is a pickle, which can run code and is never opened" in refusal(tmp_path)
 
 
 def test_a_zip_named_as_weights_is_refused(model: Path) -> None:
@@ -371,6 +373,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
 import os, sys, torch
 from pathlib import Path
 from attent.models import folder
+from attent.storage.errors import FolderError
 
 events = []
 sys.addaudithook(lambda name, _: events.append(name) if name in ("pickle.find_class", "os.system") else None)
@@ -382,7 +385,7 @@ for path in sorted(root.glob("hostile*")):
     try:
         folder.read_folder(path)
         sys.exit(f"{path} was read")
-    except folder.FolderError:
+    except FolderError:
         pass
 print("before the control:", sorted(set(events)))
 import pickle
@@ -548,7 +551,7 @@ def _die_at(at: int, path: Path) -> None:
 
 
 def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, loads = folder.read_safetensors, itertools.count()
+    load, loads = tensor_files.read_safetensors, itertools.count()
 
     def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         if next(loads) == 0:  # between the checksums and the weights
@@ -560,7 +563,7 @@ def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch
 
 
 def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, loads = folder.read_safetensors, itertools.count(1)
+    load, loads = tensor_files.read_safetensors, itertools.count(1)
 
     def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         write(model, next(loads))
@@ -589,7 +592,7 @@ def holds_with_files(path: Path) -> int:
     (seed,) = [seed for seed in range(3) if torch.equal(stored.tensors["bias"], tensors(seed)["bias"])]
     assert stored.files in ({}, sides(seed))
     assert folder.read_extra_files(path) == stored.files
-    assert text_files.read_files(path, SIDES) == sides(seed)  # as Tokenizer.load does
+    assert read_files(path, SIDES) == sides(seed)  # as Tokenizer.load does
     return seed
 
 
@@ -605,7 +608,7 @@ def test_a_save_without_files_lists_none_and_leaves_the_old_ones_alone(model: Pa
     write(model, 2)
     assert_holds(model, 2)
     assert folder.read_extra_files(model) == {}
-    assert text_files.read_files(model, SIDES) == sides(1)
+    assert read_files(model, SIDES) == sides(1)
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "Model.safetensors", "a/b", "..", ".a", "", "a.new"])
@@ -641,7 +644,7 @@ def with_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         write_with_files(path, 0)
     else:
         folder.write_folder(path, config={"seed": 7}, tensors=tensors(0))
-        text_files.write_files(path, sides(0))
+        write_files(path, sides(0))
     return path
 
 
@@ -726,10 +729,10 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.ENOSPC, "the disk is full; an older model in the folder is unharmed; free some space"),
+        (errno.ENOSPC, "the disk is full; an older model in the folder is intact; free some space"),
         (errno.EACCES, "the folder cannot be written to; give another folder, or change its permissions"),
         (errno.EROFS, "the folder cannot be written to"),
-        (errno.EIO, "an older model in the folder is unharmed; save again"),
+        (errno.EIO, "an older model in the folder is intact; save again"),
     ],
 )
 def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) -> None:
@@ -742,9 +745,9 @@ def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) 
 
 def test_what_safetensors_says_of_a_full_disk_is_understood(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise folder.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise tensor_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(folder, "save_file", full)
+    monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(FolderError, match="the disk is full"):
         write(model, 1)
     assert_holds(model, 0)
@@ -794,7 +797,7 @@ def test_wrong_tensors_get_one_sentence() -> None:
     assert str(caught.value) == (
         "m/model.safetensors: missing: `weight`, `gone`; "
         "not known to the model: `weights` (for `weight`?), `zzz`; "
-        "wrong shape: `bias` must be [3], but is [4]. Take config.json and the weights from one and the same model"
+        "wrong shape: `bias` must be [3], but is [4]. Take config.json and the weights from the same model"
     )
 
 

@@ -17,9 +17,9 @@ import attent
 from attent.models import Seq2Seq, build, build_empty
 from attent.models import folder as model_folder
 from attent.models.config import Seq2SeqConfig, mirror_encoder
-from attent.models.folder import FolderError
 from attent.models.weights import assign_weights
 from attent.nn import StackConfig
+from attent.storage.errors import FolderError
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
 CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))

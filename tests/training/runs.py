@@ -262,7 +262,8 @@ def _kill_at_call(kill: Kill) -> None:
     )
     for name in ("fsync", "rename", "replace", "open", "mkdir", "rmdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    folder.write_synced, folder.write_safetensors = map(counted, (folder.write_synced, folder.write_safetensors))
+    for module in (folder, checkpoint):
+        module.write_synced, module.write_safetensors = map(counted, (module.write_synced, module.write_safetensors))
 
 
 if __name__ == "__main__":

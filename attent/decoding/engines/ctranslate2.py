@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as conversion
 from attent.models import Seq2Seq
-from attent.models.folder import FolderError
 from attent.storage.cache import get_cache_folder
+from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer

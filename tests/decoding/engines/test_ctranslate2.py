@@ -15,8 +15,8 @@ from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as conversion
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.models.folder import FolderError
 from attent.nn import LearnedConfig, StackConfig
+from attent.storage.errors import FolderError
 
 pytest.importorskip("ctranslate2")
 

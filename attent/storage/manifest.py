@@ -1,0 +1,127 @@
+"""Manifests: `manifest.json` lists the files of a folder with their sizes and SHA-256, so that damage is found on loading."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from attent.storage.atomic import write_synced
+from attent.storage.errors import FolderError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 2**16  # a model's has about 300
+
+
+@dataclass(frozen=True)
+class ManifestEntry:
+    """Checksum and size of a file."""
+
+    sha256: str
+    bytes: int
+
+
+def hash_file(path: Path) -> ManifestEntry:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return ManifestEntry(digest, os.fstat(file.fileno()).st_size)
+
+
+def write_manifest(path: Path, files: Mapping[str, ManifestEntry]) -> None:
+    """Write a manifest, without a newline at its end so that every truncation is noticed."""
+    manifest = {"format_version": FORMAT_VERSION, "files": {name: vars(entry) for name, entry in files.items()}}
+    write_synced(path, json.dumps(manifest, indent=2).encode())
+
+
+def read_manifest(path: Path, label: str = "model") -> dict[str, ManifestEntry]:
+    """Return the entries by file name; the caller checks that they are the expected ones."""
+    status = stat_plain_file(path)
+    if status is None:
+        raise FolderError(f"{path}: is missing; copy the {label} again")
+    if status.st_size > MAX_MANIFEST_BYTES:
+        raise FolderError(f"{path}: is damaged: it has {status.st_size} bytes; copy the {label} again")
+    try:
+        data = json.loads(path.read_bytes().decode(), object_pairs_hook=_reject_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        raise FolderError(
+            f"{path}: is not valid JSON: {error}; the manifest is damaged: copy the {label} again"
+        ) from error
+    files = data.get("files") if isinstance(data, dict) else None
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if type(version) is not int or version != FORMAT_VERSION or not isinstance(files, dict) or len(data) != 2:
+        raise FolderError(
+            f"{path}: must have `format_version` {FORMAT_VERSION} and `files`; copy the {label} again or update attent"
+        )
+    return {name: _parse_entry(path, name, entry, label) for name, entry in files.items()}
+
+
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return data
+
+
+def _parse_entry(path: Path, name: str, data: object, label: str) -> ManifestEntry:
+    entry = data if isinstance(data, dict) else {}
+    size, digest = entry.get("bytes"), entry.get("sha256")
+    if entry.keys() != {"bytes", "sha256"} or type(size) is not int or not isinstance(digest, str):
+        raise FolderError(f"{path}: `files.{name:.80}` must have `sha256` and `bytes`; copy the {label} again")
+    return ManifestEntry(digest, size)
+
+
+def find_damage(path: Path, entry: ManifestEntry) -> str | None:
+    """Compare size and checksum of a file with its entry; return the problem, or None if it is intact."""
+    status = stat_plain_file(path)
+    if status is None:
+        return f"is missing, though {MANIFEST_FILE} lists it"
+    if status.st_size != entry.bytes:
+        return f"is damaged: by {MANIFEST_FILE} it must have {entry.bytes} bytes, but it has {status.st_size}"
+    if hash_file(path) != entry:
+        return f"is damaged or was changed: its SHA-256 is not the one in {MANIFEST_FILE}"
+    return None
+
+
+def stat_plain_file(path: Path) -> os.stat_result | None:
+    """Return the status of a regular file inside its folder, None if it is missing; refuse anything else.
+
+    A link out of the folder is refused: its target could change unnoticed.
+    """
+    if not os.path.lexists(path):
+        return None
+    if path.resolve().parent != path.parent.resolve():
+        raise FolderError(f"{path}: is a link out of the folder; put the file itself there (cp -L)")
+    if not path.exists():
+        return None
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FolderError(f"{path}: must be a plain file; put the file itself there")
+    return path.stat()
+
+
+@contextmanager
+def explain_save_errors(folder: Path, label: str = "model") -> Iterator[None]:
+    """Turn an OSError while saving into a FolderError that says what to do; `label` names what is saved."""
+    try:
+        yield
+    except OSError as error:
+        reason = _explain_os_error(folder, error, label)
+        raise FolderError(f"{folder}: the {label} could not be saved: {reason}") from error
+
+
+def _explain_os_error(folder: Path, error: OSError, label: str) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError) and not folder.is_dir():
+        return "there is a file where the folder must be; give another folder, or move that file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full; an older {label} in the folder is intact; free some space and save again"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "the folder cannot be written to; give another folder, or change its permissions"
+    if not folder.is_dir():
+        return f"the folder cannot be created ({error.strerror}); give another"
+    return f"{error}; an older {label} in the folder is intact; save again"
