@@ -70,7 +70,7 @@ def count_model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> Fl
 def count_min_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, target_tokens: int) -> int:
     """That an update must move, if nothing is moved twice and no kernel hands over through memory to the next.
 
-    The optimiser reads and writes weights, gradients and both of Adam's means (float32). Of the activations only those
+    The optimizer reads and writes weights, gradients and both of Adam's means (float32). Of the activations only those
     count that the backward pass cannot do without: what enters each product, and queries, keys and values; they are
     written once and read once in bfloat16. Logits, masks and norms count for nothing. No program comes near it.
     """

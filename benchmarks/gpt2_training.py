@@ -76,7 +76,7 @@ def build_attent_step(ids: Tensor, device: torch.device, *, compiled: bool) -> C
     config = replace(config, stack=replace(config.stack, dropout=0.0, attention_dropout=0.0))
     model = attent.build(config).to(device)
     states = torch.compile(model.compute_states, dynamic=False) if compiled else model.compute_states
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     targets = ids.roll(-1, 1).flatten()
 
     def step() -> None:
@@ -84,8 +84,8 @@ def build_attent_step(ids: Tensor, device: torch.device, *, compiled: bool) -> C
             last = states(ids).flatten(0, 1)
             loss, _ = linear_cross_entropy(last, model.output.weight, None, targets, None, 0.0)
             (loss / targets.numel()).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     return step
 
@@ -96,13 +96,13 @@ def build_hf_step(ids: Tensor, device: torch.device, *, compiled: bool) -> Calla
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
     model: nn.Module = GPT2LMHeadModel(config).to(device).train()
     run: Any = torch.compile(model, dynamic=False) if compiled else model
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         with autocast(device):
             run(input_ids=ids, labels=ids).loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

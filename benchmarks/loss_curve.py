@@ -272,7 +272,7 @@ class SampleStats:
     std: float | None  # standard deviation over the draws; of one draw there is none
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f}" + (f" ± {self.spread:.4f}" if self.spread is not None else "")
+        return f"{self.mean:.4f}" + (f" ± {self.std:.4f}" if self.std is not None else "")
 
 
 @dataclass(frozen=True, kw_only=True)

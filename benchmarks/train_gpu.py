@@ -487,7 +487,7 @@ def make_random_store(folder: Path, case: BenchmarkCase) -> TokenStore:
     tokens = {}
     for side, lengths in (("source", source), ("target", target)):
         tokens[side] = write_side(folder, side, lengths.round().clip(2, most).astype(np.int64), case.vocab, dice)
-    np.arange(1, pairs + 1, dtype="<u8").tofile(folder / "places")
+    np.arange(1, pairs + 1, dtype="<u8").tofile(folder / "locations")
     part = CorpusPart(name="made up", pairs=pairs, dropped={}, examples={})
     pad = {"source": PAD, "target": PAD}
     meta = StoreMeta(

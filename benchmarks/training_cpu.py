@@ -1,5 +1,5 @@
 """Training on CPU beside `transformers`' Marian of the same size in a plain loop: real tokens of both sides per
-CPU-second, of whole steps (forward, label-smoothed loss, backward, optimiser).
+CPU-second, of whole steps (forward, label-smoothed loss, backward, optimizer).
 
     python -m benchmarks.training_cpu                            made-up pairs as long as image captions
     python -m benchmarks.training_cpu --data FOLDER              FOLDER holds train.en.gz and train.de.gz, or the like
@@ -187,14 +187,14 @@ def pad_side(side: StoreSide, pairs: Array) -> TokenBatch:
 def build_attent_step(dropout: float, micro_batch_tokens: int) -> BatchStep:
     stack = replace(StackConfig(), layers=3, width=256, ffn_width=1024, heads=4, dropout=dropout)
     objective = Seq2SeqObjective(attent.build(make_seq2seq(VOCAB, stack)), smoothing=SMOOTHING).train()
-    optimiser = torch.optim.Adam(objective.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    optimizer = torch.optim.Adam(objective.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
     def step(batch: PairBatch) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         for piece in split_batch(batch, micro_batch_tokens or None, 1):
             loss, _ = objective(piece.select_rows(batch))
             (loss / batch.target.num_tokens).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -212,10 +212,10 @@ def build_hf_step(dropout: float) -> BatchStep:
         forced_eos_token_id=None, max_position_embeddings=256, use_cache=False,
     )  # fmt: skip
     model = MarianMTModel(config).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step(batch: PairBatch) -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         logits = model(
             input_ids=batch.source.ids,
             attention_mask=batch.source.token_mask().long(),
@@ -224,7 +224,7 @@ def build_hf_step(dropout: float) -> BatchStep:
         ).logits
         right = batch.target.ids.flatten()
         F.cross_entropy(logits.flatten(0, 1), right, ignore_index=PAD, label_smoothing=SMOOTHING).backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 

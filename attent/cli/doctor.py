@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # one base-sized model with what resuming needs is about 1 GiB
-MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimiser
+MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
 PACKAGE_HEADINGS = ("extra", "package", "version, or how to add it", "for")
 
 

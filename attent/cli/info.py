@@ -443,7 +443,7 @@ def format_stack(stack: Mapping[str, Any]) -> str:
     pruned = f" ({stack['pruned']} pruned in all layers)" if stack["pruned"] else ""
     return (
         f"{pluralize(stack['layers'], 'layer')}, width {stack['width']:,}, {pluralize(stack['heads'], 'head')}{pruned}, "
-        f"inner {stack['inner']:,}, {stack['activation']}, {stack['positions']} positions, {stack['norm']} norm"
+        f"FFN width {stack['ffn_width']:,}, {stack['activation']}, {stack['positions']} positions, {stack['norm']} norm"
     )
 
 

@@ -141,12 +141,12 @@ class CausalLMObjective(SingleStackObjective):
     """Of a language model: behind each token, the next. Filler stands behind all text, where no token looks."""
 
     def compute_states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
-        states: Tensor = self.model.states(ids, packing=packing)
+        states: Tensor = self.model.compute_states(ids, packing=packing)
         return states
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         output, wanted = self.model.output, batch.labels.flatten()
-        ready = output.scaled(states).flatten(0, 1)  # (B, T, E) -> (N, E)
+        ready = output.scale_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
         return linear_cross_entropy(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
 
 
@@ -155,7 +155,7 @@ class MaskedLMObjective(SingleStackObjective):
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         head, wanted = self.model.masked_lm, batch.labels.flatten()
-        ready = head.output.scaled(head.ready(gather_masked(states, batch))).flatten(0, 1)  # (B, M, E) -> (N, E)
+        ready = head.output.scale_states(head.transform(gather_masked(states, batch))).flatten(0, 1)  # (B, M, E) -> (N, E)
         output = head.output
         return linear_cross_entropy(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
 

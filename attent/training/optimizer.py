@@ -1,6 +1,6 @@
 """How weights follow their gradients: the paper's Adam, AdamW, or Muon for matrices; and what a checkpoint keeps of it.
 
-All of torch's own, fused where that exists: one pass over the weights instead of a dozen. A fused optimiser skips an
+All of torch's own, fused where that exists: one pass over the weights instead of a dozen. A fused optimizer skips an
 update whose gradient is not finite by itself (`found_inf`), so that a GPU need not wait to be asked.
 """
 
@@ -19,7 +19,7 @@ NamedParameters = Mapping[str, nn.Parameter]
 
 
 class CombinedOptimizer:
-    """One optimiser or, with Muon, two, as one."""
+    """One optimizer or, with Muon, two, as one."""
 
     def __init__(self, parameters: NamedParameters, config: TrainConfig) -> None:
         self.parameters = parameters

@@ -80,7 +80,7 @@ def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) 
     page = page_of(folder, capsys)
     model = attent.load(folder)
     count = sum(parameter.numel() for parameter in model.parameters())
-    for told in ("saved by attent", "every checksum holds", "2 layers, width 16, 2 heads, inner 32", f"{count:,} in"):
+    for told in ("saved by attent", "every checksum holds", "2 layers, width 16, 2 heads, FFN width 32", f"{count:,} in"):
         assert told in page
 
 
@@ -309,5 +309,5 @@ def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixt
     stack = replace(ENCODER, layers=1, heads=1)
     attent.build(VisionConfig(image_size=8, patch_size=8, stack=stack, fit="squash")).save(tmp_path / "vit")
     page = page_of(tmp_path / "vit", capsys)
-    assert "1 layer, width 16, 1 head, inner 32" in page
+    assert "1 layer, width 16, 1 head, FFN width 32" in page
     assert "8 x 8, in colour, in 1 patch of 8 x 8; a picture squashed to a square" in page

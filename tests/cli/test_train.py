@@ -243,11 +243,11 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
     file.write_text(f"[train]\n{name} = {value}\n")
     found: list[Any] = []
 
-    def look(request: run.Request) -> int:
+    def look(request: training_run.TrainRequest) -> int:
         found.append(read_user_settings(request.config_file, request.flags, request.overrides))
         return 0
 
-    monkeypatch.setattr(run, "run_training", look)
+    monkeypatch.setattr(training_run, "run_training", look)
     for words in (
         [f"--{name.replace('_', '-')}", str(value)],
         ["--set", f"train.{name}={value}"],
@@ -525,7 +525,7 @@ def full_disk(*_: object, **__: object) -> None:
     "what",
     [
         "write_safetensors",
-        pytest.param("write_new", marks=pytest.mark.slow),
+        pytest.param("write_synced", marks=pytest.mark.slow),
         pytest.param("write_manifest", marks=pytest.mark.slow),
         "sync",
     ],

@@ -74,9 +74,9 @@ def test_another_process_draws_the_same(kind: TokenizerKind, tmp_path: Path) -> 
     tokenizer(kind).save(tmp_path)
     texts = lines()[1][:50]
     code = (
-        "import sys, hashlib; from pathlib import Path; from attent.text.tokenizer import Sampling, Tokenizer\n"
+        "import sys, hashlib; from pathlib import Path; from attent.text.tokenizer import SubwordSampling, Tokenizer\n"
         "texts = sys.stdin.buffer.read().decode().split('|')\n"
-        "rows = Tokenizer.load(Path(sys.argv[1])).sample_target(texts, Sampling(), 11)\n"
+        "rows = Tokenizer.load(Path(sys.argv[1])).sample_target(texts, SubwordSampling(), 11)\n"
         "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
     )
     run = subprocess.run(

@@ -180,8 +180,8 @@ def serve_forks() -> None:
     import attent.training.curves
     import attent.training.run
 
-    attent.train.curves.draw_png = lambda *_: False  # matplotlib takes longer than the whole run
-    attent.decode.options.MAX_EXTRA_TOKENS = MAX_EXTRA_TOKENS
+    attent.training.curves.draw_png = lambda *_: False  # matplotlib takes longer than the whole run
+    attent.decoding.options.MAX_EXTRA_TOKENS = MAX_EXTRA_TOKENS
     del sacrebleu, attent
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

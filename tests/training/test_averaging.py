@@ -66,7 +66,7 @@ def test_at_the_end_of_a_run_the_mean_is_taken_only_if_it_is_better(tmp_path: Pa
     ended = made.trainer.run()
     best = dict(models.read_model(tmp_path).named_parameters())
     told: list[Note] = []
-    session: Any = SimpleNamespace(out=tmp_path, tell=told.append)
+    session: Any = SimpleNamespace(out=tmp_path, emit=told.append)
     nothing: Any = None
     final = Finalizer(session, nothing, nothing, made.trainer, ended)
     assert final.weights == "best, update 3"

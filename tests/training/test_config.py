@@ -187,7 +187,7 @@ def read_like(task: str) -> Run:
 
 def test_patches_are_checked_against_the_images_and_not_before() -> None:
     assert asked("model.patch_size=7", task="images")["model"] == {"patch_size": 7}
-    with pytest.raises(settings.SettingsError, match="`image` must be a multiple of `patch`=7, but is 32"):
+    with pytest.raises(settings.SettingsError, match="`image_size` must be a multiple of `patch_size`=7, but is 32"):
         asked("model.patch_size=7", "model.image_size=32", task="images")
 
 

@@ -79,11 +79,11 @@ def losses(one: ToyRun) -> list[tuple[int, float, float, float]]:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_recorded_updates_come_to_the_same_bits(
-    tmp_path: Path, optimiser: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rates, divisors, dropout, clipping, the running mean and what is told, through validations and checkpoints."""
     monkeypatch.setattr("attent.training.loop.REPORT_INTERVAL", 0.0)
-    recipe, count = replace(PACKED, optimizer=optimiser, weight_decay=0.1), Counted()
+    recipe, count = replace(PACKED, optimizer=optimizer, weight_decay=0.1), Counted()
     plain, played = (
         build_toy_run(tmp_path / "plain", recipe, layout="packed"),
         recorded(tmp_path / "played", recipe, count),
@@ -296,7 +296,7 @@ def test_targets_are_counted_beside_all_tokens(tmp_path: Path) -> None:
     event = made.of_type(Progress)[-1]
     assert event.targets_per_second is not None
     assert 0 < event.targets_per_second < event.tokens_per_second
-    assert event.busy is None
+    assert event.gpu_busy is None
 
 
 def test_the_time_that_compiling_takes_is_told_and_not_counted_as_speed(

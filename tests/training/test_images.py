@@ -58,7 +58,7 @@ def test_a_batch_depends_on_its_numbers_alone() -> None:
     config = ImageDataConfig(mixup=0.4, erase=1.0)
     first, again, other = (ImageLoader(bars(), config, batch_size=16, row_length=4, seed=seed) for seed in (1, 1, 2))
     list(zip(range(5), first.iter_batches(workers=2), strict=False))  # a walk changes nothing
-    for name in ("pixels", "labels", "others", "shares"):
+    for name in ("pixels", "labels", "mixup_labels", "mixup_weights"):
         one, same, next_one, with_other = (
             getattr(batch, name)
             for batch in (first.get_batch(2, 1), again.get_batch(2, 1), first.get_batch(2, 2), other.get_batch(2, 1))
@@ -162,12 +162,12 @@ def test_what_bars_are_is_learned() -> None:
     images = bars(240, seed=1)
     model = small(images)
     objective = ImageObjective(model)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     batches = ImageLoader(images, ImageDataConfig(erase=0), batch_size=48, row_length=4, seed=1)
     for (_, batch), _ in zip(batches.iter_batches(workers=0), range(120), strict=False):
         (objective(batch)[0] / len(batch)).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     assert count_correct(model, bars(90, seed=2)) >= 80
     assert model.training
 

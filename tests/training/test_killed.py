@@ -263,11 +263,11 @@ def cut(path: Path) -> None:
         pytest.param("state.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         ("weights.safetensors", lambda path: flip(path, 0.9)),
         pytest.param("optimizer.safetensors", lambda path: flip(path, 0.1), marks=pytest.mark.slow),
-        pytest.param("random.safetensors", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
+        pytest.param("rng.safetensors", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         pytest.param("weights.safetensors", cut, marks=pytest.mark.slow),
-        ("random.safetensors", Path.unlink),
+        ("rng.safetensors", Path.unlink),
     ],
-    ids=["manifest", "state", "weights", "optimizer", "random", "cut", "missing"],
+    ids=["manifest", "state", "weights", "optimizer", "rng", "cut", "missing"],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     name: str, damage: Callable[[Path], None], nursery: ForkServer, corpus: Path, half: Path, unbroken: Unbroken,

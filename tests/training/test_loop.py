@@ -284,7 +284,7 @@ def test_the_loss_of_a_validation_is_the_cross_entropy_of_every_token(tmp_path: 
     assert made.trainer.valid_batches is not None
     every = [made.trainer.valid_batches.get_batch(0, step) for step in range(made.trainer.valid_batches.num_steps(0))]
     assert sum(len(batch.example_ids) for batch in every) == 30
-    entropy = sum(float(objective(batch)[1]) for batch in every) / sum(batch.target.tokens for batch in every)
+    entropy = sum(float(objective(batch)[1]) for batch in every) / sum(batch.target.num_tokens for batch in every)
     assert made.validations[-1].loss == pytest.approx(entropy, rel=1e-6)
 
 
@@ -460,12 +460,12 @@ def test_a_stop_inside_a_validation_repeats_that_validation_when_the_run_goes_on
             raise StopRequested
         return EvalResult(metrics={"bleu": 1.0, "chrf": 2.0, "exact": 3.0})
 
-    made = run_on(tmp_path, RECIPE, judge=judge)
+    made = run_on(tmp_path, RECIPE, evaluator=judge)
     assert made.trainer.state.step == 3
     assert not made.validations
     assert made.trainer.list_checkpoints() == [3]
     stopped[0] = False
-    again = run_on(tmp_path, RECIPE, judge=judge)
+    again = run_on(tmp_path, RECIPE, evaluator=judge)
     assert [event.step for event in again.validations] == [3, 6]
 
 

@@ -44,7 +44,7 @@ def all_equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", ["adam", "adamw"])
 def test_step_by_step_the_weights_are_those_of_torchs_own(kind: Literal["adam", "adamw"]) -> None:
-    of, optimiser = ours(kind)
+    of, optimizer = ours(kind)
     theirs = layers()
     decayed = [p for p in theirs.parameters() if p.dim() == 2]
     plain = [p for p in theirs.parameters() if p.dim() != 2]
@@ -58,18 +58,18 @@ def test_step_by_step_the_weights_are_those_of_torchs_own(kind: Literal["adam", 
             gradients(one, step)
         for group in their.param_groups:
             group["lr"] = 0.01 / (1 + step)
-        optimiser.step(0.01 / (1 + step), GO)
+        optimizer.step(0.01 / (1 + step), GO)
         their.step()
         for mine, other in zip(of.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
 
 
 def test_biases_and_norms_do_not_decay_and_matrices_do() -> None:
-    of, optimiser = ours("adamw", weight_decay=0.5)
+    of, optimizer = ours("adamw", weight_decay=0.5)
     before = {name: tensor.detach().clone() for name, tensor in named(of).items()}
     for parameter in of.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimiser.step(0.1, GO)
+    optimizer.step(0.1, GO)
     for name, parameter in named(of).items():
         shrunk = 0.95 if parameter.dim() == 2 else 1.0
         torch.testing.assert_close(parameter.detach(), before[name] * shrunk, msg=name)
@@ -81,37 +81,37 @@ def test_a_skipped_update_leaves_weights_and_state_as_if_it_had_not_been(
     kind: Literal["adam", "adamw"], first: int
 ) -> None:
     """Before the first real update, too, when there is no state yet."""
-    (of, optimiser), (other, unbroken) = ours(kind), ours(kind)
+    (of, optimizer), (other, unbroken) = ours(kind), ours(kind)
     for step in range(6):
         if step == first:
             for parameter in of.parameters():
                 parameter.grad = torch.full_like(parameter, torch.nan)
             before = weights(of)
-            optimiser.step(0.01, SKIP)
+            optimizer.step(0.01, SKIP)
             assert all_equal(before, weights(of))
         for one in (of, other):
             gradients(one, step)
-        optimiser.step(0.01, GO)
+        optimizer.step(0.01, GO)
         unbroken.step(0.01, GO)
         assert all_equal(weights(of), weights(other)), step
-    left, right = optimiser.get_state(), unbroken.get_state()
+    left, right = optimizer.get_state(), unbroken.get_state()
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw"])
 def test_filled_with_its_state_another_goes_on_to_the_same_bits(kind: Literal["adam", "adamw"]) -> None:
-    (of, optimiser), (other, resumed) = ours(kind), ours(kind)
+    (of, optimizer), (other, resumed) = ours(kind), ours(kind)
     for step in range(8):
         if step == 4:
             other.load_state_dict(of.state_dict())
-            resumed.load_state({name: tensor.clone() for name, tensor in optimiser.get_state().items()})
+            resumed.load_state({name: tensor.clone() for name, tensor in optimizer.get_state().items()})
             back = resumed.get_state()
-            assert back.keys() == optimiser.get_state().keys()
+            assert back.keys() == optimizer.get_state().keys()
             assert len(back) == 3 * len(named(of))
-            assert all(torch.equal(back[name], tensor) for name, tensor in optimiser.get_state().items())
+            assert all(torch.equal(back[name], tensor) for name, tensor in optimizer.get_state().items())
         gradients(of, step)
-        optimiser.step(0.01, GO)
+        optimizer.step(0.01, GO)
         if step >= 4:
             gradients(other, step)
             resumed.step(0.01, GO)
@@ -119,14 +119,14 @@ def test_filled_with_its_state_another_goes_on_to_the_same_bits(kind: Literal["a
 
 
 def test_what_fills_one_does_not_change_with_it() -> None:
-    (of, optimiser), (other, resumed) = ours(), ours()
+    (of, optimizer), (other, resumed) = ours(), ours()
     gradients(of, 0)
-    optimiser.step(0.01, GO)
-    kept = {name: tensor.clone() for name, tensor in optimiser.get_state().items()}
-    resumed.load_state(optimiser.get_state())
+    optimizer.step(0.01, GO)
+    kept = {name: tensor.clone() for name, tensor in optimizer.get_state().items()}
+    resumed.load_state(optimizer.get_state())
     gradients(other, 1)
     resumed.step(0.01, GO)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in optimiser.get_state().items())
+    assert all(torch.equal(kept[name], tensor) for name, tensor in optimizer.get_state().items())
 
 
 def test_muon_on_a_cpu_is_refused_with_a_sentence() -> None:

@@ -13,9 +13,9 @@ PROGRAM = """
 import sys
 import torch
 from attent import cli
-from attent.decode import options
+from attent.decoding import options
 
-options.MORE = 6  # a model that has learned nothing writes as many tokens as it may
+options.MAX_EXTRA_TOKENS = 6  # a model that has learned nothing writes as many tokens as it may
 seen = []
 sys.addaudithook(lambda name, _: seen.append(name) if name == "pickle.find_class" else None)
 for name in ("load", "save"):

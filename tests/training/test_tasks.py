@@ -78,7 +78,7 @@ def labels(count: int = 60) -> TextLabeler:
 
 
 def everything(batches: Any) -> list[LabeledBatch]:
-    return [batches.batch(0, step) for step in range(batches.steps(0))]
+    return [batches.get_batch(0, step) for step in range(batches.num_steps(0))]
 
 
 def loss(objective: SingleStackObjective, batches: list[LabeledBatch]) -> tuple[float, int]:
