@@ -86,7 +86,7 @@ def trace_step(
     seen = list_candidates(beams, logits.clone(), context)  # rules write into what they are given
     grown, parents = advance_beams(beams, logits, context)
     if parents is not None:
-        session.state.follow(parents)
+        session.state.reorder_beams(parents)
     session.beams, session.row_steps = grown, [age + 1 for age in session.row_steps]
     own = torch.arange(context.num_beams).tolist() if parents is None else parents[0].tolist()
     t = int(beams.lengths)

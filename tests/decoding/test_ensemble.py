@@ -139,8 +139,8 @@ def test_a_search_with_copies_of_a_model_finds_what_it_finds() -> None:
             {"target_vocab": 23, "share_embeddings": False},
             "same target vocabulary, but the first has 17 and model 2 23",
         ),
-        ({"start": 5}, "same start token"),
-        ({"end": 6}, "same end token"),
+        ({"start_id": 5}, "same start token"),
+        ({"end_id": 6}, "same end token"),
     ],
 )
 def test_models_of_different_vocabularies_are_refused(change: dict[str, int], says: str) -> None:

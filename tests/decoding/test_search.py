@@ -53,8 +53,8 @@ def test_a_beam_as_wide_as_all_there_is_finds_the_best(kind: Any, alpha: float, 
             for tokens in every
         }
         best = sorted(wanted, key=wanted.__getitem__, reverse=True)[:n_best]
-        ended = [one for one in got if one.ended]
-        assert [(*one.ids, END) for one in ended] == best
+        ended = [one for one in got if one.is_finished]
+        assert [(*one.token_ids, END) for one in ended] == best
         assert [one.score for one in ended] == pytest.approx([wanted[tokens] for tokens in best], abs=1e-5)
 
 
@@ -65,19 +65,19 @@ def test_every_score_equals_its_score_by_reading(beam_size: int, kind: Any) -> N
     for source, got in zip((3, 1, 4), run_search(toy, make_sources(3, 1, 4), 6, search), strict=True):
         assert len(set(to_ids(got))) == beam_size
         for one in got:
-            tokens = (*one.ids, END) if one.ended else one.ids
+            tokens = (*one.token_ids, END) if one.is_finished else one.token_ids
             log_prob = toy.log_prob(source, tokens)
             assert one.log_prob == pytest.approx(log_prob, abs=1e-5)
             assert one.score == pytest.approx(log_prob / search.compute_length_penalty(len(tokens)), abs=1e-5)
-            assert not {START, END} & set(one.ids)
-            assert one.ended or len(one.ids) == 6
+            assert not {START, END} & set(one.token_ids)
+            assert one.is_finished or len(one.token_ids) == 6
 
 
 def test_what_is_best_comes_first_and_what_was_cut_last() -> None:
     search, cut = SearchOptions(beam_size=5, n_best=5), 0
     for got in run_search(ToyModel(6), make_sources(*range(30)), 5, search):
-        assert got == sorted(got, key=lambda one: (not one.ended, -one.score))
-        cut += sum(not one.ended for one in got)
+        assert got == sorted(got, key=lambda one: (not one.is_finished, -one.score))
+        cut += sum(not one.is_finished for one in got)
     assert 10 < cut < 130
 
 
@@ -117,7 +117,7 @@ def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
         wanted = search_plainly(toy, source, 8, search, (2,))
         assert to_ids(got) == to_ids(wanted)
         assert [one.score for one in got] == pytest.approx([one.score for one in wanted], abs=1e-5)
-        ends += got[0].ended
+        ends += got[0].is_finished
     assert vocab == 40 or ends > 1
 
 
@@ -222,7 +222,7 @@ def test_a_longer_hypothesis_gains_by_the_penalty() -> None:
     rows, lengths = make_sources(*range(20)), []
     for alpha in (0.0, 3.0):
         got = run_search(ToyModel(4, 1.0), rows, 12, SearchOptions(beam_size=12, length_penalty=alpha))
-        lengths.append([len(one[0].ids) for one in got])
+        lengths.append([len(one[0].token_ids) for one in got])
     assert all(short <= long for short, long in zip(*lengths, strict=True))
     assert sum(lengths[0]) < sum(lengths[1])
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, int], words: str) -> None:
         ({"length_penalty_type": "average"}, "`length_penalty_type` must be one of avg, wu, none, but is 'average'"),
         ({"max_length": 0}, "`max_length` must be 1 or more, but is 0"),
         ({"patience": 0.5}, "`patience` must be 1 or more, but is 0.5"),
-        ({"groups": 3}, "`beam_size`=4 must be a multiple of `groups`, but that is 3"),
+        ({"beam_groups": 3}, "`beam_size`=4 must be a multiple of `beam_groups`, but that is 3"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -271,7 +271,7 @@ class TranslateCall:
         """For a search that met its limit: by then fewer than `hypotheses` had ended. Asked for so many more, it goes
         the same way, and shows everything that has ended or was cut."""
         more = 0 if self.beam_size == 1 else self.beam_size
-        return TranslateCall(**{**vars(self), "hypotheses": self.num_hypotheses + more})
+        return TranslateCall(**{**vars(self), "num_hypotheses": self.num_hypotheses + more})
 
 
 def get_length_penalty(options: SearchOptions) -> float:

@@ -211,11 +211,11 @@ REFUSED = {
     "shares the probability of what must not come next": (SearchOptions(min_length=3), {}),
     "among the rest, and ranks beams by that": (SearchOptions(no_repeat_ngram_size=2), {}),
     "chooses among 2 x 20 tokens, and this model has 39": (SearchOptions(beam_size=20), {}),
-    "has no words that must or must not come": (SearchOptions(), {"demanded": ((5,),)}),
-    "has no words that must": (SearchOptions(), {"forbidden": ("word",)}),
-    "leaves the probability of a prefix out": (SearchOptions(), {"prefix": (5,)}),
-    "was given 2,048 positions, and one text needs 2,049": (SearchOptions(), {"limit": 2049}),
-    "and one text needs 3,001": (SearchOptions(), {"source": [5] * 3000 + [END]}),
+    "has no words that must or must not come": (SearchOptions(), {"required_phrases": ((5,),)}),
+    "has no words that must": (SearchOptions(), {"banned_phrases": ("word",)}),
+    "leaves the probability of a prefix out": (SearchOptions(), {"prefix_ids": (5,)}),
+    "was given 2,048 positions, and one text needs 2,049": (SearchOptions(), {"max_length": 2049}),
+    "and one text needs 3,001": (SearchOptions(), {"source_ids": [5] * 3000 + [END]}),
 }
 
 
@@ -232,7 +232,7 @@ def test_what_it_cannot_do_just_so_it_refuses(words: str, engine: CTranslate2Eng
             search,
             [
                 SearchRequest(source_ids=[5, END], max_length=9),
-                SearchRequest(**{"source": [5, END], "limit": 9, **job}),
+                SearchRequest(**{"source_ids": [5, END], "max_length": 9, **job}),
             ],
         )
         or ""

@@ -43,9 +43,9 @@ STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
 
 def make_engine(model: Any, size: int, **changes: Any) -> TorchEngine[Any]:
     kinds: dict[str, Any] = {
-        "never": (PAD,),
-        "batch_size": lambda source, target, beams: size,
-        "make_rules": lambda search, jobs: ((), None),
+        "suppressed_tokens": (PAD,),
+        "choose_batch_size": lambda source, target, beams: size,
+        "build_constraints": lambda search, jobs: ((), None),
         **changes,
     }
     return TorchEngine(model=model, start=START, end=END, pad=PAD, device=torch.device("cpu"), **kinds)
@@ -211,7 +211,7 @@ def test_stop_is_asked_at_every_step() -> None:
         return len(asked) == 4
 
     with pytest.raises(SearchCancelled):
-        list(make_engine(toy, 4, stop=stop).search(make_requests(20), SearchOptions()))
+        list(make_engine(toy, 4, should_stop=stop).search(make_requests(20), SearchOptions()))
     assert asked == [0, 1, 2, 3]
 
 
@@ -226,7 +226,7 @@ def test_what_a_rule_remembers_goes_with_its_row() -> None:
         return (MinLength(4, END), NoLoops(), ForcedPrefix(some, None)), None
 
     toy = ToyModel(7)
-    together, apart = (run_search(make_engine(toy, size, make_rules=rules), some, SearchOptions()) for size in (7, 1))
+    together, apart = (run_search(make_engine(toy, size, build_constraints=rules), some, SearchOptions()) for size in (7, 1))
     assert together == apart
     for job, (one,) in zip(some, together, strict=True):
         assert list(one.token_ids[:2]) == job.prefix_ids
@@ -273,7 +273,7 @@ def test_what_was_drawn_has_the_score_of_reading_it() -> None:
 def test_targets_are_drawn_as_often_as_they_are_likely() -> None:
     toy, sampling = ToyModel(4, 1.0), SamplingOptions(seed=2)
     some = [SearchRequest(source_ids=[5], rng_key=number, max_length=2) for number in range(2000)]
-    got = run_search(make_engine(toy, 500, never=()), some, SearchOptions(sampling=sampling))
+    got = run_search(make_engine(toy, 500, suppressed_tokens=()), some, SearchOptions(sampling=sampling))
     drawn = [(*one.token_ids, END) if one.is_finished else one.token_ids for (one,) in got]
     for tokens in ((END,), (2, END), (3, 2)):
         chance = 1.0
@@ -372,7 +372,7 @@ def test_what_the_lane_leaves_is_found_all_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(eligibility, "can_try", lambda *_: True)
         patched.setattr(eligibility, "get_gpu_search", lambda *_: failing)
-        got = run_search(make_engine(model, 3, say=said.append), some, search)
+        got = run_search(make_engine(model, 3, notify=said.append), some, search)
     assert [to_ids(one) for one in got] == [to_ids(one) for one in wanted]
     assert len(failing.given) in (1, 2)
     assert all(got[place] == wanted[place] for place in failing.given)
@@ -392,7 +392,7 @@ def test_a_lane_that_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
     """Of sources and targets that have nothing to do with one another, too; 1,000 tokens find room here."""
-    one = make_engine(ToyModel(6, 1.0), 1, batch_size=lambda source, target, beams: max(1, 1000 // (source + target)))
+    one = make_engine(ToyModel(6, 1.0), 1, choose_batch_size=lambda source, target, beams: max(1, 1000 // (source + target)))
     short = [SearchRequest(source_ids=[3] * 90, max_length=10)] * 2000
     assert one._choose_max_rows(make_batch(short), 1) == 10
     assert one._choose_max_rows(make_batch([*short, *[SearchRequest(source_ids=[3], max_length=99)] * 500]), 1) == 10
@@ -419,7 +419,7 @@ def test_a_lot_is_given_back_where_there_is_no_lane_or_none_that_takes_it(monkey
         Seq2SeqConfig(vocab=30, encoder=STACK, decoder=mirror_encoder(STACK), start_id=START, end_id=END)
     ).eval()
     lot, said = make_batch(make_requests(6)), list[str]()
-    one = make_engine(model, 3, say=said.append)
+    one = make_engine(model, 3, notify=said.append)
     assert one.search_batch(lot, SearchOptions()) is Unavailable.UNSUPPORTED  # a CPU has none
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=5))
     assert one.search_batch(lot, SearchOptions()) is Unavailable.OUT_OF_MEMORY
@@ -469,7 +469,7 @@ def test_a_thread_makes_its_lot_and_waits_for_its_turn(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         eligibility, "get_gpu_search", lambda *_: asked.append(turn.locked())
     )  # there is none after all
-    one = make_engine(toy, 4, turn=turn)
+    one = make_engine(toy, 4, device_lock=turn)
     thread = threading.Thread(target=lambda: (run_search(one, make_requests(6), SearchOptions()), done.set()))
     with turn:
         thread.start()
@@ -486,7 +486,7 @@ def test_a_thread_makes_its_lot_and_waits_for_its_turn(monkeypatch: pytest.Monke
 
 def test_who_stops_half_way_does_not_keep_the_turn() -> None:
     turn = threading.Lock()
-    found = make_engine(ToyModel(7), 4, turn=turn).search(make_requests(20), SearchOptions())
+    found = make_engine(ToyModel(7), 4, device_lock=turn).search(make_requests(20), SearchOptions())
     next(found)
     assert not turn.locked()
 

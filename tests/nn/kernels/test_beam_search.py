@@ -376,7 +376,7 @@ def test_the_lane_finds_what_the_search_finds(
     for ours, theirs in zip(got, wanted, strict=True):
         assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-4)
         assert [one.log_prob for one in ours] == pytest.approx([one.log_prob for one in theirs], abs=1e-4)
-    assert INTERPRETER_MODE or len({one.ended for best in wanted for one in best}) == 2
+    assert INTERPRETER_MODE or len({one.is_finished for best in wanted for one in best}) == 2
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -418,7 +418,7 @@ def test_only_who_may_goes_in_circles(beams: int, device: torch.device) -> None:
     assert [to_ids(one) for one in got] == [to_ids(one) for one in wanted]
     assert not any(has_loop(best[0].token_ids) for job, best in zip(some, got, strict=True) if job.forbid_loops)
     free = search_by_reference(model, some, make_context(plan.options, device))
-    assert any(has_loop(best[0].ids) for job, best in zip(some, free, strict=True) if job.forbid_loops)
+    assert any(has_loop(best[0].token_ids) for job, best in zip(some, free, strict=True) if job.forbid_loops)
     assert any(has_loop(best[0].token_ids) for job, best in zip(some, got, strict=True) if not job.forbid_loops)
     other = [replace(job, forbid_loops=not job.forbid_loops) for job in some]  # nothing is kept from the last search
     wanted, got = (

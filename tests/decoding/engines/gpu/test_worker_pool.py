@@ -56,19 +56,19 @@ def pool(desk: TranslationPipeline) -> Iterator[TextWorkerPool]:
         assert not any(clerk.process.is_alive() for clerk in made.workers)
 
 
-def run_in_worker(office: TextWorkerPool, lines: list[InputLine]) -> object:
-    return office.translate_block(LineBlock(lines=lines, first_index=10, byte_count=1), lambda: False)
+def run_in_worker(pool: TextWorkerPool, lines: list[InputLine]) -> object:
+    return pool.translate_block(LineBlock(lines=lines, first_index=10, byte_count=1), lambda: False)
 
 
 @pytest.mark.parametrize("lines", [PLAIN, CONSTRAINED, LONG, WRONG], ids=["plain", "wishes", "long", "wrong"])
 def test_a_clerk_writes_what_is_written_here(
-    lines: list[InputLine], desk: TranslationPipeline, office: TextWorkerPool
+    lines: list[InputLine], desk: TranslationPipeline, pool: TextWorkerPool
 ) -> None:
     searched = []
     search = desk.translator.search
     desk.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
     try:
-        found = run_in_worker(office, lines)
+        found = run_in_worker(pool, lines)
     finally:
         desk.translator.search = search  # type: ignore[method-assign]
     assert found == translate_block(desk, lines, 10, "text")
