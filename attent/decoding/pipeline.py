@@ -18,8 +18,9 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
+import torch
 from cyclopts import CycloptsError
 
 from attent import settings
@@ -35,6 +36,7 @@ from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, detect_document_format, pretranslate_file
 from attent.decoding import Constraints, Glossary, SearchOptions, Translation, Translator
 from attent.decoding.constraints.builder import NO_CONSTRAINTS
+from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.input_lines import (
     InputLine,
     LineBlock,
@@ -47,6 +49,7 @@ from attent.decoding.input_lines import (
 )
 from attent.decoding.output_format import OutputFormat
 from attent.formatting import escape_invisible, format_duration
+from attent.models import Seq2Seq
 from attent.storage.atomic import write_atomic
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096  # lines that are translated together
@@ -56,6 +59,9 @@ GPU_PENDING_BLOCKS = (
 SWITCH_INTERVAL = (
     1e-4  # seconds after which Python lets another thread go on: with 5 ms, as usual, the GPU would wait for texts
 )
+MIN_WORKER_BYTES = 4 * 2**20  # size of an input for which worker processes pay off; if it is unknown,
+MIN_WORKER_LINES = 16_384  # they start at this line
+MAX_WORKERS = 6  # as many keep the fastest search of an H200 busy
 REDRAW_INTERVAL = 0.25  # seconds between looks at the progress
 SPEED_WINDOW = 5.0  # seconds of which the speed is told: how long the start took says nothing of what is to come
 MAX_LISTED_SKIPS = 20  # units that were not filled, told one by one
@@ -267,15 +273,19 @@ def iterate_translated_blocks(
     if pipeline.max_pending_blocks == 0:
         yield from ((block, translate_block(pipeline, block.lines, block.first_index, source.name)) for block in blocks)
         return
-    from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, choose_worker_count
-
     waiting: deque[tuple[LineBlock, Future[TranslatedBlock]]] = deque()
-    problem, clerks = None, choose_worker_count(pipeline)
-    ahead = max(pipeline.max_pending_blocks, clerks)
-    with closing(TextWorkerPool(pipeline, source, clerks)) as office, start_threads(ahead) as (pool, over):
+    problem, num_workers = None, choose_worker_count(pipeline)
+    ahead = max(pipeline.max_pending_blocks, num_workers)
+    long_input = source.total_bytes is not None and source.total_bytes >= MIN_WORKER_BYTES
+    with (
+        closing(make_worker_pool(pipeline, num_workers)) as workers,
+        start_threads(ahead) as (threads, cancelled),
+    ):
         try:
             for block in blocks:
-                waiting.append((block, pool.submit(office.translate_block, block, over.is_set)))
+                task = compact_block(block, source.name)
+                use_workers = long_input or block.first_index >= MIN_WORKER_LINES
+                waiting.append((block, threads.submit(workers.run, task, cancelled.is_set, use_workers)))
                 while waiting and (len(waiting) > ahead or waiting[0][1].done() or not source.has_more()):
                     yield waiting[0][0], waiting.popleft()[1].result()
         except (InputError, CorpusError) as error:  # a line cannot be read: those before it can
@@ -284,6 +294,66 @@ def iterate_translated_blocks(
             yield block, task.result()
         if problem is not None:
             raise problem
+
+
+# --- worker processes ----------------------------------------------------------------------------------------------
+
+BlockTask = tuple[
+    list[str | InputLine], int, str
+]  # lines (plain ones as text: cheap to pickle), first index, file name
+
+
+def choose_worker_count(pipeline: TranslationPipeline) -> int:
+    """Return how many worker processes pay off; 0 if a worker would need the weights."""
+    translator = pipeline.translator
+    if translator.device.type == "cpu" or translator.engine == "ctranslate2" or pipeline.flags.alignment:
+        return 0
+    return min(MAX_WORKERS, (os.cpu_count() or 1) // 2) if isinstance(translator.model, Seq2Seq) else 0
+
+
+def make_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[TranslatedBlock]:
+    def run_here(task: BlockTask, should_stop: Callable[[], bool]) -> TranslatedBlock:
+        return run_block_task(pipeline, task, should_stop)
+
+    return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_here, num_workers)
+
+
+def compact_block(block: LineBlock, name: str) -> BlockTask:
+    return [line.text if line.is_plain else line for line in block.lines], block.first_index, name
+
+
+def run_block_task(
+    pipeline: TranslationPipeline, task: BlockTask, should_stop: Callable[[], bool] | None = None
+) -> TranslatedBlock:
+    lines, first_index, name = task
+    lines = [InputLine(text=line) if isinstance(line, str) else line for line in lines]
+    return translate_block(pipeline, lines, first_index, name, should_stop)
+
+
+class PipelineSetup:
+    """A pipeline as a worker gets it: everything but the weights."""
+
+    def __init__(self, pipeline: TranslationPipeline) -> None:
+        translator = pipeline.translator
+        self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
+        self.pipeline = replace(pipeline, translator=cast(Translator, None))
+
+    def build_handler(self, engine: RemoteEngine) -> Callable[[BlockTask], TranslatedBlock]:
+        with torch.device("meta"):  # only its config is used
+            model = Seq2Seq(self.config).eval()
+        translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)
+        translator.remote_engine = engine
+        pipeline = replace(self.pipeline, translator=translator)
+        return lambda task: run_block_task(pipeline, task)
+
+
+class RemoteTranslator(Translator):
+    """A translator whose searches run in the main process."""
+
+    remote_engine: RemoteEngine
+
+    def build_torch_engine(self, should_stop: Callable[[], bool] | None = None) -> Any:
+        return self.remote_engine
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from attent.decoding.engines.gpu.request_batch import (
     HypothesisBatch,
     RequestBatch,
     Unavailable,
-    get_request_lengths,
     sort_by_length,
 )
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine, group_by_length
@@ -226,7 +225,9 @@ def test_what_a_rule_remembers_goes_with_its_row() -> None:
         return (MinLength(4, END), NoLoops(), ForcedPrefix(some, None)), None
 
     toy = ToyModel(7)
-    together, apart = (run_search(make_engine(toy, size, build_constraints=rules), some, SearchOptions()) for size in (7, 1))
+    together, apart = (
+        run_search(make_engine(toy, size, build_constraints=rules), some, SearchOptions()) for size in (7, 1)
+    )
     assert together == apart
     for job, (one,) in zip(some, together, strict=True):
         assert list(one.token_ids[:2]) == job.prefix_ids
@@ -392,7 +393,9 @@ def test_a_lane_that_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
     """Of sources and targets that have nothing to do with one another, too; 1,000 tokens find room here."""
-    one = make_engine(ToyModel(6, 1.0), 1, choose_batch_size=lambda source, target, beams: max(1, 1000 // (source + target)))
+    one = make_engine(
+        ToyModel(6, 1.0), 1, choose_batch_size=lambda source, target, beams: max(1, 1000 // (source + target))
+    )
     short = [SearchRequest(source_ids=[3] * 90, max_length=10)] * 2000
     assert one._choose_max_rows(make_batch(short), 1) == 10
     assert one._choose_max_rows(make_batch([*short, *[SearchRequest(source_ids=[3], max_length=99)] * 500]), 1) == 10
@@ -409,9 +412,7 @@ def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
 
 
 def make_batch(some: Sequence[SearchRequest]) -> RequestBatch:
-    return RequestBatch.from_requests(
-        [some[place] for place in sort_by_length(*get_request_lengths(some))], forbid_loops=False
-    )
+    return RequestBatch.from_requests([some[place] for place in sort_by_length(some)], forbid_loops=False)
 
 
 def test_a_lot_is_given_back_where_there_is_no_lane_or_none_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

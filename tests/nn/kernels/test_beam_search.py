@@ -26,7 +26,7 @@ from attent.decoding.constraints.base import (
 )
 from attent.decoding.engines.gpu import beam_search, eligibility, kernels
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
-from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, get_request_lengths, sort_by_length
+from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, sort_by_length
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.decoding.search import SearchContext, list_suppressed_tokens, make_suppressed_tensor, stable_topk
@@ -394,7 +394,7 @@ def test_many_rows_that_become_few_find_what_the_search_finds(beams: int, device
 def test_for_a_lot_is_found_what_is_found_for_its_jobs(device: torch.device) -> None:
     model, some = make_model(device, 3.0, 30), make_requests(3 if INTERPRETER_MODE else 60, 30)
     plan = make_context(SearchOptions(beam_size=2, n_best=2), device)
-    order = sort_by_length(*get_request_lengths(some))
+    order = sort_by_length(some)
     found = make_engine(model, plan, 2, True).search_batch(
         RequestBatch.from_requests([some[i] for i in order], False), plan.options
     )

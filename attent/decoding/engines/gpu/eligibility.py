@@ -1,5 +1,5 @@
-"""Which searches have a lane (`lane`), and the lanes that are kept for the next one like it: in them are copies of some
-weights, memory for searches and steps that were recorded. Triton is imported when a lane is wanted.
+"""Which searches the GPU engine takes, and the searches that are kept ready for the next one like it: they hold copies
+of some weights, buffers and CUDA graphs. Triton is imported when the first one is built.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from attent.data.arrays import Array
 from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MinLength, NoLoops
+from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.search import SearchContext
 from attent.models import Seq2Seq
 from attent.nn import kernels
@@ -20,20 +21,23 @@ from attent.nn import kernels
 if TYPE_CHECKING:
     from attent.decoding.engines.gpu.beam_search import GpuBeamSearch
 
-MAX_SEARCHES_PER_MODEL = 2  # kept for a model: of different beams, for instance
+SUPPORTED_OPTIONS = frozenset({
+    "beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "min_length", "patience",
+    "diversity_penalty", "forbid_loops", "rank_truncated_equally",
+})  # fmt: skip
+SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "forbid_loops", "prefix_ends_word"})
+MAX_SEARCHES_PER_MODEL = 2  # with different numbers of beams, for instance
 CACHED_SEARCHES: weakref.WeakKeyDictionary[Seq2Seq, dict[object, GpuBeamSearch]] = weakref.WeakKeyDictionary()
-FAILED_MODELS: weakref.WeakSet[Seq2Seq] = (
-    weakref.WeakSet()
-)  # models whose lanes could not be run: it is not tried again
+FAILED_MODELS: weakref.WeakSet[Seq2Seq] = weakref.WeakSet()  # not tried again
 LOCK = threading.Lock()
 
 
 def can_try(model: object, context: SearchContext) -> bool:
-    """Is it worth while to ask?"""
+    """A quick check before batches are built."""
     if not isinstance(model, Seq2Seq):
         return False
     if not kernels.can_use_kernels(context.suppressed_tokens):
-        release_model(model)  # it was moved here
+        release_model(model)  # it may have been moved from a GPU
         return False
     return model not in FAILED_MODELS
 
@@ -45,8 +49,8 @@ def get_gpu_search(
     context: SearchContext,
     suppressed_tokens: tuple[int, ...],
 ) -> GpuBeamSearch | None:
-    """The lane for such a search of sources and targets of such sizes, kept from the last one like it; None: this is
-    not for a lane. `never` are the tokens that the plan has on the device."""
+    """Return the cached or a new search; None if the GPU engine does not support it. `suppressed_tokens` are those
+    that `context` has on the device."""
     if not can_try(model, context):
         return None
     assert isinstance(model, Seq2Seq)
@@ -60,20 +64,20 @@ def get_gpu_search(
 def get_or_build(model: Seq2Seq, context: SearchContext, key: object) -> GpuBeamSearch:
     from attent.decoding.engines.gpu.beam_search import GpuBeamSearch
 
-    lanes = CACHED_SEARCHES.setdefault(model, {})
-    for other in [other for other, lane in lanes.items() if not lane.inference_model.matches_model(model)]:
-        del lanes[other]
-    lane = lanes.pop(key, None)
-    if lane is None:
-        while len(lanes) >= MAX_SEARCHES_PER_MODEL:
-            del lanes[next(iter(lanes))]
-        lane = GpuBeamSearch(model, context)
-    lanes[key] = lane
-    return lane
+    searches = CACHED_SEARCHES.setdefault(model, {})
+    for stale in [key for key, search in searches.items() if not search.inference_model.matches_model(model)]:
+        del searches[stale]
+    search = searches.pop(key, None)
+    if search is None:
+        while len(searches) >= MAX_SEARCHES_PER_MODEL:
+            del searches[next(iter(searches))]
+        search = GpuBeamSearch(model, context)
+    searches[key] = search
+    return search
 
 
 def release_model(model: object, failed: bool = False) -> None:
-    """Its lanes are given up, and their memory with them; where they failed, there will be no others."""
+    """Free the model's searches and their memory; after a failure, build no others."""
     assert isinstance(model, Seq2Seq)
     with LOCK:
         CACHED_SEARCHES.pop(model, None)
@@ -82,36 +86,37 @@ def release_model(model: object, failed: bool = False) -> None:
 
 
 def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
-    """Is the search plain, and the model one that our kernels know?"""
+    """True if the kernels support the options, the constraints and the model."""
     from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
     from attent.decoding.engines.gpu.kernels import MAX_BEAMS
 
-    search = context.options
-    plain = search.sampling is None and context.beam_groups == 1 and context.required_phrases is None
-    plain = plain and all(
-        type(rule) is NoLoops or (type(rule) is MinLength and rule.end == context.end) for rule in context.constraints
-    )
-    if not plain or context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.suppressed_tokens.device.type):
+    if find_unsupported_field(context.options, SUPPORTED_OPTIONS) or context.required_phrases is not None:
         return False
-    forbidden = MAX_LOOP_PERIOD if any(type(rule) is NoLoops for rule in context.constraints) else 0
-    return find_unsupported_reason(model) is None and 2 * context.num_beams + forbidden < model.config.output_vocab
+    for constraint in context.constraints:
+        if type(constraint) is not NoLoops and not (type(constraint) is MinLength and constraint.end == context.end):
+            return False
+    if context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.suppressed_tokens.device.type):
+        return False
+    loop_tokens = MAX_LOOP_PERIOD if any(type(constraint) is NoLoops for constraint in context.constraints) else 0
+    return find_unsupported_reason(model) is None and 2 * context.num_beams + loop_tokens < model.config.output_vocab
 
 
 def has_positions_for(model: Seq2Seq, source_lengths: Array, max_target_lengths: Array) -> bool:
-    """Is there something to read and to write, and a position for every token? If not, the search tells."""
+    """False also for empty sources or targets, about which the reference engine raises an error."""
     if not len(source_lengths) or not source_lengths.all() or not max_target_lengths.all():
         return False
-    widest, longest = model.encoder.positions.max_length, model.decoder.positions.max_length
-    return (widest is None or source_lengths.max() <= widest) and (
-        longest is None or max_target_lengths.max() <= longest
+    limits = model.encoder.positions.max_length, model.decoder.positions.max_length
+    return all(
+        limit is None or lengths.max() <= limit
+        for limit, lengths in zip(limits, (source_lengths, max_target_lengths), strict=True)
     )
 
 
 def recoverable_errors() -> tuple[type[Exception], ...]:
-    """What a lane may fail with where kernels cannot be compiled or run, or memory is short: other ways remain."""
-    known = (RuntimeError, OSError, SubprocessError)
+    """Errors of kernels that cannot be compiled or run, and of memory: another engine can take over."""
+    errors = (RuntimeError, OSError, SubprocessError)
     if not kernels.TRITON_INSTALLED:
-        return known
+        return errors
     from triton.errors import TritonError
 
-    return (*known, TritonError)
+    return (*errors, TritonError)

@@ -1,5 +1,6 @@
-"""Sources on their way to the fast lane (`lane`), and what was found for them: a few arrays for thousands. They are
-made and read wherever there is time for it, and are soon in another process.
+"""Request batches for the GPU engine: thousands of sources and their hypotheses as a few NumPy arrays.
+
+Plain arrays are cheap to build in a worker process and to send to the process that holds the weights.
 """
 
 from __future__ import annotations
@@ -18,35 +19,37 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 
 @dataclass(frozen=True, eq=False)
 class RequestBatch:
-    """Sources, those with the longest targets first; their tokens lie end to end in the order of their own lengths."""
+    """Pre-tokenized sources, sorted by maximum target length (longest first).
 
-    token_ids: Array  # of all sources
-    source_offsets: Array  # of each source, in the order of lengths
-    source_lengths: Array
-    memory_offsets: Array  # the same begins, in the order of targets
-    memory_lengths: Array  # tokens of each
-    max_target_lengths: Array  # that its target may have
-    forbid_loops: Array  # 1: it may not go in circles
+    The token ids are concatenated in order of decreasing *source* length, which is how the encoder reads them.
+    """
+
+    token_ids: Array  # all sources, concatenated
+    source_offsets: Array  # start of each source in `token_ids`, in encoder order
+    source_lengths: Array  # in encoder order
+    memory_offsets: Array  # start of each source in `token_ids`, in decoder order
+    memory_lengths: Array  # in decoder order
+    max_target_lengths: Array
+    forbid_loops: Array  # 1 where repeated n-grams are suppressed
 
     @classmethod
     def from_requests(cls, requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
-        """Of jobs that are in order; `no_loops`: none of them may go in circles."""
-        widths, limits = get_request_lengths(requests)
-        order = np.argsort(-widths, kind="stable")
-        lengths = widths[order]
-        begins = exclusive_cumsum(lengths)
-        memory = np.empty_like(begins)
-        memory[order] = begins
+        """`requests` are sorted by `sort_by_length`; `forbid_loops` holds for all of them."""
+        memory_lengths, max_target_lengths = get_request_lengths(requests)
+        order = np.argsort(-memory_lengths, kind="stable")
+        source_lengths = memory_lengths[order]
+        source_offsets = exclusive_cumsum(source_lengths)
+        memory_offsets = np.empty_like(source_offsets)
+        memory_offsets[order] = source_offsets
+        token_ids = chain.from_iterable(requests[index].source_ids for index in order)
         return cls(
-            token_ids=np.fromiter(
-                chain.from_iterable(requests[place].source for place in order), np.int32, int(lengths.sum())
-            ),
-            source_offsets=begins,
-            source_lengths=lengths,
-            memory_offsets=memory,
-            memory_lengths=widths,
-            max_target_lengths=limits,
-            forbid_loops=np.array([forbid_loops or job.forbid_loops for job in requests], dtype=np.int32),
+            token_ids=np.fromiter(token_ids, np.int32, int(source_lengths.sum())),
+            source_offsets=source_offsets,
+            source_lengths=source_lengths,
+            memory_offsets=memory_offsets,
+            memory_lengths=memory_lengths,
+            max_target_lengths=max_target_lengths,
+            forbid_loops=np.array([forbid_loops or request.forbid_loops for request in requests], dtype=np.int32),
         )
 
     def __len__(self) -> int:
@@ -55,43 +58,44 @@ class RequestBatch:
 
 @dataclass(frozen=True, eq=False)
 class HypothesisBatch:
-    """The hypotheses of all sources of a lot, as many of each; where there are fewer, their scores are -inf."""
+    """The n best hypotheses of each request, in one array; a missing one has score -inf."""
 
-    token_ids: Array  # (hypotheses, longest)
-    token_counts: Array  # of each how many of these it has
-    lengths: Array  # with its end
+    token_ids: Array  # (hypotheses, max length)
+    token_counts: Array  # real tokens of each
+    lengths: Array  # with the end token, if there is one
     log_probs: Array
     scores: Array
 
     def to_hypotheses(self, n_best: int) -> list[list[Hypothesis]]:
-        numbers = (x.tolist() for x in (self.token_counts, self.lengths, self.log_probs, self.scores))
-        found = [
+        columns = (x.tolist() for x in (self.token_counts, self.lengths, self.log_probs, self.scores))
+        hypotheses = [
             Hypothesis(
                 token_ids=tuple(ids[:count].tolist()), log_prob=log_prob, score=score, is_finished=length > count
             )
-            for ids, count, length, log_prob, score in zip(self.token_ids, *numbers, strict=True)
+            for ids, count, length, log_prob, score in zip(self.token_ids, *columns, strict=True)
         ]
-        some = (found[at : at + n_best] for at in range(0, len(found), n_best))
-        return [[one for one in best if one.score > float("-inf")] for best in some]
+        groups = (hypotheses[i : i + n_best] for i in range(0, len(hypotheses), n_best))
+        return [[hypothesis for hypothesis in group if hypothesis.score > float("-inf")] for group in groups]
 
 
 def get_request_lengths(requests: Sequence[SearchRequest]) -> tuple[Array, Array]:
-    """Tokens of each source, and how many its target may have."""
-    widths = np.fromiter((len(job.source_ids) for job in requests), np.int64, len(requests))
-    return widths, np.fromiter((job.max_length for job in requests), np.int64, len(requests))
+    """Return the source lengths and the maximum target lengths."""
+    source_lengths = np.fromiter((len(request.source_ids) for request in requests), np.int64, len(requests))
+    return source_lengths, np.fromiter((request.max_length for request in requests), np.int64, len(requests))
 
 
-def sort_by_length(source_lengths: Array, max_target_lengths: Array) -> list[int]:
-    """The places of jobs of such sizes as lots have them: the longest targets first, and of equal ones sources."""
+def sort_by_length(requests: Sequence[SearchRequest]) -> list[int]:
+    """Return indices, the longest targets first, and among equal ones the longest sources."""
+    source_lengths, max_target_lengths = get_request_lengths(requests)
     order: list[int] = np.lexsort((-source_lengths, -max_target_lengths)).tolist()
     return order
 
 
 class Unavailable(Enum):
-    """What a lot may be answered."""
+    """Why the GPU engine declined a batch."""
 
-    UNSUPPORTED = "there is none for such a search"
-    OUT_OF_MEMORY = "there is no memory for so many: fewer might do"
+    UNSUPPORTED = "the search options are not supported by this engine"
+    OUT_OF_MEMORY = "not enough device memory; retry with fewer requests"
 
 
 def search_in_batches(
@@ -99,21 +103,21 @@ def search_in_batches(
     options: SearchOptions,
     search_batch: Callable[[RequestBatch], HypothesisBatch | Unavailable],
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """The places of jobs and what was found for them: for all at once, or for fewer as long as there is no room. What
-    has no lane is left out."""
-    waiting = deque([sort_by_length(*get_request_lengths(requests))])
-    while waiting and waiting[0]:
-        places = waiting.popleft()
-        found = search_batch(RequestBatch.from_requests([requests[place] for place in places], options.forbid_loops))
-        if found is Unavailable.UNSUPPORTED:
+    """Yield (request index, hypotheses). A batch that does not fit in memory is halved and retried; if the engine does
+    not support the options, nothing is yielded and the caller falls back to the reference engine."""
+    pending = deque([sort_by_length(requests)])
+    while pending and pending[0]:
+        indices = pending.popleft()
+        result = search_batch(RequestBatch.from_requests([requests[i] for i in indices], options.forbid_loops))
+        if result is Unavailable.UNSUPPORTED:
             return
-        if isinstance(found, HypothesisBatch):
-            yield from zip(places, found.to_hypotheses(options.n_best), strict=True)
+        if isinstance(result, HypothesisBatch):
+            yield from zip(indices, result.to_hypotheses(options.n_best), strict=True)
         else:
-            half = len(places) // 2
-            waiting.extendleft((places[half:], places[:half]))
+            middle = len(indices) // 2
+            pending.extendleft((indices[middle:], indices[:middle]))
 
 
-def exclusive_cumsum(numbers: Array) -> Array:
-    """What comes before each, together."""
-    return np.cumsum(numbers) - numbers
+def exclusive_cumsum(values: Array) -> Array:
+    """Return the sum of the values before each."""
+    return np.cumsum(values) - values

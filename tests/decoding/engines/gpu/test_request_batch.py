@@ -1,4 +1,4 @@
-"""Jobs as arrays, and arrays as hypotheses."""
+"""Requests as arrays, and arrays as hypotheses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from attent.decoding.engines.gpu.request_batch import (
     HypothesisBatch,
     RequestBatch,
     Unavailable,
-    get_request_lengths,
     search_in_batches,
     sort_by_length,
 )
@@ -22,65 +21,64 @@ REQUESTS = [
 ]
 
 
-def test_the_longest_targets_come_first_and_the_tokens_of_long_sources() -> None:
-    order = sort_by_length(*get_request_lengths(REQUESTS))
+def test_requests_are_sorted_by_target_length_and_tokens_by_source_length() -> None:
+    order = sort_by_length(REQUESTS)
     assert order == [1, 3, 2, 0]
-    lot = RequestBatch.from_requests([REQUESTS[place] for place in order], forbid_loops=False)
-    assert len(lot) == 4
-    assert lot.token_ids.tolist() == [8, 9, 10, 2, 5, 6, 2, 7, 2, 2]
-    assert lot.max_target_lengths.tolist() == [9, 9, 4, 4]
-    assert lot.forbid_loops.tolist() == [1, 0, 0, 0]
-    assert lot.source_lengths.tolist() == [4, 3, 2, 1]
-    assert [lot.token_ids[a : a + n].tolist() for a, n in zip(lot.memory_offsets, lot.memory_lengths, strict=True)] == [
-        REQUESTS[place].source_ids for place in order
-    ]
+    batch = RequestBatch.from_requests([REQUESTS[index] for index in order], forbid_loops=False)
+    assert len(batch) == 4
+    assert batch.token_ids.tolist() == [8, 9, 10, 2, 5, 6, 2, 7, 2, 2]
+    assert batch.max_target_lengths.tolist() == [9, 9, 4, 4]
+    assert batch.forbid_loops.tolist() == [1, 0, 0, 0]
+    assert batch.source_lengths.tolist() == [4, 3, 2, 1]
+    spans = zip(batch.memory_offsets, batch.memory_lengths, strict=True)
+    assert [batch.token_ids[a : a + n].tolist() for a, n in spans] == [REQUESTS[index].source_ids for index in order]
     assert RequestBatch.from_requests(REQUESTS, forbid_loops=True).forbid_loops.all()
 
 
-def make_hypotheses(lot: RequestBatch) -> HypothesisBatch:
+def make_hypotheses(batch: RequestBatch) -> HypothesisBatch:
     """The last token of each source."""
-    last, none = lot.token_ids[lot.memory_offsets + lot.memory_lengths - 1], np.zeros(len(lot))
+    last, zeros = batch.token_ids[batch.memory_offsets + batch.memory_lengths - 1], np.zeros(len(batch))
     return HypothesisBatch(
-        token_ids=last[:, None], token_counts=none.astype(int) + 1, lengths=none, log_probs=none, scores=none
+        token_ids=last[:, None], token_counts=zeros.astype(int) + 1, lengths=zeros, log_probs=zeros, scores=zeros
     )
 
 
-def test_what_has_no_room_is_halved_until_it_has() -> None:
-    some = [SearchRequest(source_ids=[number], max_length=9 - number) for number in range(9)]
-    asked: list[list[int]] = []
+def test_a_batch_that_does_not_fit_is_halved() -> None:
+    requests = [SearchRequest(source_ids=[number], max_length=9 - number) for number in range(9)]
+    batches: list[list[int]] = []
 
-    def ask(lot: RequestBatch) -> HypothesisBatch | Unavailable:
-        asked.append(lot.token_ids[lot.memory_offsets].tolist())
-        return make_hypotheses(lot) if len(lot) <= 2 else Unavailable.OUT_OF_MEMORY
+    def search_batch(batch: RequestBatch) -> HypothesisBatch | Unavailable:
+        batches.append(batch.token_ids[batch.memory_offsets].tolist())
+        return make_hypotheses(batch) if len(batch) <= 2 else Unavailable.OUT_OF_MEMORY
 
-    found = dict(search_in_batches(some, SearchOptions(), ask))
-    assert {place: best[0].token_ids for place, best in found.items()} == {number: (number,) for number in range(9)}
-    assert [len(one) for one in asked] == [9, 4, 2, 2, 5, 2, 3, 1, 2]
-    assert asked[2] == [0, 1]
-    assert not list(search_in_batches([], SearchOptions(), ask))
+    results = dict(search_in_batches(requests, SearchOptions(), search_batch))
+    assert {index: best[0].token_ids for index, best in results.items()} == {number: (number,) for number in range(9)}
+    assert [len(batch) for batch in batches] == [9, 4, 2, 2, 5, 2, 3, 1, 2]
+    assert batches[2] == [0, 1]
+    assert not list(search_in_batches([], SearchOptions(), search_batch))
 
 
-def test_what_has_no_lane_is_left() -> None:
+def test_an_unsupported_search_leaves_the_rest() -> None:
     answers: list[HypothesisBatch | Unavailable] = [
         Unavailable.OUT_OF_MEMORY,
         make_hypotheses(RequestBatch.from_requests(REQUESTS[:2], False)),
         Unavailable.UNSUPPORTED,
     ]
-    found = dict(search_in_batches(REQUESTS, SearchOptions(), lambda lot: answers.pop(0)))
-    assert sorted(found) == [1, 3]
+    results = dict(search_in_batches(REQUESTS, SearchOptions(), lambda _: answers.pop(0)))
+    assert sorted(results) == [1, 3]
     assert not answers
 
 
-def test_what_was_found_becomes_hypotheses() -> None:
-    """Two for each source, but the second has only one; the first of it was cut."""
-    found = HypothesisBatch(
+def test_arrays_become_hypotheses() -> None:
+    """Two for each source, but the second has only one, which was truncated."""
+    batch = HypothesisBatch(
         token_ids=np.array([[5, 6, 9], [5, 0, 0], [7, 8, 9], [0, 0, 0]]),
         token_counts=np.array([2, 1, 3, 0]),
         lengths=np.array([3, 2, 3, 0]),
         log_probs=np.array([-1.0, -2.0, -3.0, -np.inf]),
         scores=np.array([-0.5, -1.0, -1.5, -np.inf]),
     )
-    assert found.to_hypotheses(2) == [
+    assert batch.to_hypotheses(2) == [
         [
             Hypothesis(token_ids=(5, 6), log_prob=-1.0, score=-0.5, is_finished=True),
             Hypothesis(token_ids=(5,), log_prob=-2.0, score=-1.0, is_finished=True),

@@ -12,10 +12,18 @@ from attent.cli.translate import TranslateFlags
 from attent.decoding import SearchOptions, Translator
 from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
-from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, choose_worker_count, pack_request, unpack_request
-from attent.decoding.input_lines import InputLine, LineBlock, LineSource
+from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
+from attent.decoding.input_lines import InputLine, LineBlock
 from attent.decoding.options import SearchRequest
-from attent.decoding.pipeline import TranslationPipeline, translate_block
+from attent.decoding.pipeline import (
+    MAX_WORKERS,
+    TranslatedBlock,
+    TranslationPipeline,
+    choose_worker_count,
+    compact_block,
+    make_worker_pool,
+    translate_block,
+)
 from tests.decoding.toy_models import make_hypothesis_batch
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
@@ -34,7 +42,7 @@ WRONG = [InputLine(text="a dog"), InputLine(text="a man", required=("",)), Input
 
 
 @pytest.fixture(scope="module")
-def desk() -> TranslationPipeline:
+def pipeline() -> TranslationPipeline:
     translator = Translator(model().eval(), tokenizer())
     search = SearchOptions(n_best=2, beam_size=2, max_length=12)
     return TranslationPipeline(
@@ -43,41 +51,41 @@ def desk() -> TranslationPipeline:
 
 
 @pytest.fixture(scope="module")
-def pool(desk: TranslationPipeline) -> Iterator[TextWorkerPool]:
-    """With one clerk who has come."""
-    made = TextWorkerPool(desk, long_text(), 1)
+def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[TranslatedBlock]]:
+    """With one worker who has come."""
+    made = make_worker_pool(pipeline, 1)
     try:
         run_in_worker(made, PLAIN)  # the first is done here, and calls for help
-        (clerk,) = made.starting_workers
-        assert clerk.connection.poll(WAIT)
+        (worker,) = made.starting_workers
+        assert worker.connection.poll(WAIT)
         yield made
     finally:
         made.close()
-        assert not any(clerk.process.is_alive() for clerk in made.workers)
+        assert not any(worker.process.is_alive() for worker in made.workers)
 
 
-def run_in_worker(pool: TextWorkerPool, lines: list[InputLine]) -> object:
-    return pool.translate_block(LineBlock(lines=lines, first_index=10, byte_count=1), lambda: False)
+def run_in_worker(pool: TextWorkerPool[TranslatedBlock], lines: list[InputLine]) -> TranslatedBlock:
+    return pool.run(compact_block(LineBlock(lines=lines, first_index=10, byte_count=1), "text"), lambda: False)
 
 
 @pytest.mark.parametrize("lines", [PLAIN, CONSTRAINED, LONG, WRONG], ids=["plain", "wishes", "long", "wrong"])
 def test_a_clerk_writes_what_is_written_here(
-    lines: list[InputLine], desk: TranslationPipeline, pool: TextWorkerPool
+    lines: list[InputLine], pipeline: TranslationPipeline, pool: TextWorkerPool[TranslatedBlock]
 ) -> None:
     searched = []
-    search = desk.translator.search
-    desk.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
+    search = pipeline.translator.search
+    pipeline.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
     try:
         found = run_in_worker(pool, lines)
     finally:
-        desk.translator.search = search  # type: ignore[method-assign]
-    assert found == translate_block(desk, lines, 10, "text")
-    assert searched, "no clerk has asked for it"
+        pipeline.translator.search = search  # type: ignore[method-assign]
+    assert found == translate_block(pipeline, lines, 10, "text")
+    assert searched, "no worker has asked for it"
     assert lines is not WRONG or "text, line 12: " in found.error  # type: ignore[attr-defined]
     assert lines is not LONG or found.split_lines[0][0] == 11  # type: ignore[attr-defined]
 
 
-def test_a_clerk_asks_with_lots_where_these_are_taken(desk: TranslationPipeline) -> None:
+def test_a_clerk_asks_with_lots_where_these_are_taken(pipeline: TranslationPipeline) -> None:
     lots: list[RequestBatch] = []
 
     refusals: list[Unavailable] = []
@@ -97,74 +105,67 @@ def test_a_clerk_asks_with_lots_where_these_are_taken(desk: TranslationPipeline)
                 lot.memory_offsets, lot.memory_lengths, lot.max_target_lengths, lot.forbid_loops, strict=True
             )
         ]
-        found = [one for best in desk.translator.search(some, search) for one in best]
+        found = [one for best in pipeline.translator.search(some, search) for one in best]
         assert len(found) == 2 * len(some)
         return make_hypothesis_batch(found)
 
-    made = TextWorkerPool(desk, long_text(), 1)
-    desk.translator.search_batch = taken  # type: ignore[method-assign, assignment]
+    made = make_worker_pool(pipeline, 1)
+    pipeline.translator.search_batch = taken  # type: ignore[method-assign, assignment]
     try:
         run_in_worker(made, PLAIN)
         assert made.starting_workers[0].connection.poll(WAIT)
         lots.clear()
-        assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
+        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
         assert [len(lot) for lot in lots] == [5]  # each different text once, and none for nothing
-        assert run_in_worker(made, CONSTRAINED) == translate_block(desk, CONSTRAINED, 10, "text")
+        assert run_in_worker(made, CONSTRAINED) == translate_block(pipeline, CONSTRAINED, 10, "text")
         assert len(lots) == 1
         refusals += [Unavailable.OUT_OF_MEMORY, Unavailable.UNSUPPORTED]
-        assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
+        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
         assert [len(lot) for lot in lots[1:]] == [5, 2]  # and then it is told that there is no lane
-        assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
+        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
         assert len(lots) == 3
     finally:
-        del desk.translator.search_batch
+        del pipeline.translator.search_batch
         made.close()
 
 
-def long_text() -> LineSource:
-    return LineSource(name="text", chunks=[], has_more=lambda: True, total_bytes=worker_pool.MIN_INPUT_BYTES)
-
-
 @pytest.mark.parametrize("come", [True, False], ids=["come", "on its way"])
-def test_what_a_clerk_leaves_is_done_here(come: bool, desk: TranslationPipeline) -> None:
-    made = TextWorkerPool(desk, long_text(), 1)
+def test_what_a_clerk_leaves_is_done_here(come: bool, pipeline: TranslationPipeline) -> None:
+    made = make_worker_pool(pipeline, 1)
     try:
         run_in_worker(made, PLAIN)
-        (clerk,) = made.starting_workers
-        assert not come or clerk.connection.poll(WAIT)
-        clerk.process.kill()
-        clerk.process.join(WAIT)
-        assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
-        assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
+        (worker,) = made.starting_workers
+        assert not come or worker.connection.poll(WAIT)
+        worker.process.kill()
+        worker.process.join(WAIT)
+        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
         assert not made.idle_workers
     finally:
         made.close()
 
 
 def test_where_no_process_can_be_started_it_is_done_here(
-    desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
-    made = TextWorkerPool(desk, long_text(), 2)
-    assert run_in_worker(made, PLAIN) == translate_block(desk, PLAIN, 10, "text")
+    made = make_worker_pool(pipeline, 2)
+    assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
     assert made.workers == []
     made.close()
 
 
-def test_nobody_is_called_for_a_short_text(desk: TranslationPipeline) -> None:
-    made = TextWorkerPool(
-        desk, LineSource(name="text", chunks=[], has_more=lambda: True, total_bytes=worker_pool.MIN_INPUT_BYTES - 1), 1
-    )
-    run_in_worker(made, PLAIN)
-    assert not made.workers
-    assert made.min_line == worker_pool.MIN_INPUT_LINES
+def test_no_worker_starts_before_it_is_asked_for(pipeline: TranslationPipeline) -> None:
+    pool = make_worker_pool(pipeline, 1)
+    pool.run(compact_block(LineBlock(lines=PLAIN, first_index=10, byte_count=1), "text"), lambda: False, False)
+    assert not pool.workers
 
 
-def test_one_who_has_not_come_is_not_waited_for(desk: TranslationPipeline) -> None:
-    made = TextWorkerPool(desk, long_text(), 1)
+def test_one_who_has_not_come_is_not_waited_for(pipeline: TranslationPipeline) -> None:
+    made = make_worker_pool(pipeline, 1)
     run_in_worker(made, PLAIN)
     began = time.monotonic()
     made.close()
@@ -173,16 +174,18 @@ def test_one_who_has_not_come_is_not_waited_for(desk: TranslationPipeline) -> No
 
 
 def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
-    desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert choose_worker_count(desk) == 0
+    assert choose_worker_count(pipeline) == 0
     monkeypatch.setattr(Translator, "device", type("Gpu", (), {"type": "cuda"})())
     monkeypatch.setattr("os.cpu_count", lambda: 64)
-    assert choose_worker_count(desk) == worker_pool.MAX_WORKERS
-    assert choose_worker_count(replace(desk, flags=TranslateFlags(alignment="hard"))) == 0
-    assert choose_worker_count(replace(desk, translator=Translator(model(), tokenizer(), engine="ctranslate2"))) == 0
+    assert choose_worker_count(pipeline) == MAX_WORKERS
+    assert choose_worker_count(replace(pipeline, flags=TranslateFlags(alignment="hard"))) == 0
+    assert (
+        choose_worker_count(replace(pipeline, translator=Translator(model(), tokenizer(), engine="ctranslate2"))) == 0
+    )
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert choose_worker_count(desk) == 0
+    assert choose_worker_count(pipeline) == 0
 
 
 def test_a_job_is_the_same_when_it_arrives() -> None:
