@@ -26,7 +26,7 @@ from attent.decoding.constraints.base import (
 )
 from attent.decoding.engines.gpu import beam_search, eligibility, kernels
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
-from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, sort_by_length
+from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, get_request_lengths, sort_by_length
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.decoding.search import SearchContext, list_suppressed_tokens, make_suppressed_tensor, stable_topk
