@@ -283,9 +283,9 @@ def iterate_translated_blocks(
     ):
         try:
             for block in blocks:
-                task = compact_block(block, source.name)
+                block_task = compact_block(block, source.name)
                 use_workers = long_input or block.first_index >= MIN_WORKER_LINES
-                waiting.append((block, threads.submit(workers.run, task, cancelled.is_set, use_workers)))
+                waiting.append((block, threads.submit(workers.run, block_task, cancelled.is_set, use_workers)))
                 while waiting and (len(waiting) > ahead or waiting[0][1].done() or not source.has_more()):
                     yield waiting[0][0], waiting.popleft()[1].result()
         except (InputError, CorpusError) as error:  # a line cannot be read: those before it can
@@ -325,8 +325,8 @@ def compact_block(block: LineBlock, name: str) -> BlockTask:
 def run_block_task(
     pipeline: TranslationPipeline, task: BlockTask, should_stop: Callable[[], bool] | None = None
 ) -> TranslatedBlock:
-    lines, first_index, name = task
-    lines = [InputLine(text=line) if isinstance(line, str) else line for line in lines]
+    texts, first_index, name = task
+    lines = [InputLine(text=text) if isinstance(text, str) else text for text in texts]
     return translate_block(pipeline, lines, first_index, name, should_stop)
 
 

@@ -378,7 +378,7 @@ def test_what_the_lane_leaves_is_found_all_the_same(
     assert len(failing.given) in (1, 2)
     assert all(got[place] == wanted[place] for place in failing.given)
     (sentence,) = said
-    assert sentence.startswith(f"our own kernels fail here ({type(error).__name__}: {str(error).splitlines()[0]});")
+    assert sentence.startswith(f"the GPU kernels failed ({type(error).__name__}: {str(error).splitlines()[0]});")
     assert (model not in eligibility.FAILED_MODELS) == again
 
 
@@ -434,7 +434,7 @@ def test_a_lot_is_given_back_where_there_is_no_lane_or_none_that_takes_it(monkey
         eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6, error=RuntimeError("no C compiler"))
     )
     assert one.search_batch(lot, SearchOptions()) is Unavailable.UNSUPPORTED
-    assert "our own kernels fail here (RuntimeError: no C compiler)" in said[0]
+    assert "the GPU kernels failed (RuntimeError: no C compiler)" in said[0]
 
 
 @dataclass(frozen=True, kw_only=True)

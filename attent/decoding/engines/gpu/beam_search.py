@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from attent.data.arrays import Array
-from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MinLength
+from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, NEG_INF, MinLength
 from attent.decoding.constraints.base import MIN_LOOP_TOKENS as FILLED
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
-from attent.decoding.search import NEG_INF, BeamState, FinishedHypotheses, SearchContext, collect_output
+from attent.decoding.search import BeamState, FinishedHypotheses, SearchContext, collect_output
 from attent.models import Seq2Seq
 
 POLL_INTERVAL = 4  # steps between two looks at how many rows are left; each look is one interval old

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attent.data.arrays import Array
 from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MinLength, NoLoops
 from attent.decoding.engines.base import find_unsupported_field
+from attent.decoding.engines.gpu.request_batch import RequestBatch
 from attent.decoding.search import SearchContext
 from attent.models import Seq2Seq
 from attent.nn import kernels
@@ -43,18 +43,14 @@ def can_try(model: object, context: SearchContext) -> bool:
 
 
 def get_gpu_search(
-    model: object,
-    source_lengths: Array,
-    max_target_lengths: Array,
-    context: SearchContext,
-    suppressed_tokens: tuple[int, ...],
+    model: object, batch: RequestBatch, context: SearchContext, suppressed_tokens: tuple[int, ...]
 ) -> GpuBeamSearch | None:
     """Return the cached or a new search; None if the GPU engine does not support it. `suppressed_tokens` are those
     that `context` has on the device."""
     if not can_try(model, context):
         return None
     assert isinstance(model, Seq2Seq)
-    if not supports_search(model, context) or not has_positions_for(model, source_lengths, max_target_lengths):
+    if not supports_search(model, context) or not has_positions_for(model, batch):
         return None
     key = (context.num_beams, context.options.n_best, context.start, context.end, suppressed_tokens)
     with LOCK:
@@ -101,15 +97,13 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
     return find_unsupported_reason(model) is None and 2 * context.num_beams + loop_tokens < model.config.output_vocab
 
 
-def has_positions_for(model: Seq2Seq, source_lengths: Array, max_target_lengths: Array) -> bool:
+def has_positions_for(model: Seq2Seq, batch: RequestBatch) -> bool:
     """False also for empty sources or targets, about which the reference engine raises an error."""
-    if not len(source_lengths) or not source_lengths.all() or not max_target_lengths.all():
-        return False
-    limits = model.encoder.positions.max_length, model.decoder.positions.max_length
-    return all(
-        limit is None or lengths.max() <= limit
-        for limit, lengths in zip(limits, (source_lengths, max_target_lengths), strict=True)
-    )
+    for stack, lengths in ((model.encoder, batch.memory_lengths), (model.decoder, batch.max_target_lengths)):
+        limit = stack.positions.max_length
+        if not len(lengths) or not lengths.all() or (limit is not None and lengths.max() > limit):
+            return False
+    return True
 
 
 def recoverable_errors() -> tuple[type[Exception], ...]:

@@ -42,10 +42,10 @@ class Searcher(Protocol):
     ) -> HypothesisBatch | Unavailable: ...
 
 
-class WorkerSetup(Protocol[Result]):
+class WorkerSetup(Protocol):
     """What a worker needs to know, picklable."""
 
-    def build_handler(self, engine: RemoteEngine) -> Callable[[Any], Result]:
+    def build_handler(self, engine: RemoteEngine) -> Callable[[Any], Any]:
         """Return the function that runs one task, in the worker process."""
 
 
@@ -62,7 +62,7 @@ class TextWorkerPool(Generic[Result]):
     def __init__(
         self,
         searcher: Searcher,
-        setup: WorkerSetup[Result],
+        setup: WorkerSetup,
         run_here: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
