@@ -224,7 +224,7 @@ def build_config(task: SharedSetup, variant: Variant, seed: int) -> TrainConfig:
         steps=task.steps, batch_tokens=task.tokens, precision=variant.precision, compile=variant.compile, seed=seed,
         save_every=never, valid_every=never,
     )  # fmt: skip
-    amount = DataSize(num_examples=len(task.store), num_tokens=int(task.store.target.lengths().sum()))
+    amount = DataSize(num_examples=len(task.store), num_tokens=int(task.store.target.lengths.sum()))
     return fill_train_config(asked, task.size, task.model, amount, task.device)
 
 

@@ -294,7 +294,7 @@ class TimedTraining:
         self.case, self.result, self.run_baselines = case, result, run_baselines
         self.batches = case.make_batches(store, "packed")
         config = case.make_config()
-        amount = DataSize(num_examples=len(store), num_tokens=int(store.target.lengths().sum()))
+        amount = DataSize(num_examples=len(store), num_tokens=int(store.target.lengths.sum()))
         never = 10**9
         asked = TrainConfig(steps=never, batch_tokens=case.batch_tokens, save_every=never, valid_every=never)
         chosen = fill_train_config(asked, case.size, config, amount, case.device)
@@ -582,7 +582,7 @@ class CaseReport:
 
     @classmethod
     def from_result(cls, case: BenchmarkCase, store: TokenStore, result: CaseResult, ceiling: PeakRates) -> CaseReport:
-        source, target = store.source.lengths(), store.target.lengths()
+        source, target = store.source.lengths, store.target.lengths
         config = case.make_config()
         ours = result.rounds.get(OURS, [])
         targets = sum(one.target_tokens for one in ours) / max(1, sum(one.num_steps for one in ours))

@@ -39,7 +39,7 @@ from attent.data.corpus import open_corpora
 from attent.data.encode import EncodingConfig
 from attent.data.loader import PairBatch, PairLoader, TokenBatch
 from attent.data.pairs import LanguagePair, Pair
-from attent.data.token_store import StoreSide, TokenStore, prepare_store
+from attent.data.token_store import TokenSequences, TokenStore, prepare_store
 from attent.models import shift_right
 from attent.models.presets import make_seq2seq
 from attent.nn import StackConfig
@@ -151,7 +151,7 @@ def iterate_sorted_batches(store: TokenStore, tokens: int) -> Iterator[PairBatch
 
     Sorting by both lengths is kind to them: on Multi30k 6% of these batches is filler, by the source's alone 23%.
     """
-    cuts = batch_by_length(store.source.lengths(), store.target.lengths(), tokens)
+    cuts = batch_by_length(store.source.lengths, store.target.lengths, tokens)
     chance = np.random.default_rng(1)
     while True:
         for number in chance.permutation(len(cuts)):
@@ -175,7 +175,7 @@ def batch_by_length(source: Array, target: Array, tokens: int) -> list[Array]:
     return [*cuts, np.array(now)]
 
 
-def pad_side(side: StoreSide, pairs: Array) -> TokenBatch:
+def pad_side(side: TokenSequences, pairs: Array) -> TokenBatch:
     rows: list[Tensor] = [torch.from_numpy(np.asarray(side[pair], np.int64)) for pair in pairs]
     lengths = torch.tensor([len(row) for row in rows])
     return TokenBatch(pad_sequence(rows, batch_first=True, padding_value=PAD), lengths, None, int(lengths.sum()))

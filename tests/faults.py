@@ -550,8 +550,8 @@ FAULTS = """
 
 # train: a damaged checkpoint is taken
 @ training/checkpoint.py::load_checkpoint: training/test_checkpoint.py -k flip
-- disk.find_damage(
-+ (lambda *_: None)(
+- problem = find_damage(
++ problem = (lambda *_: None)(
 
 # decode: no penalty for length
 @ decoding/search.py::SearchContext.compute_length_penalty: decoding/test_search.py laws/test_search.py
@@ -856,7 +856,7 @@ FAULTS = """
 
 # rows: the first word of the next document is to be told
 @ data/text_batches.py::WindowLoader._build_batch: data/test_text_batches.py -k windows
-- wanted[document != of_next] = IGNORE_INDEX
+- labels[document != np.searchsorted(offsets, indices + 1, "right") - 1] = IGNORE_INDEX
 + pass
 
 # rows: places are counted from the beginning of the window

@@ -1,4 +1,4 @@
-"""Small things that the arrays of `data` need, frugal because corpora have tens of millions of pairs."""
+"""NumPy helpers for ragged arrays and seeded order, frugal because corpora have tens of millions of pairs."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def concatenate_ranges(starts: Array, lengths: Array) -> Array:
-    """starts[0], starts[0] + 1, ... (lengths[0] of them), then the same for the next."""
+    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then the same for the next start."""
     ends = lengths.cumsum()
-    numbers = np.repeat(starts - (ends - lengths), lengths)
-    numbers += np.arange(len(numbers), dtype=numbers.dtype)
-    return numbers
+    values = np.repeat(starts - (ends - lengths), lengths)
+    values += np.arange(len(values), dtype=values.dtype)
+    return values
+
+
+def index_in_group(counts: Array) -> Array:
+    """Return 0 ... counts[0] - 1, then 0 ... counts[1] - 1, and so on."""
+    return concatenate_ranges(np.zeros(len(counts), np.int64), counts)
 
 
 def stable_argsort(values: Array) -> Array:
-    """Where the numbers, from 0 to 2**32, stand in their order; equal ones stay as they are. Faster than `argsort`."""
+    """Return the stable order of integers from 0 to 2**32. Faster than `np.argsort`."""
     keys = values.astype(np.uint64)
     keys <<= np.uint64(32)
     return _argsort_keys(keys)
 
 
-def draw_permutation(n: int, seed: tuple[int, ...]) -> Array:
-    """The numbers below n in an order that the seed decides, the same for every version of numpy.
+def random_bits(count: int, seed: tuple[int, ...]) -> Array:
+    """Return 64 random bits each; NumPy guarantees this stream in every version, unlike that of `Generator`."""
+    return np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
 
-    numpy promises the raw stream of PCG64, but not what `Generator.permutation` makes of it.
-    """
-    keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(n)
+
+def draw_permutation(n: int, seed: tuple[int, ...]) -> Array:
+    """Return the integers below n in an order that the seed determines, the same in every version of NumPy."""
+    keys = random_bits(n, seed)
     keys &= np.uint64(0xFFFFFFFF00000000)
     return _argsort_keys(keys)
 
 
 def _argsort_keys(keys: Array) -> Array:
-    """The order of keys whose lower half is free: their own places go there, so that sorting moves both together."""
+    """Return the order of keys whose lower 32 bits are free: indices go there, so that one sort moves both."""
     assert len(keys) < 2**32, "a store holds fewer than 2**32 pairs"
     keys |= np.arange(len(keys), dtype=np.uint32)
     keys.sort()

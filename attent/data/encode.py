@@ -1,7 +1,7 @@
-"""From pairs to arrays of ids: the part of making a token store that runs in parallel.
+"""Encode corpora and texts: sentences in, arrays of token ids out.
 
-Pairs are taken in blocks, in the order in which they are read; each block is filtered and encoded by itself, in
-any process, and the blocks come out in their order. What is in a block never depends on how many processes there were.
+Pairs are read in blocks, each filtered and encoded on its own in any process; the result does not depend on the number
+of processes. `token_store` writes the arrays to disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain, compress, count, islice
 
 import numpy as np
 
-from attent.data.arrays import Array
+from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.corpus import Corpus
 from attent.data.filters import FilterConfig, PairFilter, hash_pairs, infer_scripts, strip_text
 from attent.data.pairs import BadLine, CorpusError, Pair
@@ -23,35 +23,37 @@ from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 
-BLOCK_PAIRS = 4096  # pairs; sampling is seeded by the block
-SERIAL_BLOCKS = 8  # blocks that one process makes in less time than it takes to start others
-SCRIPT_SAMPLE_SIZE = 1000  # pairs from which the script of a side is told where its language does not tell it
-MAX_EXAMPLES = 3  # of each kind of line that was left out
-LINE_BITS = 40  # a place is one number: which file in the upper bits, the line in these
+BLOCK_PAIRS = 4096  # subword sampling is seeded per block
+BLOCK_TEXTS = 4096
+SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
+SCRIPT_SAMPLE_SIZE = 1000  # pairs from which the script of a side is inferred if its language is unknown
+MAX_EXAMPLES = 3  # locations per reason for dropping a pair
+LINE_BITS = 40  # a location is one integer: the file's index above these bits, the line in them
+CHUNK_CHARS = 2**16  # a document is encoded in chunks of about this size
+TEXT_DTYPE = "<u4"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingConfig:
-    """All that decides which ids a corpus becomes."""
+    """Everything that determines the token ids of a corpus."""
 
     tokenizer: Tokenizer
     filters: FilterConfig = field(default_factory=FilterConfig)
-    language_tags: bool = False  # each source begins with the tag of its target language, <2de>
-    subword_sampling: SubwordSampling | None = (
-        None  # another segmentation for every `draw`; None is always the best one
-    )
+    language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
+    subword_sampling: SubwordSampling | None = None  # None: the best segmentation
     sampling_seed: tuple[int, int] = (0, 0)  # (seed, epoch)
 
     @property
     def dtype(self) -> str:
-        """The smallest numbers that hold every id."""
+        """The smallest dtype that holds every token id."""
         return "<u2" if max(self.tokenizer.source.size, self.tokenizer.target.size) <= 2**16 else "<u4"
 
 
 @dataclass
 class DropTally:
-    """What was left out, by reason, with a few places to look at."""
+    """Counts of dropped pairs by reason, with a few locations."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -64,59 +66,61 @@ class DropTally:
 
 
 class FileTable:
-    """The files of a corpus, numbered as they come up, so that a place is one number."""
+    """The files of a corpus, indexed as they occur, so that a location is one integer."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self._indices: dict[str, int] = {}
 
     def encode_location(self, pair: Pair) -> int:
-        number = self._indices.setdefault(pair.file, len(self.files))
-        if number == len(self.files):
+        index = self._indices.setdefault(pair.file, len(self.files))
+        if index == len(self.files):
             self.files.append(pair.file)
-        return number << LINE_BITS | pair.line
+        return index << LINE_BITS | pair.line
 
     def format_location(self, location: int) -> str:
         return format_location(location, self.files)
 
 
 def format_location(location: int, files: list[str]) -> str:
-    """A place as a person reads it: `corpus.tsv:1234`."""
+    """Return a location as `corpus.tsv:1234`."""
     file, line = divmod(location, 1 << LINE_BITS)
     return f"{files[file]}:{line}"
 
 
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class EncodedBlock:
-    """Some pairs as arrays, in the order of the corpus, and those that the filters dropped."""
+    """Some pairs as arrays, in corpus order, and those that the filters dropped."""
 
-    keys: Array  # what two equal pairs share
+    keys: Array  # equal for equal pairs
     locations: Array
     source: EncodedSentences
     target: EncodedSentences
-    dropped: list[tuple[str, int]]  # (why, place)
+    dropped: list[tuple[str, int]]  # (reason, location)
 
     def select(self, mask: Array) -> EncodedBlock:
-        """The pairs for which `kept` is True."""
         source, target = self.source.select(mask), self.target.select(mask)
         return EncodedBlock(self.keys[mask], self.locations[mask], source, target, self.dropped)
 
 
 @dataclass(frozen=True)
 class BlockEncoder:
-    """Pairs in, a block out."""
+    """Filters and encodes blocks of pairs; sent to each worker process."""
 
     config: EncodingConfig
     pair_filter: PairFilter
-    target_language: str | None  # the language of the tag, where sources have one
+    target_language: str | None  # of the language tag, if sources have one
 
     def __call__(self, block_index: int, sources: list[str], targets: list[str], locations: list[int]) -> EncodedBlock:
-        why = list(map(self.pair_filter.drop_reason, sources, targets))
-        dropped = [(reason, place) for reason, place in zip(why, locations, strict=True) if reason is not None]
+        reasons = list(map(self.pair_filter.drop_reason, sources, targets))
+        dropped = [(reason, place) for reason, place in zip(reasons, locations, strict=True) if reason is not None]
         if dropped:
-            kept = [reason is None for reason in why]
-            sources, targets = list(compress(sources, kept)), list(compress(targets, kept))
-            locations = list(compress(locations, kept))
+            mask = [reason is None for reason in reasons]
+            sources, targets = list(compress(sources, mask)), list(compress(targets, mask))
+            locations = list(compress(locations, mask))
         sources, targets = list(map(strip_text, sources)), list(map(strip_text, targets))
         keys = hash_pairs(sources, targets) ^ np.uint64(_stable_hash(self.target_language, 8))
         source, target = self._encode_sides(sources, targets, block_index)
@@ -131,14 +135,13 @@ class BlockEncoder:
             tag = None if self.target_language is None else tokenizer.source.get_tag_id(self.target_language)
             return source.encode(sources, tag), target.encode(targets)
         seed = _stable_hash((*self.config.sampling_seed, block_index), 3)
-        rows = tokenizer.sample_source(sources, sampling, seed, target_language=self.target_language)
-        return EncodedSentences.from_lists(rows, dtype), EncodedSentences.from_lists(
-            tokenizer.sample_target(targets, sampling, seed), dtype
-        )
+        source_ids = tokenizer.sample_source(sources, sampling, seed, target_language=self.target_language)
+        target_ids = tokenizer.sample_target(targets, sampling, seed)
+        return EncodedSentences.from_lists(source_ids, dtype), EncodedSentences.from_lists(target_ids, dtype)
 
     @cached_property
     def _bulk_encoders(self) -> tuple[BulkEncoder, BulkEncoder]:
-        """One for both sides when they share a vocabulary: what one has met, the other knows."""
+        """One encoder for both sides if they share a vocabulary, so that they share its word cache."""
         tokenizer = self.config.tokenizer
         source = BulkEncoder(tokenizer.source, self.config.dtype)
         return source, source if tokenizer.joint else BulkEncoder(tokenizer.target, self.config.dtype)
@@ -147,25 +150,25 @@ class BlockEncoder:
 def learn_tokenizer(
     corpora: Sequence[Corpus], config: TokenizerConfig | None = None, *, language_tags: bool = False, seed: int = 0
 ) -> Tokenizer:
-    """A tokenizer learnt from a sample of these corpora; with `tags`, one for each language translated into."""
+    """Train a tokenizer on a sample of these corpora, with a tag for each target language if requested."""
     languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if language_tags else {}
     pairs = [(entry for corpus in corpora for entry in corpus if isinstance(entry, Pair)) for _ in range(2)]
     sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
-    known = [tag for tag in languages if tag is not None]
-    return train_tokenizer(sources, targets, config or TokenizerConfig(), known, seed)
+    tags = [tag for tag in languages if tag is not None]
+    return train_tokenizer(sources, targets, config or TokenizerConfig(), tags, seed)
 
 
 def encode_corpus(
     corpus: Corpus, config: EncodingConfig, file_table: FileTable, tally: DropTally, workers: int
 ) -> Iterator[EncodedBlock]:
-    """The corpus as blocks of arrays, in order. The first few are made here: a small corpus needs no other process."""
+    """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers."""
     pairs = _iter_pairs(corpus, tally)
-    head = list(islice(pairs, SCRIPT_SAMPLE_SIZE))
-    sieve = PairFilter(config.filters, infer_scripts(corpus.languages, head))
+    sample = list(islice(pairs, SCRIPT_SAMPLE_SIZE))
+    pair_filter = PairFilter(config.filters, infer_scripts(corpus.languages, sample))
     if config.language_tags and corpus.languages.target is None:
-        raise CorpusError(f"{corpus.name}: its target language must be known for tags such as <2de>: give it as --tgt")
-    encoder = BlockEncoder(config, sieve, corpus.languages.target if config.language_tags else None)
-    blocks = _iter_blocks(chain(head, pairs), file_table)
+        raise CorpusError(f"{corpus.name}: language tags such as <2de> need the target language; give it as --tgt")
+    encoder = BlockEncoder(config, pair_filter, corpus.languages.target if config.language_tags else None)
+    blocks = _iter_blocks(chain(sample, pairs), file_table)
     for block in blocks if workers < 2 else islice(blocks, SERIAL_BLOCKS):
         yield encoder(*block)
     if (first := next(blocks, None)) is not None:
@@ -181,20 +184,90 @@ def _iter_pairs(corpus: Corpus, tally: DropTally) -> Iterator[Pair]:
 
 
 def _iter_blocks(pairs: Iterable[Pair], file_table: FileTable) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
-    """Number, sources, targets and places of each block."""
+    """Yield index, sources, targets and locations of each block."""
     pairs = iter(pairs)
-    for number in count():
+    for index in count():
         block = list(islice(pairs, BLOCK_PAIRS))
         if not block:
             return
-        yield (
-            number,
-            [pair.source for pair in block],
-            [pair.target for pair in block],
-            list(map(file_table.encode_location, block)),
-        )
+        locations = list(map(file_table.encode_location, block))
+        yield index, [pair.source for pair in block], [pair.target for pair in block], locations
 
 
 def _stable_hash(key: object, size: int) -> int:
-    """The same number for the same facts, in every process and on every machine."""
+    """Return the same integer for the same key in every process and on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+
+def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
+    """Encode short texts without special tokens."""
+    encoder = BulkEncoder(vocabulary, TEXT_DTYPE)
+    blocks = [encoder.encode(texts[start : start + BLOCK_TEXTS]) for start in range(0, len(texts), BLOCK_TEXTS)]
+    parts = [_strip_eos(block) for block in blocks]
+    return EncodedSentences(np.concatenate([p.ids for p in parts]), np.concatenate([p.lengths for p in parts]))
+
+
+def _strip_eos(sentences: EncodedSentences) -> EncodedSentences:
+    """Remove the end token that `BulkEncoder` appends to each sentence."""
+    mask = np.ones(len(sentences.ids), bool)
+    mask[sentences.lengths.cumsum() - 1] = False
+    return EncodedSentences(sentences.ids[mask], sentences.lengths - 1)
+
+
+def encode_documents(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
+    """Encode texts of any length without special tokens."""
+    return EncodedSentences.from_lists([list(iter_document_ids(text, vocabulary)) for text in texts], TEXT_DTYPE)
+
+
+def iter_document_ids(text: str, vocabulary: Vocabulary) -> Iterator[int]:
+    """Yield the token ids of a text, encoded in chunks with the same result as in one piece."""
+    # Imported vocabularies may merge across a newline, so that a text must be encoded in one piece.
+    chunks = _iter_chunks(text) if _is_native(vocabulary) else [text]
+    encoded = (vocabulary.encode([chunk])[0] for chunk in chunks)
+    return chain.from_iterable(ids[1:] if index else ids for index, ids in enumerate(encoded))
+
+
+def _is_native(vocabulary: Vocabulary) -> bool:
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return False
+    return vocabulary.processor.piece_to_id(ESCAPE) != vocabulary.unknown
+
+
+def _iter_chunks(text: str) -> Iterator[str]:
+    """Split before newlines. SentencePiece starts every text with a space, which is a token of its own before a
+    newline: all chunks but the first drop their first id."""
+    start = 0
+    while start < len(text):
+        stop = text.find("\n", start + CHUNK_CHARS)
+        stop = len(text) if stop < 0 else stop
+        yield text[start:stop]
+        start = stop
+
+
+def add_special_tokens(sentences: EncodedSentences, prefix: Sequence[int], suffix: Sequence[int]) -> EncodedSentences:
+    lengths = sentences.lengths + len(prefix) + len(suffix)
+    starts = lengths.cumsum() - lengths
+    ids = np.empty(int(lengths.sum()), TEXT_DTYPE)
+    ids[concatenate_ranges(starts + len(prefix), sentences.lengths)] = sentences.ids
+    for i, token in enumerate(prefix):
+        ids[starts + i] = token
+    for i, token in enumerate(suffix):
+        ids[starts + lengths - len(suffix) + i] = token
+    return EncodedSentences(ids, lengths)
+
+
+def truncate_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
+    lengths = np.minimum(sentences.lengths, max_tokens)
+    starts = sentences.lengths.cumsum() - sentences.lengths
+    return EncodedSentences(np.take(sentences.ids, concatenate_ranges(starts, lengths)), lengths)
+
+
+def split_long_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
+    """Split texts of more than `max_tokens` ids into parts of about equal length."""
+    counts = np.maximum(1, -(-sentences.lengths // max_tokens))
+    part = index_in_group(counts)
+    lengths, num_parts = np.repeat(sentences.lengths, counts), np.repeat(counts, counts)
+    return EncodedSentences(sentences.ids, lengths * (part + 1) // num_parts - lengths * part // num_parts)

@@ -1,10 +1,10 @@
-"""Span corruption (T5, Raffel et al. 2020): spans of a text are taken out, and are to be told behind their sentinels.
+"""Span corruption (T5, Raffel et al. 2020): spans of a text are replaced by sentinels and predicted in the target.
 
     thank you for inviting me to your party last week
     source  thank you <0> me to your party <1> week end         target  <0> for inviting <1> last end
 
-A whole epoch is drawn at once, with arrays, and becomes a store of pairs, which `batches` packs as it packs
-translations. A text of n tokens always gives sides of the same lengths, so that all epochs have one shape.
+A whole epoch is drawn with arrays and becomes a token store of pairs, which `loader` packs like translations. A text of
+n tokens always gives sides of the same lengths, so that all epochs have one shape.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from attent.data.arrays import Array, concatenate_ranges
-from attent.data.encoded_texts import EncodedTexts
-from attent.data.token_store import CorpusPart, StoreMeta, StoreSide, TokenStore
+from attent.data.arrays import Array, concatenate_ranges, index_in_group, random_bits
+from attent.data.token_store import CorpusPart, EncodedTexts, StoreMeta, TokenSequences, TokenStore
 
-NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0  # of the tokens are taken out, in spans of so many on the average
-MIN_TEXT_TOKENS = 2  # tokens of a text: one stays, one goes
-KEPT_STREAM, SPAN_STREAM = 41, 42  # what is drawn: each with a seed of its own
+NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0
+MIN_TEXT_TOKENS = 2  # one is kept, one is removed
+KEPT_STREAM, SPAN_STREAM = 41, 42  # random streams, part of the seed
 
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Calling it with the number of an epoch gives that epoch's pairs."""
+    """Returns the pairs of an epoch when called with its number."""
 
     texts: EncodedTexts
     sentinel_ids: Sequence[int]
@@ -36,35 +35,34 @@ class SpanCorruption:
     name: str = "text"
 
     def __call__(self, epoch: int) -> TokenStore:
-        lengths = self.texts.lengths
-        noise, spans = compute_span_counts(lengths, len(self.sentinel_ids))
-        kept = draw_partitions(lengths - noise, spans, (self.seed, epoch, KEPT_STREAM))
-        gone = draw_partitions(noise, spans, (self.seed, epoch, SPAN_STREAM))
-        number = np.arange(len(kept)) - np.repeat(spans.cumsum() - spans, spans)  # of each span in its text
-        both = kept + gone
-        before = both.cumsum() - both
-        starts = before - np.repeat(before[spans.cumsum() - spans], spans) + np.repeat(self.texts.offsets[:-1], spans)
-        marks = np.asarray(self.sentinel_ids, np.int64)[number]
-        source = self._build_side(starts, kept, marks, spans, sentinel_first=False)
-        target = self._build_side(starts + kept, gone, marks, spans, sentinel_first=True)
+        lengths = self.texts.lengths.astype(np.int64)
+        noise, num_spans = compute_span_counts(lengths, len(self.sentinel_ids))
+        kept = draw_partitions(lengths - noise, num_spans, (self.seed, epoch, KEPT_STREAM))
+        removed = draw_partitions(noise, num_spans, (self.seed, epoch, SPAN_STREAM))
+        before = (kept + removed).cumsum() - (kept + removed)
+        first_span = num_spans.cumsum() - num_spans
+        starts = before - np.repeat(before[first_span] - self.texts.offsets[:-1], num_spans)
+        sentinels = np.asarray(self.sentinel_ids, np.int64)[index_in_group(num_spans)]
+        source = self._build_side(starts, kept, sentinels, num_spans, sentinel_first=False)
+        target = self._build_side(starts + kept, removed, sentinels, num_spans, sentinel_first=True)
         return self._build_store(source, target)
 
     def _build_side(
-        self, starts: Array, lengths: Array, sentinels: Array, spans: Array, *, sentinel_first: bool
-    ) -> StoreSide:
-        """Stretches of the texts, each with its sentinel before or behind it, and the end behind each text."""
-        last = np.zeros(len(lengths), np.int64)
-        last[spans.cumsum() - 1] = 1  # behind which the end stands
-        slots = lengths + 1 + last
-        at = slots.cumsum() - slots
-        ids = np.empty(int(slots.sum()), "<u4")
-        ids[concatenate_ranges(at + sentinel_first, lengths)] = self.texts.gather(starts, lengths)
-        ids[at if sentinel_first else at + lengths] = sentinels
-        ids[(at + slots - 1)[last == 1]] = self.eos_id
-        ends = (at + slots)[last == 1]
-        return StoreSide(ids, np.concatenate([[0], ends]).astype("<i8"))
+        self, starts: Array, lengths: Array, sentinels: Array, num_spans: Array, *, sentinel_first: bool
+    ) -> TokenSequences:
+        """Return the segments of each text, each with its sentinel before or after it, and an end token."""
+        is_last = np.zeros(len(lengths), bool)
+        is_last[num_spans.cumsum() - 1] = True
+        sizes = lengths + 1 + is_last
+        ends = sizes.cumsum()
+        begins = ends - sizes
+        ids = np.empty(int(sizes.sum()), "<u4")
+        ids[concatenate_ranges(begins + sentinel_first, lengths)] = self.texts.gather(starts, lengths)
+        ids[begins if sentinel_first else begins + lengths] = sentinels
+        ids[ends[is_last] - 1] = self.eos_id
+        return TokenSequences(ids, np.concatenate([[0], ends[is_last]]).astype("<i8"))
 
-    def _build_store(self, source: StoreSide, target: StoreSide) -> TokenStore:
+    def _build_store(self, source: TokenSequences, target: TokenSequences) -> TokenStore:
         count = len(self.texts)
         meta = StoreMeta(
             format_version=1,
@@ -79,20 +77,19 @@ class SpanCorruption:
 
 
 def compute_span_counts(lengths: Array, max_spans: int) -> tuple[Array, Array]:
-    """(tokens that are taken out, in how many spans) of texts of these lengths, where there are `most` sentinels."""
+    """Return (removed tokens, number of spans) for texts of these lengths, with `max_spans` sentinels."""
     noise = np.clip(np.rint(lengths * NOISE_DENSITY).astype(np.int64), 1, lengths - 1)
-    spans = np.clip(np.rint(noise / MEAN_SPAN_LENGTH).astype(np.int64), 1, max_spans)
-    return noise, np.minimum(spans, lengths - noise)
+    num_spans = np.clip(np.rint(noise / MEAN_SPAN_LENGTH).astype(np.int64), 1, max_spans)
+    return noise, np.minimum(num_spans, lengths - noise)
 
 
 def draw_partitions(totals: Array, parts: Array, seed: tuple[int, ...]) -> Array:
-    """Each total cut into so many parts of 1 or more, every way with the same chance: all parts, one after another."""
-    places = totals - 1  # between two tokens
-    group = np.repeat(np.arange(len(totals)), places)
-    rank = np.arange(len(group)) - np.repeat(places.cumsum() - places, places)
-    keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(group))
-    order = np.lexsort((keys, group))
-    chosen = order[rank < np.repeat(parts - 1, places)]
-    begins = totals.cumsum() - totals
-    cuts = begins[group[chosen]] + rank[chosen] + 1
-    return np.diff(np.sort(np.concatenate([begins, cuts])), append=totals.sum())
+    """Split each total into so many parts of 1 or more, uniformly at random; return all parts, concatenated."""
+    gaps = totals - 1  # possible cuts
+    group = np.repeat(np.arange(len(totals)), gaps)
+    rank = index_in_group(gaps)
+    order = np.lexsort((random_bits(len(group), seed), group))
+    selected = order[rank < np.repeat(parts - 1, gaps)]
+    starts = totals.cumsum() - totals
+    cuts = starts[group[selected]] + rank[selected] + 1
+    return np.diff(np.sort(np.concatenate([starts, cuts])), append=totals.sum())

@@ -1,53 +1,40 @@
-"""Batches of text that is read by itself: windows of a running text, or whole texts packed into rows, and for each what
-is to be told: the next word, the words behind masks, or a label.
+"""Batches of monolingual text with labels: the next token, masked tokens, or a class per text.
 
-Every batch is a pure function of the seed, the epoch and the step. Pairs of texts are `batches`' business, spans
-`spans`'; where the ids come from is told in `encoded`.
+`WindowLoader` cuts windows from documents, `TextLoader` packs or buckets whole texts. As in `loader`, every batch is a
+pure function of seed, epoch and step.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attent.data.arrays import Array, concatenate_ranges, draw_permutation
-from attent.data.base_loader import PrefetchLoader
+from attent.data.arrays import Array, concatenate_ranges, draw_permutation, index_in_group, random_bits
 from attent.data.batch_plan import BatchConfig, BatchPlan, build_batch_plan, compute_batch_shape, draw_epoch_order
-from attent.data.encoded_texts import EncodedTexts
-from attent.data.loader import RowLayout, TokenBatch
-from attent.data.token_store import StoreSide
+from attent.data.loader import EpochCache, FlatBatch, PrefetchLoader, RowLayout, TokenBatch
+from attent.data.token_store import EncodedTexts
 from attent.nn import Packing
 
-OFFSET_STREAM, WINDOW_STREAM, MASK_STREAM = 31, 32, 33  # what is drawn: each with a seed of its own
-MASKED_FRACTION, REPLACE_BY_MASK, REPLACE_BY_RANDOM = (
-    0.15,
-    0.8,
-    0.1,
-)  # of the words are to be told; of these become a mask, or another word (BERT)
-MIN_WINDOWS_PER_DOCUMENT = (
-    4  # windows that a document fills on the average, from which on each window is of one document only
-)
-MAX_CACHED_EPOCHS = 3
-IGNORE_INDEX = -1  # in `wanted`
-T = TypeVar("T")
+OFFSET_STREAM, WINDOW_STREAM, MASK_STREAM = 31, 32, 33  # random streams, part of the seed
+# BERT, section 3.1: 15% of the tokens are predicted; 80% of them become a mask, 10% a random token.
+MASKED_FRACTION, REPLACE_BY_MASK, REPLACE_BY_RANDOM = 0.15, 0.8, 0.1
+MIN_WINDOWS_PER_DOCUMENT = 4  # on average; from here on a window holds one document only
+IGNORE_INDEX = -1  # a label without loss
 
 
 @dataclass(frozen=True)
-class LabeledBatch:
-    """What is read, and what is to be told of it: of each token (`places` is None), at some places of each row, or of
-    each text of a row."""
+class LabeledBatch(FlatBatch):
+    """Token ids and labels: one per token, one per text of a row, or one for each of `label_positions`."""
 
     inputs: TokenBatch
-    labels: Tensor  # (B, M) ids or labels; -1: nothing is to be told here
-    label_positions: Tensor | None  # (B, M) where in its row
-    per_token: bool  # `wanted` stands beside the tokens
+    labels: Tensor  # (B, M) token ids or classes; IGNORE_INDEX: no loss
+    label_positions: Tensor | None  # (B, M) columns
+    per_token: bool  # `labels` has the shape of the token ids
     num_targets: int
     example_ids: Array
     flat_tensor: Tensor | None = None
@@ -82,73 +69,32 @@ class LabeledBatch:
     def slice_rows(self, start: int, stop: int) -> LabeledBatch:
         if (start, stop) == (0, len(self)):
             return self
-        text = self.inputs.slice_rows(start, stop)
-        wanted = self.labels[start:stop, : text.ids.shape[1]] if self.per_token else self.labels[start:stop]
-        places = None if self.label_positions is None else self.label_positions[start:stop]
+        inputs = self.inputs.slice_rows(start, stop)
+        labels = self.labels[start:stop, : inputs.ids.shape[1]] if self.per_token else self.labels[start:stop]
+        positions = None if self.label_positions is None else self.label_positions[start:stop]
         return LabeledBatch.from_labels(
-            text, wanted, self.example_ids, label_positions=places, per_token=self.per_token
+            inputs, labels, self.example_ids, label_positions=positions, per_token=self.per_token
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> LabeledBatch:
-        return self._from_flat(self._flatten().to(device, non_blocking=non_blocking))
+    def tensors(self) -> list[Tensor]:
+        positions = [] if self.label_positions is None else [self.label_positions]
+        return [self.labels, *positions, *self.inputs.tensors()]
 
-    def pin_memory(self) -> LabeledBatch:
-        """A copy in memory that a GPU can fetch from by itself."""
-        return self._from_flat(self._flatten().pin_memory())
-
-    def _tensors(self) -> list[Tensor]:
-        return [self.labels, *([] if self.label_positions is None else [self.label_positions]), *self.inputs.tensors()]
-
-    def _flatten(self) -> Tensor:
-        """One tensor, so that a batch goes to the GPU in one piece."""
-        return (
-            torch.cat([tensor.flatten() for tensor in self._tensors()])
-            if self.flat_tensor is None
-            else self.flat_tensor
-        )
-
-    def _from_flat(self, flat_tensor: Tensor) -> LabeledBatch:
-        old = self._tensors()
-        new = [
-            part.view(like.shape) for part, like in zip(flat_tensor.split([t.numel() for t in old]), old, strict=True)
-        ]
-        wanted, rest = new[0], new[1:]
-        places = None if self.label_positions is None else rest.pop(0)
-        return LabeledBatch(
-            self.inputs.with_tensors(rest),
-            wanted,
-            places,
-            self.per_token,
-            self.num_targets,
-            self.example_ids,
-            flat_tensor,
-        )
+    def with_tensors(self, tensors: list[Tensor], flat_tensor: Tensor) -> Self:
+        labels, *others = tensors
+        positions = None if self.label_positions is None else others.pop(0)
+        inputs = self.inputs.with_tensors(others)
+        return type(self)(inputs, labels, positions, self.per_token, self.num_targets, self.example_ids, flat_tensor)
 
 
-class EpochCache(Generic[T]):
-    """What is worked out once for each epoch; the last few are remembered, whichever thread asks."""
-
-    def __init__(self, build: Callable[[int], T]) -> None:
-        self._build, self._lock = build, threading.Lock()
-        self._entries: OrderedDict[int, T] = OrderedDict()
-
-    def __call__(self, epoch: int) -> T:
-        with self._lock:
-            if epoch not in self._entries:
-                self._entries[epoch] = self._build(epoch)
-                while len(self._entries) > MAX_CACHED_EPOCHS:
-                    self._entries.popitem(last=False)
-            return self._entries[epoch]
-
-
-# ---- windows of running text -----------------------------------------------------------------------------------------
+# ---- windows of documents --------------------------------------------------------------------------------------------
 
 
 class WindowLoader(PrefetchLoader[LabeledBatch]):
-    """Documents cut into windows of `longest` tokens, behind each of which the next is to be told.
+    """Windows of `window_size` tokens with the next token as the label, for causal language models.
 
-    Every epoch cuts elsewhere, and all of them together tell each token once. Of long documents each window is of one
-    alone; short ones stand several in a window, packed, so that none sees another. Which it is, the corpus decides.
+    Every epoch cuts at another offset and predicts each token once. Of long documents each window holds one; short
+    documents are packed, several per window, without attention across them.
     """
 
     def __init__(
@@ -161,7 +107,7 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         seed: int = 0,
         fixed: bool = False,
     ) -> None:
-        """`fixed`: as they come and always cut at the same places, for validation."""
+        """`fixed`: in order and always cut at the same offset, for validation."""
         self.documents, self.window_size, self.pad, self.seed, self.fixed = documents, window_size, pad, seed, fixed
         self.batch_rows = max(1, batch_tokens // window_size)
         self.is_packed = len(documents) > 1 and float(documents.lengths.mean()) < MIN_WINDOWS_PER_DOCUMENT * window_size
@@ -169,7 +115,7 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         self.epoch_windows = EpochCache(self._build_epoch)
 
     def _build_epoch(self, epoch: int) -> tuple[Array, Array]:
-        """Windows in the order in which they come: where each begins and ends."""
+        """Return starts and stops of the windows in the order of the epoch."""
         starts, stops = self.cut_windows(epoch)
         if self.fixed:
             return starts, stops
@@ -177,80 +123,76 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         return starts[order], stops[order]
 
     def draw_offset(self, epoch: int) -> int:
-        """How much shorter the first window of a document is."""
-        return 0 if self.fixed else int(_draw_bits(1, (self.seed, epoch, OFFSET_STREAM))[0] % self.window_size)
+        """Return by how much the first window of a document is shorter."""
+        return 0 if self.fixed else int(random_bits(1, (self.seed, epoch, OFFSET_STREAM))[0] % self.window_size)
 
     def cut_windows(self, epoch: int) -> tuple[Array, Array]:
-        """Where each window begins, and where what it reads ends."""
+        """Return the start of each window and the end of its input, in document order."""
         edges = self.documents.offsets[[0, -1]] if self.is_packed else self.documents.offsets
-        reads = np.diff(edges) - 1  # the last token has none behind it
+        input_lengths = np.diff(edges) - 1  # the last token has no next one
         offset = self.draw_offset(epoch)
-        counts = np.where(reads > 0, -(-(reads + offset) // self.window_size), 0)
-        number = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+        counts = np.where(input_lengths > 0, -(-(input_lengths + offset) // self.window_size), 0)
         first, last = np.repeat(edges[:-1], counts), np.repeat(edges[1:] - 1, counts)
-        starts = first + number * self.window_size - offset
+        starts = first + index_in_group(counts) * self.window_size - offset
         return np.maximum(starts, first), np.minimum(starts + self.window_size, last)
 
     def num_steps(self, epoch: int) -> int:
         return -(-len(self.epoch_windows(epoch)[0]) // self.batch_rows)
 
     def get_batch(self, epoch: int, step: int) -> LabeledBatch:
-        chosen = slice(step * self.batch_rows, (step + 1) * self.batch_rows)
-        starts, stops = (side[chosen] for side in self.epoch_windows(epoch))
-        if not self.fixed:  # rows without text behind them, so that all shapes are the same
-            starts, stops = (np.pad(side, (0, self.batch_rows - len(side))) for side in (starts, stops))
+        selection = slice(step * self.batch_rows, (step + 1) * self.batch_rows)
+        starts, stops = (edges[selection] for edges in self.epoch_windows(epoch))
+        if not self.fixed:  # fill up with empty rows, so that all batches have one shape
+            starts, stops = (np.pad(edges, (0, self.batch_rows - len(edges))) for edges in (starts, stops))
         return self._build_batch(starts, stops)
 
     def _build_batch(self, starts: Array, stops: Array) -> LabeledBatch:
-        at = starts[:, None] + np.arange(self.window_size)
-        real = at < stops[:, None]
-        at = np.where(real, at, 0)
-        stream = self.documents.ids
-        ids = np.where(real, stream[at].astype(np.int64), self.pad)
-        wanted = np.where(real, stream[np.where(real, at + 1, 0)].astype(np.int64), IGNORE_INDEX)
+        indices = starts[:, None] + np.arange(self.window_size)
+        is_token = indices < stops[:, None]
+        indices = np.where(is_token, indices, 0)
+        stream, offsets = self.documents.ids, self.documents.offsets
+        ids = np.where(is_token, stream[indices].astype(np.int64), self.pad)
+        labels = np.where(is_token, stream[np.where(is_token, indices + 1, 0)].astype(np.int64), IGNORE_INDEX)
         lengths = stops - starts
-        if not self.is_packed:
-            text = TokenBatch(torch.from_numpy(ids), torch.from_numpy(lengths), None, int(lengths.sum()))
-            return LabeledBatch.from_labels(text, torch.from_numpy(wanted), starts, per_token=True)
-        document = np.searchsorted(self.documents.offsets, at, "right") - 1
-        of_next = np.searchsorted(self.documents.offsets, at + 1, "right") - 1
-        wanted[document != of_next] = IGNORE_INDEX
-        packing = self._build_packing(at, starts, lengths, document, real)
-        text = TokenBatch(torch.from_numpy(ids), None, packing, int(lengths.sum()))
-        return LabeledBatch.from_labels(text, torch.from_numpy(wanted), starts, per_token=True)
+        row_lengths, packing = torch.from_numpy(lengths), None
+        if self.is_packed:
+            document = np.searchsorted(offsets, indices, "right") - 1
+            labels[document != np.searchsorted(offsets, indices + 1, "right") - 1] = IGNORE_INDEX
+            packing = self._build_packing(indices, starts, lengths, document, is_token)
+        inputs = TokenBatch(
+            torch.from_numpy(ids), row_lengths if packing is None else None, packing, int(lengths.sum())
+        )
+        return LabeledBatch.from_labels(inputs, torch.from_numpy(labels), starts, per_token=True)
 
-    def _build_packing(self, at: Array, starts: Array, lengths: Array, document: Array, real: Array) -> Packing:
+    def _build_packing(
+        self, indices: Array, starts: Array, lengths: Array, document: Array, is_token: Array
+    ) -> Packing:
         first = document[:, :1]
-        segments = np.where(real, document - first, -1)
-        begins = np.maximum(self.documents.offsets[document], starts[:, None])
-        positions = np.where(real, at - begins, 0)
-        edges = first + 1 + np.arange(self.max_segments)  # the documents behind that of the first token
-        after = self.documents.offsets[np.minimum(edges, len(self.documents.offsets) - 1)]
-        ends = np.minimum(after - starts[:, None], lengths[:, None])
+        segments = np.where(is_token, document - first, -1)
+        segment_starts = np.maximum(self.documents.offsets[document], starts[:, None])
+        positions = np.where(is_token, indices - segment_starts, 0)
+        following = first + 1 + np.arange(self.max_segments)  # documents after that of the first token
+        stops = self.documents.offsets[np.minimum(following, len(self.documents.offsets) - 1)]
+        ends = np.minimum(stops - starts[:, None], lengths[:, None])
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (segments, positions, ends)]
         return Packing(tensors[0], tensors[1], tensors[2], self.window_size)
 
 
 def _max_segments_in_window(offsets: Array, window_size: int) -> int:
-    """Documents of which a window can hold a part."""
-    inside = np.searchsorted(offsets, offsets[:-1] + window_size, "left") - np.arange(len(offsets) - 1)
-    return int(inside.max(initial=0)) + 1
-
-
-def _draw_bits(count: int, seed: tuple[int, ...]) -> Array:
-    """64 random bits each; numpy promises this stream for all its versions."""
-    return np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
+    """Return how many documents a window can overlap."""
+    counts = np.searchsorted(offsets, offsets[:-1] + window_size, "left") - np.arange(len(offsets) - 1)
+    return int(counts.max(initial=0)) + 1
 
 
 # ---- whole texts -----------------------------------------------------------------------------------------------------
 
 MakeLabels = Callable[
     [RowLayout, TokenBatch, Array, tuple[int, ...]], LabeledBatch
-]  # sentences laid into rows, as text; their numbers; a seed
+]  # layout, inputs, example ids, seed
 
 
 class TextLoader(PrefetchLoader[LabeledBatch]):
-    """Whole texts, in packed rows or bucketed by length; `ask` says what is to be told of a batch."""
+    """Whole texts in packed rows or bucketed by length; `make_labels` adds the labels of a batch."""
 
     def __init__(
         self,
@@ -262,43 +204,38 @@ class TextLoader(PrefetchLoader[LabeledBatch]):
         seed: int = 0,
         fixed: bool = False,
     ) -> None:
-        self.texts, self.config, self.make_labels, self.pad, self.seed, self.fixed = (
-            texts,
-            config,
-            make_labels,
-            pad,
-            seed,
-            fixed,
-        )
-        self.lengths = texts.lengths.astype(np.int32)
-        self.sentences = StoreSide(texts.ids, texts.offsets)
-        self.shape = compute_batch_shape(self.lengths, self.lengths, config)
+        self.texts, self.config, self.make_labels = texts, config, make_labels
+        self.pad, self.seed, self.fixed = pad, seed, fixed
+        self.shape = compute_batch_shape(texts.lengths, texts.lengths, config)
         self.plans = EpochCache(self._build_plan)
 
     def _build_plan(self, epoch: int) -> BatchPlan:
         epoch = 0 if self.fixed else epoch
         order = draw_epoch_order([len(self.texts)], [1.0], self.seed, epoch)
-        return build_batch_plan(self.lengths, self.lengths, order, self.config, (self.seed, epoch), self.shape)
+        lengths = self.texts.lengths
+        return build_batch_plan(lengths, lengths, order, self.config, (self.seed, epoch), self.shape)
 
     def num_steps(self, epoch: int) -> int:
         return len(self.plans(epoch))
 
     def get_batch(self, epoch: int, step: int) -> LabeledBatch:
-        pairs, row = self.plans(epoch).get_batch(step)
-        room = self.shape.row_capacity
-        frame = (self.shape.rows or max(1, len(pairs)), room.source if self.shape.rows else None, self.pad)
-        laid = RowLayout.from_pairs(self.sentences, pairs, row, frame, self.shape.max_source_length)
-        text = laid.to_packed(room.max_sentences) if self.shape.rows else laid.to_padded()
-        return self.make_labels(laid, text, pairs, (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM))
+        indices, rows = self.plans(epoch).get_batch(step)
+        is_packed, capacity = self.shape.rows > 0, self.shape.row_capacity
+        shape = (self.shape.rows, capacity.source) if is_packed else (max(1, len(indices)), None)
+        layout = RowLayout.from_sequences(
+            self.texts, indices, rows, shape, pad_id=self.pad, max_length=self.shape.max_source_length
+        )
+        inputs = layout.to_batch(capacity.max_sentences if is_packed else None)
+        return self.make_labels(layout, inputs, indices, (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM))
 
 
 @dataclass(frozen=True)
 class TokenMasker:
-    """15% of the words are to be told, drawn anew each time: of these 80% become a mask, 10% another word."""
+    """Masked language modelling: 15% of the tokens are labels, of which 80% are masked and 10% replaced."""
 
     mask_id: int
-    replacement_ids: Array  # ids that may stand for another word
-    prefix_length: int  # tokens around each text that are no words
+    replacement_ids: Array
+    prefix_length: int  # special tokens around each text
     suffix_length: int
 
     def __call__(
@@ -306,55 +243,55 @@ class TokenMasker:
     ) -> LabeledBatch:
         ids = layout.ids.copy()
         height, width = ids.shape
-        words = np.zeros(ids.size, bool)
-        inner = np.maximum(layout.lengths - self.prefix_length - self.suffix_length, 0)
-        words[concatenate_ranges(layout.rows * width + layout.columns + self.prefix_length, inner)] = True
-        most = max(1, -(-int(width * MASKED_FRACTION) // 8) * 8) if layout.ids.size else 1
-        raw = _draw_bits(ids.size + 2 * height * most, seed)
-        places, count = self._choose_positions(raw[: ids.size].reshape(ids.shape), words.reshape(ids.shape), most)
-        wanted = np.where(np.arange(places.shape[1]) < count[:, None], np.take_along_axis(ids, places, 1), IGNORE_INDEX)
-        fate, other = (part.reshape(height, most)[:, : places.shape[1]] for part in np.split(raw[ids.size :], 2))
-        share = fate.astype(np.float64) / 2.0**64
-        new = np.where(share < REPLACE_BY_MASK, self.mask_id, np.take_along_axis(ids, places, 1))
-        new = np.where(
-            (share >= REPLACE_BY_MASK) & (share < REPLACE_BY_MASK + REPLACE_BY_RANDOM),
-            self.replacement_ids[other % len(self.replacement_ids)],
-            new,
+        is_regular = np.zeros(ids.size, bool)
+        inner_lengths = np.maximum(layout.lengths - self.prefix_length - self.suffix_length, 0)
+        is_regular[concatenate_ranges(layout.rows * width + layout.columns + self.prefix_length, inner_lengths)] = True
+        max_labels = max(1, -(-int(width * MASKED_FRACTION) // 8) * 8) if ids.size else 1
+        bits = random_bits(ids.size + 2 * height * max_labels, seed)
+        positions, counts = _choose_positions(
+            bits[: ids.size].reshape(ids.shape), is_regular.reshape(ids.shape), max_labels
         )
-        rows = np.broadcast_to(np.arange(height)[:, None], places.shape)
-        ids[rows[wanted >= 0], places[wanted >= 0]] = new[wanted >= 0]
+        original = np.take_along_axis(ids, positions, 1)
+        labels = np.where(np.arange(positions.shape[1]) < counts[:, None], original, IGNORE_INDEX)
+        action_bits, token_bits = (
+            part.reshape(height, max_labels)[:, : positions.shape[1]] for part in np.split(bits[ids.size :], 2)
+        )
+        action = action_bits.astype(np.float64) / 2.0**64
+        replacements = self.replacement_ids[token_bits % len(self.replacement_ids)]
+        is_replaced = (action >= REPLACE_BY_MASK) & (action < REPLACE_BY_MASK + REPLACE_BY_RANDOM)
+        new = np.where(is_replaced, replacements, np.where(action < REPLACE_BY_MASK, self.mask_id, original))
+        rows = np.broadcast_to(np.arange(height)[:, None], positions.shape)
+        ids[rows[labels >= 0], positions[labels >= 0]] = new[labels >= 0]
         masked = inputs.with_tensors([torch.from_numpy(ids), *inputs.tensors()[1:]])
         return LabeledBatch.from_labels(
-            masked, torch.from_numpy(wanted), example_ids, label_positions=torch.from_numpy(places), per_token=False
+            masked, torch.from_numpy(labels), example_ids, label_positions=torch.from_numpy(positions), per_token=False
         )
 
-    def _choose_positions(self, keys: Array, is_word: Array, max_labels: int) -> tuple[Array, Array]:
-        """(B, M) places in each row, and how many of them count: the words with the lowest keys."""
-        keys = np.where(is_word, keys >> np.uint64(1), np.uint64(2**64 - 1))
-        there = is_word.sum(1)
-        count = np.minimum(
-            np.where(there > 0, np.maximum(1, np.rint(MASKED_FRACTION * there)), 0).astype(np.int64), max_labels
-        )
-        max_labels = min(max_labels, keys.shape[1])
-        return np.argsort(keys, axis=1, kind="stable")[:, :max_labels].astype(np.int64), count
+
+def _choose_positions(keys: Array, is_regular: Array, max_labels: int) -> tuple[Array, Array]:
+    """Return (B, M) columns, those of regular tokens with the lowest keys first, and how many per row are used."""
+    keys = np.where(is_regular, keys >> np.uint64(1), np.uint64(2**64 - 1))
+    totals = is_regular.sum(1)
+    counts = np.where(totals > 0, np.maximum(1, np.rint(MASKED_FRACTION * totals)), 0).astype(np.int64)
+    order = np.argsort(keys, axis=1, kind="stable")
+    return order[:, : min(max_labels, keys.shape[1])].astype(np.int64), np.minimum(counts, max_labels)
 
 
 @dataclass(frozen=True)
 class TextLabeler:
-    """A label is to be told of each text."""
+    """Text classification: one label per text."""
 
-    labels: Array  # by the text's number
+    labels: Array  # by index of the text
 
     def __call__(
         self, layout: RowLayout, inputs: TokenBatch, example_ids: Array, seed: tuple[int, ...]
     ) -> LabeledBatch:
-        packing = inputs.packing
-        wanted = np.full((len(layout.ids), 1 if packing is None else packing.ends.shape[1]), IGNORE_INDEX, np.int64)
-        number = np.arange(len(layout.rows)) - np.searchsorted(layout.rows, layout.rows)
-        wanted[layout.rows, number] = self.labels[example_ids]
-        return LabeledBatch.from_labels(inputs, torch.from_numpy(wanted), example_ids, per_token=False)
+        texts_per_row = 1 if inputs.packing is None else inputs.packing.ends.shape[1]
+        labels = np.full((len(layout.ids), texts_per_row), IGNORE_INDEX, np.int64)
+        labels[layout.rows, layout.sentence_in_row()] = self.labels[example_ids]
+        return LabeledBatch.from_labels(inputs, torch.from_numpy(labels), example_ids, per_token=False)
 
 
 def list_regular_ids(vocabulary_size: int, special_ids: Sequence[int]) -> Array:
-    """The ids that stand for words."""
+    """Return all token ids but the special ones."""
     return np.setdiff1d(np.arange(vocabulary_size), np.array(sorted(set(special_ids)), np.int64))

@@ -1,9 +1,8 @@
-"""The token store: a corpus as numbers, made once, then opened at once by every run that asks for the same.
+"""Token stores: encoded corpora on disk, built once and then opened by every run that needs the same.
 
-A store is a folder of memory-mapped arrays: for each side all ids end to end, the offsets between which each sentence
-stands, and where each pair stood in the corpus. Its name is a hash of all that decides what is in it: the contents of
-the files, tokenizer, filters. It is written aside and renamed when it is whole, so that a killed run leaves no half
-store to be found. Encoding is done in `encode`; how the sentences are laid into batches is left to `batches`.
+A store is a folder of memory-mapped arrays: for each side the concatenated token ids and the offsets of the sentences,
+and the location of each pair in the corpus. Its name is a hash of everything that determines its content: files,
+tokenizer, filters. It is built in a temporary folder and renamed, so that a killed run leaves no partial store.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -30,6 +29,8 @@ from attent.data.encode import (
     EncodingConfig,
     FileTable,
     encode_corpus,
+    encode_documents,
+    encode_lines,
     format_location,
 )
 from attent.data.file_hashes import hash_file
@@ -37,121 +38,169 @@ from attent.data.filters import KeySet
 from attent.data.pairs import CorpusError
 from attent.storage.cache import build_folder, remove_abandoned
 from attent.text.bulk_encoder import EncodedSentences
+from attent.text.vocabulary import Vocabulary
 
-# Part of the key: raised when readers, filters or encoders give other ids for the same files, or the arrays change.
-FORMAT_VERSION = 2
+# Part of the key: raise it when the same files give other ids, or the arrays change.
+FORMAT_VERSION = 3
 META_FILE = "store.json"
 MAX_WORKERS = 4  # one process reads and writes as fast as about three encode
 SIDES = ("source", "target")
 OFFSET_DTYPE, LOCATION_DTYPE = "<i8", "<u8"
-FAULT_AROUND_BYTES = 2**16  # bytes that Linux maps around a page that is touched
-MAX_RESIDENT_BYTES = 2**26  # bytes of a side's ids that may stay mapped
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusPart:
-    """What one corpus gave: its pairs stand together, behind those of the corpora before it."""
-
-    name: str
-    pairs: int
-    dropped: dict[str, int]  # by reason
-    examples: dict[str, list[str]]  # reason -> a few places, `file:line`
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreMeta:
-    """What `store.json` tells."""
-
-    format_version: int
-    pairs: int
-    dtype: str
-    token_counts: dict[str, int]  # side -> ids
-    pad_ids: dict[str, int]  # side -> the id that fills up rows
-    files: list[str]
-    parts: list[CorpusPart]
-
-    @classmethod
-    def read(cls, path: Path) -> StoreMeta:
-        facts = settings.read_json(path)
-        try:
-            return cls(**{**facts, "parts": [CorpusPart(**part) for part in facts["parts"]]})
-        except (TypeError, KeyError) as error:
-            raise CorpusError(f"{path} is not what attent writes: delete its folder, and it is made again") from error
+TEXT_ARRAYS = ("ids", "lengths")
+FAULT_AROUND_BYTES = 2**16  # Linux maps this much around a page that is read
+MAX_RESIDENT_BYTES = 2**26  # of the ids of one side
 
 
 @dataclass(frozen=True)
-class StoreSide:
-    """One side of all pairs: sentence i is `ids[offsets[i]:offsets[i + 1]]`, its end token included."""
+class TokenSequences:
+    """Concatenated token sequences: number i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: Array
     offsets: Array
-    sentences_read: list[int] = field(
-        default_factory=lambda: [0], repr=False
-    )  # sentences since ids were last let go of
+    _read_count: list[int] = field(default_factory=lambda: [0], init=False, repr=False)  # since pages were released
 
-    @classmethod
-    def open(cls, folder: Path, side: str, meta: StoreMeta) -> StoreSide:
-        ids = _map_array(folder / f"{side}.ids", meta.dtype, meta.token_counts[side])
-        return cls(ids, _map_array(folder / f"{side}.offsets", OFFSET_DTYPE, meta.pairs + 1))
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
-    def __getitem__(self, pair: int) -> Array:
-        return self.ids[self.offsets[pair] : self.offsets[pair + 1]]
+    def __getitem__(self, index: int) -> Array:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
+    @property
     def lengths(self) -> Array:
-        lengths = np.empty(len(self.offsets) - 1, np.int32)
+        lengths = np.empty(len(self), np.int32)
         return np.subtract(self.offsets[1:], self.offsets[:-1], out=lengths, casting="unsafe")
 
     def gather(self, starts: Array, lengths: Array) -> Array:
-        """The ids of many sentences, end to end."""
+        """Return the ids from each start on, concatenated."""
         ids = np.take(self.ids, concatenate_ranges(starts, lengths))
         self._release_pages(len(starts))
         return ids
 
-    def _release_pages(self, sentences: int) -> None:
-        """Let go, from time to time, of what random looks have brought into memory; the system still has it.
+    def _release_pages(self, count: int) -> None:
+        """Release mapped pages from time to time; they stay in the system's page cache.
 
-        Each brings 64 KiB around it, so that a walk through a large corpus would soon hold all of it.
+        Each random read maps 64 KiB around it, so that an epoch over a large corpus would soon hold all of it.
         """
-        self.sentences_read[0] += sentences
-        if self.sentences_read[0] * FAULT_AROUND_BYTES > MAX_RESIDENT_BYTES and self.ids.nbytes > MAX_RESIDENT_BYTES:
-            self.sentences_read[0] = 0
+        self._read_count[0] += count
+        if self._read_count[0] * FAULT_AROUND_BYTES > MAX_RESIDENT_BYTES and self.ids.nbytes > MAX_RESIDENT_BYTES:
+            self._read_count[0] = 0
             mapping: object = self.ids.base
             if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
+# ---- monolingual text ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EncodedTexts(TokenSequences):
+    """Encoded monolingual texts."""
+
+    key: str  # a digest of everything that determines them
+
+    @classmethod
+    def from_sentences(cls, sentences: EncodedSentences, key: str) -> EncodedTexts:
+        return cls(sentences.ids, np.concatenate([[0], sentences.lengths.cumsum()]), key)
+
+
+def encode_texts(
+    texts: Sequence[str], vocabulary: Vocabulary, fingerprint: str, folder: Path, *, as_documents: bool
+) -> tuple[EncodedSentences, str]:
+    """Return the token ids of each text without special tokens, and the key under which `folder` caches them."""
+    key = _text_key(texts, fingerprint, as_documents)
+
+    def build(staging: Path) -> None:
+        sentences = (encode_documents if as_documents else encode_lines)(texts, vocabulary)
+        for name, array in zip(TEXT_ARRAYS, (sentences.ids, sentences.lengths), strict=True):
+            np.save(staging / f"{name}.npy", array, allow_pickle=False)
+
+    def is_complete(path: Path) -> bool:
+        return all((path / f"{name}.npy").is_file() for name in TEXT_ARRAYS)
+
+    path = build_folder(folder / f"texts-{key}", build, is_complete)
+    ids, lengths = (np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in TEXT_ARRAYS)
+    return EncodedSentences(ids, np.asarray(lengths)), key
+
+
+def _text_key(texts: Iterable[str], fingerprint: str, as_documents: bool) -> str:
+    digest = hashlib.sha256(f"{FORMAT_VERSION} {fingerprint} {as_documents}\n".encode())
+    for text in texts:
+        content = text.encode(errors="surrogatepass")
+        digest.update(f"{len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:24]
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusPart:
+    """The contribution of one corpus; its pairs are contiguous in the store."""
+
+    name: str
+    pairs: int
+    dropped: dict[str, int]  # by reason
+    examples: dict[str, list[str]]  # reason -> a few locations, `file:line`
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreMeta:
+    """Content of `store.json`."""
+
+    format_version: int
+    pairs: int
+    dtype: str
+    token_counts: dict[str, int]  # by side
+    pad_ids: dict[str, int]  # by side
+    files: list[str]
+    parts: list[CorpusPart]
+
+    @classmethod
+    def read(cls, path: Path) -> StoreMeta:
+        data = settings.read_json(path)
+        try:
+            return cls(**{**data, "parts": [CorpusPart(**part) for part in data["parts"]]})
+        except (TypeError, KeyError) as error:
+            raise CorpusError(
+                f"{path}: is not a token store of this version; delete its folder to rebuild it"
+            ) from error
+
+
 @dataclass(frozen=True)
 class TokenStore:
-    """A corpus as numbers. Opening reads almost nothing; only what is used comes into memory."""
+    """An encoded parallel corpus. Opening reads almost nothing; arrays are mapped on demand."""
 
     folder: Path
     meta: StoreMeta
-    source: StoreSide = field(repr=False)
-    target: StoreSide = field(repr=False)
+    source: TokenSequences = field(repr=False)  # with end tokens
+    target: TokenSequences = field(repr=False)
     locations: Array = field(repr=False)
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
         meta = StoreMeta.read(folder / META_FILE)
-        source, target = (StoreSide.open(folder, side, meta) for side in SIDES)
+        source, target = (_open_side(folder, side, meta) for side in SIDES)
         return cls(folder, meta, source, target, _map_array(folder / "locations", LOCATION_DTYPE, meta.pairs))
 
     def __len__(self) -> int:
         return self.meta.pairs
 
     def format_location(self, pair: int) -> str:
-        """Where a pair stood in the corpus: `corpus.tsv:1234`."""
+        """Return the location of a pair in the corpus as `corpus.tsv:1234`."""
         return format_location(int(self.locations[pair]), self.meta.files)
 
 
+def _open_side(folder: Path, side: str, meta: StoreMeta) -> TokenSequences:
+    ids = _map_array(folder / f"{side}.ids", meta.dtype, meta.token_counts[side])
+    return TokenSequences(ids, _map_array(folder / f"{side}.offsets", OFFSET_DTYPE, meta.pairs + 1))
+
+
 def _map_array(path: Path, dtype: str, count: int) -> Array:
-    wanted, size = count * np.dtype(dtype).itemsize, path.stat().st_size
-    if size != wanted:
-        raise CorpusError(f"{path} must have {wanted} bytes but has {size}: delete its folder, and it is made again")
+    expected, size = count * np.dtype(dtype).itemsize, path.stat().st_size
+    if size != expected:
+        raise CorpusError(f"{path}: must have {expected} bytes, but has {size}; delete its folder to rebuild it")
     return np.memmap(path, dtype, "r") if count else np.empty(0, dtype)  # an empty file cannot be mapped
-
-
-# --- making one ----------------------------------------------------------------------------------------------------
 
 
 def prepare_store(
@@ -162,57 +211,55 @@ def prepare_store(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> TokenStore:
-    """The store of these corpora in `root`: opened where it stands, else made. `progress` is told the pairs done."""
+    """Open the store of these corpora in `root`, or build it. `progress` is called with the pairs done."""
     root = Path(root)
 
-    def make(aside: Path) -> None:
+    def build(staging: Path) -> None:
         try:
-            with _StoreWriter(aside, config) as writer:
-                for corpus in corpora:
-                    writer.add(corpus, workers or min(MAX_WORKERS, os.cpu_count() or 1), progress)
+            _write_store(staging, corpora, config, workers or min(MAX_WORKERS, os.cpu_count() or 1), progress)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
 
     root.mkdir(parents=True, exist_ok=True)
     folder = root / store_key(corpora, config, root)
     if not _is_complete(folder):
         remove_abandoned(root)
-    return TokenStore.open(build_folder(folder, make, _is_complete))
+    return TokenStore.open(build_folder(folder, build, _is_complete))
 
 
 def _is_complete(folder: Path) -> bool:
     try:
         TokenStore.open(folder)
-    except (OSError, ValueError):  # not there, or damaged
+    except (OSError, ValueError):  # missing or damaged
         return False
     return True
 
 
 def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> str:
-    """Two stores of one key have the same bytes. Weights of corpora are not in it: they belong to the batches."""
-    facts = {
-        "format": FORMAT_VERSION,
+    """Return the same key for stores with the same bytes. Corpus weights are no part of it: the loader applies them."""
+    sampling = config.subword_sampling
+    content = {
+        "format_version": FORMAT_VERSION,
         "corpora": [_corpus_identity(corpus, root) for corpus in corpora],
         "tokenizer": config.tokenizer.fingerprint,
         "filters": settings.to_dict(config.filters),
-        "tags": config.language_tags,
-        "sampling": config.subword_sampling
-        and [settings.to_dict(config.subword_sampling), config.sampling_seed, BLOCK_PAIRS],
+        "language_tags": config.language_tags,
+        "sampling": sampling and [settings.to_dict(sampling), config.sampling_seed, BLOCK_PAIRS],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _corpus_identity(corpus: Corpus, root: Path) -> list[object]:
-    digests = [hash_file(Path(path), root / "digests.json") for path, *_ in corpus.fingerprint()]
-    part = [] if corpus.split is None else [hashlib.sha256(corpus.split.membership).hexdigest()]
-    return [corpus.file_names, digests, astuple(corpus.languages), astuple(corpus.options), *part]
+    hashes = [hash_file(Path(path), root / "hashes.json") for path, *_ in corpus.fingerprint()]
+    split = [] if corpus.split is None else [hashlib.sha256(corpus.split.membership).hexdigest()]
+    return [corpus.file_names, hashes, astuple(corpus.languages), astuple(corpus.options), *split]
 
 
 class ResampledStores:
-    """The stores of a training with subword sampling: each epoch has its own, made when it is asked for.
+    """One store per epoch for subword sampling, built on demand.
 
-    They stand in a folder that is theirs alone, and only those of the epoch asked for and its neighbours stay there.
+    The folder is theirs alone; only the stores of the last requested epoch and its neighbours are kept.
     """
 
     def __init__(self, corpora: Sequence[Corpus], config: EncodingConfig, folder: str | Path, seed: int) -> None:
@@ -220,46 +267,48 @@ class ResampledStores:
 
     def __call__(self, epoch: int) -> TokenStore:
         store = prepare_store(self.corpora, self._config_for_epoch(epoch), self.folder)
-        near = {
-            store_key(self.corpora, self._config_for_epoch(near), self.folder)
-            for near in range(max(0, epoch - 1), epoch + 2)
-        }
-        for other in self.folder.iterdir():
-            if other.is_dir() and other.name not in near and not other.name.endswith(".part"):
-                shutil.rmtree(other, ignore_errors=True)
-                other.with_name(f".{other.name}.lock").unlink(missing_ok=True)
+        neighbours = [self._config_for_epoch(other) for other in range(max(0, epoch - 1), epoch + 2)]
+        keys = {store_key(self.corpora, config, self.folder) for config in neighbours}
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and folder.name not in keys and not folder.name.endswith(".part"):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
         return store
 
     def _config_for_epoch(self, epoch: int) -> EncodingConfig:
         return replace(self.config, sampling_seed=(self.seed, epoch))
 
 
-class _StoreWriter:
-    """The open files of a store that is being made; leaving it without an error makes the store whole."""
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write_store(
+    folder: Path,
+    corpora: Sequence[Corpus],
+    config: EncodingConfig,
+    workers: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    with _StoreWriter(folder, config) as writer:
+        for corpus in corpora:
+            writer.add(corpus, workers, progress)
+    writer.write_meta()
+
+
+class _StoreWriter(ExitStack):
+    """The open files of a store; the caller syncs them to disk."""
 
     def __init__(self, folder: Path, config: EncodingConfig) -> None:
+        super().__init__()
         self.folder, self.config = folder, config
-        self.files: dict[str, BinaryIO] = {}
+        names = [*(f"{side}.{array}" for side in SIDES for array in ("ids", "offsets")), "locations"]
+        self.files = {name: self.enter_context((folder / name).open("wb")) for name in names}
+        for side in SIDES:
+            self.files[f"{side}.offsets"].write(np.zeros(1, OFFSET_DTYPE).tobytes())
         self.token_counts = dict.fromkeys(SIDES, 0)
         self.pairs = self.pairs_done = 0
         self.file_table, self.seen_pairs = FileTable(), KeySet()
         self.parts: list[CorpusPart] = []
-
-    def __enter__(self) -> _StoreWriter:
-        for name in (*(f"{side}.{what}" for side in SIDES for what in ("ids", "offsets")), "locations"):
-            self.files[name] = open(self.folder / name, "wb")
-        for side in SIDES:
-            self.files[f"{side}.offsets"].write(np.zeros(1, OFFSET_DTYPE).tobytes())
-        return self
-
-    def __exit__(self, failed: object, *_: object) -> None:
-        for file in self.files.values():
-            if failed is None:
-                file.flush()
-                os.fsync(file.fileno())
-            file.close()
-        if failed is None:
-            self._write_meta()
 
     def add(self, corpus: Corpus, workers: int, progress: Callable[[int], None] | None) -> None:
         before, tally = self.pairs, DropTally()
@@ -268,36 +317,32 @@ class _StoreWriter:
             self._write(self._drop_duplicates(block, tally))
             if progress is not None:
                 progress(self.pairs_done)
-        part = CorpusPart(
-            name=corpus.name, pairs=self.pairs - before, dropped=dict(tally.counts), examples=tally.examples
-        )
+        dropped = dict(tally.counts)
+        part = CorpusPart(name=corpus.name, pairs=self.pairs - before, dropped=dropped, examples=tally.examples)
         self.parts.append(part)
 
     def _drop_duplicates(self, block: EncodedBlock, tally: DropTally) -> EncodedBlock:
-        """Count what the filters dropped, and drop the pairs that came before."""
-        for why, place in block.dropped:
-            tally.add(why, self.file_table.format_location(place))
+        """Count the pairs that the filters dropped, and drop duplicates."""
+        for reason, location in block.dropped:
+            tally.add(reason, self.file_table.format_location(location))
         if not self.config.filters.duplicates:
             return block
-        new = self.seen_pairs.add(block.keys)
-        for place in block.locations[~new]:
-            tally.add("duplicates", self.file_table.format_location(int(place)))
-        return block if new.all() else block.select(new)
+        is_new = self.seen_pairs.add(block.keys)
+        for location in block.locations[~is_new]:
+            tally.add("duplicates", self.file_table.format_location(int(location)))
+        return block if is_new.all() else block.select(is_new)
 
     def _write(self, block: EncodedBlock) -> None:
-        self._write_side("source", block.source)
-        self._write_side("target", block.target)
+        for side, sentences in (("source", block.source), ("target", block.target)):
+            offsets = self.token_counts[side] + sentences.lengths.cumsum()
+            self.token_counts[side] += len(sentences.ids)
+            self.files[f"{side}.ids"].write(sentences.ids.tobytes())
+            self.files[f"{side}.offsets"].write(offsets.astype(OFFSET_DTYPE).tobytes())
         self.files["locations"].write(block.locations.tobytes())
         self.pairs += len(block.locations)
 
-    def _write_side(self, side: str, sentences: EncodedSentences) -> None:
-        offsets = self.token_counts[side] + sentences.lengths.cumsum()
-        self.token_counts[side] += len(sentences.ids)
-        self.files[f"{side}.ids"].write(sentences.ids.tobytes())
-        self.files[f"{side}.offsets"].write(offsets.astype(OFFSET_DTYPE).tobytes())
-
-    def _write_meta(self) -> None:
-        """Last, so that a folder with it is whole."""
+    def write_meta(self) -> None:
+        """Write the description last: a folder with it is complete."""
         meta = StoreMeta(
             format_version=FORMAT_VERSION,
             pairs=self.pairs,
@@ -307,7 +352,4 @@ class _StoreWriter:
             files=self.file_table.files,
             parts=self.parts,
         )
-        with open(self.folder / META_FILE, "w", encoding="utf-8") as file:
-            json.dump(asdict(meta), file, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
+        (self.folder / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Manifests: `manifest.json` lists the files of a folder with their sizes and SHA-256, so that damage is found on loading."""
+"""Manifests: `manifest.json` lists the files of a folder with size and SHA-256, so that loading detects damage."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
         corpus_tokens=600_000,
     )  # fmt: skip
     store = train_gpu.make_random_store(tmp_path, case)
-    source, target = store.source.lengths(), store.target.lengths()
+    source, target = store.source.lengths, store.target.lengths
     assert source.mean() == pytest.approx(29, abs=1)
     assert target.mean() == pytest.approx(30, abs=1)
     assert 150 < target.max() <= 200

@@ -18,7 +18,7 @@ from attent.data.batch_plan import LAYOUTS, BatchConfig, BatchPlan, Layout, draw
 from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
 from attent.data.packing import RowCapacity, best_fit
 from attent.data.pairs import CorpusError
-from attent.data.token_store import CorpusPart, StoreMeta, StoreSide, TokenStore
+from attent.data.token_store import CorpusPart, StoreMeta, TokenSequences, TokenStore
 from attent.models.seq2seq import shift_right
 from attent.nn import Packing
 
@@ -31,7 +31,7 @@ def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
     for side in range(2):
         each = [pair[side] for pair in lengths]
         ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(each)] or [np.empty(0)]).astype("<u4")
-        sides.append(StoreSide(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
+        sides.append(TokenSequences(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
     told = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
     meta = StoreMeta(
         format_version=1,
@@ -234,7 +234,7 @@ def test_rows_are_fixed_by_the_corpus_and_leave_room_for_its_longer_side() -> No
     assert len(batches.get_epoch(0).plan.too_long_pairs) == 0
 
 
-@pytest.mark.parametrize(("too_long", "what"), [("drop", "dropped"), ("cut", "cut")])
+@pytest.mark.parametrize(("too_long", "what"), [("drop", "dropped"), ("cut", "truncated")])
 def test_what_is_too_long_is_told_with_its_place(too_long: Literal["drop", "cut"], what: str) -> None:
     store = make_store([(5, 5), (40, 5), (5, 41), (6, 6)])
     batches = PairLoader(store, BatchConfig(batch_tokens=64, max_tokens=32, too_long=too_long))
@@ -373,7 +373,7 @@ def test_sampling_takes_each_epoch_from_its_own_store() -> None:
 
 
 def test_a_store_without_pairs_is_refused_by_a_walk() -> None:
-    with pytest.raises(CorpusError, match="epoch 0 has no pairs"):
+    with pytest.raises(CorpusError, match="epoch 0 has no batches"):
         next(PairLoader(make_store([]), BatchConfig()).iter_batches())
 
 
@@ -387,7 +387,7 @@ def test_mistakes_are_told() -> None:
         BatchConfig(layout="paked")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`seed` must be 0 or more"):
         PairLoader(store, BatchConfig(), seed=-1)
-    with pytest.raises(IndexError, match="no walk can start at step 5"):
+    with pytest.raises(IndexError, match="cannot start at step 5"):
         next(PairLoader(store, BatchConfig()).iter_batches(LoaderPosition(0, 5)))
     with pytest.raises(ValueError, match="`weights` must be 1 numbers over 0"):
         PairLoader(store, BatchConfig(), weights=[float("inf")])

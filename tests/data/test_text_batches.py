@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.encoded_texts import EncodedTexts
 from attent.data.loader import LoaderPosition
 from attent.data.span_corruption import SpanCorruption, compute_span_counts
 from attent.data.text_batches import LabeledBatch, TextLabeler, TextLoader, TokenMasker, WindowLoader
+from attent.data.token_store import EncodedTexts
 
 PAD, MASK, BEFORE, AFTER = 0, 4, 1, 2
 

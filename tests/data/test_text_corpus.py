@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from attent.data import labeled_text
-from attent.data.encoded_texts import (
-    CHUNK_CHARS,
-    add_special_tokens,
-    encode_texts,
-    iter_document_ids,
-    split_long_texts,
-    truncate_texts,
-)
+from attent.data.encode import CHUNK_CHARS, add_special_tokens, iter_document_ids, split_long_texts, truncate_texts
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import (
     TextCorpus,
@@ -28,6 +21,7 @@ from attent.data.text_corpus import (
     list_eval_files,
     read_texts,
 )
+from attent.data.token_store import encode_texts
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_monolingual_tokenizer
 
@@ -283,7 +277,7 @@ def test_a_long_text_in_stretches_gives_the_ids_of_the_whole(
     vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig(kind=kind)).source
     whole = vocabulary.encode([TEXT])[0]
     for stretch in (1, 50, CHUNK_CHARS):
-        monkeypatch.setattr("attent.data.encoded_texts.CHUNK_CHARS", stretch)
+        monkeypatch.setattr("attent.data.encode.CHUNK_CHARS", stretch)
         assert list(iter_document_ids(TEXT, vocabulary)) == whole
     assert vocabulary.decode(whole) == TEXT
     if kind == "char":
@@ -308,7 +302,7 @@ def test_texts_are_encoded_once_and_found_again(tmp_path: Path, monkeypatch: pyt
     texts = ["to be", "or not", "to be or not"]
     first, key = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
     assert [row.tolist() for row in np.split(first.ids, first.lengths.cumsum())[:-1]] == vocabulary.encode(texts)
-    monkeypatch.setattr("attent.data.encoded_texts._encode_lines", None)
+    monkeypatch.setattr("attent.data.token_store.encode_lines", None)
     again, same = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
     assert same == key
     assert (again.ids == first.ids).all()

@@ -55,7 +55,7 @@ def test_a_store_holds_the_corpus_in_its_order(tmp_path: Path, tokenizer: Tokeni
     assert decoded(store, tokenizer) == [tuple(line.split("\t")) for line in LINES]
     assert all(store.source[i][-1] == END and store.target[i][-1] == END for i in range(len(store)))
     assert store.format_location(41) == f"{tmp_path / 'a.tsv'}:42"
-    assert store.source.lengths().tolist() == [len(store.source[i]) for i in range(len(store))]
+    assert store.source.lengths.tolist() == [len(store.source[i]) for i in range(len(store))]
 
 
 def test_what_was_left_out_is_counted_with_its_place(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -131,7 +131,7 @@ def test_folders_may_be_named_by_text(tmp_path: Path, tokenizer: Tokenizer) -> N
 
 def test_tags_need_a_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
     written(tmp_path / "a.tsv", LINES)
-    with pytest.raises(CorpusError, match="its target language must be known"):
+    with pytest.raises(CorpusError, match="need the target language"):
         prepare_store(
             open_corpora([str(tmp_path / "a.tsv")]),
             EncodingConfig(tokenizer=tokenizer, language_tags=True),
@@ -284,9 +284,9 @@ def test_letting_go_of_what_was_mapped_changes_nothing(
     expected = np.concatenate([store.source[pair] for pair in range(50)])
     monkeypatch.setattr(stores, "MAX_RESIDENT_BYTES", 1)
     for _ in range(3):
-        got = store.source.gather(store.source.offsets[:50], store.source.lengths()[:50].astype(np.int64))
+        got = store.source.gather(store.source.offsets[:50], store.source.lengths[:50].astype(np.int64))
         assert got.tolist() == expected.tolist()
-        assert store.source.sentences_read == [0]
+        assert store.source._read_count == [0]
 
 
 def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -294,7 +294,7 @@ def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer)
         written(tmp_path / "a.tsv", ["only one column"]), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
     )
     assert len(store) == 0
-    assert store.source.lengths().size == 0
+    assert store.source.lengths.size == 0
 
 
 def test_progress_tells_every_pair_that_was_done(tmp_path: Path, tokenizer: Tokenizer) -> None:

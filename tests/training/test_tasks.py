@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.encoded_texts import EncodedTexts
 from attent.data.text_batches import LabeledBatch, TextLabeler, TextLoader, TokenMasker, WindowLoader
 from attent.data.text_corpus import TextCorpus
+from attent.data.token_store import EncodedTexts
 from attent.models import CausalConfig, CausalLM, EncoderConfig, TextEncoder
 from attent.nn import LearnedConfig, StackConfig
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer

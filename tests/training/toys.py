@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attent.data.batch_plan import BatchConfig
 from attent.data.loader import PairLoader
-from attent.data.token_store import CorpusPart, StoreMeta, StoreSide, TokenStore
+from attent.data.token_store import CorpusPart, StoreMeta, TokenSequences, TokenStore
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
@@ -49,7 +49,7 @@ def store(first: int = 0, last: int = 60) -> TokenStore:
     texts = lines()
     rows = of.encode_source(texts[0][first:last]), of.encode_target(texts[1][first:last])
     sides = [
-        StoreSide(np.concatenate(side).astype("<u4"), np.cumsum([0, *map(len, side)]).astype("<i8"))
+        TokenSequences(np.concatenate(side).astype("<u4"), np.cumsum([0, *map(len, side)]).astype("<i8"))
         for side in [[np.array(row) for row in side] for side in rows]
     ]
     meta = StoreMeta(

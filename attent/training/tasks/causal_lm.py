@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from attent.data.encoded_texts import EncodedTexts, add_special_tokens
+from attent.data.encode import add_special_tokens
 from attent.data.text_batches import WindowLoader
 from attent.data.text_corpus import TextCorpus, TextLayout
+from attent.data.token_store import EncodedTexts
 from attent.models import CausalConfig, CausalLM
 from attent.text.tokenizer import Tokenizer
 from attent.training import model_card, model_presets

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.data.arrays import Array
-from attent.data.base_loader import PrefetchLoader
 from attent.data.estimate import Size
 from attent.data.images import (
     IdxSplit,
@@ -36,6 +35,7 @@ from attent.data.images import (
     remap_labels,
 )
 from attent.data.images import prepare_images as prepare_part
+from attent.data.loader import PrefetchLoader
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import LearnedConfig

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.encoded_texts import EncodedTexts, add_special_tokens, split_long_texts
+from attent.data.encode import add_special_tokens, split_long_texts
 from attent.data.text_batches import TextLoader, TokenMasker, list_regular_ids
 from attent.data.text_corpus import TextCorpus
+from attent.data.token_store import EncodedTexts
 from attent.models import EncoderConfig, TextEncoder
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary

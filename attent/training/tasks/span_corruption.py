@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.encoded_texts import EncodedTexts, split_long_texts
+from attent.data.encode import split_long_texts
 from attent.data.loader import PairLoader as PairBatches
 from attent.data.span_corruption import MIN_TEXT_TOKENS, SpanCorruption
 from attent.data.text_corpus import TextCorpus
+from attent.data.token_store import EncodedTexts
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training import model_card, model_presets

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.encoded_texts import EncodedTexts, add_special_tokens, truncate_texts
+from attent.data.encode import add_special_tokens, truncate_texts
 from attent.data.labeled_text import sort_labels
 from attent.data.text_batches import TextLabeler, TextLoader
 from attent.data.text_corpus import TextCorpus
+from attent.data.token_store import EncodedTexts
 from attent.models import EncoderConfig, TextEncoder
 from attent.text.tokenizer import Tokenizer
 from attent.training import model_card, model_presets

@@ -16,9 +16,9 @@ import torch
 
 from attent.data import labeled_text
 from attent.data import text_corpus as reading
-from attent.data.encoded_texts import encode_texts
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import TextCorpus, TextLayout
+from attent.data.token_store import encode_texts
 from attent.models import Model, ModelConfig, build, folder
 from attent.nn import StackConfig
 from attent.text.bulk_encoder import EncodedSentences

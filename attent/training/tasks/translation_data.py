@@ -269,7 +269,7 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
 
 def build_valid_batches(store: TokenStore, min_length: int) -> PairLoader:
     """Each pair once, whatever its length."""
-    longest = max(int(store.source.lengths().max()), int(store.target.lengths().max()), min_length)
+    longest = max(int(store.source.lengths.max()), int(store.target.lengths.max()), min_length)
     return PairLoader(
         store, BatchConfig(batch_tokens=max(4096, longest), max_tokens=longest, layout="bucketed"), seed=0
     )
