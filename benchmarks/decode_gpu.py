@@ -34,7 +34,7 @@ from attent.decoding.constraints.base import MinLength
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.translator import CPU_MAX_ROWS, MAX_ROWS
-from attent.nn.backends import DISABLE_CUDNN
+from attent.nn.kernels.sdpa import DISABLE_CUDNN
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 
 VOCAB, START, PAD, END = 32_000, 0, 0, 2

@@ -51,7 +51,7 @@ from attent.data.estimate import Size
 from attent.data.loader import START_POSITION, LoaderPosition, PairBatch, PairLoader
 from attent.data.token_store import FORMAT_VERSION, META_FILE, CorpusPart, StoreMeta, TokenStore
 from attent.models import Seq2SeqConfig, shift_right
-from attent.nn.backends import DISABLE_CUDNN
+from attent.nn.kernels.sdpa import DISABLE_CUDNN
 from attent.training import rng
 from attent.training.autoconfig import DataSize, fill_train_config
 from attent.training.config import TrainConfig

@@ -1,29 +1,21 @@
 """The Transformer of "Attention Is All You Need": tensors in, tensors out. Imports torch and nothing else.
 
-One letter means one thing in every comment of this package:
+One letter has one meaning in all comments of this package:
 
     B  batch            E  width of the model (d_model)        V  vocabulary
     T  length           H  query heads; Hkv key/value heads    S  sentences packed into a row
     Tq, Tk  length of the queries and of the keys              D  width of one head (d_k = d_v)
 
-Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (who may look at whom), `attend`
-(equation 1), `attention` (many heads), `feedforward` (equation 2), `positions`, `block` (figure 1), `cache`.
+Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (visibility), `backends` (equation 1),
+`attention` (multi-head), `feedforward` (equation 2), `positions`, `block` and `stack` (figure 1), `cache`. The fast
+paths are apart, in `fused` and `kernels`.
 """
 
 from attent.nn.attention import Attention, AttentionRecord, attention_layers, set_backend
-from attent.nn.backends import (
-    BACKENDS,
-    AttentionInputs,
-    Backend,
-    attend,
-    attend_explicit,
-    attend_flex,
-    attend_fused,
-    attend_packed,
-    choose_backend,
-)
-from attent.nn.block import Block, Memory, Residual, Stack, StackConfig
+from attent.nn.backends import BACKENDS, AttentionInputs, Backend, attend, attend_explicit, choose_backend
+from attent.nn.block import Block, Memory, Residual
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
+from attent.nn.config import StackConfig
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import (
@@ -43,46 +35,13 @@ from attent.nn.positions import (
     SinusoidalPositions,
     make_sinusoids,
 )
+from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS",
-    "KV",
-    "AlibiConfig",
-    "AlibiPositions",
-    "Attention",
-    "AttentionInputs",
-    "AttentionRecord",
-    "Backend",
-    "Block",
-    "Cache",
-    "FeedForward",
-    "KVCache",
-    "LayerCache",
-    "LearnedConfig",
-    "LearnedPositions",
-    "LinearScaling",
-    "Llama3Scaling",
-    "Mask",
-    "Memory",
-    "Packing",
-    "Positions",
-    "PositionsConfig",
-    "RelativeConfig",
-    "RelativePositions",
-    "Residual",
-    "RotaryConfig",
-    "RotaryPositions",
-    "SinusoidalConfig",
-    "SinusoidalPositions",
-    "Stack",
-    "StackConfig",
-    "attend",
-    "attend_explicit",
-    "attend_flex",
-    "attend_fused",
-    "attend_packed",
-    "attention_layers",
-    "choose_backend",
-    "make_sinusoids",
+    "BACKENDS", "KV", "AlibiConfig", "AlibiPositions", "Attention", "AttentionInputs", "AttentionRecord", "Backend",
+    "Block", "Cache", "FeedForward", "KVCache", "LayerCache", "LearnedConfig", "LearnedPositions", "LinearScaling",
+    "Llama3Scaling", "Mask", "Memory", "Packing", "Positions", "PositionsConfig", "RelativeConfig",
+    "RelativePositions", "Residual", "RotaryConfig", "RotaryPositions", "SinusoidalConfig", "SinusoidalPositions",
+    "Stack", "StackConfig", "attend", "attend_explicit", "attention_layers", "choose_backend", "make_sinusoids",
     "set_backend",
-]
+]  # fmt: skip

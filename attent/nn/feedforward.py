@@ -1,4 +1,4 @@
-"""Position-wise feed-forward network (section 3.3, equation 2): the same two layers at each token by itself."""
+"""Position-wise feed-forward network (section 3.3, equation 2): the same two layers at every position."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn import kernels
 from attent.nn.argument_checks import check_choice
 from attent.nn.dropout import Dropout
 
@@ -25,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Equation 2: FFN(x) = max(0, x W1 + b1) W2 + b2; gated (SwiGLU and kin): (act(x W1) * x W3) W2."""
+    """Equation 2: FFN(x) = max(0, x W1 + b1) W2 + b2; gated (SwiGLU and similar): (act(x W1) * x W3) W2."""
 
     def __init__(
         self,
@@ -46,28 +44,10 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.contract(self.compute_hidden(x))  # (B, T, inner) -> (B, T, E)
+        return self.contract(self.compute_hidden(x))  # (B, T, ffn_width) -> (B, T, E)
 
     def compute_hidden(self, x: Tensor) -> Tensor:
-        """All but the last product: (B, T, E) -> (B, T, inner)"""
-        if self.is_plain_relu and torch.is_grad_enabled() and self.supports_kernel(x):
-            from attent.nn.kernels.linear_relu import linear_relu
-
-            return linear_relu(x, self.expand.weight, self.expand.bias)
-        inner = ACTIVATIONS[self.activation](self.expand(x))
+        hidden = ACTIVATIONS[self.activation](self.expand(x))  # (B, T, E) -> (B, T, ffn_width)
         if self.gate is not None:
-            inner = inner * self.gate(x)
-        return self.dropout(inner)
-
-    def supports_kernel(self, x: Tensor) -> bool:
-        return (
-            kernels.can_use_kernels(x)
-            and kernels.get_compute_dtype(x) in kernels.SUPPORTED_DTYPES
-            and kernels.is_unmodified(self.expand, nn.Linear)
-        )
-
-    @property
-    def is_plain_relu(self) -> bool:
-        """The paper's: nothing else is done to the inner numbers."""
-        plain = self.activation == "relu" and self.gate is None and self.expand.bias is not None
-        return plain and not (self.training and self.dropout.p)
+            hidden = hidden * self.gate(x)
+        return self.dropout(hidden)

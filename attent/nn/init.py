@@ -1,4 +1,4 @@
-"""Weights before training, where a part draws its own."""
+"""Initial weights of embeddings and output layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def init_normal(weight: Tensor, std: float) -> None:
-    """Drawn from a normal distribution. A model that is only being described, on the meta device, has nothing to fill;
-    torch would import its compiler for that, and every command that loads a model would start two seconds later."""
+    """Draw from a normal distribution, but skip tensors on the meta device: for these torch would import its compiler,
+    which delays every command that loads a model by two seconds."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)

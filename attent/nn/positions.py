@@ -1,11 +1,11 @@
-"""How order enters the model (section 3.5 and what came after). A scheme acts at one of three places and leaves the
-others as they are, so that nothing else needs to know which scheme is in use:
+"""Positional encodings (section 3.5 and later work). A scheme acts at one of three places and leaves the others
+unchanged, so no other code needs to know which one is in use:
 
     embed   adds to the embeddings, before the first block     sinusoidal (the paper), learned
-    angles  turns queries and keys inside each attention       rotary
-    bias    adds to the scores of each self-attention          T5's relative bias, ALiBi
+    angles  rotates queries and keys in every self-attention   rotary
+    bias    adds to the scores of every self-attention         T5's relative bias, ALiBi
 
-Positions are integers, (T,) when every row has the same and (B, T) when not (a cache with ragged rows, packed rows).
+Positions are integers, (T,) if all rows have the same, else (B, T) (a cache with ragged rows, packed rows).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FeatureOrder = Literal["interleaved", "halves"]
 
 
 class Positions(nn.Module):
-    """No order at all: each scheme overrides one of the three."""
+    """The identity in all three places: each scheme overrides one."""
 
-    max_length: int | None = None  # how many positions there are; None: any number
+    max_length: int | None = None  # number of positions; None: no limit
 
     def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
-        """`below` all of `at` lies, where that is known."""
+        """Add positional embeddings to x. `num_positions`, if known, is more than any of the positions."""
         return x
 
     def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
-        """Work out now what `embed` will need for places below this: a compiled graph would do so each time."""
+        """Compute the tables of `embed` now: inside a compiled graph they would be computed in every step."""
 
     def angles(self, positions: Tensor) -> Angles | None:
         return None
@@ -48,7 +48,7 @@ class Positions(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig:
-    """`interleaved` as printed in the paper (sin, cos, sin, cos ...); `halves` as Marian and fairseq (sines first)."""
+    """`interleaved` as printed in the paper (sin, cos, sin, cos ...); `halves` as in Marian and fairseq (sines first)."""
 
     kind: ClassVar[str] = "sinusoidal"
     order: FeatureOrder = "interleaved"
@@ -61,20 +61,16 @@ class SinusoidalPositions(Positions):
     def __init__(self, config: SinusoidalConfig) -> None:
         super().__init__()
         self.order = config.order
-        self.table: Tensor | None = None  # of the first places; not part of the model
-        self.old_tables: list[Tensor] = []  # tables of before, which a recording (CUDA graph) may still read
+        self.table: Tensor | None = None  # of the first positions; not part of the state_dict
+        self.old_tables: list[Tensor] = []  # smaller ones, which a captured CUDA graph may still read
 
     def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
         if num_positions is None or positions.dim() == 1:
             return x + make_sinusoids(positions, x.shape[-1], self.order).to(x.dtype)
-        # Rows of packed sentences have each place many times: sines of float64 would take longer than two layers.
-        known = self.has_table(num_positions, x.device)
-        table = (
-            self.table
-            if known
-            else make_sinusoids(torch.arange(num_positions, device=positions.device), x.shape[-1], self.order)
-        )
-        assert table is not None
+        # Packed rows repeat each position many times: sines in float64 would take longer than two layers.
+        table = self.table if self.has_table(num_positions, x.device) else None
+        if table is None:
+            table = make_sinusoids(torch.arange(num_positions, device=positions.device), x.shape[-1], self.order)
         return x + F.embedding(positions, table).to(x.dtype)
 
     def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
@@ -91,11 +87,11 @@ def make_sinusoids(positions: Tensor, width: int, order: FeatureOrder = "interle
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: (..., T) -> (..., T, E).
 
     Computed in float64 and rounded to float32, as the published tables are: in float32 the angle of a late position
-    would be off in its fifth digit. Nothing is stored, so no length is too long.
+    would be off in its fifth digit.
     """
-    exact = torch.float32 if positions.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # 2i
-    angle = positions[..., None].to(exact) / 10000.0 ** (pair / width)  # (..., T, ceil(E / 2))
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    feature = torch.arange(0, width, 2, device=positions.device, dtype=dtype)  # 2i
+    angle = positions[..., None].to(dtype) / 10000.0 ** (feature / width)  # (..., T, ceil(E / 2))
     sin, cos = angle.sin(), angle.cos()[..., : width // 2]
     if order == "halves":
         return torch.cat([sin, cos], -1).float()
@@ -114,7 +110,7 @@ class LearnedConfig:
 
 
 class LearnedPositions(Positions):
-    """One vector per position, up to `max_length` (the paper's row E of table 3; BERT, GPT-2, ViT)."""
+    """One vector per position, up to `max_length` (row E of the paper's table 3; BERT, GPT-2, ViT)."""
 
     def __init__(self, config: LearnedConfig, width: int) -> None:
         super().__init__()
@@ -126,19 +122,19 @@ class LearnedPositions(Positions):
         return x + self.weight[positions]
 
 
-# --- turning queries and keys --------------------------------------------------------------------------------------
+# --- rotating queries and keys -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """The cosine and sine of each position's angles, (1 or B, 1, T, D / 2), and which features pair up."""
+    """Cosine and sine of each position's angles, (1 or B, 1, T, D / 2), and which features form a pair."""
 
     cos: Tensor
     sin: Tensor
     order: FeatureOrder
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn each pair of features of x (B, H, T, D) by its angle."""
+        """Rotate each pair of features of x (B, H, T, D) by its angle."""
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         if self.order == "halves":
             a, b = x.chunk(2, -1)
@@ -149,7 +145,7 @@ class Angles:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """All angles are so many times smaller: places are squeezed into the range that the model was trained on."""
+    """Divide all frequencies by a factor: longer texts map to the range of angles seen in training."""
 
     kind: ClassVar[str] = "linear"
     factor: float
@@ -160,25 +156,25 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """LLaMA 3.1: slow turns become `factor` times slower, quick ones stay, those between go over smoothly.
+    """LLaMA 3.1: divide low frequencies by `factor`, keep high ones, interpolate between.
 
-    A turn is slow that makes fewer than `low` rounds in `length` tokens, quick one that makes more than `high`.
+    Low is a frequency with fewer than `low_freq_factor` periods in `original_length` tokens, high one with more than
+    `high_freq_factor`.
     """
 
     kind: ClassVar[str] = "llama3"
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_length: int = 8192  # that the model was first trained on
+    original_length: int = 8192  # tokens of a sequence in the first pre-training
 
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             check_positive(name, getattr(self, name))
-        check_size("length", self.original_length)
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"`high_freq_factor` must be more than `low_freq_factor`={self.low_freq_factor:g}, but is {self.high_freq_factor:g}"
-            )
+        check_size("original_length", self.original_length)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ValueError(f"`high_freq_factor` must be more than `low_freq_factor`={low:g}, but is {high:g}")
 
 
 RotaryScaling = LinearScaling | Llama3Scaling
@@ -191,20 +187,18 @@ class RotaryConfig:
     kind: ClassVar[str] = "rotary"
     base: float = 10_000.0
     order: FeatureOrder = "halves"
-    scaling: RotaryScaling | None = None  # for texts longer than the model was first trained on
-    trained_length: int | None = (
-        None  # tokens of the longest texts that it was trained on: longer ones are strange to it
-    )
+    scaling: RotaryScaling | None = None  # for texts longer than those of pre-training
+    trained_length: int | None = None  # tokens of the longest training texts; quality drops beyond
 
     def __post_init__(self) -> None:
         check_positive("base", self.base)
         check_choice("order", self.order, FeatureOrder)
         if self.trained_length is not None:
-            check_size("length", self.trained_length)
+            check_size("trained_length", self.trained_length)
 
 
 class RotaryPositions(Positions):
-    """Rotary positions (Su et al. 2021): q.k then depends on the distance between the two tokens alone."""
+    """Rotary positions (Su et al. 2021): q.k depends on the distance between the two tokens only."""
 
     def __init__(self, config: RotaryConfig, head_width: int) -> None:
         super().__init__()
@@ -213,31 +207,27 @@ class RotaryPositions(Positions):
         self.scaling = config.scaling
 
     def angles(self, positions: Tensor) -> Angles:
-        pair = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
-        speed = 1.0 / self.base ** (pair / self.head_width)  # in this order published models were trained with it
-        angle = positions[..., None] * scale_frequencies(speed, self.scaling)  # (T, D / 2) or (B, T, D / 2)
+        feature = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
+        frequencies = 1.0 / self.base ** (feature / self.head_width)  # rounded as in published models
+        angle = positions[..., None] * scale_frequencies(frequencies, self.scaling)  # (T, D / 2) or (B, T, D / 2)
         angle = angle.unsqueeze(-3)  # heads
         return Angles(angle.cos(), angle.sin(), self.order)
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling | None) -> Tensor:
-    """The angle of each pair of features from one place to the next, (D / 2,)."""
+    """Scale the angle per position of each pair of features, (D / 2,)."""
     match scaling:
         case None:
             return frequencies
         case LinearScaling():
             return frequencies / scaling.factor
         case Llama3Scaling():
-            tokens = 2 * math.pi / frequencies  # of one round
-            share = (scaling.original_length / tokens - scaling.low_freq_factor) / (
-                scaling.high_freq_factor - scaling.low_freq_factor
-            )
-            between = (1 - share) * frequencies / scaling.factor + share * frequencies
-            slow, quick = (
-                tokens > scaling.original_length / scaling.low_freq_factor,
-                tokens < scaling.original_length / scaling.high_freq_factor,
-            )
-            return torch.where(slow, frequencies / scaling.factor, torch.where(quick, frequencies, between))
+            low, high, length = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_length
+            wavelength = 2 * math.pi / frequencies  # in tokens
+            share = (length / wavelength - low) / (high - low)
+            interpolated = (1 - share) * frequencies / scaling.factor + share * frequencies
+            mixed = torch.where(wavelength < length / high, frequencies, interpolated)
+            return torch.where(wavelength > length / low, frequencies / scaling.factor, mixed)
 
 
 # --- added to the scores -------------------------------------------------------------------------------------------
@@ -259,7 +249,7 @@ class RelativeConfig:
 
 
 class RelativePositions(Positions):
-    """T5's relative bias (Raffel et al. 2020): one learned number per head and bucket of distances."""
+    """T5's relative bias (Raffel et al. 2020): one learned scalar per head and bucket of distances."""
 
     def __init__(self, config: RelativeConfig, heads: int, causal: bool) -> None:
         super().__init__()
@@ -274,7 +264,7 @@ class RelativePositions(Positions):
 
 
 def compute_buckets(distance: Tensor, buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """Near distances have a bucket each, far ones share buckets that widen; both directions, or the past alone."""
+    """One bucket for each small distance, logarithmic ones for larger; of both directions, or of the past only."""
     if causal:
         later, away = torch.zeros_like(distance), (-distance).clamp(min=0)
     else:
@@ -292,7 +282,7 @@ class AlibiConfig:
 
 
 class AlibiPositions(Positions):
-    """ALiBi (Press et al. 2022): a penalty that grows with distance, steeper for some heads than for others."""
+    """ALiBi (Press et al. 2022): a penalty proportional to the distance, with another slope for each head."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -304,7 +294,7 @@ class AlibiPositions(Positions):
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """2^(-8/H), 2^(-16/H) ... for a power of two; other counts go on with slopes between those. (H,)"""
+    """2^(-8/H), 2^(-16/H) ... for a power of two; other head counts continue with slopes between those. (H,)"""
     power = 2 ** int(math.log2(heads))
     head = torch.arange(heads, device=device)
     exponent = torch.where(head < power, head + 1, head - power + 0.5)

@@ -22,7 +22,7 @@ from attent import interop, settings
 from attent.cli.progress import TrainingDisplay
 from attent.decoding.in_memory import SearchCancelled
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
-from attent.nn.lora import add_lora, freeze_parameters
+from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.cache import try_hold_lock
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import TOKENIZER_FORMATS, Tokenizer
@@ -352,11 +352,14 @@ class TrainSession:
             raise TrainError(
                 "`train.lora` needs a model to begin from (--from): beside random weights nothing is learned"
             )
-        if run.train.lora:
-            rng.seed_torch(run.train.seed, 1)
-            add_lora(model, run.train.lora, self.new_parameters)
-        if run.train.freeze:
-            freeze_parameters(model, run.train.freeze)
+        try:
+            if run.train.lora:
+                rng.seed_torch(run.train.seed, 1)
+                add_lora(model, run.train.lora, self.new_parameters)
+            if run.train.freeze:
+                freeze_parameters(model, run.train.freeze)
+        except LoRAError as error:
+            raise TrainError(str(error)) from error
         batches = task.build_train_batches(run)
         if long := batches.describe_too_long(0):
             self.emit(Note(text=long, level="warning"))

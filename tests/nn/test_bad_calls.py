@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "rotary width in a config": (
         lambda: StackConfig(width=6, heads=2, positions=RotaryConfig()),
-        "rotary positions turn pairs of features: `head_width` must be even, but is 3",
+        "rotary positions rotate pairs of features: `head_width` must be even, but is 3",
     ),
     "dropout of one": (lambda: StackConfig(dropout=1.0), "`dropout` must be at least 0 and less than 1, but is 1.0"),
     "dropout below zero": (lambda: StackConfig(attention_dropout=-0.1), "`attention_dropout` must be at least 0"),
@@ -112,7 +112,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "odd rotary width": (
         lambda: Stack(StackConfig(width=6, heads=2, positions=RotaryConfig())),
-        "rotary positions turn pairs of features: `head_width` must be even, but is 3",
+        "rotary positions rotate pairs of features: `head_width` must be even, but is 3",
     ),
     "buckets": (lambda: RelativeConfig(buckets=6), "`buckets` must be a multiple of 4, but is 6"),
     "reach": (lambda: RelativeConfig(max_distance=32), "`max_distance` must be more than `buckets`=32, but is 32"),
@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "key lengths beyond the keys": (
         look(mask=Mask(key_lengths=lengths(4))),
-        "`key_lengths` must be between 0 and 3, the length of the tensor, but reaches from 4 to 4; pad the tensor or",
+        "`key_lengths` must be between 0 and 3, the length of the tensor, but ranges from 4 to 4; pad the tensor or",
     ),
     "key lengths of other rows": (
         look(mask=Mask(key_lengths=lengths(1, 2))),
@@ -158,7 +158,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "packing and lengths": (
         lambda: Mask(packing=(packing([4]), packing([4])), key_lengths=lengths(3)),
-        "`key_lengths` must be None with `packing`: a packing already tells which keys are filler",
+        "`key_lengths` must be None with `packing`, which tells the padding already",
     ),
     "packing in a cache": (
         lambda: Mask(packing=(packing([4]), packing([4])), q_start=1),
@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "packed on cpu": (
         look(backend="packed", mask=Mask(packing=(packing([3]), packing([3])))),
         (
-            "backend `packed` cannot do this: its flash kernel runs on CUDA only, and these tensors are on cpu. "
+            "backend `packed` cannot do this: its flash kernel runs on CUDA only, and the tensors are on cpu. "
             "Can do it: fused, flex, explicit (or `auto`)"
         ),
     ),
@@ -202,7 +202,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "more sentences than places": (
         lambda: Packing.from_lengths([[1, 1, 1], [3]], max_sentences=2),
-        "a row must hold at most `sentences`=2, but one row has 3",
+        "a row must hold at most `max_sentences`=2, but one row has 3",
     ),
     "negative sentence": (
         lambda: Packing.from_lengths([[1], [-1, 3]]),
@@ -214,9 +214,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "more sentences than there is room for": (
         lambda: Packing.from_lengths([[1, 1, 1]], max_sentences=2),
-        "a row must hold at most `sentences`=2, but one row has 3",
+        "a row must hold at most `max_sentences`=2, but one row has 3",
     ),
-    "half a start": (lambda: Mask(q_start=1.5), "`q_start` must be 0 or more, how many keys come before, but is 1.5"),
+    "half a start": (lambda: Mask(q_start=1.5), "`q_start` must be 0 or more, the number of keys before, but is 1.5"),
     "start before the keys of a row": (look(mask=Mask(q_start=lengths(-1))), "`q_start` must be between 0 and 3"),
     "a tensor for a mask": (
         look(mask=torch.ones(3, 3, dtype=torch.bool)),
@@ -240,9 +240,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "rows in a list": (
         lambda: Stack(DECODER).new_cache(4, rows=2).reorder([0]),
-        "`rows` must be a tensor of row numbers, but is [0]",
+        "`rows` must be a tensor of row indices, but is [0]",
     ),
-    "start before the keys": (lambda: Mask(q_start=-1), "`q_start` must be 0 or more, how many keys come before, but"),
+    "start before the keys": (lambda: Mask(q_start=-1), "`q_start` must be 0 or more, the number of keys before, but"),
     "two precisions": (
         look(k=heads().double()),
         "q, k, v must be of one floating type, but are torch.float32, torch.f",
@@ -266,11 +266,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "lengths beyond the tensor": (
         lambda: Stack(ENCODER)(x(2, 3, 8), lengths(3, 4)),
         (
-            "`lengths` must be between 0 and 3, the length of the tensor, but reaches from 3 to 4; "
+            "`lengths` must be between 0 and 3, the length of the tensor, but ranges from 3 to 4; "
             "pad the tensor or shorten the lengths"
         ),
     ),
-    "negative lengths": (lambda: Stack(DECODER)(x(2, 3, 8), lengths(3, -1)), "but reaches from -1 to 3"),
+    "negative lengths": (lambda: Stack(DECODER)(x(2, 3, 8), lengths(3, -1)), "but ranges from -1 to 3"),
     "lengths as numbers with a point": (
         lambda: Stack(DECODER)(x(2, 3, 8), torch.tensor([1.0, 2.0])),
         "`lengths` must be a tensor of 2 int64 or int32, one per row of the batch, but is torch.float32 of (2,)",
@@ -290,7 +290,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "memory missing": (
         lambda: Stack(CROSS)(x(1, 3, 8)),
-        "this stack looks at another's output: give `memory`, or a `cache` made with it",
+        "this stack attends to another's output: give `memory`, or a `cache` made with it",
     ),
     "memory that nobody looks at": (
         lambda: Stack(DECODER)(x(1, 3, 8), memory=Memory(x(1, 3, 8))),
@@ -328,7 +328,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: cached(DECODER, 3, 2),
         (
             "the cache must have room for 5 tokens, but its capacity is 4 (3 used, 2 to add); "
-            "make it with `capacity=5` or more"
+            "create it with `capacity=5` or more"
         ),
     ),
     "cache for nothing": (
@@ -342,7 +342,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "cache beyond learned positions": (lambda: cached(LEARNED, capacity=5), "at most `positions.max_length`=4 tokens"),
     "cache of an encoder": (
         lambda: Stack(ENCODER).new_cache(4, rows=1),
-        "a cache needs a causal stack: here every token looks at later ones, so none can be kept",
+        "a cache needs a causal stack: here every token attends to later ones, so no state can be reused",
     ),
     "cache in an encoder": (
         lambda: Stack(ENCODER)(x(1, 2, 8), cache=Stack(DECODER).new_cache(4, rows=1)),

@@ -44,7 +44,9 @@ def test_without_a_compiler_all_goes_on_and_says_so_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(probe, "run_probe", fails)
-    with pytest.warns(UserWarning, match="cannot be used here, so that all is slower: Failed to find C compiler"):
+    with pytest.warns(
+        UserWarning, match="cannot be used; falling back to slower PyTorch code: Failed to find C compiler"
+    ):
         assert not kernels.can_run_triton(0)
     assert not kernels.can_run_triton(0)
 

@@ -20,10 +20,9 @@ from attent import interop, models
 from attent.cli import main
 from attent.decoding.in_memory import translate_texts
 from attent.models import Seq2Seq
-from attent.nn.lora import LowRankUpdate, add_lora, freeze_parameters, matches_pattern, merge_lora
+from attent.nn.lora import LoRAError, LowRankUpdate, add_lora, freeze_parameters, matches_pattern, merge_lora
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
-from attent.training.run_options import TrainError
 from tests.text.corpus import lines, tokenizer
 from tests.training.toys import RECIPE, are_equal, batches, build_toy_run, model
 
@@ -96,7 +95,7 @@ def test_the_folder_of_such_a_run_is_a_plain_model(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_no_saving_is_refused() -> None:
-    with pytest.raises(TrainError, match=r"`train.lora` must be at most 16, .* but is 17"):
+    with pytest.raises(LoRAError, match=r"`train.lora` must be at most 16, .* but is 17"):
         add_lora(model(), 17)
 
 
@@ -126,9 +125,9 @@ def test_a_name_is_no_part_of_another() -> None:
 
 
 def test_patterns_that_fit_nothing_or_all_are_refused_with_what_there_is() -> None:
-    with pytest.raises(TrainError, match=r"no part of the model fits `encodr`; its parts are .*encoder, decoder"):
+    with pytest.raises(LoRAError, match=r"no parameter matches `encodr`; the model's modules are .*encoder, decoder"):
         freeze_parameters(model(), ("encoder", "encodr"))
-    with pytest.raises(TrainError, match="nothing would be left to learn; freeze less"):
+    with pytest.raises(LoRAError, match="no parameter is left to train"):
         freeze_parameters(model(), ("*",))
 
 

@@ -1,13 +1,13 @@
-"""Kernels of our own for NVIDIA GPUs, written in Triton, for what no library does well.
+"""Kernels for NVIDIA GPUs, written in Triton where no library has a good one.
 
-    tiles     attention inside rows of many short packed sentences
-    add_norm  bias, dropout, residual and layer normalisation in one pass
-    relu      the paper's activation together with its product
-    loss      softmax, label-smoothed cross-entropy and its gradient in one pass
-    steps     what one step of decoding needs
+    packed_attention  attention inside rows of many short packed sentences
+    add_norm          bias, dropout, residual and layer normalization in one pass
+    linear_relu       a linear layer with ReLU
+    cross_entropy     softmax, label-smoothed cross-entropy and its gradient in one pass
+    sdpa              workarounds for PyTorch's attention at inference (plain PyTorch)
 
-Each is one more way to numbers that other code gives too, and is only taken where it can be: Triton comes with CUDA
-builds of torch, and nothing here is imported without it.
+Each has a reference implementation elsewhere, and is used only where `can_use_kernels` allows it. Triton comes with
+the CUDA builds of torch; nothing here that needs it is imported without it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ import torch
 from torch import Tensor, nn
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_NORM_WIDTH = 8192  # rows that a norm can have: they stay in registers
-MIN_CAPABILITY = (8, 0)  # GPUs: from here on they have bfloat16
+MAX_NORM_WIDTH = 8192  # the norm kernel keeps a row in registers
+MIN_CAPABILITY = (8, 0)  # the first GPUs with bfloat16
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-INTERPRETER_MODE = (
-    os.environ.get("TRITON_INTERPRET") == "1"
-)  # kernels run step by step on a CPU: slow, and good for tests
+INTERPRETER_MODE = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, slowly: for tests
 
 
 def can_use_kernels(x: Tensor) -> bool:
-    """May a kernel be given this tensor?"""
+    """True if the kernels run on the device of this tensor."""
     if not TRITON_INSTALLED:
         return False
     return can_run_triton(x.device.index) if x.device.type == "cuda" else INTERPRETER_MODE and x.device.type == "cpu"
 
 
 def can_run_triton(index: int | None) -> bool:
-    """Can this GPU run them? Asked once, outside of compiled code first, since it is tried."""
+    """True if a kernel compiles and runs on this GPU. Tried once; call it first outside of compiled code."""
     return _can_run_triton(torch.cuda.current_device() if index is None else index)
 
 
-# As torch.compiler.assume_constant_result marks it; that would import the compiler, which takes two seconds.
+# Set as torch.compiler.assume_constant_result does, which would import the compiler and take two seconds.
 can_run_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -55,25 +53,25 @@ def _can_run_triton(index: int) -> bool:
 
         with torch.cuda.device(index):
             return run_probe(torch.device("cuda", index))
-    except Exception as error:  # noqa: BLE001 - whatever a compiler or a driver may say: all has another way
+    except Exception as error:  # noqa: BLE001 - compilers and drivers raise anything, and a slower path always exists
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"Triton's kernels cannot be used here, so that all is slower: {reason[0]}", stacklevel=2)
+        warnings.warn(f"Triton kernels cannot be used; falling back to slower PyTorch code: {reason[0]}", stacklevel=2)
         return False
 
 
 def get_compute_dtype(x: Tensor) -> torch.dtype:
-    """What products are computed in: that of autocast, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    """Return the dtype of matrix products with x: autocast's, where it is on."""
+    device_type = x.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
 
 
 def use_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device, whichever the tensors are on."""
+    """Make the tensor's device current: Triton launches on the current device, wherever the tensors are."""
     return torch.cuda.device_of(x)
 
 
-def is_unmodified(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Is it of one of these kinds, with its forward, and does nobody wait for it to be called?"""
-    of_a_kind = any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds)
+def is_unmodified(layer: nn.Module, *classes: type[nn.Module]) -> bool:
+    """True for an instance of one of these classes with its original forward and without hooks."""
+    original = any(isinstance(layer, cls) and type(layer).forward is cls.forward for cls in classes)
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return of_a_kind and "forward" not in vars(layer) and not any(hooks)
+    return original and "forward" not in vars(layer) and not any(hooks)

@@ -1,5 +1,5 @@
-"""The softmax, the label-smoothed cross-entropy and its gradient, over the logits themselves: these are the largest
-numbers of a step by far, so they are read from memory once and written once."""
+"""Softmax, label-smoothed cross-entropy and its gradient, in place. The logits are by far the largest tensor of a
+training step, so they are read from memory once and overwritten once."""
 
 from __future__ import annotations
 
@@ -10,75 +10,75 @@ from torch import Tensor
 
 from attent.nn.kernels import use_device_of
 
-CHUNK = 4096  # words at once
+CHUNK = 4096  # logits per iteration
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 def cross_entropy_inplace(
     logits: Tensor, targets: Tensor, real_mask: Tensor | None, vocab: int, smoothing: float
 ) -> Tensor:
-    """Logits (N, V) become the gradients of the sum of the losses; of each token its loss and plain cross-entropy
-    (2, N). Columns from `words` on are no words; filler has neither loss nor gradient."""
+    """Overwrite logits (N, V) with the gradients of the summed loss. Return the loss and the cross-entropy without
+    smoothing of each token (2, N). Columns from `vocab` on are alignment; padding has no loss and no gradient."""
     N, V = logits.shape
-    found = logits.new_empty(2, N, dtype=torch.float32)
+    losses = logits.new_empty(2, N, dtype=torch.float32)
     targets = targets.contiguous()
     flags = targets if real_mask is None else real_mask.contiguous().view(torch.uint8)
     chunk = min(CHUNK, triton.next_power_of_2(V))
     with use_device_of(logits):
         _cross_entropy_kernel[(N,)](
-            logits, targets, flags, found, N, V, vocab, smoothing,
+            logits, targets, flags, losses, N, V, vocab, smoothing,
             ALL_REAL=real_mask is None, EVEN=vocab == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
         )  # fmt: skip
-    return found
+    return losses
 
 
 @triton.jit
-def _load_logits(Logits, at, words, EVEN: tl.constexpr):
-    """Some of a row, times log2(e): all exponentials are powers of 2. What is no word is -inf."""
-    x = tl.load(Logits + at) if EVEN else tl.load(Logits + at, mask=at < words, other=float("-inf"))
+def _load_logits(Logits, columns, vocab, EVEN: tl.constexpr):
+    """Load part of a row, times log2(e), since all exponentials are powers of 2; -inf beyond the vocabulary."""
+    x = tl.load(Logits + columns) if EVEN else tl.load(Logits + columns, mask=columns < vocab, other=float("-inf"))
     return x.to(tl.float32) * LOG2_E
 
 
 @triton.jit
 def _cross_entropy_kernel(
-    Logits, Targets, Real, Found, N, V, words, smoothing,
+    Logits, Targets, Real, Losses, N, V, vocab, smoothing,
     ALL_REAL: tl.constexpr, EVEN: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One token. It is read three times, but only once from afar. Operations are few, for there are millions of them:
-    nothing is compared in the loops that need not be."""
+    """One token. Its row is read three times, but only once from global memory; later reads hit the cache. The loops
+    avoid comparisons where the vocabulary is aligned (EVEN)."""
     n = tl.program_id(0)
     Logits += n.to(tl.int64) * V
-    near = tl.arange(0, CHUNK)
-    right = tl.load(Targets + n).to(tl.int32)
-    at_right = tl.load(Logits + right).to(tl.float32)
+    offsets = tl.arange(0, CHUNK)
+    target = tl.load(Targets + n).to(tl.int32)
+    target_logit = tl.load(Logits + target).to(tl.float32)
     real = n >= 0
     if not ALL_REAL:
         real = tl.load(Real + n) != 0
-    top = tl.full((CHUNK,), float("-inf"), tl.float32)
-    plain = tl.zeros((CHUNK,), tl.float32)
-    for start in range(0, words, CHUNK):
-        x = _load_logits(Logits, start + near, words, EVEN)
-        top = tl.maximum(top, x)
-        plain += x if EVEN else tl.where(start + near < words, x, 0.0)
-    highest = tl.max(top, 0)
+    maxima = tl.full((CHUNK,), float("-inf"), tl.float32)
+    logit_sums = tl.zeros((CHUNK,), tl.float32)
+    for start in range(0, vocab, CHUNK):
+        x = _load_logits(Logits, start + offsets, vocab, EVEN)
+        maxima = tl.maximum(maxima, x)
+        logit_sums += x if EVEN else tl.where(start + offsets < vocab, x, 0.0)
+    maximum = tl.max(maxima, 0)
     total = tl.zeros((CHUNK,), tl.float32)
-    for start in range(0, words, CHUNK):
-        total += tl.exp2(_load_logits(Logits, start + near, words, EVEN) - highest)
-    log_total = highest + tl.log2(tl.sum(total, 0))
-    # Whatever stands in filler, be it NaN, must not reach the sums.
-    entropy = tl.where(real, log_total * LN_2 - at_right, 0.0)
-    even = tl.where(real, (log_total - tl.sum(plain, 0) / words) * LN_2, 0.0)
-    tl.store(Found + n, (1 - smoothing) * entropy + smoothing * even)
-    tl.store(Found + N + n, entropy)
-    share = smoothing / words
+    for start in range(0, vocab, CHUNK):
+        total += tl.exp2(_load_logits(Logits, start + offsets, vocab, EVEN) - maximum)
+    log_total = maximum + tl.log2(tl.sum(total, 0))
+    # Padding may hold NaN, which must not reach the sums.
+    cross_entropy = tl.where(real, log_total * LN_2 - target_logit, 0.0)
+    uniform = tl.where(real, (log_total - tl.sum(logit_sums, 0) / vocab) * LN_2, 0.0)
+    tl.store(Losses + n, (1 - smoothing) * cross_entropy + smoothing * uniform)
+    tl.store(Losses + N + n, cross_entropy)
+    share = smoothing / vocab
     for start in range(0, V, CHUNK):
-        at = start + near
-        p = tl.exp2(_load_logits(Logits, at, words, EVEN) - log_total) - share
+        columns = start + offsets
+        p = tl.exp2(_load_logits(Logits, columns, vocab, EVEN) - log_total) - share
         if EVEN:
-            tl.store(Logits + at, tl.where(real, p, 0.0).to(Logits.dtype.element_ty))
+            tl.store(Logits + columns, tl.where(real, p, 0.0).to(Logits.dtype.element_ty))
         else:
-            p = tl.where((at < words) & real, p, 0.0)
-            tl.store(Logits + at, p.to(Logits.dtype.element_ty), mask=at < V)
-    tl.debug_barrier()  # what the loop wrote for the right word is written over
-    p = tl.exp2(at_right * LOG2_E - log_total) - share - (1 - smoothing)
-    tl.store(Logits + right, tl.where(real, p, 0.0).to(Logits.dtype.element_ty))
+            p = tl.where((columns < vocab) & real, p, 0.0)
+            tl.store(Logits + columns, p.to(Logits.dtype.element_ty), mask=columns < V)
+    tl.debug_barrier()  # the target was written by the loop, and is overwritten
+    p = tl.exp2(target_logit * LOG2_E - log_total) - share - (1 - smoothing)
+    tl.store(Logits + target, tl.where(real, p, 0.0).to(Logits.dtype.element_ty))

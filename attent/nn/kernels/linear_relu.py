@@ -1,5 +1,5 @@
-"""max(0, x W + b), the first half of equation 2, with the bias and the comparison at the end of the product itself; and
-backward the comparison and the sum that the bias's gradient is in one pass.
+"""max(0, x W + b), the first half of equation 2: bias and ReLU in the epilogue of the product. Backward masks the
+gradient and sums it into the bias's gradient in one pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 16, 256  # of a tile
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(..., E) times (inner, E) -> (..., inner)"""
+    """(..., E) times (ffn_width, E) -> (..., ffn_width)"""
     dtype = get_compute_dtype(x)
     flat = x.reshape(-1, x.shape[-1]).to(dtype)
     return _linear_relu(flat, weight.to(dtype), bias.to(dtype)).view(*x.shape[:-1], len(weight))
@@ -37,18 +37,18 @@ def _(x, weight, bias):
 
 @torch.library.custom_op("attent::relu_backward", mutates_args=())
 def _relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient where the output is over 0, and its sums over all rows."""
+    """Return the gradient where the output is positive, and its sum over all rows."""
     grad = grad.contiguous()
-    found = torch.empty_like(grad)
+    grad_hidden = torch.empty_like(grad)
     N, width = grad.shape
-    across = triton.cdiv(width, COLUMNS)
-    down = max(1, min(triton.cdiv(N, ROWS), count_programs(grad) // across))
-    parts = grad.new_empty(down, width, dtype=torch.float32)
+    num_columns = triton.cdiv(width, COLUMNS)
+    num_rows = max(1, min(triton.cdiv(N, ROWS), count_programs(grad) // num_columns))
+    parts = grad.new_empty(num_rows, width, dtype=torch.float32)
     with use_device_of(grad):
-        _relu_backward_kernel[(across, down)](
-            grad, out, found, parts, N, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+        _relu_backward_kernel[(num_columns, num_rows)](
+            grad, out, grad_hidden, parts, N, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
         )
-    return found, sum_rows(parts)
+    return grad_hidden, sum_rows(parts)
 
 
 @_relu_backward.register_fake
@@ -64,8 +64,8 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad):
     x, weight, out = ctx.saved_tensors
-    grad, of_bias = _relu_backward(grad, out)
-    return grad @ weight, grad.t() @ x, of_bias.to(x.dtype)
+    grad, grad_bias = _relu_backward(grad, out)
+    return grad @ weight, grad.t() @ x, grad_bias.to(x.dtype)
 
 
 _linear_relu.register_autograd(_backward, setup_context=_setup_context)
@@ -75,16 +75,16 @@ _linear_relu.register_autograd(_backward, setup_context=_setup_context)
 
 
 @triton.jit
-def _relu_backward_kernel(Grad, Out, Found, Parts, N, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _relu_backward_kernel(Grad, Out, GradHidden, Parts, N, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(tl.program_id(1) * ROWS, N, tl.num_programs(1) * ROWS):
         rows = start + tl.arange(0, ROWS)
         inside = (rows < N)[:, None] & (columns < width)[None, :]
-        place = rows.to(tl.int64)[:, None] * width + columns[None, :]
-        grad = tl.load(Grad + place, mask=inside, other=0.0)
-        out = tl.load(Out + place, mask=inside, other=0.0)
-        grad = tl.where(out > 0, grad, 0.0).to(Found.dtype.element_ty)
-        tl.store(Found + place, grad, mask=inside)
+        offsets = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        grad = tl.load(Grad + offsets, mask=inside, other=0.0)
+        out = tl.load(Out + offsets, mask=inside, other=0.0)
+        grad = tl.where(out > 0, grad, 0.0).to(GradHidden.dtype.element_ty)
+        tl.store(GradHidden + offsets, grad, mask=inside)
         total += grad.to(tl.float32)
     tl.store(Parts + tl.program_id(1) * width + columns, tl.sum(total, 0), mask=columns < width)

@@ -1,4 +1,4 @@
-"""The smallest kernel, to see whether any can be built and run on a device: that takes a driver, and a C compiler."""
+"""The smallest kernel, which shows whether Triton works on a device: it needs a driver and a C compiler."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import triton.language as tl
 
 
 def run_probe(device: torch.device) -> bool:
-    place = torch.zeros(1, dtype=torch.int32, device=device)
-    _store_one[(1,)](place)
-    return bool(place.item() == 1)
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    _store_one[(1,)](out)
+    return bool(out.item() == 1)
 
 
 @triton.jit
-def _store_one(Place):
-    tl.store(Place, 1)
+def _store_one(Out):
+    tl.store(Out, 1)

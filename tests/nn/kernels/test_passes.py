@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn import Packing, Residual, Stack, StackConfig, kernels
+from attent.nn import Packing, Residual, Stack, StackConfig, fused, kernels
 
 
 def grads(out: Tensor, inputs: list[Tensor], direction: Tensor) -> tuple[Tensor, ...]:
@@ -60,10 +60,10 @@ def test_a_residual_in_one_pass(device: torch.device) -> None:
     x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
     inputs = [x, y, *residual.parameters(), *last.parameters()]
     theirs = residual(x, lambda _: last(y))
-    ours, same = residual.add_norm_fused(x, y, last, duplicate=False)
+    ours, same = fused.add_norm(residual, x, y, last, duplicate=False)
     assert same is ours
     agree(ours, theirs, inputs)
-    ours, twin = residual.add_norm_fused(x, y, last)
+    ours, twin = fused.add_norm(residual, x, y, last)
     assert torch.equal(ours, twin)
     agree(ours + twin.sin(), theirs + theirs.sin(), inputs)
 
@@ -247,12 +247,12 @@ def test_a_layer_with_a_forward_of_its_own_is_called(
 def test_hooks_and_other_norms_are_not_passed_by(device: torch.device) -> None:
     block = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64)).to(device).blocks[0]
     x = torch.randn(2, 9, 32, device=device)
-    assert block.can_fuse(x)
+    assert fused.can_fuse(block, x)
     for part in (block.self_attn, block.self_attn.value, block.feedforward, block.self_attn_residual.norm):
         hook = part.register_forward_hook(lambda *_: None)
-        assert not block.can_fuse(x)
+        assert not fused.can_fuse(block, x)
         hook.remove()
-    assert block.can_fuse(x)
+    assert fused.can_fuse(block, x)
     for norm in (nn.LayerNorm(32, bias=False), nn.LayerNorm(32, elementwise_affine=False), nn.Identity()):
         block.self_attn_residual.norm = norm
-        assert not block.can_fuse(x)
+        assert not fused.can_fuse(block, x)

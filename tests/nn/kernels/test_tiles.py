@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.backends import FusedQKV, attend, attend_explicit, attend_fused_qkv
+from attent.nn.backends import attend, attend_explicit
+from attent.nn.fused import FusedQKV, attend_qkv
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -100,8 +101,8 @@ def test_joined_is_the_same_as_apart(kind: str, lacks: bool, device: torch.devic
     given = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
     biases = [torch.randn(shape[2:], device=device).requires_grad_() for shape in shapes] if lacks else []
     joined = FusedQKV(*((*given, None)[:2]), *((*biases, None, None)[:2]))
-    ours = attend_fused_qkv(joined, mask, 0.25, backend="tiles")
-    theirs = attend_fused_qkv(joined, mask, 0.25, backend="explicit")
+    ours = attend_qkv(joined, mask, 0.25, backend="tiles")
+    theirs = attend_qkv(joined, mask, 0.25, backend="explicit")
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     direction, leaves = torch.randn_like(ours), [*given, *biases]
     for one, other in zip(

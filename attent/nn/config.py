@@ -1,0 +1,105 @@
+"""The configuration of a stack: every choice in which the members of the Transformer family differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attent.nn.argument_checks import (
+    MAX_LAYERS,
+    check_choice,
+    check_even_head_width,
+    check_heads,
+    check_positive,
+    check_rate,
+    check_size,
+    check_window,
+    is_count,
+)
+from attent.nn.attention import compute_head_width
+from attent.nn.feedforward import Activation
+from attent.nn.positions import PositionsConfig, RotaryConfig, SinusoidalConfig
+
+Norm = Literal["layer", "rms"]
+NormOrder = Literal["post", "pre"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """The defaults are the encoder of the paper's base model (table 3)."""
+
+    layers: int = 6  # N
+    width: int = 512  # d_model
+    heads: int = 8  # h
+    kv_heads: int | None = None  # fewer than `heads`: grouped-query attention; None: as many
+    head_width: int | None = None  # d_k = d_v; None: width / heads
+    # After pruning: for each layer, for its self-attention and then its cross-attention, the original indices of the
+    # heads that are left. None: all.
+    remaining_heads: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    ffn_width: int = 2048  # d_ff
+    activation: Activation = "relu"
+    gated: bool = False  # a gated feed-forward layer (SwiGLU and similar)
+    causal: bool = False  # tokens attend to no later token: a decoder
+    cross_attention: bool = False  # blocks also attend to the output of another stack
+    window: tuple[int | None, int | None] | None = None  # self-attention's reach in tokens (before, after); None: all
+    positions: PositionsConfig = field(default_factory=SinusoidalConfig)
+    norm: Norm = "layer"
+    norm_order: NormOrder = "post"
+    norm_eps: float = 1e-5
+    bias: bool = True  # in the linear layers
+    scale: float | None = None  # of the attention scores; None: 1 / sqrt(head_width)
+    scale_by_layer: bool = False  # also divide the scores of layer i by i + 1 (a variant of GPT-2)
+    embedding_norm: bool = False  # a norm on embeddings + positions (BERT)
+    dropout: float = 0.1  # P_drop: on each sub-layer's output, and on embeddings + positions
+    embedding_dropout: float | None = None  # on embeddings + positions; None: as `dropout`
+    output_dropout: float = 0.0  # on the output of the stack (T5)
+    attention_dropout: float = 0.0  # on the attention weights
+    activation_dropout: float = 0.0  # on the hidden units of the feed-forward layers
+
+    def __post_init__(self) -> None:
+        check_size("layers", self.layers, MAX_LAYERS)
+        for name in ("width", "heads", "ffn_width"):
+            check_size(name, getattr(self, name))
+        for name in ("dropout", "attention_dropout", "activation_dropout", "output_dropout"):
+            check_rate(name, getattr(self, name))
+        if self.embedding_dropout is not None:
+            check_rate("embedding_dropout", self.embedding_dropout)
+        for name, choices in (("activation", Activation), ("norm", Norm), ("norm_order", NormOrder)):
+            check_choice(name, getattr(self, name), choices)
+        check_positive("norm_eps", self.norm_eps)
+        check_window(self.window)
+        head_width = compute_head_width(self.width, self.heads) if self.head_width is None else self.head_width
+        check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
+        check_remaining_heads(self)
+        if self.scale is not None:
+            check_positive("scale", self.scale)
+        if not isinstance(self.positions, PositionsConfig):
+            raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
+        if isinstance(self.positions, RotaryConfig):
+            check_even_head_width(head_width)
+
+    @property
+    def num_removed_heads(self) -> int:
+        return sum(self.heads - len(heads) for layer in self.remaining_heads or () for heads in layer)
+
+
+def check_remaining_heads(config: StackConfig) -> None:
+    if config.remaining_heads is None:
+        return
+    if config.kv_heads not in (None, config.heads):
+        raise ValueError(
+            f"`remaining_heads` must be None with grouped-query attention (`kv_heads`={config.kv_heads}), whose heads "
+            f"cannot be removed one by one; leave it out"
+        )
+    shape = [len(layer) for layer in config.remaining_heads]
+    if shape != [1 + config.cross_attention] * config.layers:
+        raise ValueError(
+            f"`remaining_heads` must have {config.layers} layers of {1 + config.cross_attention} lists of heads each, "
+            f"but has {shape}"
+        )
+    for heads in (heads for layer in config.remaining_heads for heads in layer):
+        if not all(is_count(head) and head < config.heads for head in heads) or list(heads) != sorted(set(heads)):
+            raise ValueError(
+                f"`remaining_heads` must hold distinct head indices from 0 to {config.heads - 1} in ascending order, "
+                f"but holds {list(heads)}"
+            )

@@ -1,0 +1,153 @@
+"""Figure 1: a stack of N blocks. The encoder and the decoder of the paper are two configurations of it, and so are
+BERT, GPT, LLaMA, T5 and ViT. Embeddings and output layers are in `attent.models`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from attent.nn.argument_checks import check_forward_args, check_new_cache
+from attent.nn.attention import Attention, compute_head_width, init_attention
+from attent.nn.block import Block, BlockContext, Memory, make_norm
+from attent.nn.cache import Cache
+from attent.nn.config import StackConfig
+from attent.nn.dropout import Dropout
+from attent.nn.feedforward import FeedForward
+from attent.nn.fused import FusedBlock, cast_residual_stream
+from attent.nn.masks import Mask, Packing
+from attent.nn.positions import build_positions
+
+
+class Stack(nn.Module):
+    """Positions, N blocks and, in a pre-norm stack, a final norm."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = build_positions(
+            config.positions,
+            width=config.width,
+            heads=config.heads,
+            head_width=config.head_width or compute_head_width(config.width, config.heads),
+            causal=config.causal,
+        )
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
+        self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
+        remaining_heads = config.remaining_heads or [None] * config.layers
+        blocks = (FusedBlock(config, layer, heads) for layer, heads in enumerate(remaining_heads))
+        self.blocks = cast("list[Block]", nn.ModuleList(blocks))
+        self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+        self.output_dropout = Dropout(config.output_dropout)
+        self.apply(init_weights)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). Rows are padded on the right (`lengths`) or packed (`packing`).
+
+        With a cache, x continues the tokens in it, and the memory is the one that the cache was created with.
+        """
+        check_forward_args(self, x, lengths, packing, memory, cache)
+        if cache is not None:
+            cache.mark_new_columns()
+        positions = compute_positions(x, packing, cache)
+        context = self.build_context(x, positions, lengths, packing, memory, cache)
+        x = self.positions.embed(x, positions, None if packing is None else x.shape[1])
+        x = self.dropout(self.embedding_norm(x))
+        x = cast_residual_stream(x, pre_norm=self.config.norm_order == "pre")
+        for i, block in enumerate(self.blocks):
+            x = block(x, context, None if cache is None else cache.layers[i])
+        if cache is not None:
+            cache.advance(x.shape[1], lengths)
+        return self.output_dropout(self.norm(x))
+
+    def build_context(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        lengths: Tensor | None,
+        packing: Packing | None,
+        memory: Memory | None,
+        cache: Cache | None,
+    ) -> BlockContext:
+        """Compute the masks, angles and biases that all blocks share."""
+        start, used = (0, 0) if cache is None else (cache.next_column, cache.used_columns)
+        key_positions = positions if cache is None else torch.arange(used + x.shape[1], device=x.device) // cache.beams
+        return BlockContext(
+            self_mask=self.build_self_mask(lengths, packing, cache),
+            angles=self.positions.angles(positions),
+            bias=self.positions.bias(positions, key_positions),
+            memory=memory,
+            memory_mask=build_memory_mask(packing, memory, cache),
+            cache_start=start,
+            cache_used=used,
+        )
+
+    def build_self_mask(self, lengths: Tensor | None, packing: Packing | None, cache: Cache | None) -> Mask:
+        # Padding is on the right, so a causal mask hides it from every real token, and fast kernels need no mask
+        # tensor without key lengths.
+        return Mask(
+            causal=self.config.causal,
+            window=self.config.window,
+            q_start=0 if cache is None else cache.next_position,
+            ancestors=None if cache is None else cache.ancestors,
+            key_lengths=None if self.config.causal else lengths,
+            packing=None if packing is None else (packing, packing),
+        )
+
+    def new_cache(
+        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
+    ) -> Cache:
+        """Create an empty cache for `capacity` tokens of each beam of a row, and project the memory's keys and values,
+        once."""
+        check_new_cache(self, capacity, rows, memory, beams)
+        rows = rows if memory is None else memory.states.shape[0]
+        assert rows is not None
+        layers = [block.new_cache(rows, capacity * beams, memory) for block in self.blocks]
+        device = layers[0].self_attn.buffer.keys.device
+        ancestors = None if beams == 1 else torch.full((rows, beams, capacity), -1, device=device)
+        lengths = None if memory is None else memory.lengths
+        return Cache(layers, memory_lengths=lengths, beams=beams, ancestors=ancestors)
+
+
+def compute_positions(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:
+    """Return the position of each token in its own sequence: (T,), or (B, T) where rows differ."""
+    if packing is not None:
+        return packing.positions
+    positions = torch.arange(x.shape[1], device=x.device)
+    if cache is None:
+        return positions
+    positions = positions if cache.beams == 1 else torch.zeros_like(positions)  # beams share one position
+    start = cache.next_position
+    return positions + (start[:, None] if isinstance(start, Tensor) else start)
+
+
+def build_memory_mask(packing: Packing | None, memory: Memory | None, cache: Cache | None) -> Mask:
+    """Mask the padding of the memory and, in packed rows, other sentences."""
+    if cache is not None:
+        return Mask(key_lengths=cache.memory_lengths)
+    if memory is None:
+        return Mask()
+    packings = None if packing is None or memory.packing is None else (packing, memory.packing)
+    return Mask(key_lengths=memory.lengths, packing=packings)
+
+
+def init_weights(module: nn.Module) -> None:
+    """Xavier (Glorot) uniform, biases zero: keeps the variance of activations and of gradients through a layer."""
+    if isinstance(module, Attention):
+        init_attention(module)
+    elif isinstance(module, FeedForward):
+        for linear in module.children():
+            if isinstance(linear, nn.Linear):
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
