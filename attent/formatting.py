@@ -66,7 +66,7 @@ def format_duration(seconds: float) -> str:
 
 
 def escape_invisible(text: str) -> str:
-    """Escape characters that are invisible, move the cursor or change the text direction, so that text stays on a line."""
+    """Escape characters that are invisible, move the cursor or change the text direction."""
     return "".join(map(_escape_char, text))
 
 
@@ -119,7 +119,7 @@ def _code_cell(text: str) -> str:
 
 
 def replace_section(document: str, title: str, paragraphs: Iterable[str], before: Sequence[str] = ()) -> str:
-    """Insert a `## title` section, in place of the one with this title, else before the first of `before`, else last."""
+    """Insert a `## title` section in place of the one with this title, else before the first of `before`, else last."""
     section = "\n\n".join([f"## {title}", *paragraphs])
     parts = re.split(r"^(?=## )", document, flags=re.MULTILINE)
     titles = [part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "" for part in parts]

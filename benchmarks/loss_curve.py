@@ -37,7 +37,6 @@ import attent
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import open_corpora
 from attent.data.encode import EncodingConfig
-from attent.data.estimate import Size
 from attent.data.loader import PairLoader
 from attent.data.pairs import LanguagePair, Pair
 from attent.data.token_store import TokenStore, prepare_store
@@ -65,6 +64,7 @@ from attent.training.curves import (
 from attent.training.curves import CurveLine as Curve
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
+from attent.training.run_options import Size
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
 

@@ -47,7 +47,6 @@ from torch import Tensor, nn
 import attent
 from attent.data.arrays import Array
 from attent.data.batch_plan import BatchConfig
-from attent.data.estimate import Size
 from attent.data.loader import START_POSITION, LoaderPosition, PairBatch, PairLoader
 from attent.data.token_store import FORMAT_VERSION, META_FILE, CorpusPart, StoreMeta, TokenStore
 from attent.models import Seq2SeqConfig, shift_right
@@ -58,6 +57,7 @@ from attent.training.config import TrainConfig
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
 from attent.training.loop import Trainer
+from attent.training.run_options import Size
 from benchmarks.flops import count_min_bytes, count_model_flops
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 

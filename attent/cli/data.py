@@ -174,7 +174,7 @@ def survey_corpora(
 
 
 def estimate_training(survey: CorpusSurvey) -> CorpusEstimate | None:
-    from attent.data.estimate import estimate_corpus
+    from attent.training.autoconfig import estimate_corpus
 
     with _show_status("estimating tokens and time ..."):
         return estimate_corpus(survey.sample.pairs(), survey.kept_pairs, survey.characters)

@@ -1,7 +1,5 @@
-"""`attent demo`: from nothing to a trained model that reads dates, in a few minutes on a laptop.
-
-It is `attent train` on the built-in corpus `dates` with a recipe for small machines, then a look at what was learned:
-dates of the test set and of the user, and a picture of what the model looks at while it writes one.
+"""`attent demo`: train a small model on the built-in corpus `dates` in a few minutes on a laptop, then show translations of
+test dates and a cross-attention map.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
 
-# Dates of the test set: no training text, in whatever language, means one of these days.
+# Of the test set: no training text, in whatever language, means one of these days.
 TEST_DATES = (
     ("22 de enero de 1964", "1964-01-22"),
     ("Sa., 13. März 1954", "1954-03-13"),
@@ -34,26 +32,26 @@ TEST_DATES = (
 )
 PLOTTED_INDEX = 1
 SHADES = " ░▒▓█"
-MAX_OUTPUT_CHARS = 20  # characters: what a model that has learned nothing writes has no end
-WELCOME = """[bold]attent demo[/]: a small Transformer learns to read dates in 50 languages, from nothing.
-Ctrl-C saves and leaves; [bold]attent demo[/] goes on where it was.
+MAX_OUTPUT_CHARS = 20  # an untrained model does not stop
+WELCOME = """[bold]attent demo[/]: train a small Transformer to read dates in 50 languages, from scratch.
+Ctrl-C saves and exits; [bold]attent demo[/] resumes.
 """
 NEXT_COMMANDS = (
-    ("attent translate {out}", "read dates from the keyboard, or from a file"),
-    ('attent look {out} "Sa., 13. März 1954"', "every head at work on it, in a page; without a date, a live one"),
-    ("attent info {out}", "what is in the folder; card.md there says it in words"),
-    ("attent data yours.tsv", "what is in a corpus of your own"),
+    ("attent translate {out}", "translate dates from the keyboard or a file"),
+    ('attent look {out} "Sa., 13. März 1954"', "a page with every attention head; without a date, a live page"),
+    ("attent info {out}", "what is in the folder; see also card.md there"),
+    ("attent data yours.tsv", "a report on your own corpus"),
     ("attent train --data yours.tsv --src en --tgt de --out runs/en-de", ""),
 )
 
 
 def demo(
     *,
-    steps: Annotated[int, Parameter(help="updates; the default takes about two minutes on one core")] = 800,
-    seed: Annotated[int, Parameter(help="a number that fixes every random choice")] = 1,
+    steps: Annotated[int, Parameter(help="training steps; the default takes about two minutes on one core")] = 800,
+    seed: Annotated[int, Parameter(help="random seed")] = 1,
     out: Annotated[Path, Parameter(help="folder for the trained model")] = Path("runs/demo"),
 ) -> int:
-    """Teach a small Transformer to read dates, test it on unseen ones, and show what it looks at."""
+    """Train a small Transformer to read dates, test it on unseen ones, and show its attention."""
     from attent import settings
     from attent.interop import load_as
     from attent.models import Seq2Seq
@@ -68,27 +66,27 @@ def demo(
         return code
     model, tokenizer = load_as(out, Seq2Seq), Tokenizer.load(out)
     test = settings.read_json(out / STATE_FOLDER / FINISHED_FILE)["scores"][-1]
-    print(f"\n{test['exact']:.1f}% of {test['pairs']:,} dates that it never saw are right to the last digit. Some:\n")
+    print(f"\n{test['metrics']['exact']:.1f}% of {test['num_examples']:,} unseen dates are translated exactly. Some:\n")
     print_translations(model, tokenizer)
     print_attention(model, tokenizer, *TEST_DATES[PLOTTED_INDEX])
     if sys.stdin.isatty() and sys.stdout.isatty():
         run_prompt(model, tokenizer)
-    print(f"\nThe model is in {out}. What to type next:\n")
-    width = max(len(command.format(out=out)) for command, why in NEXT_COMMANDS if why)
-    for command, why in NEXT_COMMANDS:
-        print(f"    {command.format(out=out).ljust(width)}   {why}".rstrip())
+    print(f"\nThe model is in {out}. Next:\n")
+    width = max(len(command.format(out=out)) for command, purpose in NEXT_COMMANDS if purpose)
+    for command, purpose in NEXT_COMMANDS:
+        print(f"    {command.format(out=out).ljust(width)}   {purpose}".rstrip())
     return 0
 
 
 def demo_overrides(steps: int, seed: int) -> dict[str, object]:
-    """What learns this task fastest on a CPU: digits one by one, places told apart by distance (rotary), no noise."""
+    """The settings that learn this task fastest on a CPU: single digits, rotary positions, no dropout."""
     return {
         "data.train": ("dates",),
         "data.tokenizer.vocab": 1_500,
         "data.tokenizer.symbols": tuple(list_digits()),
         "size": "tiny",
         "model.layers": 2,
-        "model.inner": 512,
+        "model.ffn_width": 512,
         "model.norm_order": "pre",
         "model.positions": {"kind": "rotary"},
         "model.dropout": 0.0,
@@ -104,14 +102,14 @@ def demo_overrides(steps: int, seed: int) -> dict[str, object]:
         "train.save_every": max(1, steps // 8),
         "train.valid_sentences": 100,
         "train.patience": 0,
-        "train.threads": 1,  # the matrices are small: a second thread would wait more than it works
+        "train.threads": 1,  # the matrices are too small for a second thread
         "train.average": 0,
         "decode.beam_size": 1,
     }
 
 
 def list_digits() -> Iterator[str]:
-    """Those of every script that the corpus writes."""
+    """The digits of every script in the corpus."""
     from attent.data.dates import NATIVE_ZEROS
 
     for zero in ("0", *NATIVE_ZEROS.values()):
@@ -126,27 +124,26 @@ def translate_dates(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) 
 
 def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     width = max(cell_len(text) for text, _ in TEST_DATES)
-    for (text, right), written in zip(
-        TEST_DATES, translate_dates(model, tokenizer, [text for text, _ in TEST_DATES]), strict=True
-    ):
-        verdict = "" if written == right else f"   WRONG: it is {right}"
-        print(f"  {text}{' ' * (width - cell_len(text))}   {written[:MAX_OUTPUT_CHARS]}{verdict}")
+    outputs = translate_dates(model, tokenizer, [text for text, _ in TEST_DATES])
+    for (text, date), output in zip(TEST_DATES, outputs, strict=True):
+        verdict = "" if output == date else f"   WRONG: it is {date}"
+        print(f"  {text}{' ' * (width - cell_len(text))}   {output[:MAX_OUTPUT_CHARS]}{verdict}")
 
 
 def run_prompt(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    print("\nType a date in any of the 50 languages, as 'Saturday, 14 July 1962'; Enter alone ends.")
+    print("\nType a date in any of the 50 languages, such as 'Saturday, 14 July 1962'; an empty line ends.")
     while True:
         try:
-            typed = input("> ").strip()
+            text = input("> ").strip()
         except EOFError:
             return
-        if not typed:
+        if not text:
             return
-        print(f"  {translate_dates(model, tokenizer, [typed])[0]}")
+        print(f"  {translate_dates(model, tokenizer, [text])[0]}")
 
 
 def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
-    """Draw from which piece of the text each digit was written: the head that looks most at what it copies."""
+    """Print the cross-attention of the head that attends most to the digits that it copies."""
     import torch
 
     from attent.inspection import record
@@ -157,23 +154,23 @@ def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) 
     with record(model, "decoder.*.cross_attn") as trace, torch.no_grad():
         model(source, shift_right(target, model.config.start_id))
     weights = torch.stack([trace[path][0][0] for path in trace]).flatten(0, 1)  # (layers x heads, Tq, Tk)
-    pieces, digits_written = format_tokens(tokenizer.source.to_pieces(source[0].tolist())), list(date)
-    same = torch.tensor([[piece == digit for piece in pieces] for digit in digits_written])
-    copying = (weights[:, : len(digits_written)] * same).sum((1, 2)).argmax()
-    print(f"\nWhat it looks at while it writes {date} (the head that copies most):\n")
-    for line in render_heatmap(pieces, digits_written, weights[copying].tolist()):
+    tokens, digits = format_tokens(tokenizer.source.to_pieces(source[0].tolist())), list(date)
+    same = torch.tensor([[token == digit for token in tokens] for digit in digits])
+    head = (weights[:, : len(digits)] * same).sum((1, 2)).argmax()
+    print(f"\nCross-attention of one head while it writes {date}:\n")
+    for line in render_heatmap(tokens, digits, weights[head].tolist()):
         print(line)
 
 
 def format_tokens(tokens: Sequence[str]) -> list[str]:
-    return [piece.replace("▁", "") or "space" for piece in tokens[:-1]] + ["end"]
+    return [token.replace("▁", "") or "space" for token in tokens[:-1]] + ["end"]
 
 
 def render_heatmap(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]]) -> Iterator[str]:
-    """A line for each row; `weights[column][row]` from 0 to 1 become shades."""
+    """Yield a line for each row; `weights[column][row]` from 0 to 1 become shades."""
     width = max(map(cell_len, rows))
     yield "  " + " " * width + "".join(f"  {column} " for column in columns)
-    for number, row in enumerate(rows):
-        cells = (min(int(weights[column][number] * len(SHADES)), len(SHADES) - 1) for column in range(len(columns)))
+    for i, row in enumerate(rows):
+        cells = (min(int(weights[column][i] * len(SHADES)), len(SHADES) - 1) for column in range(len(columns)))
         line = "".join(f" {SHADES[cell] * 3}" for cell in cells)
         yield f"  {' ' * (width - cell_len(row))}{row}{line}".rstrip()

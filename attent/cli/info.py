@@ -55,13 +55,6 @@ MODEL_KINDS = {
     "vision": "encoder-only Transformer, a reader of images",
 }
 MAX_LABELS = 8  # that are named
-TASK_UNITS = {
-    "lm": "document",
-    "mlm": "text",
-    "spans": "text",
-    "classify": "text",
-    "images": "image",
-}  # of a task's scores
 SPAN_MODEL_COMMANDS = ("train --from", "fill", "look")  # what a model is made for that has learned to fill spans
 
 
@@ -366,10 +359,8 @@ def _summarize_events(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _summarize_validation(event: Validated) -> dict[str, Any]:
-    facts = {"step": event.step, "loss": event.loss, "bleu": event.bleu, "chrf": event.chrf, "exact": event.exact}
-    if event.accuracy is not None:
-        facts["accuracy"] = event.accuracy
-    return {name: None if value != value else value for name, value in facts.items()}  # JSON knows no NaN
+    loss = event.loss if event.loss == event.loss else None  # JSON has no NaN
+    return {"step": event.step, "loss": loss, "metrics": dict(event.metrics)}
 
 
 def _measure_sizes(root: Path) -> Counter[str]:
@@ -475,9 +466,7 @@ def _training_rows(training: TrainingInfo) -> Iterator[str]:
     if training.weights:
         yield from format_row("kept", f"{training.weights}")
     for one in training.scores:
-        yield from format_row(
-            "scored", format_set_scores(one, TASK_UNITS.get(str(training.settings.get("task")), "pair"))
-        )
+        yield from format_row("scored", format_set_scores(one))
     told = [
         f"{name.removeprefix('train.')} {format_value(value)}"
         for name, value in training.settings.items()
@@ -491,24 +480,20 @@ def format_validation(validation: Mapping[str, Any]) -> str:
     return f"step {validation['step']:,}: {format_metrics(validation)}"
 
 
-def format_set_scores(scores: Mapping[str, Any], unit: str) -> str:
-    """`unit`: of what it was measured on, where the run does not say."""
-    pairs, told = scores.get("pairs"), scores.get("unit")
-    of = f" of {pluralize(pairs, told if isinstance(told, str) else unit)}" if isinstance(pairs, int) else ""
-    return f"{scores.get('kind', 'set')} {scores.get('name', '')}{of}: {format_metrics(scores)}"
+def format_set_scores(scores: Mapping[str, Any]) -> str:
+    count, unit = scores.get("num_examples"), scores.get("unit")
+    size = f" of {pluralize(count, str(unit))}" if isinstance(count, int) else ""
+    return f"{scores.get('split', 'set')} {scores.get('name', '')}{size}: {format_metrics(scores)}"
 
 
-def format_metrics(metrics: Mapping[str, Any]) -> str:
-    named = (
-        ("loss", "loss", 3, ""),
-        ("perplexity", "perplexity", 2, ""),
-        ("bleu", "BLEU", 1, ""),
-        ("chrf", "chrF", 1, ""),
-        ("exact", "exact", 1, "%"),
-        ("accuracy", "accuracy", 2, "%"),
-    )
-    numbers = [(name, metrics.get(key), digits, unit) for key, name, digits, unit in named]
-    return ", ".join(f"{name} {n:.{digits}f}{unit}" for name, n, digits, unit in numbers if isinstance(n, int | float))
+def format_metrics(scores: Mapping[str, Any]) -> str:
+    """`loss 2.000, BLEU 31.2, exact 4.1%`"""
+    from attent.scoring import metrics as scoring
+
+    metrics = {name: value for name, value in scores.get("metrics", {}).items() if isinstance(value, int | float)}
+    losses = {name: scores.get(name, metrics.get(name)) for name in ("loss", "perplexity")}
+    parts = [f"{name} {value:.3f}" for name, value in losses.items() if isinstance(value, int | float)]
+    return ", ".join([*parts, *filter(None, [scoring.format_metrics(metrics)])])
 
 
 def pluralize(count: int, noun: str) -> str:

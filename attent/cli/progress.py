@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
+from attent.scoring.metrics import METRICS
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
@@ -286,16 +287,15 @@ def average_pairs(values: Sequence[float]) -> list[float]:
 
 
 def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
-    named = {"BLEU": "bleu", "chrF": "chrf", "exact %": "exact", "accuracy %": "accuracy"}
-    scores = {name: key for name, key in named.items() if any(getattr(row, key) is not None for row in rows)}
+    metrics = [metric for name, metric in METRICS.items() if any(name in row.metrics for row in rows)]
     table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
-    for name in ("validated at", "epoch", "loss", *scores):
+    for name in ("validated at", "epoch", "loss", *(f"{metric.title} {metric.unit}".strip() for metric in metrics)):
         table.add_column(name, justify="right", header_style="dim", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in rows:
         is_best = best is not None and row.step == best.step
         cells = [f"{row.step:,}", f"{row.epoch:.1f}", format_loss(row.loss)]
-        cells += [format_score(getattr(row, key)) for key in scores.values()]
+        cells += [format_score(row.metrics.get(metric.name)) for metric in metrics]
         mark = ("* best" if plain else "★ best") if is_best else ""
         table.add_row(*cells, mark, style="bold green" if is_best else "")
     return table
@@ -333,9 +333,8 @@ def format_progress(event: Progress, steps: int) -> str:
 
 def format_validation(event: Validated) -> str:
     parts = [f"validated at step {event.step:,}", f"loss {format_loss(event.loss)}"]
-    shares = (("exact", event.exact, "%"), ("accuracy", event.accuracy, "%"))
-    named = (("BLEU", event.bleu, ""), ("chrF", event.chrf, ""), *shares)
-    parts += [f"{name} {format_score(value)}{unit}" for name, value, unit in named if value is not None]
+    known = [(METRICS[name], value) for name, value in event.metrics.items() if name in METRICS]
+    parts += [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
     parts.append(
         "best so far" if event.best else f"best was {format_count(event.validations_since_best, 'validation')} ago"
     )
@@ -353,11 +352,9 @@ def format_end(event: Ended, best: Validated | None) -> str:
 
 
 def _format_scores(event: Validated) -> str:
-    scores = [f"{format_score(v)} {name}" for v, name in ((event.bleu, "BLEU"), (event.chrf, "chrF")) if v is not None]
-    shares = ((event.exact, "exact"), (event.accuracy, "right"))
-    return ", ".join(
-        [f"loss {format_loss(event.loss)}", *scores, *(f"{format_score(v)}% {n}" for v, n in shares if v is not None)]
-    )
+    known = [(METRICS[name], value) for name, value in event.metrics.items() if name in METRICS]
+    scores = [f"{metric.format_value(value)} {metric.title}" for metric, value in known]
+    return ", ".join([f"loss {format_loss(event.loss)}", *scores])
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from attent.cli.config_flags import add_config_flags, collect_overrides
-from attent.data.estimate import Size
 from attent.data.images import ImageDataConfig
-from attent.training.run_options import DataConfig, DecodeConfig, TaskName, TrainConfig
+from attent.training.run_options import DataConfig, DecodeConfig, Size, TrainConfig
+from attent.training.tasks import TASK_HELP, TaskName
 
 COMMON, TEXT, IMAGES, RECIPE, SCORES = (
     Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
@@ -46,8 +46,7 @@ def train(
         TaskName | None,
         Parameter(
             group=COMMON,
-            help="translate (the default), lm: the next word, mlm: masked words, spans: masked spans, "
-            "classify: labels of texts, images: labels of images",
+            help=TASK_HELP,
         ),
     ] = None,
     size: Annotated[Size | None, Parameter(group=COMMON, help="by default what suits the amount of data")] = None,

@@ -27,7 +27,7 @@ from attent.decoding.forced_decoding import (
     EncodedPair,
     TeacherForcingBatch,
     TokenIds,
-    batch_pairs,
+    batch_by_length,
     check_pairs,
     encode_pairs,
     eval_mode,
@@ -161,7 +161,7 @@ def compute_cross_weights(
     most = count_max_heads([every[i] for i in layers])
     sources, targets = [row.source for row in rows], [row.target for row in rows]
     with eval_mode(model), torch.no_grad():
-        for places in batch_pairs(sources, targets, batch_tokens):
+        for places in batch_by_length(sources, targets, batch_tokens):
             batch = TeacherForcingBatch.from_ids(model, [sources[i] for i in places], [targets[i] for i in places])
             with record_weights([every[i] for i in layers]) as seen:
                 batch.compute_states(model)

@@ -1,4 +1,4 @@
-"""How good is it? Translations against references, and alignments against those by hand."""
+"""Scores of translations against references, and of word alignments against gold alignments."""
 
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import (

@@ -1,7 +1,5 @@
-"""All that can be said of the translations of a test set: scores with intervals, scores by the length of the source,
-each sentence, the worst ones, and the comparison with other translations.
-
-The figures are `metrics`'; here they are put together. Translating is left to `decode`, showing to the command.
+"""Evaluation of the translations of a test set: scores with confidence intervals, scores by source length, and scores of
+each sentence. The metrics are in `metrics`.
 """
 
 from __future__ import annotations
@@ -11,10 +9,11 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from attent.scoring.metrics import (
-    METRICS,
+    DEFAULT_METRIC,
     NUM_RESAMPLES,
+    SACREBLEU_METRICS,
     SCRIPT_SAMPLE,
-    MetricName,
+    SENTENCE_METRICS,
     MetricScore,
     ScoreError,
     check_same_length,
@@ -24,51 +23,46 @@ from attent.scoring.metrics import (
 )
 from attent.text import scripts
 
-WORD_LIMITS = (10, 20, 30, 40, 50)  # up to how many a source of each group has
+WORD_LIMITS = (10, 20, 30, 40, 50)  # the maximum length of each group
 CHARACTER_LIMITS = (20, 40, 60, 80, 100)
-
-
-PERFECT_CHRF = 100 - 1e-9  # chrF
+PERFECT_SCORE = 100 - 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceScore:
-    """One translation. Its own figures are coarse: they tell where to look, not how good it is."""
+    """One translation. Metrics of a single sentence are coarse: they show where to look, not how good it is."""
 
     number: int  # from 1
     source: str
     reference: str
     output: str
-    bleu: float
-    chrf: float
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthGroup:
-    """Translations whose sources are of like length."""
+    """Translations with sources of similar length."""
 
     min_length: int
-    max_length: int | None  # None: and more
+    max_length: int | None  # None: no limit
     sentences: int
     scores: tuple[MetricScore, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A test set, its translations, and how good they are."""
-
     scores: tuple[MetricScore, ...]
-    exact: float  # percent that equal their reference
+    exact: float  # percentage of outputs that equal their reference
     num_empty: int  # outputs without text where the reference has some
     length_ratio: float  # characters of the outputs to those of the references
-    length_unit: str  # of lengths: words, or characters
+    length_unit: str  # words, or characters
     groups: tuple[LengthGroup, ...]
     sentences: tuple[SentenceScore, ...]
 
     def find_worst(self, count: int) -> list[SentenceScore]:
-        """By chrF; of equals the first ones. What is as the reference is none of them."""
-        wrong = [one for one in self.sentences if one.chrf < PERFECT_CHRF]
-        return sorted(wrong, key=lambda one: (one.chrf, one.number))[:count]
+        """The `count` worst sentences that differ from their reference, by `DEFAULT_METRIC`."""
+        ranked = sorted(self.sentences, key=lambda sentence: (sentence.metrics[DEFAULT_METRIC], sentence.number))
+        return [sentence for sentence in ranked if sentence.metrics[DEFAULT_METRIC] < PERFECT_SCORE][:count]
 
 
 def evaluate(
@@ -76,32 +70,31 @@ def evaluate(
     references: Sequence[str],
     outputs: Sequence[str],
     *,
-    metrics: Sequence[MetricName] = METRICS,
+    metrics: Sequence[str] = SACREBLEU_METRICS,
     language: str | None = None,
     resamples: int = NUM_RESAMPLES,
 ) -> Evaluation:
-    """`language` is that of the targets, None: as the references look."""
+    """Evaluate outputs. `language` is that of the references; None: judged by their script."""
     check_same_length(outputs, references)
     if len(sources) != len(references):
         raise ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
-    unit, limits = _choose_length_unit(sources)
-    lengths = [_measure_length(source, unit) for source in sources]
+    length_unit, limits = _choose_length_unit(sources)
+    lengths = [_measure_length(source, length_unit) for source in sources]
+    pairs = zip(outputs, references, strict=True)
     return Evaluation(
         scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
         exact=exact_match_rate(outputs, references),
-        num_empty=sum(
-            not output.strip() and bool(ref.strip()) for output, ref in zip(outputs, references, strict=True)
-        ),
+        num_empty=sum(not output.strip() and bool(reference.strip()) for output, reference in pairs),
         length_ratio=sum(map(len, outputs)) / max(1, sum(map(len, references))),
-        length_unit=unit,
+        length_unit=length_unit,
         groups=tuple(_group_by_length(lengths, limits, references, outputs, metrics, language)),
         sentences=tuple(_score_sentences(sources, references, outputs, language)),
     )
 
 
 def _choose_length_unit(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-    written = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
-    return ("characters", CHARACTER_LIMITS) if written & scripts.UNSPACED_SCRIPTS else ("words", WORD_LIMITS)
+    used = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
+    return ("characters", CHARACTER_LIMITS) if used & scripts.UNSPACED_SCRIPTS else ("words", WORD_LIMITS)
 
 
 def _measure_length(text: str, unit: str) -> int:
@@ -113,26 +106,27 @@ def _group_by_length(
     limits: tuple[int, ...],
     references: Sequence[str],
     outputs: Sequence[str],
-    metrics: Sequence[MetricName],
+    metrics: Sequence[str],
     language: str | None,
 ) -> Iterator[LengthGroup]:
-    for least, most in pairwise((0, *(limit + 1 for limit in limits), None)):
-        assert least is not None
-        places = [i for i, length in enumerate(lengths) if length >= least and (most is None or length < most)]
-        if places:
-            some = [outputs[i] for i in places], [references[i] for i in places]
+    for minimum, end in pairwise((0, *(limit + 1 for limit in limits), None)):
+        assert minimum is not None
+        indices = [i for i, length in enumerate(lengths) if length >= minimum and (end is None or length < end)]
+        if indices:
+            texts = [outputs[i] for i in indices], [references[i] for i in indices]
             yield LengthGroup(
-                min_length=least or 1,
-                max_length=None if most is None else most - 1,
-                sentences=len(places),
-                scores=tuple(compute_metrics(*some, metrics, language, resamples=0)),
+                min_length=minimum or 1,
+                max_length=None if end is None else end - 1,
+                sentences=len(indices),
+                scores=tuple(compute_metrics(*texts, metrics, language, resamples=0)),
             )
 
 
 def _score_sentences(
     sources: Sequence[str], references: Sequence[str], outputs: Sequence[str], language: str | None
 ) -> Iterator[SentenceScore]:
-    bleu, chrf = (score_sentences(outputs, references, name, language) for name in ("bleu", "chrf"))
-    rows = zip(sources, references, outputs, bleu, chrf, strict=True)
-    for number, (source, reference, output, one, other) in enumerate(rows, 1):
-        yield SentenceScore(number=number, source=source, reference=reference, output=output, bleu=one, chrf=other)
+    columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
+    rows = zip(sources, references, outputs, zip(*columns, strict=True), strict=True)
+    for number, (source, reference, output, values) in enumerate(rows, 1):
+        metrics = dict(zip(SENTENCE_METRICS, values, strict=True))
+        yield SentenceScore(number=number, source=source, reference=reference, output=output, metrics=metrics)

@@ -1,74 +1,153 @@
-"""BLEU, chrF, chrF++ and TER of translations by sacreBLEU, with the signatures by which others can repeat them, 95%
-confidence intervals, and paired tests of two outputs; and how many are exactly right. Translating is left to `decode`.
+"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, 95% confidence intervals by
+bootstrap, paired tests of two systems, and exact matches.
 
-BLEU counts words. A script without spaces has none to count, so that there it counts characters, in the way that
-published figures do.
+BLEU counts words; for scripts without spaces it counts characters, as published figures do. To add a metric, add an
+entry: flags, logs, curves and model cards read the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from attent.text import scripts
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics.base import Metric
+    from sacrebleu.metrics.base import Metric as SacreMetric
 
 SCRIPT_SAMPLE = 1_000  # references that tell the script where the language does not
 NUM_RESAMPLES = 1_000  # of a bootstrap; the seed is sacreBLEU's (12345, or SACREBLEU_SEED)
-
-MetricName = Literal["bleu", "chrf", "chrf++", "ter"]
-METRICS: tuple[MetricName, ...] = get_args(MetricName)
-METRIC_TITLES: dict[MetricName, str] = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER"}
-LOWER_IS_BETTER: frozenset[str] = frozenset({"ter"})
+SIGNIFICANCE = 0.05
 
 
 class ScoreError(ValueError):
-    """Texts that cannot be scored, in a sentence."""
+    """Texts that cannot be scored."""
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusScores:
-    """All from 0 to 100, more is better."""
+class Metric:
+    """A metric: how it is computed and how its values are written."""
 
-    bleu: float
-    chrf: float
-    exact: float  # percent of outputs that equal their reference, spaces at the ends aside
-    bleu_signature: str
-    chrf_signature: str
+    name: str
+    title: str
+    unit: str = ""
+    digits: int = 1
+    lower_is_better: bool = False
+    build: Callable[[str, bool], SacreMetric] | None = None  # (sacreBLEU tokenizer, for single sentences)
+    rate: Callable[[Sequence[str], Sequence[str]], float] | None = None  # (outputs, references), where not sacreBLEU's
+    in_validation: bool = False  # cheap enough for every validation
+    per_sentence: bool = False  # listed for each sentence of a test set
+
+    def format_value(self, value: float, digits: int | None = None) -> str:
+        return f"{value:.{self.digits if digits is None else digits}f}{self.unit}"
+
+    @property
+    def heading(self) -> str:
+        return self.title.capitalize() if self.title.islower() else self.title
+
+
+def exact_match_rate(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Percentage of outputs that equal their reference, ignoring leading and trailing spaces."""
+    matches = sum(output.strip() == reference.strip() for output, reference in zip(outputs, references, strict=True))
+    return 100 * matches / len(outputs)
+
+
+def _build_bleu(tokenize: str, per_sentence: bool) -> SacreMetric:
+    from sacrebleu.metrics.bleu import BLEU  # imported here: it takes a third of a second
+
+    # `force` silences the warning that a text looks tokenized; the signature is the same.
+    return BLEU(tokenize=tokenize, force=True, effective_order=per_sentence)
+
+
+def _build_chrf(tokenize: str, per_sentence: bool, word_order: int = 0) -> SacreMetric:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(word_order=word_order)
+
+
+def _build_chrf_plus(tokenize: str, per_sentence: bool) -> SacreMetric:
+    return _build_chrf(tokenize, per_sentence, word_order=2)
+
+
+def _build_ter(tokenize: str, per_sentence: bool) -> SacreMetric:
+    from sacrebleu.metrics.ter import TER
+
+    return TER(normalized=tokenize != "13a", asian_support=tokenize != "13a")
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(name="bleu", title="BLEU", build=_build_bleu, in_validation=True, per_sentence=True),
+        Metric(name="chrf", title="chrF", build=_build_chrf, in_validation=True, per_sentence=True),
+        Metric(name="chrf++", title="chrF++", build=_build_chrf_plus),
+        Metric(name="ter", title="TER", build=_build_ter, lower_is_better=True),
+        Metric(name="exact", title="exact", unit="%", rate=exact_match_rate, in_validation=True),
+        Metric(name="accuracy", title="accuracy", unit="%", digits=2),
+    )
+}
+SACREBLEU_METRICS = tuple(name for name, metric in METRICS.items() if metric.build)
+VALIDATION_METRICS = tuple(name for name, metric in METRICS.items() if metric.in_validation)
+SENTENCE_METRICS = tuple(name for name, metric in METRICS.items() if metric.per_sentence)
+DEFAULT_METRIC = "chrf"  # selects the best checkpoint and the worst sentences
+
+
+def format_metrics(metrics: Mapping[str, float], digits: int | None = None) -> str:
+    """`BLEU 31.2, chrF 50.0, exact 4.1%`: the metrics of the table, in its order."""
+    known = [metric for metric in METRICS.values() if metric.name in metrics]
+    return ", ".join(f"{metric.title} {metric.format_value(metrics[metric.name], digits)}" for metric in known)
+
+
+def format_headline(metrics: Mapping[str, float]) -> str:
+    """The most informative metric, such as `38.6 BLEU`; empty without any.
+
+    BLEU counts runs of four words. Where few references are that long (labels, dates) it is near 0 however good the
+    outputs are; the rate of exact matches is then the larger of the two.
+    """
+    bleu, exact = metrics.get("bleu"), metrics.get("exact")
+    if exact and exact >= (bleu or 0.0):
+        name = "exact"
+    else:
+        name = next((name for name in ("accuracy", "bleu", "chrf") if metrics.get(name)), "bleu")
+    return f"{METRICS[name].format_value(metrics[name])} {METRICS[name].title}" if name in metrics else ""
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricScore:
-    """One metric of a whole test set. Of TER less is better, of the others more."""
+    """One metric of a whole test set."""
 
-    metric: MetricName
+    metric: str
     value: float
     mean: float | None  # over the resamples of a bootstrap
-    ci_half_width: float | None  # 95% of them are within mean +- spread
+    ci_half_width: float | None  # 95% of the resamples are within mean +- this
     signature: str
 
     @property
     def title(self) -> str:
-        return METRIC_TITLES[self.metric]
+        return METRICS[self.metric].title
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """One metric of two outputs of the same sources, by a paired bootstrap."""
+    """One metric of two systems on the same sources, with a paired bootstrap test."""
 
-    metric: MetricName
+    metric: str
     value: float
     baseline: float
-    p_value: float  # how probable such a difference, or a larger one, would be by chance
+    p_value: float
     signature: str
 
     @property
     def title(self) -> str:
-        return METRIC_TITLES[self.metric]
+        return METRICS[self.metric].title
 
     @property
     def difference(self) -> float:
@@ -76,52 +155,49 @@ class PairedComparison:
 
     @property
     def is_better(self) -> bool | None:
-        """None: it may well be chance."""
-        if self.p_value >= 0.05 or not self.difference:
+        """None where the difference is not significant."""
+        if self.p_value >= SIGNIFICANCE or not self.difference:
             return None
-        return (self.difference > 0) != (self.metric in LOWER_IS_BETTER)
+        return (self.difference > 0) != METRICS[self.metric].lower_is_better
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusScores:
+    """The validation metrics of a test set, by name, and sacreBLEU's signatures."""
+
+    metrics: dict[str, float]
+    signatures: tuple[str, ...]
 
 
 def score_corpus(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> CorpusScores:
-    """Outputs against one reference each; `language` is the one that they are in, None: as the references look."""
-    bleu, chrf = compute_metrics(outputs, references, ("bleu", "chrf"), language, resamples=0)
-    return CorpusScores(
-        bleu=bleu.value,
-        chrf=chrf.value,
-        exact=exact_match_rate(outputs, references),
-        bleu_signature=bleu.signature,
-        chrf_signature=chrf.signature,
-    )
-
-
-def exact_match_rate(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Percent of outputs that equal their reference, spaces at the ends aside."""
-    right = sum(output.strip() == reference.strip() for output, reference in zip(outputs, references, strict=True))
-    return 100 * right / len(outputs)
+    """Compute all validation metrics. `language` is that of the references; None: judged by their script."""
+    names = [name for name in VALIDATION_METRICS if METRICS[name].build]
+    scores = compute_metrics(outputs, references, names, language, resamples=0)
+    values = {score.metric: score.value for score in scores}
+    rates = {name: rate(outputs, references) for name in VALIDATION_METRICS if (rate := METRICS[name].rate)}
+    return CorpusScores(metrics=values | rates, signatures=tuple(score.signature for score in scores))
 
 
 def compute_metrics(
     outputs: Sequence[str],
     references: Sequence[str],
-    metrics: Sequence[MetricName] = METRICS,
+    metrics: Sequence[str] = SACREBLEU_METRICS,
     language: str | None = None,
     *,
     resamples: int = NUM_RESAMPLES,
 ) -> list[MetricScore]:
-    """Each metric of the whole; with `resamples` of the test set, how far it would vary with another one."""
+    """Score a whole test set by each metric; with `resamples`, also its bootstrap mean and confidence interval."""
     check_same_length(outputs, references)
     if not resamples:
         return [_score_once(outputs, references, name, language) for name in metrics]
-    found = []
+    scores = []
     for name in metrics:
-        ((value, mean, spread, _),), signature = _bootstrap([outputs], references, name, language, resamples)
-        found.append(MetricScore(metric=name, value=value, mean=mean, ci_half_width=spread, signature=signature))
-    return found
+        ((value, mean, half_width, _),), signature = _bootstrap([outputs], references, name, language, resamples)
+        scores.append(MetricScore(metric=name, value=value, mean=mean, ci_half_width=half_width, signature=signature))
+    return scores
 
 
-def _score_once(
-    outputs: Sequence[str], references: Sequence[str], name: MetricName, language: str | None
-) -> MetricScore:
+def _score_once(outputs: Sequence[str], references: Sequence[str], name: str, language: str | None) -> MetricScore:
     metric = make_metric(name, language, references)
     value = metric.corpus_score(outputs, [references]).score
     return MetricScore(metric=name, value=value, mean=None, ci_half_width=None, signature=str(metric.get_signature()))
@@ -131,50 +207,52 @@ def compare_outputs(
     outputs: Sequence[str],
     baseline_outputs: Sequence[str],
     references: Sequence[str],
-    metrics: Sequence[MetricName] = METRICS,
+    metrics: Sequence[str] = SACREBLEU_METRICS,
     language: str | None = None,
     *,
     resamples: int = NUM_RESAMPLES,
 ) -> list[PairedComparison]:
-    """Is the difference between two outputs more than chance? By a paired bootstrap (Koehn 2004)."""
+    """Compare two systems by a paired bootstrap test (Koehn 2004)."""
     check_same_length(outputs, references)
     check_same_length(baseline_outputs, references)
-    found = []
+    comparisons = []
     for name in metrics:
-        (other, this), signature = _bootstrap([baseline_outputs, outputs], references, name, language, resamples)
-        p = 1.0 if this[0] == other[0] else this[3]  # which the test would call a sure difference of nothing
-        found.append(PairedComparison(metric=name, value=this[0], baseline=other[0], p_value=p, signature=signature))
-    return found
+        (baseline, system), signature = _bootstrap([baseline_outputs, outputs], references, name, language, resamples)
+        p_value = 1.0 if system[0] == baseline[0] else system[3]  # for equal scores the test reports p near 0
+        comparisons.append(
+            PairedComparison(metric=name, value=system[0], baseline=baseline[0], p_value=p_value, signature=signature)
+        )
+    return comparisons
 
 
 def _bootstrap(
-    systems: Sequence[Sequence[str]], references: Sequence[str], name: MetricName, language: str | None, resamples: int
+    systems: Sequence[Sequence[str]], references: Sequence[str], name: str, language: str | None, resamples: int
 ) -> tuple[list[tuple[float, float, float, float]], str]:
-    """For each system its score, mean, spread and p against the first; and the signature.
+    """Return (score, mean, half width, p against the first) of each system, and the signature.
 
-    By the test for several systems also where there is one: the figures are those of `corpus_score(n_bootstrap=...)`,
-    which fails (sacreBLEU 2.6.0, float beside float32) where a metric is 0 of some of the resamples.
+    A single system takes the test for several too: the figures are those of `corpus_score(n_bootstrap=...)`, which
+    fails (sacreBLEU 2.6.0, float beside float32) where a metric is 0 for some of the resamples.
     """
     from sacrebleu.significance import PairedTest, Result
 
-    named: list[tuple[str, Sequence[str]]] = [(str(number), list(each)) for number, each in enumerate(systems)]
+    named: list[tuple[str, Sequence[str]]] = [(str(i), list(outputs)) for i, outputs in enumerate(systems)]
     metric = make_metric(name, language, references)
     signatures, results = PairedTest(named, {name: metric}, [list(references)], test_type="bs", n_samples=resamples)()
     ((title, signature),) = signatures.items()
-    found = [each for each in results[title] if isinstance(each, Result)]
-    numbers = [
-        (each.score, float(each.mean or 0), float(each.ci or 0), 1.0 if each.p_value is None else float(each.p_value))
-        for each in found
+    figures = [
+        (r.score, float(r.mean or 0), float(r.ci or 0), 1.0 if r.p_value is None else float(r.p_value))
+        for r in results[title]
+        if isinstance(r, Result)
     ]
-    return numbers, str(signature)
+    return figures, str(signature)
 
 
 def score_sentences(
-    outputs: Sequence[str], references: Sequence[str], name: MetricName, language: str | None = None
+    outputs: Sequence[str], references: Sequence[str], name: str, language: str | None = None
 ) -> list[float]:
-    """The metric of each output alone; of BLEU with the orders of n-grams that there are, as is usual for sentences."""
+    """Score each output alone; BLEU with effective order, as is usual for sentences."""
     check_same_length(outputs, references)
-    metric = make_metric(name, language, references, sentences=True)
+    metric = make_metric(name, language, references, per_sentence=True)
     pairs = zip(outputs, references, strict=True)
     return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
 
@@ -188,37 +266,22 @@ def check_same_length(outputs: Sequence[str], references: Sequence[str]) -> None
 
 
 def make_metric(
-    name: MetricName, language: str | None, references: Sequence[str], *, sentences: bool = False
-) -> Metric:
-    """sacreBLEU's own, for texts in this language."""
-    from sacrebleu.metrics.bleu import BLEU  # here, since it takes a third of a second
-    from sacrebleu.metrics.chrf import CHRF
-    from sacrebleu.metrics.ter import TER
-
-    tokenize = choose_bleu_tokenizer(language, references)
-    match name:
-        case "bleu":  # `force` keeps it from warning that a text looks tokenised: the signature is the same.
-            return BLEU(tokenize=tokenize, force=True, effective_order=sentences)
-        case "chrf":
-            return CHRF()
-        case "chrf++":
-            return CHRF(word_order=2)
-        case "ter":
-            unspaced = tokenize != "13a"
-            return TER(normalized=unspaced, asian_support=unspaced)
+    name: str, language: str | None, references: Sequence[str], *, per_sentence: bool = False
+) -> SacreMetric:
+    """Build sacreBLEU's metric for texts in this language."""
+    build = METRICS[name].build
+    assert build is not None, name
+    return build(choose_bleu_tokenizer(language, references), per_sentence)
 
 
 def choose_bleu_tokenizer(language: str | None, references: Sequence[str] = ()) -> str:
-    """sacreBLEU's name for the way to find words: `13a` is that of the published figures of most languages.
+    """Return sacreBLEU's tokenizer for a language; `13a` is that of the published figures of most.
 
-    Japanese by characters, since its words would need MeCab. Korean too: it has spaces, but a word between them holds
-    its particles as well, and one wrong particle would count as a wrong word.
+    Japanese by characters, since words would need MeCab. Korean too: it has spaces, but a word between them includes
+    its particles, and one wrong particle would count as a wrong word.
     """
-    written = (
-        scripts.get_language_scripts(language)
-        or scripts.detect_scripts(islice(references, SCRIPT_SAMPLE))
-        or frozenset()
-    )
-    if "Hani" in written and not written & {"Kana", "Hang"}:
+    used = scripts.get_language_scripts(language) or scripts.detect_scripts(islice(references, SCRIPT_SAMPLE))
+    used = used or frozenset()
+    if "Hani" in used and not used & {"Kana", "Hang"}:
         return "zh"
-    return "char" if written & (scripts.UNSPACED_SCRIPTS | {"Hang"}) else "13a"
+    return "char" if used & (scripts.UNSPACED_SCRIPTS | {"Hang"}) else "13a"

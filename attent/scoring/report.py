@@ -22,6 +22,7 @@ from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation, SentenceScore
+from attent.scoring.metrics import SENTENCE_METRICS, format_metrics
 from attent.scoring.pipeline import ScoreReport
 
 STDOUT = "-"  # in place of a file: on stdout
@@ -65,10 +66,10 @@ def list_numbers(report: ScoreReport) -> Iterator[str]:
 def list_sentence_rows(report: ScoreReport) -> Iterator[str]:
     """Each sentence on a line, between tabs; in a text any space is one blank."""
     if report.evaluation:
-        yield "number\tbleu\tchrf\tsource\treference\toutput"
+        yield "\t".join(["number", *SENTENCE_METRICS, "source", "reference", "output"])
         for one in report.evaluation.sentences:
             texts = (" ".join(text.split()) for text in (one.source, one.reference, one.output))
-            yield "\t".join([str(one.number), f"{one.bleu:.2f}", f"{one.chrf:.2f}", *texts])
+            yield "\t".join([str(one.number), *(f"{value:.2f}" for value in one.metrics.values()), *texts])
     if report.forced is not None:
         yield "number\tlog_prob\ttokens\tperplexity\tpieces"
         for number, each in enumerate(report.forced, 1):
@@ -196,7 +197,7 @@ def render_groups(evaluation: Evaluation) -> Iterator[Text]:
 
 
 def render_sentence(sentence: SentenceScore) -> Iterator[Text]:
-    yield Text(f"pair {sentence.number:,}  chrF {sentence.chrf:.1f}  BLEU {sentence.bleu:.1f}", "cyan")
+    yield Text(f"pair {sentence.number:,}  {format_metrics(sentence.metrics)}", "cyan")
     for name, text in (("source", sentence.source), ("reference", sentence.reference), ("output", sentence.output)):
         yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(text))
 

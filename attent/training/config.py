@@ -7,17 +7,16 @@ the model folder. What a person asked for is kept apart from it (`Asked`), so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from attent import settings
-from attent.data.estimate import Size
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.nn import StackConfig
-from attent.training import model_presets
-from attent.training.run_options import DataConfig, DecodeConfig, Precision, TaskName, TrainConfig, TrainError
+from attent.training.run_options import DataConfig, DecodeConfig, Precision, Size, TrainConfig, TrainError
+from attent.training.tasks import TASKS, TaskName, get_task_class
 
 __all__ = [
     "DataConfig",
@@ -31,7 +30,7 @@ __all__ = [
     "UserSettings",
 ]
 
-M = TypeVar("M", Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
+M = TypeVar("M", bound=ModelConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,59 +66,21 @@ class VisionRun(Run):
     model: VisionConfig | None = None
 
 
-RUN_CLASSES: dict[str, type[Run]] = {
-    "translate": Seq2SeqRun,
-    "lm": CausalRun,
-    "mlm": EncoderRun,
-    "spans": Seq2SeqRun,
-    "classify": EncoderRun,
-    "images": VisionRun,
-}
-RUN_CLASS_BY_MODEL: dict[type[ModelConfig], type[Run]] = {
+RUN_CLASS_BY_MODEL: dict[type[Any], type[Run]] = {
     Seq2SeqConfig: Seq2SeqRun,
     CausalConfig: CausalRun,
     EncoderConfig: EncoderRun,
     VisionConfig: VisionRun,
 }
 
-# What is otherwise than the paper's recipe where nothing was said. All of them came after it: decay of weights, a rate
-# that falls to zero, gradients that are shortened; labels are smoothed only where they are few.
-MODERN_RECIPE: dict[str, Any] = {
-    "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
-    "clip_norm": 1.0, "label_smoothing": 0.0, "metric": "loss",
-}  # fmt: skip
-TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "translate": {},
-    "lm": {"train": MODERN_RECIPE | {"betas": [0.9, 0.95]}},
-    "mlm": {"train": MODERN_RECIPE | {"weight_decay": 0.01}},
-    "spans": {"train": MODERN_RECIPE | {"weight_decay": 0.01}},
-    "classify": {"train": MODERN_RECIPE | {"weight_decay": 0.01, "metric": "accuracy"}},
-    "images": {
-        # The last updates, when the rate is near zero, add the most: accuracy stands still before them, and losing
-        # patience there would cost more than it saves.
-        "train": MODERN_RECIPE
-        | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "metric": "accuracy", "patience": 0},
-        "data": {"images": {}},
-    },
-}
-
-# Which tasks read a setting, or a table of them; what is not listed here, all of them do. A setting that would do
-# nothing is refused.
-TEXT_TASKS = ("mlm", "spans", "classify")
-SETTING_TASKS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    (
+# Settings, or tables of them, that not every task reads (see `Task.settings`); one that has no effect is refused.
+TASK_SETTINGS = frozenset(
+    {
         "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters", "data.reading",
-        "data.tokenizer.joint", "train.rdrop", "train.valid_sentences", "decode",
-    ),
-    ("translate",),
-) | {
-    "data.tokenizer": ("translate", "lm", *TEXT_TASKS),
-    "data.max_tokens": ("translate", "lm", *TEXT_TASKS),
-    "data.layout": ("translate", *TEXT_TASKS),
-    "data.images": ("images",),
-}  # fmt: skip
-
-
+        "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images", "train.rdrop",
+        "train.valid_sentences", "decode",
+    }
+)  # fmt: skip
 # What may differ when a run goes on: none of it changes what was learned so far.
 RESUMABLE_CHANGES = frozenset(
     f"train.{name}"
@@ -162,12 +123,12 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
 def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
     """A file may state what would be so anyway, as `run.toml` does; its layout was chosen for every task."""
     task = requested.get("task", "translate")
-    usual = dict(flatten_settings(settings.to_dict(Run())))
+    usual, used = dict(flatten_settings(settings.to_dict(Run()))), get_task_class(task).settings
     for path, value in flatten_settings(requested):
-        readers = next((SETTING_TASKS[name] for name in _path_prefixes(path) if name in SETTING_TASKS), (task,))
+        table = next((name for name in _path_prefixes(path) if name in TASK_SETTINGS), None)
         said_by_file = path == "data.layout" and path in in_file
         nothing_said = path in usual and (value == usual[path] or not (value or usual[path]))
-        if task not in readers and not nothing_said and not said_by_file:
+        if table and table not in used and not nothing_said and not said_by_file:
             raise TrainError(f"`{path}` means nothing for --task {task}; leave it out")
 
 
@@ -180,7 +141,9 @@ def _path_prefixes(path: str) -> list[str]:
 def get_run_class(requested: UserSettings) -> type[Run]:
     """The class of a run: by its task, of which nonsense is told when the whole is checked."""
     task = requested.get("task", "translate")
-    return RUN_CLASSES[task] if isinstance(task, str) and task in RUN_CLASSES else Seq2SeqRun
+    return (
+        RUN_CLASS_BY_MODEL[get_task_class(task).config_class] if isinstance(task, str) and task in TASKS else Seq2SeqRun
+    )
 
 
 def read_run(path: Path) -> Run:
@@ -194,17 +157,16 @@ def validate_settings(requested: UserSettings, where: str) -> Run:
     kind = get_run_class(requested)
     tables = {name: table for name, table in requested.items() if name != "model"}
     settings.from_dict(kind, tables, where=where)  # what was said alone: a mistake in it is told of it
-    run = settings.from_dict(
-        kind, _merge_tables(TASK_DEFAULTS[requested.get("task", "translate")], tables), where=where
-    )
+    task = get_task_class(requested.get("task", "translate"))
+    run = settings.from_dict(kind, _merge_tables(task.default_settings, tables), where=where)
+    metric = run.train.metric or task.metrics[0]
+    if metric not in task.metrics:
+        known = " or ".join(task.metrics)
+        raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {metric}")
     model = requested.get("model")
-    patch = model.get("patch_size") if isinstance(model, dict) else None
-    check_model_settings(requested, model_presets.placeholder_config(run.task, PLACEHOLDER_VOCAB, patch), where)
-    return run
-
-
-def check_model_settings(requested: UserSettings, preset: ModelConfig, where: str) -> None:
-    build_model_config(requested, preset, where)  # type: ignore[type-var]  # one of them
+    placeholder = task.placeholder_config(PLACEHOLDER_VOCAB, model if isinstance(model, dict) else {})
+    build_model_config(requested, placeholder, where)
+    return replace(run, train=replace(run.train, metric=metric))
 
 
 def build_model_config(requested: UserSettings, preset: M, where: str = "run.toml") -> M:

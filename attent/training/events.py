@@ -5,8 +5,8 @@ Times are seconds of training, summed over all the pieces of a run that was inte
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -60,14 +60,11 @@ class Validated:
     step: int
     epoch: float
     loss: float  # cross-entropy per target token (masked word, text, image), without label smoothing
-    bleu: float | None  # None where nothing was decoded
-    chrf: float | None
-    exact: float | None  # per cent of outputs that are the reference, character for character
     best: bool  # the best so far
     validations_since_best: int  # validations since the best
     seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by their names in `attent.scoring.metrics.METRICS`
     samples: tuple[ValidationSample, ...] = ()
-    accuracy: float | None = None  # per cent that are right, where something is chosen among a few or many
 
 
 @dataclass(frozen=True, kw_only=True)

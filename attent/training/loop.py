@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from attent.data.loader import LoaderPosition
 from attent.models import Model, build_empty, folder, weights
+from attent.scoring.metrics import METRICS
 from attent.text.tokenizer import Tokenizer
 from attent.training import checkpoint, rng
 from attent.training.checkpoint import Checkpoint
@@ -34,7 +35,6 @@ from attent.training.objective import Seq2SeqObjective
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.schedule import compute_lr
 from attent.training.tasks.base import (
-    VALIDATION_METRICS,
     BatchLoader,
     EvalResult,
     Evaluator,
@@ -597,14 +597,16 @@ class Trainer:
             except StopRequested:
                 stopped = 1.0
         found = scores.metrics if scores else {}
-        numbers = [loss, *(found.get(name, math.nan) for name in VALIDATION_METRICS), stopped]
+        numbers = [loss, *(found.get(name, math.nan) for name in METRICS), stopped]
         loss, *figures, stopped = self.distributed.broadcast(numbers)
         if stopped:
             raise StopRequested
-        return self.update_best(loss, dict(zip(VALIDATION_METRICS, figures, strict=True)), scores or EvalResult())
+        metrics = {name: value for name, value in zip(METRICS, figures, strict=True) if not math.isnan(value)}
+        return self.update_best(loss, metrics, scores or EvalResult())
 
     def update_best(self, loss: float, metrics: Mapping[str, float], result: EvalResult) -> Validated:
-        metric = -loss if self.config.metric == "loss" or not self.evaluator else metrics[self.config.metric]
+        name = self.config.metric if self.evaluator else None
+        metric = -loss if name in (None, "loss") else metrics.get(str(name), math.nan)
         best = math.isfinite(metric) and math.isfinite(loss) and self.is_better(metric, loss)
         if best:
             self.state.best_score, self.state.best_loss = metric, loss
@@ -624,7 +626,7 @@ class Trainer:
             step=self.state.step,
             epoch=self.state.epoch + self.state.batch_index / max(1, self.train_batches.num_steps(self.state.epoch)),
             loss=loss,
-            **{name: None if math.isnan(figure) else figure for name, figure in metrics.items()},
+            metrics=metrics,
             best=best,
             validations_since_best=self.state.validations_since_best,
             seconds=self.update_clock(),

@@ -1,17 +1,18 @@
-"""`card.md`: what a trained model is, on one page, for whoever finds its folder later.
-
-The facts are plain dataclasses that a run fills in; the text is made from them alone, so that the same facts give the
-same page. Nothing is measured, scored or looked up here.
+"""`card.md`: one page about a trained model. `build_card` collects the facts of a run, `render_card` writes them as
+Markdown; the same facts give the same page.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import datetime
+import platform
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from attent import __version__
 from attent.formatting import (
     code_block,
     escape_markdown,
@@ -21,55 +22,23 @@ from attent.formatting import (
     format_short,
     markdown_table,
 )
+from attent.models import CausalConfig, ModelConfig, Seq2SeqConfig
+from attent.nn import StackConfig
+from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
-from attent.training.events import ValidationSample
+from attent.training.config import Run, UserSettings, get_run_class, get_stack_names
+from attent.training.events import Ended, ValidationSample
+from attent.training.hardware import describe_device
+from attent.training.loop import Trainer
+from attent.training.tasks.base import DataSummary, FinalScores, ModelDescription, Task
 
 CARD_NAME = "card.md"
-MAX_SAMPLE_CHARS = 400  # characters of a sample; a paragraph belongs in a file of its own
-
-PYTHON_EXAMPLE = """\
-import attent
-
-translator = attent.Translator.load({folder!r})
-print(translator.translate(["..."]{to})[0].text)"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelDescription:
-    """How one speaks of a model: what it is, what it learned from, and which command is made for it."""
-
-    title: str  # "en-de translator"
-    unit: str = "pair"  # of what it learned from
-    shell_example: str
-    python_example: str
-    next_step: str  # "try it: attent translate runs/en-de"
-    loss_unit: str = "target token"  # what the loss is a mean over
-    note: str = ""  # beneath the scores
-    samples_title: str = "Sample translations"
-    sample_labels: tuple[str, str, str] = ("Source", "Reference", "Output")  # of a sample
-    has_two_sides: bool = True  # what is read has two of them
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardCorpus:
-    """One corpus: what was read, and what became of it. `read` is `used` + all of `dropped`."""
-
-    name: str
-    read: int
-    used: int
-    dropped: tuple[tuple[str, int], ...] = ()  # (reason, pairs)
-    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256, "" where it could not be read again)
-    weight: float = 1.0  # how often its pairs are seen, beside those of the others
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSummary:
-    corpora: tuple[CardCorpus, ...]
-    source_tokens: int
-    target_tokens: int  # 0 where there is one side only; both 0: they are not counted in tokens
-    data_key: str  # of the token store: the head of a SHA-256 of the text, the filters and the tokenizer
-    num_held_out: int  # pairs that were only validated on
-    held_out_method: str  # "chosen from the corpus by a hash of ...", "valid.tsv", or "" where there are none
+MAX_SAMPLE_CHARS = 400
+END_REASONS = {"steps": "all steps were done", "patience": "validation stopped improving", "stopped": "stopped by hand"}
+LISTED_SETTINGS = (
+    "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "ema",
+    "clip_norm", "weight_decay", "precision", "average", "freeze", "lora",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +52,15 @@ class ModelSummary:
     parameters: int
     trainable_parameters: int  # fewer than `parameters` when some were frozen
     vocab_size: int
-    tokenizer: str  # "BPE, joint" and the like
+    tokenizer: str  # "bpe, joint" and the like
     tokenizer_sha256: str
-    base_model: str = ""  # the model that was trained further, if any
-    pruned_heads: int = 0  # heads that were removed from it, of all layers together
+    base_model: str = ""  # the model that was fine-tuned, if any
+    pruned_heads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardSetting:
-    """A setting that matters: its name in run.toml, and why it is so where it was chosen automatically."""
+    """A setting: its name in run.toml, and the reason where it was chosen automatically."""
 
     name: str
     value: str
@@ -99,30 +68,14 @@ class CardSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardScore:
-    """One set of sentences, translated by one set of weights."""
-
-    name: str  # "held-out part", "test_2016_flickr"
-    num_examples: int
-    weights: str  # "best, step 6,800", "average of the last 5", "EMA 0.999"
-    decoding: str  # "beam 4, length penalty 0.6"
-    loss: float | None = None
-    bleu: float | None = None
-    chrf: float | None = None
-    exact: float | None = None
-    signatures: tuple[str, ...] = ()  # sacreBLEU's, in full
-    extra_columns: tuple[tuple[str, str], ...] = ()  # other figures, as columns: ("Accuracy", "92.1%")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingSummary:
     steps: int
     epochs: float
     seconds: float
-    tokens_per_second: float  # of both sides, without filler
+    tokens_per_second: float  # of both sides, without padding
     hardware: str  # "NVIDIA H200, bfloat16, compiled"
-    end_reason: str  # "8,000 updates were done", "no better for 10 validations", "stopped by hand"
-    attent_version: str  # versions
+    end_reason: str
+    attent_version: str
     torch_version: str
     python_version: str
     seed: int | None = None
@@ -131,190 +84,238 @@ class TrainingSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    folder: str  # as a person would type it
-    source_language: str  # language tag, "" where unknown
-    target_language: str
+    description: ModelDescription
+    unit: str  # of the training data: "pair"
     data: DataSummary
     model: ModelSummary
     settings: tuple[CardSetting, ...]
-    scores: tuple[CardScore, ...]  # the first is named at the head
+    scores: tuple[FinalScores, ...]  # the first is named at the head
     training: TrainingSummary
+    weights: str = ""  # "best, step 6,800", "average of the last 5"
     samples: tuple[ValidationSample, ...] = ()
-    curves_file: str = ""  # the name of the picture beside the card
-    target_tag: str | None = None  # what `--to` must say to be given one of its languages; None: it has only one
-    description: ModelDescription | None = None  # None: it translates
-
-    @property
-    def model_description(self) -> ModelDescription:
-        return self.description or describe_translator(
-            self.folder, self.source_language, self.target_language, self.target_tag
-        )
+    curves_file: str = ""
 
 
-def describe_translator(
-    folder: str, source_language: str, target_language: str, target_tag: str | None
-) -> ModelDescription:
-    """How one speaks of a model that translates; `to` is what `--to` must say, None where it has one language only."""
-    flag = "" if target_tag is None else f" --to {quote_path(target_tag)}"
-    return ModelDescription(
-        title=f"{source_language}-{target_language} translator"
-        if source_language and target_language
-        else "A text-to-text model",
-        shell_example=f"attent translate {quote_path(folder)}{flag} < input.txt > output.txt",
-        python_example=PYTHON_EXAMPLE.format(folder=folder, to=f", to={target_tag!r}" if target_tag else ""),
-        next_step="",
-        note="Exact is the share of outputs that are the reference.",
+# ---- facts of a run --------------------------------------------------------------------------------------------------
+
+
+def build_card(
+    task: Task,
+    run: Run,
+    requested: UserSettings,
+    trainer: Trainer,
+    scores: Sequence[FinalScores],
+    *,
+    weights: str,
+    ended: Ended,
+    curves_file: str,
+) -> ModelCard:
+    return ModelCard(
+        description=task.describe_model(trainer.out),
+        unit=task.unit,
+        data=task.describe_data(),
+        model=_summarize_model(task, run, trainer),
+        settings=tuple(_list_settings(task, run, requested)),
+        scores=tuple(scores),
+        training=_summarize_training(run, trainer, ended),
+        weights=weights,
+        samples=scores[-1].samples if scores else (),
+        curves_file=curves_file,
     )
 
 
+def get_stacks(config: ModelConfig) -> tuple[StackConfig | None, StackConfig | None]:
+    """Encoder and decoder; some models have only one of them."""
+    if isinstance(config, Seq2SeqConfig):
+        return config.encoder, config.decoder
+    return (None, config.stack) if isinstance(config, CausalConfig) else (config.stack, None)
+
+
+def _summarize_model(task: Task, run: Run, trainer: Trainer) -> ModelSummary:
+    config, tokenizer = trainer.model.config, task.tokenizer
+    kind: str = "of the base model" if run.init_from else run.data.tokenizer.kind
+    if tokenizer and "data.tokenizer.joint" in task.settings:
+        kind += ", one for both languages" if tokenizer.joint else ", one for each language"
+    encoder, decoder = get_stacks(config)
+    stack = encoder or decoder
+    assert stack is not None
+    return ModelSummary(
+        size=run.size or "",
+        encoder_layers=encoder.layers if encoder else 0,
+        decoder_layers=decoder.layers if decoder else 0,
+        width=stack.width,
+        heads=stack.heads,
+        ffn_width=stack.ffn_width,
+        parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
+        trainable_parameters=sum(parameter.numel() for parameter in trainer.trainable_parameters.values()),
+        vocab_size=getattr(config, "vocab", 0),
+        tokenizer=kind if tokenizer else "",
+        tokenizer_sha256=tokenizer.fingerprint if tokenizer else "",
+        base_model=run.init_from or "",
+        pruned_heads=sum(stack.num_removed_heads for stack in (encoder, decoder) if stack),
+    )
+
+
+def _list_settings(task: Task, run: Run, requested: UserSettings) -> list[CardSetting]:
+    assert run.model is not None
+    values: dict[str, object] = {} if run.size is None else {"size": run.size}
+    values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
+    stack = next(stack for stack in get_stacks(run.model) if stack)
+    values |= {"model.dropout": stack.dropout, "model.norm_order": stack.norm_order}
+    if "data.subword_sampling" in task.settings:
+        values["data.subword_sampling"] = run.data.subword_sampling
+    reasons = _explain_settings(task, run, requested)
+    return [
+        CardSetting(
+            name=name,
+            value=_format_setting(value),
+            reason="as requested" if is_requested(requested, name) else reasons.get(name, ""),
+        )
+        for name, value in values.items()
+    ]
+
+
+def _explain_settings(task: Task, run: Run, requested: UserSettings) -> dict[str, str]:
+    """Reasons for the settings that were chosen automatically."""
+    reasons = {"train.precision": "the faster one on this device, measured when the run began"}
+    if run.init_from:
+        return reasons | {"train.lr": "the default for fine-tuning"}
+    free_run = run if is_requested(requested, "size") else replace(run, size=None)
+    size, _, reason = task.choose_model(free_run, requested)
+    if size != run.size:  # resumed on another device, where another size would have been chosen
+        return reasons
+    size_reason, _, rest = reason.partition("; ")
+    return reasons | {"size": size_reason, "model.dropout": rest.partition(", since ")[2]}
+
+
+def is_requested(requested: UserSettings, name: str) -> bool:
+    """True if the user set it; `model.x` is stored with each stack."""
+    table: object = requested
+    for key in name.replace("model.", f"model.{get_stack_names(get_run_class(requested))[0]}.").split("."):
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = table[key]
+    return True
+
+
+def _format_setting(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def _summarize_training(run: Run, trainer: Trainer, ended: Ended) -> TrainingSummary:
+    state, distributed = trainer.state, trainer.distributed
+    assert run.train.precision
+    hardware = describe_device(distributed.device, run.train.precision, trainer.compiled)
+    return TrainingSummary(
+        steps=state.step,
+        epochs=state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch)),
+        seconds=state.seconds,
+        tokens_per_second=state.tokens / max(1e-9, state.seconds),
+        hardware=hardware + (f", {distributed.world_size} processes" if distributed.world_size > 1 else ""),
+        end_reason=END_REASONS[ended.reason],
+        attent_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        seed=run.train.seed,
+        date=datetime.date.today().isoformat(),
+    )
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
 def write_card(card: ModelCard, path: Path) -> None:
-    """Aside first, then renamed: there is never half a card."""
     write_atomic(path, render_card(card).encode(errors="backslashreplace"))
 
 
 def render_card(card: ModelCard) -> str:
     sections = (
-        _render_head,
-        _render_scores,
-        _render_usage,
-        _render_data,
-        _render_model,
-        _render_settings,
-        _render_training,
-        _render_samples,
-        _render_limits,
-    )
+        _render_head, _render_scores, _render_usage, _render_data, _render_model, _render_settings, _render_training,
+        _render_samples, _render_limits,
+    )  # fmt: skip
     return "\n\n".join(part for section in sections for part in section(card)) + "\n"
 
 
-def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
-    """The files as a card lists them."""
-    return tuple((name, hash_file(path)) for name, path in zip(names, paths, strict=True))
-
-
-def hash_file(path: Path) -> str:
-    """Of the whole file, so that anybody can compare it with their own by `sha256sum`."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ---- sections, in the order in which a person wants them -------------------------------------------------------------
-
-
 def _render_head(card: ModelCard) -> Iterator[str]:
-    yield f"# {escape_markdown(card.model_description.title)}"
-    told = next(
-        (f"; {figure} on {escape_markdown(score.name)}" for score in card.scores if (figure := format_headline(score))),
-        "",
-    )
-    pairs = format_count(sum(origin.used for origin in card.data.corpora), card.model_description.unit)
-    yield f"A Transformer of {format_short(card.model.parameters)} parameters, trained by attent on {pairs}{told}."
+    yield f"# {escape_markdown(card.description.title)}"
+    headlines = ((score.name, _format_headline(score)) for score in card.scores)
+    result = next((f"; {headline} on {escape_markdown(name)}" for name, headline in headlines if headline), "")
+    examples = format_count(sum(corpus.used for corpus in card.data.corpora), card.unit)
+    yield f"A Transformer of {format_short(card.model.parameters)} parameters, trained by attent on {examples}{result}."
 
 
-def format_headline(score: CardScore) -> str:
-    """The figure that says most.
-
-    BLEU counts runs of four words. Where hardly a reference has as many (labels, dates) it is 0 or near it however
-    good the outputs are, and then the share of exact ones is the larger of the two.
-    """
-    if score.extra_columns:
-        return f"{score.extra_columns[0][1]} {score.extra_columns[0][0].lower()}"
-    if score.exact and score.exact >= (score.bleu or 0.0):
-        return f"{score.exact:.1f}% exact"
-    if score.chrf and not score.bleu:
-        return f"{score.chrf:.1f} chrF"
-    return "" if score.bleu is None else f"{score.bleu:.1f} BLEU"
+def _format_headline(score: FinalScores) -> str:
+    """The most informative metric, else the first of the extra columns: `4.2 perplexity`."""
+    headline = format_headline(score.metrics)
+    if headline or not score.extra_columns:
+        return headline
+    name, value = score.extra_columns[0]
+    return f"{value} {name.lower()}"
 
 
 def _render_scores(card: ModelCard) -> Iterator[str]:
     if not card.scores:
         return
     yield "## Scores"
-    words = card.model_description
-    more = list(dict.fromkeys(name for score in card.scores for name, _ in score.extra_columns))
-    head = ("Set", f"{words.unit.capitalize()}s", "Weights", "Decoding", "Loss", "BLEU", "chrF", "Exact", *more)
-    rows = [
-        (
-            *(score.name, f"{score.num_examples:,}", score.weights, score.decoding, *_format_metrics(score)),
-            *(dict(score.extra_columns).get(name, "") for name in more),
-        )
-        for score in card.scores
-    ]
-    yield markdown_table(head, rows, right_aligned=(1, 4, 5, 6, 7, *range(8, 8 + len(more))))
-    has_loss = any(score.loss is not None for score in card.scores)
-    told = [f"Loss is cross-entropy in nats per {words.loss_unit}."] if has_loss else []
-    told += [words.note] if words.note else []
-    if told:
-        yield " ".join(told)
+    columns = {"Set": [s.name for s in card.scores], f"{card.unit.capitalize()}s": _format_counts(card.scores)}
+    columns |= {"Weights": [card.weights for _ in card.scores], "Decoding": [s.decoding for s in card.scores]}
+    columns["Loss"] = [f"{s.metrics['loss']:.3f}" if "loss" in s.metrics else "" for s in card.scores]
+    for metric in METRICS.values():
+        values = [s.metrics.get(metric.name) for s in card.scores]
+        columns[metric.heading] = ["" if value is None else metric.format_value(value) for value in values]
+    for name in dict.fromkeys(name for s in card.scores for name, _ in s.extra_columns):
+        columns[name] = [dict(s.extra_columns).get(name, "") for s in card.scores]
+    rows = list(zip(*columns.values(), strict=True))
+    yield markdown_table(list(columns), rows, right_aligned=(1, *range(4, len(columns))))
+    has_loss = any(columns["Loss"])
+    notes = [f"Loss is cross-entropy in nats per {card.description.loss_unit}."] if has_loss else []
+    if notes := [*notes, *filter(None, [card.description.note])]:
+        yield " ".join(notes)
     signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
     if signatures:
         yield "sacreBLEU signatures:"
         yield "\n".join(f"- {format_code(signature)}" for signature in signatures)
 
 
-def _format_metrics(score: CardScore) -> tuple[str, ...]:
-    return (
-        _format_value(score.loss, 3),
-        _format_value(score.bleu, 1),
-        _format_value(score.chrf, 1),
-        _format_value(score.exact, 1, "%"),
-    )
-
-
-def _format_value(value: float | None, digits: int, unit: str = "") -> str:
-    return "" if value is None else f"{value:.{digits}f}{unit}"
+def _format_counts(scores: Sequence[FinalScores]) -> list[str]:
+    return [f"{score.num_examples:,}" for score in scores]
 
 
 def _render_usage(card: ModelCard) -> Iterator[str]:
-    yield "## How to use it"
-    yield code_block("sh", card.model_description.shell_example)
-    if card.model_description.python_example:
-        yield code_block("python", card.model_description.python_example)
-
-
-def quote_path(path: str) -> str:
-    """As a shell takes it."""
-    return path if re.fullmatch(r"[\w./+=:@%-]+", path) else "'" + path.replace("'", "'\\''") + "'"
+    yield "## Usage"
+    yield code_block("sh", card.description.shell_example)
+    yield code_block("python", card.description.python_example)
 
 
 def _render_data(card: ModelCard) -> Iterator[str]:
     data = card.data
     yield "## Data"
-    rows = [
-        (origin.name, f"{origin.read:,}", f"{origin.used:,}", f"{origin.read - origin.used:,}", f"{origin.weight:g}")
-        for origin in data.corpora
-    ]
-    read = f"{card.model_description.unit.capitalize()}s read"
-    yield markdown_table(("Corpus", read, "Used", "Left out", "Weight"), rows, right_aligned=(1, 2, 3, 4))
-    reasons = _merge_reasons(reason for origin in data.corpora for reason in origin.dropped)
+    rows = [(c.name, f"{c.read:,}", f"{c.used:,}", f"{c.read - c.used:,}", f"{c.weight:g}") for c in data.corpora]
+    header = ("Corpus", f"{card.unit.capitalize()}s read", "Used", "Dropped", "Weight")
+    yield markdown_table(header, rows, right_aligned=(1, 2, 3, 4))
+    reasons = _merge_reasons(reason for corpus in data.corpora for reason in corpus.dropped)
     if reasons:
-        yield "Left out: " + ", ".join(f"{escape_markdown(reason)} ({count:,})" for reason, count in reasons) + "."
-    yield "\n".join(
-        [
-            *_render_tokens(data),
-            f"- Held out for validation: {_describe_held_out(data, card.model_description.unit)}.",
-            f"- Key of the encoded data: {format_code(data.data_key)}",
-        ]
-    )
-    files = list(dict.fromkeys(file for origin in data.corpora for file in origin.files))  # several may share one
+        yield "Dropped: " + ", ".join(f"{escape_markdown(reason)} ({count:,})" for reason, count in reasons) + "."
+    method = f"; {escape_markdown(data.held_out_method)}" if data.held_out_method else ""
+    held_out = format_count(data.num_held_out, card.unit) + method if data.num_held_out else "nothing"
+    lines = [*_render_tokens(data), f"- Held out for validation: {held_out}."]
+    yield "\n".join([*lines, f"- Key of the encoded data: {format_code(data.data_key)}"])
+    files = list(dict.fromkeys(file for corpus in data.corpora for file in corpus.files))  # corpora may share files
     if files:
         yield markdown_table(("File", "SHA-256"), files, code_columns=(0, 1))
 
 
 def _render_tokens(data: DataSummary) -> Iterator[str]:
     if data.target_tokens:
-        yield f"- Tokens: {data.source_tokens:,} of the source, {data.target_tokens:,} of the target."
+        yield f"- Tokens: {data.source_tokens:,} source, {data.target_tokens:,} target."
     elif data.source_tokens:
         yield f"- Tokens: {data.source_tokens:,}."
 
 
-def _describe_held_out(data: DataSummary, unit: str) -> str:
-    how = f"; {escape_markdown(data.held_out_method)}" if data.held_out_method else ""
-    return format_count(data.num_held_out, unit) + how if data.num_held_out else "nothing"
-
-
 def _merge_reasons(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The same reason of several corpora as one; the most frequent first, equal ones by name."""
+    """Sum the counts of each reason; the most frequent first, equal ones by name."""
     totals: dict[str, int] = {}
     for reason, count in reasons:
         totals[reason] = totals.get(reason, 0) + count
@@ -324,65 +325,60 @@ def _merge_reasons(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def _render_model(card: ModelCard) -> Iterator[str]:
     model = card.model
     yield "## Model"
-    learned = (
-        ""
-        if model.trainable_parameters == model.parameters
-        else f", of which {model.trainable_parameters:,} were trained"
-    )
+    frozen = model.trainable_parameters != model.parameters
+    trained = f", of which {model.trainable_parameters:,} were trained" if frozen else ""
     layers = ((model.encoder_layers, "encoder"), (model.decoder_layers, "decoder"))
     rows = [
         ("Size", model.size),
-        ("Layers", ", ".join(f"{n} {name}" for n, name in layers if n)),
+        ("Layers", ", ".join(f"{count} {name}" for count, name in layers if count)),
         ("Width", f"{model.width:,}, feed-forward {model.ffn_width:,}, {format_count(model.heads, 'head')}"),
-        ("Parameters", f"{model.parameters:,}{learned}"),
+        ("Parameters", f"{model.parameters:,}{trained}"),
         ("Vocabulary", f"{model.vocab_size:,}" if model.vocab_size else ""),
         ("Tokenizer", model.tokenizer),
         ("Tokenizer SHA-256", model.tokenizer_sha256),
-        ("Trained further from", model.base_model),
-        ("Heads pruned before", f"{model.pruned_heads:,}" if model.pruned_heads else ""),
+        ("Fine-tuned from", model.base_model),
+        ("Pruned heads", f"{model.pruned_heads:,}" if model.pruned_heads else ""),
     ]
     yield markdown_table(("", ""), [row for row in rows if row[1]])
 
 
 def _render_settings(card: ModelCard) -> Iterator[str]:
     if card.settings:
-        yield "## Recipe"
-        rows = [(one.name, one.value, one.reason) for one in card.settings]
-        yield markdown_table(("Setting", "Value", "Why"), rows, code_columns=(0, 1))
-        yield "Every setting is in `run.toml` beside this card."
+        yield "## Settings"
+        rows = [(setting.name, setting.value, setting.reason) for setting in card.settings]
+        yield markdown_table(("Setting", "Value", "Reason"), rows, code_columns=(0, 1))
+        yield "All settings are in `run.toml` beside this card."
 
 
 def _render_training(card: ModelCard) -> Iterator[str]:
-    ran = card.training
+    training = card.training
     yield "## Training"
+    versions = f"attent {training.attent_version}, torch {training.torch_version}, Python {training.python_version}"
     rows = [
-        ("Updates", f"{ran.steps:,} ({ran.epochs:.1f} epochs)"),
-        ("Ended because", ran.end_reason),
-        ("Time", format_duration(ran.seconds)),
-        (
-            "Speed",
-            f"{ran.tokens_per_second:,.0f} tokens a second{', both sides' * card.model_description.has_two_sides}",
-        ),
-        ("Hardware", ran.hardware),
-        ("Versions", f"attent {ran.attent_version}, torch {ran.torch_version}, Python {ran.python_version}"),
-        ("Seed", "" if ran.seed is None else str(ran.seed)),
-        ("Date", ran.date),
+        ("Steps", f"{training.steps:,} ({training.epochs:.1f} epochs)"),
+        ("Ended because", training.end_reason),
+        ("Time", format_duration(training.seconds)),
+        ("Speed", f"{training.tokens_per_second:,.0f} tokens/s{', both sides' * card.description.has_two_sides}"),
+        ("Hardware", training.hardware),
+        ("Versions", versions),
+        ("Seed", "" if training.seed is None else str(training.seed)),
+        ("Date", training.date),
     ]
     yield markdown_table(("", ""), [row for row in rows if row[1]])
     if card.curves_file:
-        yield f"![Losses and scores over the updates]({card.curves_file})"
+        yield f"![Training curves]({card.curves_file})"
 
 
 def _render_samples(card: ModelCard) -> Iterator[str]:
     if card.samples:
-        yield f"## {card.model_description.samples_title}"
-        yield "Of held-out text, taken as they came and not chosen."
-        yield from (_render_sample(sample, card.model_description.sample_labels) for sample in card.samples)
+        yield f"## {card.description.samples_title}"
+        yield "From held-out text, evenly spaced and not selected by hand."
+        yield from (_render_sample(sample, card.description.sample_labels) for sample in card.samples)
 
 
 def _render_sample(sample: ValidationSample, labels: Sequence[str]) -> str:
     rows = zip(labels, (sample.source, sample.reference, sample.output), strict=True)
-    return "\n".join(f"- **{name}:** {escape_markdown(_truncate(words))}" for name, words in rows if name)
+    return "\n".join(f"- **{label}:** {escape_markdown(_truncate(text))}" for label, text in rows if label)
 
 
 def _truncate(text: str) -> str:
@@ -391,10 +387,12 @@ def _truncate(text: str) -> str:
 
 def _render_limits(card: ModelCard) -> Iterator[str]:
     yield "## Limits"
-    names = ", ".join(escape_markdown(origin.name) for origin in card.data.corpora)
-    before = f"what {escape_markdown(card.model.base_model)} had learned, from " if card.model.base_model else ""
+    names = ", ".join(escape_markdown(corpus.name) for corpus in card.data.corpora)
+    base = (
+        f" and, before that, on the data of {escape_markdown(card.model.base_model)}" if card.model.base_model else ""
+    )
     yield (
-        f"It has learned from {before}{names} and from nothing else: expect it to be weaker on other subjects, styles "
-        f"and lengths, to repeat what is wrong or unfair in that text, and at times to leave out, add or invent. "
-        f"Have a person check what matters. The scores hold for the sets above only."
+        f"Trained on {names}{base}, and on nothing else: expect worse results on other domains, styles and lengths, the "
+        "errors and biases of that data, and at times omissions, additions and inventions. Have a person check what "
+        "matters. The scores hold for the sets above only."
     )

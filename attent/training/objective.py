@@ -155,7 +155,9 @@ class MaskedLMObjective(SingleStackObjective):
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         head, wanted = self.model.masked_lm, batch.labels.flatten()
-        ready = head.output.scale_states(head.transform(gather_masked(states, batch))).flatten(0, 1)  # (B, M, E) -> (N, E)
+        ready = head.output.scale_states(head.transform(gather_masked(states, batch))).flatten(
+            0, 1
+        )  # (B, M, E) -> (N, E)
         output = head.output
         return linear_cross_entropy(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
 

@@ -30,9 +30,7 @@ from attent.training import checkpoint, rng, task_heads
 from attent.training.averaging import average_checkpoints
 from attent.training.config import (
     RESUMABLE_CHANGES,
-    SETTING_TASKS,
     Run,
-    TaskName,
     TrainError,
     UserSettings,
     diff_settings,
@@ -49,8 +47,8 @@ from attent.training.event_log import read_events as read_log
 from attent.training.events import Ended, Event, Note
 from attent.training.hardware import pick_device
 from attent.training.loop import StopRequested, Trainer
+from attent.training.tasks import TASKS, TaskName, get_task_class
 from attent.training.tasks.base import FinalScores, RunContext, Task
-from attent.training.tasks.text_task import limit_to_positions
 
 RUN_FILE, STATE_FOLDER, REQUESTED_FILE, FINISHED_FILE, LOG_FILE, CURVES_FILE, CARD_FILE = (
     "run.toml", "state", "requested.json", "finished.json", "log.jsonl", "curves.svg", "card.md",
@@ -63,10 +61,6 @@ EARLY_FILES = {name for layout in TOKENIZER_FORMATS for name in (*layout.require
 }  # fmt: skip
 MAX_LISTED_CHANGES = 8  # settings that are named when too many differ
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
-# The kind of model that a task trains, and what one calls it.
-MODEL_CLASSES: dict[TaskName, type[Model]] = {
-    "translate": Seq2Seq, "lm": CausalLM, "mlm": TextEncoder, "spans": Seq2Seq, "classify": TextEncoder, "images": VisionTransformer,
-}  # fmt: skip
 MODEL_DESCRIPTIONS: dict[type[Model], str] = {
     Seq2Seq: "a model of encoder and decoder",
     CausalLM: "a language model",
@@ -271,8 +265,8 @@ class TrainSession:
             torch.set_num_threads(run.train.threads)
         rng.seed_everything(run.train.seed)
         loaded = load_initial_model(run.init_from, run.task) if run.init_from and fresh else None
-        if loaded is not None and run.task not in ("translate", "images"):
-            run = limit_to_positions(run, self.requested, loaded.config, self.emit)
+        if loaded is not None:
+            run = get_task_class(run.task).adapt_run(run, self.requested, loaded.config, self.emit)
         material = self.prepare_task(run, fresh)
         if fresh:
             run, model = self.resolve_settings(run, material, loaded)
@@ -309,7 +303,7 @@ class TrainSession:
             report=self.emit,
             should_stop=self.signals.is_stop_requested,
         )
-        material = build_task(run, self.load_tokenizer(run, fresh), place)
+        material = get_task_class(run.task)(run, self.load_tokenizer(run, fresh), place)
         if self.distributed.is_main:
             if material.tokenizer is not None:
                 with explain_save_errors(self.out, "tokenizer"):
@@ -319,7 +313,7 @@ class TrainSession:
 
     def load_tokenizer(self, run: Run, fresh: bool) -> Tokenizer | None:
         """That of this run, or of the model to begin from; None: it is still to be learned, or none is needed."""
-        if run.task == "images":
+        if "data.tokenizer" not in get_task_class(run.task).settings:
             return None
         if not fresh or not self.distributed.is_main:
             return Tokenizer.load(self.out)
@@ -327,7 +321,7 @@ class TrainSession:
 
     def resolve_settings(self, run: Run, task: Task, loaded: Model | None) -> tuple[Run, Model]:
         """With everything chosen that nobody said, and the reasons told."""
-        if run.task in SETTING_TASKS["data.layout"]:
+        if "data.layout" in task.settings:
             layout = run.data.layout or ("bucketed" if self.distributed.device.type == "cpu" else "packed")
             run = replace(run, data=replace(run.data, layout=layout))
         config: ModelConfig
@@ -437,29 +431,15 @@ class TrainSession:
         return self.signals.exit_code
 
 
-def build_task(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> Task:
-    """The data of a run, made ready by those who know its task."""
-    if run.task == "images":
-        from attent.training.tasks import image_classification
-
-        return image_classification.prepare_image_task(run, tokenizer, context)
-    if run.task == "translate":
-        from attent.training.tasks import translation
-
-        return translation.prepare_translation(run, tokenizer, context)
-    from attent.training.tasks import text_task
-
-    return text_task.prepare_text_task(run, tokenizer, context)
-
-
 def load_initial_model(where: str, task: TaskName) -> Model:
     """The model to begin from, which must be of the kind that the task trains."""
     model = interop.load(where)
-    if not isinstance(model, MODEL_CLASSES[task]):
-        others = " or ".join(f"--task {name}" for name, kind in MODEL_CLASSES.items() if isinstance(model, kind))
+    wanted = get_task_class(task).model_class
+    if not isinstance(model, wanted):
+        others = " or ".join(f"--task {name}" for name in TASKS if isinstance(model, get_task_class(name).model_class))
         raise TrainError(
-            f"{where}: must be {MODEL_DESCRIPTIONS[MODEL_CLASSES[task]]} for --task {task}, but is {MODEL_DESCRIPTIONS[type(model)]}; train it "
-            f"further with {others}, or give another --from"
+            f"{where}: must be {MODEL_DESCRIPTIONS[wanted]} for --task {task}, but is {MODEL_DESCRIPTIONS[type(model)]}; "
+            f"train it further with {others}, or give another --from"
         )
     return model
 
@@ -518,13 +498,22 @@ class Finalizer:
         """The scores, the card, and that all is done. The first process writes, the others wait for it."""
         if self.session.distributed.is_main:
             from attent.training import model_card
-            from attent.training.card_facts import build_card
 
             outcomes = self.compute_scores()
             self.task.write_analysis(
                 interop.load(self.session.out).to(self.session.distributed.device), self.session.out
             )
-            model_card.write_card(build_card(self, outcomes), self.session.out / CARD_FILE)
+            card = model_card.build_card(
+                self.task,
+                self.run,
+                self.session.requested,
+                self.trainer,
+                outcomes,
+                weights=self.weights,
+                ended=self.ended,
+                curves_file=CURVES_FILE if (self.session.out / CURVES_FILE).exists() else "",
+            )
+            model_card.write_card(card, self.session.out / CARD_FILE)
             settings.write_json(self.summarize(outcomes), self.session.out / STATE_FOLDER / FINISHED_FILE)
             self.report_location()
         self.session.distributed.barrier()
@@ -540,9 +529,15 @@ class Finalizer:
 
     def summarize(self, scores: Sequence[FinalScores]) -> dict[str, Any]:
         """What a later call needs to know of this end."""
-        unit = self.task.describe_model(self.session.out).unit
+        unit = self.task.unit
         told = [
-            {"name": one.name, "kind": one.split, "pairs": one.num_examples, "unit": unit, **one.metrics}
+            {
+                "name": one.name,
+                "split": one.split,
+                "num_examples": one.num_examples,
+                "unit": unit,
+                "metrics": dict(one.metrics),
+            }
             for one in scores
         ]
         return {
@@ -561,5 +556,5 @@ class Finalizer:
         told = (
             f"the model is in {out}, and {out / CARD_FILE} says what it is; {self.task.describe_model(out).next_step}"
         )
-        told += f", look inside: attent look {out}{' picture.png' if self.run.task == 'images' else ''}"
+        told += f", look inside: attent look {out} {self.task.look_argument}".rstrip()
         self.session.emit(Note(text=told, step=self.ended.step))

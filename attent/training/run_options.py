@@ -15,7 +15,7 @@ from attent.data.filters import FilterConfig
 from attent.data.images import ImageDataConfig
 from attent.text.tokenizer_training import TokenizerConfig
 
-TaskName = Literal["translate", "lm", "mlm", "spans", "classify", "images"]
+Size = Literal["tiny", "small", "base", "big"]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -87,7 +87,7 @@ class TrainConfig:
     keep_last: Annotated[int, "checkpoints that stay"] = 5
     valid_every: Annotated[int | None, "updates between validations"] = None
     valid_sentences: Annotated[int, "sentences that each validation translates; 0: only the loss is worked out"] = 500
-    metric: Annotated[Literal["chrf", "bleu", "exact", "accuracy", "loss"], "by which the best model is told"] = "chrf"
+    metric: Annotated[str | None, "metric that selects the best model; by default that of the task"] = None
     patience: Annotated[int, "validations without a better one, after which training ends; 0: never"] = 10
     precision: Annotated[Precision | None, "bfloat16 where the device is fast with it"] = None
     compile: Annotated[bool | None, "compile the model: on a GPU"] = None

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from attent.training.config import TrainError
 from attent.training.events import Event, Progress, Validated
 
-SCALARS = {
-    Progress: ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second", "targets_per_second", "gpu_busy"),
-    Validated: ("loss", "bleu", "chrf", "exact", "accuracy"),
-}
-TAG_PREFIXES = {Progress: "train", Validated: "valid"}
+PROGRESS_SCALARS = ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second", "targets_per_second", "gpu_busy")
 
 
 class TensorBoardWriter:
@@ -26,9 +22,13 @@ class TensorBoardWriter:
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress | Validated):
-            figures = asdict(event)
-            for name in SCALARS[type(event)]:
-                if figures[name] is not None:
-                    self.writer.add_scalar(f"{TAG_PREFIXES[type(event)]}/{name}", figures[name], event.step)
-            self.writer.flush()
+        if isinstance(event, Progress):
+            self.write("train", {name: getattr(event, name) for name in PROGRESS_SCALARS}, event.step)
+        elif isinstance(event, Validated):
+            self.write("valid", {"loss": event.loss, **event.metrics}, event.step)
+
+    def write(self, prefix: str, scalars: Mapping[str, float | None], step: int) -> None:
+        for name, value in scalars.items():
+            if value is not None:
+                self.writer.add_scalar(f"{prefix}/{name}", value, step)
+        self.writer.flush()

@@ -1,4 +1,4 @@
-"""`attent demo`: what it shows was never trained on, it runs to its end, and it learns its task."""
+"""`attent demo`: its test dates are unseen, it runs to its end, and it learns its task."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
 
 
-def test_what_is_shown_was_never_trained_on() -> None:
-    assert all(choose_split(datetime.date.fromisoformat(right)) == "test" for _, right in TEST_DATES)
+def test_the_dates_that_are_shown_are_unseen() -> None:
+    assert all(choose_split(datetime.date.fromisoformat(date)) == "test" for _, date in TEST_DATES)
 
 
-def test_every_digit_is_a_digit_and_there_once() -> None:
-    found = list(list_digits())
-    assert len(found) == len(set(found)) == 100
-    assert all(digit.isdigit() for digit in found)
+def test_digits_are_listed_once() -> None:
+    digits = list(list_digits())
+    assert len(digits) == len(set(digits)) == 100
+    assert all(digit.isdigit() for digit in digits)
 
 
-def test_the_picture_shows_where_the_weight_is() -> None:
+def test_the_heatmap_shows_the_weights() -> None:
     lines = list(render_heatmap(["Mai", "日", "end"], ["0", "5"], [[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]]))
     assert [line.rstrip() for line in lines] == ["       0   5", "  Mai ███", "   日     ▒▒▒", "  end     ▒▒▒"]
 
 
-def test_pieces_are_shown_as_people_read_them() -> None:
+def test_tokens_are_readable() -> None:
     assert format_tokens(["▁Mai", "▁", "1", "</s>"]) == ["Mai", "space", "1", "end"]
 
 
 def run_demo(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[float, str]:
-    """The share of right answers, and all that it printed."""
+    """Return the percentage of exact translations, and the output."""
     assert main(["demo", "--out", str(folder), *options]) == 0
     printed = capsys.readouterr()
     assert "loss" in printed.err
-    share = re.search(r"([\d.]+)% of [\d,]+ dates that it never saw are right", printed.out)
-    assert share is not None
-    return float(share[1]), printed.out
+    exact = re.search(r"([\d.]+)% of [\d,]+ unseen dates", printed.out)
+    assert exact is not None
+    return float(exact[1]), printed.out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_demo_learns_its_task(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    share, _ = run_demo(tmp_path / "model", capsys, "--seed", str(seed))
-    assert share >= 99
+    exact, _ = run_demo(tmp_path / "model", capsys, "--seed", str(seed))
+    assert exact >= 99
 
 
-def test_the_demo_runs_to_its_end_and_a_second_time_only_shows(
+def test_a_second_demo_only_shows_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dates.write_corpus, "__defaults__", ({"train": 2000, "valid": 20, "test": 30},))
     monkeypatch.setattr("attent.decoding.options.MAX_EXTRA_TOKENS", MAX_EXTRA_TOKENS)
     _, out = run_demo(tmp_path / "model", capsys, "--steps", "2")
-    assert "What it looks at while it writes 1954-03-13" in out
+    assert "while it writes 1954-03-13" in out
     assert len(list(attent.load(tmp_path / "model").parameters())) > 10
     assert main(["demo", "--out", str(tmp_path / "model"), "--steps", "2"]) == 0
     again = capsys.readouterr()
     assert "this run is complete" in again.err
-    assert "What it looks at" in again.out
+    assert "Cross-attention" in again.out
 
 
 def test_no_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_no_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "attent: error: `--steps` must be 1 or more, but is 0\n"
 
 
-def test_a_bad_folder_is_told_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("here")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 1
     assert "is a file; give another --out" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], t
     assert " ± " in page
     assert "TER    nrefs:1|bs:1000|seed:12345|case:lc|" in page
     assert "chrF++" not in page
-    assert f"pair {COUNT}  chrF 0.0" in page
+    assert f"pair {COUNT}  BLEU 0.0, chrF 0.0" in page
     assert page.count("  reference  ") == 2
     assert "1 empty" in page
 
@@ -151,7 +151,7 @@ def test_the_whole_search_can_be_asked_for_and_is_told(folder: Path, data: list[
     command = [folder, *data, *flags, "-m", "chrf"]
     told = json.loads(run(capsys, *command, "--json"))
     search = told["search"]
-    asked = [search[name] for name in ("beam_size", "groups", "patience", "max_length", "length_penalty_type")]
+    asked = [search[name] for name in ("beam_size", "beam_groups", "patience", "max_length", "length_penalty_type")]
     assert asked == [4, 2, 2.0, 9, "wu"]
     assert search["formula"] == "score = log_prob / ((5 + length) / 6)^alpha, alpha = 1"
     words = f"beam 4 in 2 groups of diversity 0.5 of patience 2, {search['formula']}, at most 9 tokens"

@@ -74,9 +74,9 @@ def folders(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ("task", "kind", "words"),
     [
         ("lm", CausalLM, ("A language model", "attent generate", "Bits per character", "nats per token")),
-        ("mlm", TextEncoder, ("A masked language model", "attent fill", "Accuracy", "nats per hidden word")),
+        ("mlm", TextEncoder, ("A masked language model", "attent fill", "Accuracy", "nats per masked token")),
         ("spans", Seq2Seq, ("attent train --from", "Perplexity")),
-        ("classify", TextEncoder, ("A classifier of texts", "attent classify", "95% interval", "It tells no, yes.")),
+        ("classify", TextEncoder, ("A text classifier", "attent classify", "95% interval", "Labels: no, yes.")),
     ],
 )
 def test_each_task_makes_a_whole_folder(
@@ -93,13 +93,12 @@ def test_each_task_makes_a_whole_folder(
     assert run.train.label_smoothing == 0.0
     told = events(out, "validated")
     assert [event["step"] for event in told] == [2, 4]
-    assert (told[-1]["accuracy"] is not None) == (task in ("mlm", "classify"))
-    assert told[-1]["bleu"] is None
+    assert set(told[-1]["metrics"]) == ({"accuracy"} if task in ("mlm", "classify") else set())
     assert bool(told[-1]["samples"]) == (task != "spans")
     finished = json.loads((out / "state" / "finished.json").read_text())
     scores = finished["scores"]
-    assert scores[0]["kind"] == "validation"
-    assert "loss" in scores[0]
+    assert scores[0]["split"] == "validation"
+    assert "loss" in scores[0]["metrics"]
     assert finished["unit"] == scores[0]["unit"] == ("document" if task == "lm" else "text")
 
 
@@ -108,7 +107,7 @@ def test_bits_of_a_text_are_those_of_its_tokens_and_its_end(folders: dict[str, P
     held = whole[int(0.9 * len(whole)) :]
     vocabulary = Tokenizer.load(folders["lm"]).source
     told = len(vocabulary.prefix_ids) + len(vocabulary.encode([held])[0])  # and the end, but for the first token
-    scores = json.loads((folders["lm"] / "state" / "finished.json").read_text())["scores"][0]
+    scores = json.loads((folders["lm"] / "state" / "finished.json").read_text())["scores"][0]["metrics"]
     nats = scores["loss"] * told
     assert scores["bits_per_character"] == pytest.approx(nats / math.log(2) / len(held), rel=1e-6)
     assert scores["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(held.encode()), rel=1e-6)
@@ -117,13 +116,13 @@ def test_bits_of_a_text_are_those_of_its_tokens_and_its_end(folders: dict[str, P
 def test_the_card_counts_what_was_held_out(folders: dict[str, Path]) -> None:
     card = (folders["mlm"] / "card.md").read_text()
     assert "| lines.txt | 120 | 108 | 12 |" in card
-    assert "Left out: held out for validation (12)." in card
+    assert "Dropped: held out for validation (12)." in card
     notes = [event["text"] for event in events(folders["mlm"], "note")]
     assert "held out 12 of 120 texts for validation (name your own with --valid)" in notes
 
 
 def test_who_has_learned_spans_is_told_how_to_go_on(folders: dict[str, Path]) -> None:
-    assert "--set data.filters.ratio=0" in events(folders["spans"], "note")[-1]["text"]
+    assert "--set data.filters.length_ratio=0" in events(folders["spans"], "note")[-1]["text"]
 
 
 def test_a_tokenizer_has_what_its_task_needs(folders: dict[str, Path]) -> None:
@@ -142,7 +141,7 @@ def test_labels_are_those_of_the_data_and_files_beside_validate(folders: dict[st
     assert model.config.labels == ("no", "yes")
     scores = json.loads((folders["classify"] / "state" / "finished.json").read_text())["scores"]
     assert scores[0]["name"] == "dev.tsv"
-    assert scores[0]["pairs"] == 20
+    assert scores[0]["num_examples"] == 20
 
 
 def test_a_run_goes_on_from_its_folder_alone(folders: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
@@ -206,9 +205,9 @@ def test_a_run_does_not_go_on_with_other_labels_or_another_validation_part(
         (
             lines.replace("\tyes", "\tcat"),
             "a cat\tcat\n",
-            "must be those that this run began with, no, yes, but are cat, no",
+            "must have the labels that this run started with, no, yes, but has cat, no",
         ),
-        (lines, "a dog\tno\n", "its checkpoints were made with another validation part"),
+        (lines, "a dog\tno\n", "its checkpoints were made with another validation set"),
     ):
         data.write_text(train_with)
         dev.write_text(validate_on)
@@ -228,9 +227,9 @@ def test_texts_are_no_longer_than_a_model_to_begin_from_knows(
     data, out, start = text / "lines.txt", tmp_path / "out", str(tmp_path / "short")
     assert train("lm", data, out, *few, "--from", start) == 0
     assert read_run(out / "run.toml").data.max_tokens == 12
-    assert any("texts of at most 12 tokens" in event["text"] for event in events(out, "note"))
+    assert any("limited to 12 tokens" in event["text"] for event in events(out, "note"))
     assert train("lm", data, tmp_path / "other", *few, "--from", start, "--max-tokens", "48") == 1
-    assert "`data.max_tokens` must be at most 12, the positions that" in capsys.readouterr().err
+    assert "`data.max_tokens` must be at most 12, the positions of" in capsys.readouterr().err
 
 
 def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(
@@ -241,7 +240,7 @@ def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(
     (tmp_path / "test.tsv").write_text("text\tlabel\nthe cat\tmaybe\n")
     small = [*SMALL, *SHAPE, "--vocab", "340"]
     assert train("classify", tmp_path / "train.tsv", tmp_path / "out", *small) == 0
-    assert "'maybe', which none of the texts to train on has" in capsys.readouterr().err
+    assert "'maybe', which no training text has" in capsys.readouterr().err
     scores = json.loads((tmp_path / "out" / "state" / "finished.json").read_text())["scores"]
     assert [one["name"] for one in scores] == ["dev.tsv"]
     asked = ["--test", str(tmp_path / "test.tsv")]
@@ -265,20 +264,25 @@ def test_a_model_of_spans_is_trained_further_as_a_translator(
         ("lm", "memory.tmx", (), "is a file of pairs (tmx), and text alone is wanted here"),
         ("lm", "nowhere.txt", (), "there is no such file or folder"),
         ("classify", "pairs.tsv", (), "is it a corpus of translations (--task translate)?"),
-        ("classify", "same.tsv", ("--hold-out", "0"), "there must be 2 labels or more to tell apart, but all are 'x'"),
+        ("classify", "same.tsv", ("--hold-out", "0"), "must have at least 2 labels, but all are 'x'"),
         ("mlm", "lines.txt", ("--metric", "bleu"), "`train.metric` must be loss or accuracy for --task mlm"),
         ("lm", "lines.txt", ("--rdrop", "1"), "`train.rdrop` means nothing for --task lm; leave it out"),
         ("mlm", "lines.txt", ("--src", "en"), "`data.src` means nothing for --task mlm"),
-        ("classify", "train.tsv", ("--set", "data.filters.ratio=2"), "`data.filters.ratio` means nothing for --task"),
+        (
+            "classify",
+            "train.tsv",
+            ("--set", "data.filters.length_ratio=2"),
+            "`data.filters.length_ratio` means nothing for --task",
+        ),
         ("lm", "lines.txt", ("--layout", "packed"), "`data.layout` means nothing for --task lm"),
         ("spans", "lines.txt", ("--set", "data.images.flip=0"), "`data.images.flip` means nothing for --task spans"),
         ("lm", "lines.txt:3", (), "weights are for --task translate alone"),
         ("mlm", "lines.txt", ("--set", "model.encoder.layers=2"), "model.encoder"),
         ("lm", "lines.txt", ("--set", "model.layesr=2"), "did you mean `model.layers`?"),
         ("mlm", "lines.txt", ("--from", "LM"), "must be an encoder of text for --task mlm, but is a language model"),
-        ("mlm", "lines.txt", ("--from", "CLASSIFY"), "its tokenizer has no mask such as [MASK]"),
-        ("lm", "lines.txt", ("--from", "LM", "--size", "tiny"), "`size` cannot be chosen with --from"),
-        ("classify", "strange", (), "dev.tsv: has the label 'maybe', which none of the texts to train on has"),
+        ("mlm", "lines.txt", ("--from", "CLASSIFY"), "its tokenizer has no mask token"),
+        ("lm", "lines.txt", ("--from", "LM", "--size", "tiny"), "`size` cannot be changed with --from"),
+        ("classify", "strange", (), "dev.tsv: has the label 'maybe', which no training text has"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_sentence(

@@ -14,7 +14,6 @@ from attent.data import contamination
 from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
-from attent.data.estimate import estimate_corpus
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import (
     CorpusReport,
@@ -27,6 +26,7 @@ from attent.data.report import (
     list_ignored_files,
     summarize_lengths,
 )
+from attent.training.autoconfig import estimate_corpus
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
 VERBS = "sees likes finds follows draws remembers".split()
@@ -345,7 +345,9 @@ def test_every_fact_goes_into_json(planted: tuple[Path, dict[str, list[int]]]) -
 
 def test_an_estimate_counts_tokens_and_measures_speed() -> None:
     sample = [sentence(i) for i in range(600)]
-    found = estimate_corpus(sample, pairs=6_000, characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01)
+    found = estimate_corpus(
+        sample, num_pairs=6_000, num_characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01
+    )
     assert found is not None
     assert found.tokens.sampled_pairs == 600
     words = sum(len(source.split()) for source, _ in sample) * 10

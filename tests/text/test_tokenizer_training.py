@@ -131,7 +131,9 @@ def test_a_rare_character_is_spelled_in_bytes_and_a_common_one_is_not() -> None:
 def test_a_line_with_a_sign_that_is_no_text_is_learnt_from_but_the_sign_gets_no_id(sign: str) -> None:
     ours = train_tokenizer([f"zebra{sign}crossing"] * 50, ["word"] * 50)
     assert ours.source.to_pieces(ours.source.encode(["zebra"])[0]) == ["▁zebra"]
-    assert not any(sign in piece[1:] or piece == sign != "▁" for piece in ours.source.to_pieces(range(ours.source.size)))
+    assert not any(
+        sign in piece[1:] or piece == sign != "▁" for piece in ours.source.to_pieces(range(ours.source.size))
+    )
 
 
 def test_lines_of_any_length_are_learnt_from() -> None:

@@ -176,11 +176,11 @@ def serve_forks() -> None:
 
     import attent.cli.train
     import attent.decoding.options
-    import attent.training.card_facts
     import attent.training.curves
+    import attent.training.model_card
     import attent.training.run
 
-    attent.training.curves.draw_png = lambda *_: False  # matplotlib takes longer than the whole run
+    attent.training.curves.draw_curves = lambda *_: None  # matplotlib takes longer than the whole run
     attent.decoding.options.MAX_EXTRA_TOKENS = MAX_EXTRA_TOKENS
     del sacrebleu, attent
     print(json.dumps({"ready": True}), flush=True)
@@ -262,8 +262,7 @@ def _kill_at_call(kill: Kill) -> None:
     )
     for name in ("fsync", "rename", "replace", "open", "mkdir", "rmdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    for module in (folder, checkpoint):
-        module.write_synced, module.write_safetensors = map(counted, (module.write_synced, module.write_safetensors))
+    folder.write_synced, folder.write_safetensors = map(counted, (folder.write_synced, folder.write_safetensors))
 
 
 if __name__ == "__main__":

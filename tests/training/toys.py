@@ -39,6 +39,7 @@ RECIPE = TrainConfig(
     precision="float32",
     compile=False,
     workers=0,
+    metric="chrf",
 )
 
 

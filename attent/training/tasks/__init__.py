@@ -1,1 +1,31 @@
-"""Training tasks."""
+"""The table of training tasks. A task is one class (see `base.Task`) that declares its data, model, objective, metrics
+and defaults; to add one, write its module and add a line here.
+
+Task modules are imported on first use: this module is part of `attent train --help`, which must not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from attent.training.tasks.base import Task
+
+TaskName = Literal["translate", "lm", "mlm", "spans", "classify", "images"]
+TASKS: dict[TaskName, tuple[str, str]] = {  # "module:class" in this package, help
+    "translate": ("translation:TranslationTask", "pairs of texts (the default)"),
+    "lm": ("causal_lm:CausalLMTask", "next token"),
+    "mlm": ("masked_lm:MaskedLMTask", "masked tokens"),
+    "spans": ("span_corruption:SpanCorruptionTask", "masked spans"),
+    "classify": ("text_classification:TextClassificationTask", "labels of texts"),
+    "images": ("image_classification:ImageClassificationTask", "labels of images"),
+}
+TASK_HELP = ", ".join(f"{name}: {text}" for name, (_, text) in TASKS.items())
+
+
+def get_task_class(name: TaskName) -> type[Task]:
+    """Import and return the class of a task."""
+    module, _, class_name = TASKS[name][0].partition(":")
+    task: type[Task] = getattr(import_module(f"{__name__}.{module}"), class_name)
+    return task

@@ -1,17 +1,19 @@
-"""What the loop and `attent train` need of a task, and nothing about any one of them.
+"""The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself.
 
-A task (translation, next words, masked words, spans, labels of texts, labels of images) is its `Material`: how its data
-become batches, which model suits them, what is made small, and how the result is judged. Each is made by a function
-`prepare(run, tokenizer, place) -> Material` (see `attent.cli.training.material_of`); the loop sees batches, an
-objective and a judge only.
+The loop sees batches, an objective and an evaluator; `attent.training.run` sees the `Task`. Nothing here is about any
+one task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -19,39 +21,47 @@ from torch import nn
 from attent.data.arrays import Array
 from attent.data.loader import LoaderPosition
 from attent.models import Model, ModelConfig
+from attent.storage.atomic import atomic_path
 from attent.text.tokenizer import Tokenizer
-from attent.training import model_card
-from attent.training.config import Run, Size, TrainConfig, UserSettings
-from attent.training.events import EventHandler, ValidationSample
+from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
+from attent.training.events import EventHandler, Note, ValidationSample
+
+T = TypeVar("T")
+# Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
+# zero, clipped gradients; label smoothing only where there are few labels.
+MODERN_RECIPE: dict[str, Any] = {
+    "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
+    "clip_norm": 1.0, "label_smoothing": 0.0,
+}  # fmt: skip
+
 
 # ---- what the loop sees ----------------------------------------------------------------------------------------------
 
 
 class TrainBatch(Protocol):
-    """Some rows of whatever is learned from."""
+    """Rows of training examples as tensors."""
 
     @property
     def num_targets(self) -> int:
-        """Terms of the loss, over which its mean is taken: target tokens, masked words, texts, images."""
+        """Terms of the loss, over which its mean is taken: target tokens, masked tokens, texts, images."""
 
     @property
     def num_tokens(self) -> int:
-        """What the model reads, without filler: for the speed."""
+        """Tokens that the model reads, without padding; for throughput."""
 
     @property
     def num_padded_tokens(self) -> int:
-        """The same with filler, of the larger side: for cutting into pieces."""
+        """The same with padding, of the larger side; for splitting into micro-batches."""
 
     @property
-    def row_length(self) -> int:
-        """Slots of one row."""
+    def row_length(self) -> int: ...
 
     @property
     def example_ids(self) -> Array:
-        """Numbers that say which data these are: they go into the digest of the order."""
+        """Indices of the examples in the data; the loop hashes them to fingerprint the order."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
 
     def slice_rows(self, start: int, stop: int) -> TrainBatch: ...
 
@@ -61,7 +71,7 @@ class TrainBatch(Protocol):
 
 
 class BatchLoader(Protocol):
-    """All batches, each a pure function of its epoch, its step and the seed (see `attent.data.drawn.Drawn`)."""
+    """All batches, each a pure function of the epoch, the step and the seed (see `attent.data.loader`)."""
 
     def num_steps(self, epoch: int) -> int: ...
 
@@ -72,12 +82,12 @@ class BatchLoader(Protocol):
     ) -> Iterator[tuple[LoaderPosition, Any]]: ...
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
-        """A sentence about what is left out or cut, if anything is."""
+        """A sentence about examples that are dropped or truncated, if there are any."""
 
 
 class ObjectiveFactory(Protocol):
-    """A class such as `objective.Objective`: of a model it makes the module that turns a batch into
-    (sum of the loss, sum of the plain cross-entropy in nats without a gradient), both over `batch.units`."""
+    """Makes the objective of a model: a module that maps a batch to (sum of the loss, sum of the plain cross-entropy in
+    nats without a gradient), both over `batch.num_targets`."""
 
     def __call__(
         self,
@@ -91,98 +101,217 @@ class ObjectiveFactory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """What a validation found beside the loss: figures by name (of `FIGURES`, the more the better)."""
+    """Metrics of a validation besides the loss, by their names in `attent.scoring.metrics.METRICS`."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     samples: tuple[ValidationSample, ...] = ()
 
 
-ValidationMetric = Literal["bleu", "chrf", "exact", "accuracy"]  # the last two in per cent
-VALIDATION_METRICS: tuple[ValidationMetric, ...] = ("bleu", "chrf", "exact", "accuracy")
 Evaluator = Callable[[Any], EvalResult]
 
 
-# ---- what `attent train` sees ----------------------------------------------------------------------------------------
+# ---- what a run sees -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """Where a run is prepared, who is told, and whether someone has asked to stop."""
+    """The surroundings of a run that its task needs."""
 
-    data_dir: Path  # for what is made once and found again: `state/data` of the run
+    data_dir: Path  # for files that are made once and reused: `state/data` of the run
     device: torch.device
     report: EventHandler
     should_stop: Callable[[], bool] = lambda: False
 
+    def note(self, text: str) -> None:
+        self.report(Note(text=text))
+
+    def warn(self, text: str) -> None:
+        self.report(Note(text=text, level="warning"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinalScores:
-    """What the finished model scores on one set."""
+    """Scores of the finished model on one set."""
 
     name: str
     split: Literal["validation", "test"]
-    num_examples: int  # pairs, texts, images
-    metrics: Mapping[str, float]  # by name: loss, bleu, accuracy ...
+    num_examples: int
+    metrics: Mapping[str, float]  # those of `METRICS`, loss, perplexity ...
     summary: str  # "accuracy 92.1% (90.3 to 93.8)"
-    extra_columns: tuple[
-        tuple[str, str], ...
-    ] = ()  # columns of the card's table beside the usual: ("Accuracy", "92.1%")
+    extra_columns: tuple[tuple[str, str], ...] = ()  # of the model card's table: ("Perplexity", "4.2")
     decoding: str = ""  # "beam 4"
     signatures: tuple[str, ...] = ()
     samples: tuple[ValidationSample, ...] = ()
 
 
-class Task(Protocol):
-    """The data of a run, ready to be learned from, and all that is done with them."""
+@dataclass(frozen=True, kw_only=True)
+class CorpusSource:
+    """One corpus: what was read and how much of it was used (`read` is `used` + all of `dropped`)."""
+
+    name: str
+    read: int
+    used: int
+    dropped: tuple[tuple[str, int], ...] = ()  # (reason, count)
+    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256, "" where it could not be read again)
+    weight: float = 1.0  # sampling weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSummary:
+    """The training data, for the model card."""
+
+    corpora: tuple[CorpusSource, ...]
+    source_tokens: int
+    target_tokens: int  # 0 where there is one side only; both 0: not counted in tokens
+    data_key: str  # the first digits of a SHA-256 of the text, the filters and the tokenizer
+    num_held_out: int  # examples used for validation only
+    held_out_method: str  # "selected by a hash of ...", "valid.tsv", or "" without a validation set
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """How the model card and the last line of a run describe a model."""
+
+    title: str  # "en-de translator"
+    shell_example: str
+    python_example: str
+    next_step: str  # "try it: attent translate runs/en-de"
+    loss_unit: str = "target token"
+    note: str = ""  # below the scores
+    samples_title: str = "Samples"
+    sample_labels: tuple[str, str, str] = ("Source", "Reference", "Output")
+    has_two_sides: bool = False  # reads a source and a target
+
+
+class Task(ABC):
+    """One kind of training; an instance holds the prepared data of a run."""
+
+    model_class: ClassVar[type[Any]]
+    config_class: ClassVar[type[Any]]
+    objective_class: ClassVar[ObjectiveFactory]
+    unit: ClassVar[str]  # of what it is trained on: "pair", "text"
+    metrics: ClassVar[tuple[str, ...]]  # that can select the best model; the first is the default
+    settings: ClassVar[frozenset[str]]  # which of `attent.training.config.TASK_SETTINGS` it reads
+    default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from the paper's recipe
+    look_argument: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
+
+    tokenizer: Tokenizer | None  # saved beside the model
+
+    @abstractmethod
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
+        """Prepare the data of a run; `tokenizer` is that of the model to start from, or of the run to resume."""
 
     @property
-    def model_class(self) -> type[Any]:
-        """Of the model: Seq2Seq, CausalLM, Encoder, Vision."""
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """It is saved beside the model."""
-
-    @property
+    @abstractmethod
     def title(self) -> str:
-        """What is learned, in a word or two, for the display: `en-de`."""
+        """A word or two for the progress display: `en-de`."""
 
     @property
+    @abstractmethod
     def fingerprints(self) -> Mapping[str, str]:
-        """What checkpoints must have been made with: {"data": a digest, "tokenizer": another}."""
+        """Hashes that a checkpoint must match: {"data": ..., "tokenizer": ...}."""
 
-    @property
-    def objective_class(self) -> ObjectiveFactory: ...
+    # ---- the model
 
+    @classmethod
+    @abstractmethod
+    def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> ModelConfig:
+        """Any config of the right class, to validate the requested `model` table before the data are read."""
+
+    @classmethod
+    def adapt_run(cls, run: Run, requested: UserSettings, config: ModelConfig, report: EventHandler) -> Run:
+        """Adapt a run to the model that it starts from, before the data are read."""
+        return run
+
+    @abstractmethod
     def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
-        """For a model from nothing: its size, its config with what was asked for on top (`model_of`), and why."""
+        """Return (size, config with the requested settings applied, reason) for a model from scratch."""
 
+    @abstractmethod
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> ModelConfig:
-        """The config with which the model of `--from where` is trained further; what cannot be is refused."""
+        """The config with which the model of `--from origin` is trained further; settings it cannot change are refused."""
 
+    @abstractmethod
     def build_model(self, config: Any, pretrained: Any) -> Model:
-        """A model of this config, with the weights of `loaded` where it has them (None: from nothing)."""
+        """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
 
+    @abstractmethod
     def fill_train_config(self, run: Run, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        """Every None of `run.train` filled in, from the amount of data and the machine."""
+        """`run.train` with every None replaced, from the amount of data and the device."""
 
+    @abstractmethod
     def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
-        """What was chosen, as sentences."""
+        """Sentences about the model and the schedule."""
 
+    # ---- batches and scores
+
+    @abstractmethod
     def build_train_batches(self, run: Run) -> BatchLoader: ...
 
+    @abstractmethod
     def build_valid_batches(self, run: Run) -> BatchLoader | None: ...
 
-    def build_evaluator(self, run: Run) -> Evaluator | None: ...
+    def build_evaluator(self, run: Run) -> Evaluator | None:
+        return None
 
+    @abstractmethod
     def score_model(self, model: Any, run: Run) -> Iterator[FinalScores]:
-        """The scores at the end, by the weights that were kept."""
+        """Score the selected weights on the validation set and each test set."""
 
-    def write_analysis(self, model: Any, out: Path) -> None:
-        """What else is measured and remembered in the folder of a finished model."""
+    def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
+        """Measure what else belongs in the folder of a finished model."""
 
-    def describe_data(self) -> model_card.DataSummary:
-        """What it learned from, for the card."""
+    # ---- the model card
 
-    def describe_model(self, out: Path) -> model_card.ModelDescription:
-        """How the card and the last line speak of such a model."""
+    @abstractmethod
+    def describe_data(self) -> DataSummary: ...
+
+    @abstractmethod
+    def describe_model(self, out: Path) -> ModelDescription: ...
+
+
+# ---- helpers of several tasks ----------------------------------------------------------------------------------------
+
+
+def select_evenly(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` items, evenly spaced."""
+    count = min(count, len(items))
+    return [items[len(items) * i // count] for i in range(count)]
+
+
+def check_hold_out(count: int, available: int, noun: str) -> None:
+    if count >= available:
+        raise TrainError(
+            f"`data.hold_out` must be less than the {available:,} {noun} there are, but is {count:,}; add {noun}, name "
+            "a validation set with --valid, or train without one (--hold-out 0)"
+        )
+
+
+def report_unusable_test(problem: str, requested: bool, context: RunContext) -> None:
+    """Refuse a test set that was named; skip one that was found beside the data."""
+    if requested:
+        raise TrainError(problem)
+    context.warn(f"{problem}; found beside the data, it is not scored")
+
+
+def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    """(name, SHA-256) of each file; "" for one that can no longer be read."""
+    return tuple((name, hash_file(path)) for name, path in zip(names, paths, strict=True))
+
+
+def hash_file(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def spool_stdin(names: Sequence[str], data_dir: Path) -> list[str]:
+    """Copy standard input (`-`) to a file once, so that a resumed run can read it again."""
+    copy = data_dir / "stdin"
+    if "-" in names and not copy.exists():
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_path(copy) as temporary, open(temporary, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    return [str(copy) if name == "-" else name for name in names]

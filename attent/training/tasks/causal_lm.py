@@ -1,11 +1,13 @@
-"""`--task lm`: a text goes on from what it has. Running text or documents, a decoder alone, the loss per token.
+"""`--task lm`: predict the next token of running text or documents with a decoder-only model.
 
-Windows of text are `attent.data.rows`' business; the text that a validation shows is written word by likeliest word.
+`attent.data.text_batches` cuts the text into windows; each validation generates a greedy sample.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,27 +16,38 @@ import torch
 
 from attent.data.encode import add_special_tokens
 from attent.data.text_batches import WindowLoader
-from attent.data.text_corpus import TextCorpus, TextLayout
+from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
-from attent.models import CausalConfig, CausalLM
+from attent.decoding.forced_decoding import eval_mode
+from attent.models import CausalConfig, CausalLM, presets
+from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
-from attent.training import model_card, model_presets
 from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size
 from attent.training.events import ValidationSample
 from attent.training.objective import CausalLMObjective
-from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, FinalScores, ObjectiveFactory, RunContext
+from attent.training.tasks.base import (
+    MODERN_RECIPE,
+    BatchLoader,
+    EvalResult,
+    Evaluator,
+    FinalScores,
+    ModelDescription,
+    RunContext,
+)
 from attent.training.tasks.text_task import (
+    STACK_BY_SIZE,
     VALID_BATCH_TOKENS,
+    Split,
     TaskDefaults,
     TextTask,
-    eval_mode,
+    compute_perplexity,
     get_tokenizer,
     load_splits,
     max_positions,
 )
 
-PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # tokens of the sample that a validation shows
+PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # of the sample of a validation
 PYTHON_EXAMPLE = """\
 import attent
 
@@ -43,8 +56,8 @@ print(generator.generate(["Once"])[0][0].text)"""
 
 
 class CausalLMTask(TextTask):
-    text_format: ClassVar[TextLayout] = "documents"
-    unit: ClassVar[str] = "document"
+    layout = "documents"
+    unit = "document"
     defaults = TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)),
         finetune_epochs=3,
@@ -55,126 +68,123 @@ class CausalLMTask(TextTask):
         batch_tokens_by_size={"tiny": 16_384, "small": 16_384, "base": 32_768, "big": 32_768},
         warmup_ratio=0.05,
     )
-    model_class: type[Any] = CausalLM
-    objective_class: ObjectiveFactory = CausalLMObjective
+    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"betas": [0.9, 0.95]}}
+    settings = frozenset({"data.tokenizer", "data.max_tokens"})
+    model_class = CausalLM
+    config_class = CausalConfig
+    objective_class = CausalLMObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        source = load_splits(run, context, self.text_format)
-        super().__init__(run, source, get_tokenizer(run, source.train, tokenizer, context), context)
-        self.documents = self.concatenate_documents(source.train)
+        splits = load_splits(run, context, self.layout)
+        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context), context)
+        self.documents = self.concatenate_documents(splits.train)
         self.data_size = DataSize(num_examples=len(self.documents), num_tokens=len(self.documents.ids))
 
+    @classmethod
+    def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> CausalConfig:
+        return causal_lm_config("tiny", vocab)
+
     def concatenate_documents(self, texts: TextCorpus) -> EncodedTexts:
-        """Documents end to end. One that is trained on ends, whatever stands behind a prompt."""
-        around = add_special_tokens(self.encode_texts(texts), self.vocabulary.prefix_ids, (self.vocabulary.end,))
-        return EncodedTexts.from_sentences(around, self.data_key)
+        """Documents end to end, each closed by the end token, also where the tokenizer adds none to a prompt."""
+        framed = add_special_tokens(self.encode_texts(texts), self.vocabulary.prefix_ids, (self.vocabulary.end,))
+        return EncodedTexts.from_sentences(framed, self.data_key)
 
     def build_config(self, size: Size) -> CausalConfig:
-        start = self.vocabulary.start if self.vocabulary.prefix_ids else None
-        return replace(
-            model_presets.causal_lm_config(size, self.vocabulary.size), start_id=start, end_ids=(self.vocabulary.end,)
-        )
+        vocabulary = self.vocabulary
+        start = vocabulary.start if vocabulary.prefix_ids else None
+        return replace(causal_lm_config(size, vocabulary.size), start_id=start, end_ids=(vocabulary.end,))
 
     def build_train_batches(self, run: Run) -> BatchLoader:
         assert run.train.batch_tokens
-        longest = min(self.max_tokens, run.train.batch_tokens)
         return WindowLoader(
             self.documents,
             batch_tokens=run.train.batch_tokens,
-            window_size=longest,
+            window_size=min(self.max_tokens, run.train.batch_tokens),
             pad=self.vocabulary.pad,
             seed=run.train.seed,
         )
 
     def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
-        tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
         return WindowLoader(
             self.concatenate_documents(texts),
-            batch_tokens=tokens,
+            batch_tokens=max(VALID_BATCH_TOKENS, self.max_tokens),
             window_size=self.max_tokens,
             pad=self.vocabulary.pad,
             fixed=True,
         )
 
     def build_evaluator(self, run: Run) -> Evaluator | None:
-        """Nothing is scored but the loss; a few words are written to be looked at."""
-        if self.splits.valid is None:
-            return None
+        """No metric besides the loss, but a sample."""
         valid = self.splits.valid
-
-        def judge(model: CausalLM) -> EvalResult:
-            return EvalResult(samples=(self.generate_sample(model, valid),))
-
-        return judge
+        if valid is None:
+            return None
+        return lambda model: EvalResult(samples=(self.generate_sample(model, valid),))
 
     def generate_sample(self, model: CausalLM, texts: TextCorpus) -> ValidationSample:
-        """How the first of these texts begins, goes on, and is gone on with."""
+        """Continue the beginning of the first text."""
+        prefix = self.vocabulary.prefix_ids
         ids = self.vocabulary.encode([texts.texts[0][: 40 * SAMPLE_TOKENS]])[0]
-        room = (max_positions(model.config) or PROMPT_TOKENS + SAMPLE_TOKENS + len(self.vocabulary.prefix_ids)) - len(
-            self.vocabulary.prefix_ids
-        )
+        positions = max_positions(model.config)
+        room = PROMPT_TOKENS + SAMPLE_TOKENS if positions is None else positions - len(prefix)
         prompt = max(1, min(PROMPT_TOKENS, room // 2))
         count = max(1, min(SAMPLE_TOKENS, room - prompt))
-        with eval_mode(model):
-            written = generate_greedy(model, [*self.vocabulary.prefix_ids, *ids[:prompt]], count)
-        parts = (ids[:prompt], ids[prompt : prompt + count], written)
+        with eval_mode(model), torch.no_grad():
+            generated = generate_greedy(model, [*prefix, *ids[:prompt]], count)
+        parts = (ids[:prompt], ids[prompt : prompt + count], generated)
         source, reference, output = (self.vocabulary.decode(part) for part in parts)
         return ValidationSample(source=source, reference=reference, output=output)
 
-    def score_texts(self, model: CausalLM, texts: TextCorpus, split: Any) -> FinalScores:
-        total, units = self.compute_loss(model, self.get_eval_batches(texts))
-        loss = total / max(1, units)
-        bits, size = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
-        figures = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 50.0)),
+    def score_texts(self, model: CausalLM, texts: TextCorpus, split: Split) -> FinalScores:
+        total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
+        bits, num_bytes = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
+        metrics = compute_perplexity(total, num_targets) | {
             "bits_per_character": bits / max(1, texts.char_count),
-            "bits_per_byte": bits / max(1, size),
+            "bits_per_byte": bits / max(1, num_bytes),
         }
-        told = f"loss {loss:.4f}, perplexity {figures['perplexity']:.2f}, "
-        told += f"{figures['bits_per_character']:.3f} bits per character ({units:,} tokens)"
-        more = (
-            ("Perplexity", f"{figures['perplexity']:.2f}"),
-            ("Bits per character", f"{figures['bits_per_character']:.3f}"),
-            ("Bits per byte", f"{figures['bits_per_byte']:.3f}"),
-        )
-        samples = (self.generate_sample(model, texts),)
         return FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(texts.texts),
-            metrics=figures,
-            summary=told,
-            extra_columns=more,
-            samples=samples,
+            metrics=metrics,
+            summary=f"loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.2f}, "
+            f"{metrics['bits_per_character']:.3f} bits per character ({num_targets:,} tokens)",
+            extra_columns=(
+                ("Perplexity", f"{metrics['perplexity']:.2f}"),
+                ("Bits per character", f"{metrics['bits_per_character']:.3f}"),
+                ("Bits per byte", f"{metrics['bits_per_byte']:.3f}"),
+            ),
+            samples=(self.generate_sample(model, texts),),
         )
 
-    def words(self, out: Path) -> model_card.ModelDescription:
-        folder = model_card.quote_path(str(out))
-        return model_card.ModelDescription(
+    def describe_model(self, out: Path) -> ModelDescription:
+        folder = shlex.quote(str(out))
+        return ModelDescription(
             title="A language model",
-            unit=self.unit,
             shell_example=f'attent generate {folder} "Once upon a time"',
             python_example=PYTHON_EXAMPLE.format(folder=str(out)),
             next_step=f'try it: attent generate {folder} "Once"',
             loss_unit="token",
-            note="Bits per character and byte do not depend on how the text is cut into tokens.",
-            samples_title="How it goes on with a text",
-            sample_labels=("Text", "Went on", "It writes"),
-            has_two_sides=False,
+            note="Bits per character and byte do not depend on the tokenizer.",
+            samples_title="Generated text",
+            sample_labels=("Prompt", "Original", "Generated"),
         )
 
 
+def causal_lm_config(size: Size, vocab: int) -> CausalConfig:
+    """GPT-2 with rotary positions: they have no maximum length and learn faster."""
+    return CausalConfig(vocab=vocab, stack=replace(presets.GPT2, positions=RotaryConfig(), **STACK_BY_SIZE[size]))
+
+
 def generate_greedy(model: CausalLM, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """The likeliest next tokens, one after another."""
+    """Return the most likely next tokens, up to and including an end token."""
     device = next(model.parameters()).device
     cache = model.begin(rows=1, capacity=len(prompt) + max_new_tokens)
     logits = model.step(torch.tensor([prompt], device=device), cache)[:, -1]
-    written: list[int] = []
+    generated: list[int] = []
     for _ in range(max_new_tokens):
-        chosen = logits.argmax(-1)
-        written.append(int(chosen))
-        if written[-1] in model.config.end_ids or len(written) == max_new_tokens:
+        next_id = logits.argmax(-1)
+        generated.append(int(next_id))
+        if generated[-1] in model.config.end_ids or len(generated) == max_new_tokens:
             break
-        logits = model.step(chosen[:, None], cache)[:, -1]
-    return written
+        logits = model.step(next_id[:, None], cache)[:, -1]
+    return generated

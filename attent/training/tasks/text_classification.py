@@ -1,51 +1,52 @@
-"""`--task classify`: what is to be said of a whole text, one of a few labels; from nothing, or from an encoder that has
-learned its language by masked words.
-"""
+"""`--task classify`: predict the label of a text with an encoder, from scratch or pre-trained by `--task mlm`."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from attent.data.batch_plan import BatchConfig
-from attent.data.encode import add_special_tokens, truncate_texts
+from attent.data.encode import truncate_texts
 from attent.data.labeled_text import sort_labels
-from attent.data.text_batches import TextLabeler, TextLoader
+from attent.data.text_batches import TextLabeler
 from attent.data.text_corpus import TextCorpus
-from attent.data.token_store import EncodedTexts
+from attent.decoding.forced_decoding import eval_mode
 from attent.models import EncoderConfig, TextEncoder
+from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
-from attent.training import model_card, model_presets
-from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size, TrainError
-from attent.training.events import Note, ValidationSample
+from attent.training.events import ValidationSample
 from attent.training.objective import TextClassificationObjective
-from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, FinalScores, ObjectiveFactory, RunContext
-from attent.training.tasks.text_task import (
-    VALID_BATCH_TOKENS,
-    TaskDefaults,
-    TextSplits,
-    TextTask,
-    eval_mode,
-    get_tokenizer,
-    load_splits,
+from attent.training.tasks.base import (
+    MODERN_RECIPE,
+    BatchLoader,
+    EvalResult,
+    Evaluator,
+    FinalScores,
+    ModelDescription,
+    RunContext,
+    report_unusable_test,
+    select_evenly,
 )
+from attent.training.tasks.encoder_task import EncoderTask, encoder_config
+from attent.training.tasks.text_task import Split, TaskDefaults, TextSplits, get_tokenizer, load_splits
 
 NUM_SAMPLES, NUM_CARD_SAMPLES, MAX_LISTED_LABELS = 3, 5, 12
 PYTHON_EXAMPLE = """\
 import attent
 
-reader = attent.Reader.load({folder!r})
-print(reader.classify(["..."])[0].label)"""
+predictor = attent.Predictor.load({folder!r})
+print(predictor.classify(["..."])[0].label)"""
 
 
-class TextClassificationTask(TextTask):
+class TextClassificationTask(EncoderTask):
     defaults = TaskDefaults(
         size_by_tokens=((0, "tiny"), (1_000_000, "small"), (1_000_000_000, "base")),
         epochs_by_tokens=((0, 15), (1_000_000, 10), (50_000_000, 4)),
@@ -56,65 +57,39 @@ class TextClassificationTask(TextTask):
         dropout_by_tokens=((0, 0.3), (1_000_000, 0.2), (100_000_000, 0.1)),
         batch_tokens_by_size={"tiny": 4_096, "small": 4_096, "base": 4_096, "big": 4_096},
     )
+    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"weight_decay": 0.01}}
     metrics = ("accuracy", "loss")
-    model_class: type[Any] = TextEncoder
-    objective_class: ObjectiveFactory = TextClassificationObjective
+    objective_class = TextClassificationObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        source = load_splits(run, context, self.text_format, with_labels=True)
-        labels = sort_labels(source.train.labels)
-        check_labels(labels, source, run)
-        source = replace(source, tests=tuple(select_scorable(source.tests, labels, run, context)))
-        super().__init__(run, source, get_tokenizer(run, source.train, tokenizer, context), context)
-        self.labels = labels
-        counts = Counter(source.train.labels)
-        told = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
-        context.report(Note(text=f"labels: {told}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}"))
-        self.encoded_texts = self.frame_texts(source.train)
-        self.data_size = DataSize(num_examples=len(source.train.texts), num_tokens=len(self.encoded_texts.ids))
+        splits = load_splits(run, context, self.layout, with_labels=True)
+        self.labels = sort_labels(splits.train.labels)
+        check_labels(self.labels, splits, run)
+        splits = replace(splits, tests=tuple(select_scorable(splits.tests, self.labels, run, context)))
+        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context), context)
+        counts = Counter(splits.train.labels)
+        listed = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
+        context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
+        self.prepare_texts()
 
-    def frame_texts(self, texts: TextCorpus) -> EncodedTexts:
-        before, after = self.vocabulary.prefix_ids, self.vocabulary.suffix_ids
-        room = self.max_tokens - len(before) - len(after)
-        if room < 1:
-            raise TrainError(
-                f"`data.max_tokens` must be {self.max_tokens - room + 1} or more, but is {self.max_tokens}"
+    def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
+        if count := int((sentences.lengths > max_tokens).sum()):
+            self.context.warn(
+                f"{texts.name}: {count:,} of {len(texts.texts):,} texts have more than {max_tokens} tokens and are "
+                "truncated; a larger `max_tokens` keeps more"
             )
-        found = self.encode_texts(texts)
-        if long := int((found.lengths > room).sum()):
-            told = f"{long:,} of {len(texts.texts):,} texts of {texts.name} have more than {room} tokens and are cut"
-            self.context.report(Note(text=f"{told}; a larger `longest` keeps more", level="warning"))
-        return EncodedTexts.from_sentences(
-            add_special_tokens(truncate_texts(found, room), before, after), self.data_key
-        )
+        return truncate_texts(sentences, max_tokens)
 
-    def build_labels(self, texts: TextCorpus) -> TextLabeler:
-        number = {label: i for i, label in enumerate(self.labels)}
-        return TextLabeler(np.array([number[label] for label in texts.labels], np.int64))
+    def make_labels(self, texts: TextCorpus) -> TextLabeler:
+        ids = {label: i for i, label in enumerate(self.labels)}
+        return TextLabeler(np.array([ids[label] for label in texts.labels], np.int64))
 
     def build_config(self, size: Size) -> EncoderConfig:
-        config = model_presets.encoder_config(size, self.vocabulary.size, self.max_tokens)
+        config = encoder_config(size, self.vocabulary.size, self.max_tokens)
         return replace(config, pooler=True, labels=self.labels)
 
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=False, pooler=True, labels=self.labels)
-
-    def build_train_batches(self, run: Run) -> BatchLoader:
-        assert run.train.batch_tokens
-        assert run.data.layout
-        longest = min(self.max_tokens, run.train.batch_tokens)
-        config = BatchConfig(
-            batch_tokens=run.train.batch_tokens, max_tokens=longest, layout=run.data.layout, too_long="cut"
-        )
-        asked = self.build_labels(self.splits.train)
-        return TextLoader(self.encoded_texts, config, asked, pad=self.vocabulary.pad, seed=run.train.seed)
-
-    def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
-        tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
-        config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="cut")
-        return TextLoader(
-            self.frame_texts(texts), config, self.build_labels(texts), pad=self.vocabulary.pad, fixed=True
-        )
 
     def build_evaluator(self, run: Run) -> Evaluator | None:
         valid = self.splits.valid
@@ -122,115 +97,112 @@ class TextClassificationTask(TextTask):
             return None
         batches = self.get_eval_batches(valid)
 
-        def judge(model: TextEncoder) -> EvalResult:
-            found = self.predict_labels(model, valid, batches)
-            return EvalResult(
-                metrics={"accuracy": compute_accuracy(found, valid)}, samples=select_samples(found, valid, NUM_SAMPLES)
-            )
+        def evaluate(model: TextEncoder) -> EvalResult:
+            predictions = self.predict_labels(model, valid, batches)
+            metrics = {"accuracy": compute_accuracy(predictions, valid)}
+            return EvalResult(metrics=metrics, samples=select_samples(predictions, valid, NUM_SAMPLES))
 
-        return judge
+        return evaluate
 
     def predict_labels(self, model: TextEncoder, texts: TextCorpus, batches: BatchLoader) -> list[str]:
-        """The label that the model gives each text."""
-        found = [""] * len(texts.texts)
-        with eval_mode(model):
+        """Return the predicted label of each text."""
+        predictions = [""] * len(texts.texts)
+        with eval_mode(model), torch.no_grad():
             for batch in self.iter_batches(batches):
-                states = model(batch.text.ids, batch.text.lengths, packing=batch.text.packing)
-                for number, label in zip(batch.pairs, model.classify(states).argmax(-1).tolist(), strict=True):
-                    found[int(number)] = self.labels[label]
-        return found
+                inputs = batch.inputs
+                states = model(inputs.ids, inputs.lengths, packing=inputs.packing)
+                label_ids = model.classify(states).argmax(-1).tolist()
+                for example, label_id in zip(batch.example_ids, label_ids, strict=True):
+                    predictions[int(example)] = self.labels[label_id]
+        return predictions
 
-    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: Any) -> FinalScores:
+    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: Split) -> FinalScores:
         batches = self.get_eval_batches(texts)
-        total, units = self.compute_loss(model, batches)
-        found = self.predict_labels(model, texts, batches)
-        share = compute_accuracy(found, texts)
-        low, high = wilson_interval(share / 100, len(found))
-        figures = {"loss": total / max(1, units), "accuracy": share, "low": 100 * low, "high": 100 * high}
-        between = f"{100 * low:.1f} to {100 * high:.1f}"
+        total, num_targets = self.compute_loss(model, batches)
+        predictions = self.predict_labels(model, texts, batches)
+        accuracy = compute_accuracy(predictions, texts)
+        metrics, interval = score_accuracy(accuracy, len(predictions))
         return FinalScores(
             name=texts.name,
             split=split,
-            num_examples=len(found),
-            metrics=figures,
-            summary=f"accuracy {share:.2f}% ({between} with 95% confidence, {len(found):,} texts)",
-            extra_columns=(("Accuracy", f"{share:.1f}%"), ("95% interval", between)),
-            samples=select_samples(found, texts, NUM_CARD_SAMPLES),
+            num_examples=len(predictions),
+            metrics={"loss": total / max(1, num_targets)} | metrics,
+            summary=f"accuracy {accuracy:.2f}% (95% confidence interval {interval}, {len(predictions):,} texts)",
+            extra_columns=(("95% interval", interval),),
+            samples=select_samples(predictions, texts, NUM_CARD_SAMPLES),
         )
 
-    def words(self, out: Path) -> model_card.ModelDescription:
-        folder = model_card.quote_path(str(out))
-        return model_card.ModelDescription(
-            title="A classifier of texts",
-            unit=self.unit,
+    def describe_model(self, out: Path) -> ModelDescription:
+        folder = shlex.quote(str(out))
+        return ModelDescription(
+            title="A text classifier",
             shell_example=f"attent classify {folder} < texts.txt",
             python_example=PYTHON_EXAMPLE.format(folder=str(out)),
             next_step=f'try it: attent classify {folder} "a text"',
             loss_unit="text",
-            note=f"It tells {format_labels(self.labels)}.",
-            samples_title="Samples",
-            sample_labels=("Text", "Label", "It says"),
-            has_two_sides=False,
+            note=f"Labels: {format_labels(self.labels)}.",
+            sample_labels=("Text", "Label", "Predicted"),
         )
 
 
 def check_labels(labels: tuple[str, ...], splits: TextSplits, run: Run) -> None:
     if len(labels) < 2:
-        raise TrainError(
-            f"{splits.train.name}: there must be 2 labels or more to tell apart, but all are {labels[0]!r}"
-        )
+        raise TrainError(f"{splits.train.name}: must have at least 2 labels, but all are {labels[0]!r}")
     if isinstance(run.model, EncoderConfig) and run.model.labels != labels:
         raise TrainError(
-            f"{splits.train.name}: its labels must be those that this run began with, {format_labels(run.model.labels)}, but "
-            f"are {format_labels(labels)}; give the data of then, or another --out for a new run"
+            f"{splits.train.name}: must have the labels that this run started with, {format_labels(run.model.labels)}, "
+            f"but has {format_labels(labels)}; give the original data, or another --out for a new run"
         )
-    if splits.valid is not None and (strange := describe_unknown_label(splits.valid, labels)):
-        raise TrainError(strange)
+    if splits.valid is not None and (problem := describe_unknown_label(splits.valid, labels)):
+        raise TrainError(problem)
 
 
 def select_scorable(
-    tests: Iterable[TextCorpus], labels: tuple[str, ...], run: Run, context: RunContext
+    tests: Sequence[TextCorpus], labels: tuple[str, ...], run: Run, context: RunContext
 ) -> Iterator[TextCorpus]:
-    """Those that can be scored; one that was asked for must be."""
+    """Skip test sets with unknown labels; refuse those that were named."""
     for texts in tests:
-        strange = describe_unknown_label(texts, labels)
-        if strange and run.data.test:
-            raise TrainError(strange)
-        if strange:
-            context.report(Note(text=f"{strange}; it lies beside the data, and is not scored", level="warning"))
+        if problem := describe_unknown_label(texts, labels):
+            report_unusable_test(problem, bool(run.data.test), context)
         else:
             yield texts
 
 
 def describe_unknown_label(texts: TextCorpus, labels: tuple[str, ...]) -> str | None:
-    strange = sorted(set(texts.labels) - set(labels))
-    if not strange:
+    unknown = sorted(set(texts.labels) - set(labels))
+    if not unknown:
         return None
-    told = f"{texts.name}: has the label {strange[0]!r}, which none of the texts to train on has"
-    return f"{told}; they have {format_labels(labels)}"
+    return f"{texts.name}: has the label {unknown[0]!r}, which no training text has; they have {format_labels(labels)}"
 
 
 def format_labels(labels: tuple[str, ...]) -> str:
     return f"{', '.join(labels[:MAX_LISTED_LABELS])}{' and others' * (len(labels) > MAX_LISTED_LABELS)}"
 
 
-def compute_accuracy(predictions: list[str], texts: TextCorpus) -> float:
-    right = sum(one == other for one, other in zip(predictions, texts.labels, strict=True))
-    return 100 * right / max(1, len(predictions))
+def compute_accuracy(predictions: Sequence[str], texts: TextCorpus) -> float:
+    correct = sum(label == predicted for label, predicted in zip(texts.labels, predictions, strict=True))
+    return 100 * correct / max(1, len(predictions))
 
 
-def select_samples(predictions: list[str], texts: TextCorpus, max_samples: int) -> tuple[ValidationSample, ...]:
-    count = min(max_samples, len(predictions))
-    places = [len(predictions) * i // count for i in range(count)]
+def select_samples(predictions: Sequence[str], texts: TextCorpus, max_samples: int) -> tuple[ValidationSample, ...]:
+    samples = zip(texts.texts, texts.labels, predictions, strict=True)
     return tuple(
-        ValidationSample(source=texts.texts[i], reference=texts.labels[i], output=predictions[i]) for i in places
+        ValidationSample(source=text, reference=label, output=predicted)
+        for text, label, predicted in select_evenly(list(samples), max_samples)
     )
 
 
+def score_accuracy(accuracy: float, count: int) -> tuple[dict[str, float], str]:
+    """Return the metrics of an accuracy in percent with its 95% confidence interval, and the interval as text."""
+    low, high = (100 * bound for bound in wilson_interval(accuracy / 100, count))
+    return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}, f"{low:.2f} to {high:.2f}"
+
+
 def wilson_interval(proportion: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a share: where the true one lies, 95 times of 100."""
+    """Wilson's confidence interval of a proportion; 95% by default."""
     if not count:
         return 0.0, 1.0
-    middle = (proportion + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z * math.sqrt(proportion * (1 - proportion) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    center = (proportion + z * z / (2 * count)) / (1 + z * z / count)
+    variance = proportion * (1 - proportion) / count + z * z / (4 * count * count)
+    half_width = z * math.sqrt(variance) / (1 + z * z / count)
+    return max(0.0, center - half_width), min(1.0, center + half_width)

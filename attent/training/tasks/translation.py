@@ -1,13 +1,13 @@
-"""Translation as a task of `attent train`: pairs of texts, a model of encoder and decoder, judged by what it writes.
+"""`--task translate`: an encoder-decoder model on pairs of texts, evaluated by translating.
 
-It stands here and not in `attent.train`, since it needs the search and the scores beside the training.
+The data are prepared in `translation_data`; defaults are chosen by `attent.training.autoconfig`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,57 @@ from attent.data.corpus import Corpus
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
 from attent.decoding.in_memory import SearchCancelled, translate_texts
 from attent.inspection import head_stats
-from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
+from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty, presets
 from attent.models.weights import assign_weights
-from attent.scoring.metrics import score_corpus
+from attent.scoring.metrics import DEFAULT_METRIC, VALIDATION_METRICS, format_metrics, score_corpus
 from attent.text.tokenizer import Tokenizer
-from attent.training import autoconfig, model_card
+from attent.training import autoconfig
 from attent.training.config import Run, Size, TrainConfig, UserSettings
 from attent.training.events import ValidationSample
 from attent.training.loop import StopRequested
 from attent.training.objective import Seq2SeqObjective
-from attent.training.tasks import translation_data as pairs
-from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, FinalScores, ObjectiveFactory, RunContext
-from attent.training.tasks.translation_data import EvalTexts, PreparedData, read_eval_texts
+from attent.training.tasks import translation_data
+from attent.training.tasks.base import (
+    BatchLoader,
+    CorpusSource,
+    DataSummary,
+    EvalResult,
+    Evaluator,
+    FinalScores,
+    ModelDescription,
+    RunContext,
+    Task,
+    hash_files,
+    select_evenly,
+)
+from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
 
 NUM_SAMPLES, NUM_CARD_SAMPLES = 3, 5
+PYTHON_EXAMPLE = """\
+import attent
+
+translator = attent.Translator.load({folder!r})
+print(translator.translate(["..."]{to})[0].text)"""
 
 
-def prepare_translation(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> TranslationTask:
-    found = pairs.load_corpora(run.data, context.data_dir, run.train.seed, context.report)
-    return TranslationTask(
-        pairs.prepare_tokens(found, tokenizer, run.data, context.data_dir, run.train.seed, context.report), context
-    )
+class TranslationTask(Task):
+    model_class = Seq2Seq
+    config_class = Seq2SeqConfig
+    objective_class = Seq2SeqObjective
+    unit = "pair"
+    metrics = (DEFAULT_METRIC, *(name for name in VALIDATION_METRICS if name != DEFAULT_METRIC), "loss")
+    settings = frozenset(
+        {
+            "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
+            "data.reading", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "train.rdrop",
+            "train.valid_sentences", "decode",
+        }
+    )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class TranslationTask:
-    """See `attent.train.task.Material`."""
-
-    prepared: PreparedData
-    context: RunContext
-    model_class: type[Any] = Seq2Seq
-    objective_class: ObjectiveFactory = Seq2SeqObjective
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.prepared.tokenizer
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
+        self.prepared = translation_data.prepare_data(run, tokenizer, context)
+        self.tokenizer: Tokenizer = self.prepared.tokenizer
+        self.context = context
 
     @property
     def title(self) -> str:
@@ -60,181 +76,178 @@ class TranslationTask:
     def fingerprints(self) -> Mapping[str, str]:
         return {"data": self.prepared.store.folder.name, "tokenizer": self.tokenizer.fingerprint}
 
-    # ---- the model and the recipe ------------------------------------------------------------------------------------
+    # ---- model and schedule
+
+    @classmethod
+    def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
+        return presets.tiny(vocab)
 
     def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, Seq2SeqConfig, str]:
-        return autoconfig.choose_model(
-            run, requested, self.prepared.data_size, self.tokenizer, self.context.device.type
-        )
+        device = self.context.device.type
+        return autoconfig.choose_model(run, requested, self.prepared.data_size, self.tokenizer, device)
 
     def build_finetune_config(self, model: Seq2Seq, requested: UserSettings, origin: str) -> Seq2SeqConfig:
-        return autoconfig.build_finetune_config(
-            model.config, requested, (self.tokenizer.source.size, self.tokenizer.target.size), origin
-        )
+        sizes = (self.tokenizer.source.size, self.tokenizer.target.size)
+        return autoconfig.build_finetune_config(model.config, requested, sizes, origin)
 
     def build_model(self, config: Seq2SeqConfig, pretrained: Seq2Seq | None) -> Seq2Seq:
-        return (
-            build(config)
-            if pretrained is None
-            else assign_weights(build_empty(config), pretrained.state_dict(), "--from").train()
-        )
+        if pretrained is None:
+            return build(config)
+        return assign_weights(build_empty(config), pretrained.state_dict(), "--from").train()
 
     def fill_train_config(self, run: Run, size: Size | None, config: Seq2SeqConfig, *, finetune: bool) -> TrainConfig:
-        return autoconfig.fill_train_config(
-            run.train, size, config, self.prepared.data_size, self.context.device, finetune=finetune
-        )
+        data_size, device = self.prepared.data_size, self.context.device
+        return autoconfig.fill_train_config(run.train, size, config, data_size, device, finetune=finetune)
 
     def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
-        return autoconfig.describe_choices(run, size_reason, self.prepared.data_size, self.context.device)
+        return autoconfig.describe_choices(run, size_reason, self.prepared.data_size)
 
-    # ---- batches -----------------------------------------------------------------------------------------------------
+    # ---- batches and scores
 
     def build_train_batches(self, run: Run) -> BatchLoader:
-        return pairs.build_train_batches(self.prepared, run.data, run.train)
+        return translation_data.build_train_batches(self.prepared, run.data, run.train)
 
     def build_valid_batches(self, run: Run) -> BatchLoader | None:
-        return (
-            None
-            if self.prepared.valid_store is None
-            else pairs.build_valid_batches(self.prepared.valid_store, run.data.max_tokens)
-        )
-
-    # ---- judging -----------------------------------------------------------------------------------------------------
+        store = self.prepared.valid_store
+        return None if store is None else translation_data.build_valid_batches(store, run.data.max_tokens)
 
     def build_evaluator(self, run: Run) -> Evaluator | None:
-        """How the model is judged on the way: a part of the validation set, translated word by likeliest word."""
-        found = self.prepared.splits
+        """Translate a part of the validation set greedily."""
+        splits = self.prepared.splits
         if self.prepared.valid_store is None or not run.train.valid_sentences:
             return None
-        texts = read_eval_texts(found.valid, found.use_tags, run.train.valid_sentences)
+        texts = read_eval_texts(splits.valid, splits.use_tags, run.train.valid_sentences)
 
-        def judge(model: Seq2Seq) -> EvalResult:
-            outputs = self.translate_texts(model, texts, beam_size=1, length_penalty=0.0)
-            found = score_corpus(outputs, texts.references, texts.language)
-            figures = {"bleu": found.bleu, "chrf": found.chrf, "exact": found.exact}
-            return EvalResult(metrics=figures, samples=select_samples(texts, outputs))
+        def evaluate(model: Seq2Seq) -> EvalResult:
+            outputs = self.translate(model, texts, beam_size=1, length_penalty=0.0)
+            scores = score_corpus(outputs, texts.references, texts.language)
+            return EvalResult(metrics=scores.metrics, samples=select_samples(texts, outputs, NUM_SAMPLES))
 
-        return judge
+        return evaluate
 
-    def translate_texts(self, model: Seq2Seq, texts: EvalTexts, *, beam_size: int, length_penalty: float) -> list[str]:
+    def translate(self, model: Seq2Seq, texts: EvalTexts, *, beam_size: int, length_penalty: float) -> list[str]:
         outputs = [""] * len(texts.sources)
-        for to in dict.fromkeys(texts.target_languages):
-            places = [i for i, other in enumerate(texts.target_languages) if other == to]
+        for language in dict.fromkeys(texts.target_languages):
+            indices = [i for i, other in enumerate(texts.target_languages) if other == language]
             try:
-                written = translate_texts(
+                translations = translate_texts(
                     model,
                     self.tokenizer,
-                    [texts.sources[i] for i in places],
-                    to=to,
+                    [texts.sources[i] for i in indices],
+                    to=language,
                     beam_size=beam_size,
                     length_penalty=length_penalty,
                     should_stop=self.context.should_stop,
                 )
-            except SearchCancelled as stopped:
-                raise StopRequested from stopped
-            for i, text in zip(places, written, strict=True):
+            except SearchCancelled as cancelled:
+                raise StopRequested from cancelled
+            for i, text in zip(indices, translations, strict=True):
                 outputs[i] = text
         return outputs
 
     def score_model(self, model: Seq2Seq, run: Run) -> Iterator[FinalScores]:
-        """Every set of sentences, translated and scored."""
-        found, decode = self.prepared.splits, run.decode
-        sets = [(read_eval_texts(found.valid, found.use_tags), "validation")] if found.valid else []
-        sets += [(read_eval_texts([corpus], found.use_tags), "test") for corpus in found.tests]
-        for texts, part in sets:
-            outputs = self.translate_texts(
-                model, texts, beam_size=decode.beam_size, length_penalty=decode.length_penalty
-            )
-            result = score_corpus(outputs, texts.references, texts.language)
-            figures = f"BLEU {result.bleu:.2f}, chrF {result.chrf:.2f}, exact {result.exact:.1f}%"
-            yield FinalScores(
-                name=texts.name,
-                split="validation" if part == "validation" else "test",
-                num_examples=len(outputs),
-                metrics=asdict(result),
-                summary=f"{figures} ({len(outputs):,} sentences, beam {decode.beam_size})",
-                decoding=f"beam {decode.beam_size}, length penalty {decode.length_penalty:g}",
-                signatures=(result.bleu_signature, result.chrf_signature),
-                samples=select_samples(texts, outputs, NUM_CARD_SAMPLES),
-            )
+        splits = self.prepared.splits
+        if splits.valid:
+            yield self.score_texts(model, read_eval_texts(splits.valid, splits.use_tags), "validation", run)
+        for corpus in splits.tests:
+            yield self.score_texts(model, read_eval_texts([corpus], splits.use_tags), "test", run)
+
+    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: Any, run: Run) -> FinalScores:
+        beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
+        outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty)
+        scores = score_corpus(outputs, texts.references, texts.language)
+        return FinalScores(
+            name=texts.name,
+            split=split,
+            num_examples=len(outputs),
+            metrics=scores.metrics,
+            summary=f"{format_metrics(scores.metrics, digits=2)} ({len(outputs):,} sentences, beam {beam_size})",
+            decoding=f"beam {beam_size}, length penalty {length_penalty:g}",
+            signatures=scores.signatures,
+            samples=select_samples(texts, outputs, NUM_CARD_SAMPLES),
+        )
 
     def write_analysis(self, model: Seq2Seq, out: Path) -> None:
-        """Which heads tell best which word comes from which, by the validation pairs: for `translate --alignment`; and
-        what each head does: for `look`."""
-        found = self.prepared.splits
-        if not found.valid:
+        """Select the heads that align best on the validation pairs (for `translate --alignment`), and measure what each
+        head does (for `look`)."""
+        splits = self.prepared.splits
+        if not splits.valid:
             return
-        texts = read_eval_texts(found.valid, found.use_tags)
-        places = [place for place, to in enumerate(texts.target_languages) if to == texts.target_languages[0]]
-        sources, references = ([side[place] for place in places] for side in (texts.sources, texts.references))
-        with suppress(AlignmentError):  # pairs without words have nothing to tell
-            measured = select_by_agreement(model, self.tokenizer, sources, references, to=texts.target_languages[0])
-            save_measured_selection(out, measured)
-        habits = head_stats.measure_heads(
-            model, self.tokenizer, sources, references, to=texts.target_languages[0], dataset="the validation pairs"
+        texts = read_eval_texts(splits.valid, splits.use_tags)
+        language = texts.target_languages[0]
+        indices = [i for i, other in enumerate(texts.target_languages) if other == language]
+        sources, references = ([side[i] for i in indices] for side in (texts.sources, texts.references))
+        with suppress(AlignmentError):  # pairs without words
+            selection = select_by_agreement(model, self.tokenizer, sources, references, to=language)
+            save_measured_selection(out, selection)
+        stats = head_stats.measure_heads(
+            model, self.tokenizer, sources, references, to=language, dataset="the validation pairs"
         )
-        head_stats.save_head_stats(out, habits)
+        head_stats.save_head_stats(out, stats)
 
-    # ---- the card ----------------------------------------------------------------------------------------------------
+    # ---- the model card
 
-    def describe_data(self) -> model_card.DataSummary:
-        prepared = self.prepared
-        store, found = prepared.store, prepared.splits
-        origins = []
-        for corpus, part in zip(found.train, store.meta.parts, strict=True):
-            dropped = tuple(part.dropped.items())
-            read = part.pairs + sum(count for _, count in dropped)
-            origins.append(
-                model_card.CardCorpus(
-                    name=part.name,
-                    read=read,
-                    used=part.pairs,
-                    dropped=dropped,
-                    files=_list_files(corpus),
-                    weight=corpus.weight,
-                )
+    def describe_data(self) -> DataSummary:
+        store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
+        corpora = [
+            CorpusSource(
+                name=part.name,
+                read=part.pairs + sum(part.dropped.values()),
+                used=part.pairs,
+                dropped=tuple(part.dropped.items()),
+                files=list_files(corpus),
+                weight=corpus.weight,
             )
-        how = (
-            ""
-            if prepared.valid_store is None
-            else ", ".join(file for corpus in found.valid for file in corpus.file_names)
-        )
-        if found.held_out:
-            how = "chosen from the corpus by a hash of the source; no pair that shares a side with one of them was "
-            how += "trained on"
-        return model_card.DataSummary(
-            corpora=tuple(origins),
+            for corpus, part in zip(splits.train, store.meta.parts, strict=True)
+        ]
+        method = "" if valid is None else ", ".join(file for corpus in splits.valid for file in corpus.file_names)
+        if splits.held_out:
+            method = "selected by a hash of the source; pairs that share a side with one of them were not trained on"
+        return DataSummary(
+            corpora=tuple(corpora),
             source_tokens=store.meta.token_counts["source"],
             target_tokens=store.meta.token_counts["target"],
             data_key=store.folder.name,
-            num_held_out=0 if prepared.valid_store is None else len(prepared.valid_store),
-            held_out_method=how,
+            num_held_out=0 if valid is None else len(valid),
+            held_out_method=method,
         )
 
-    def describe_model(self, out: Path) -> model_card.ModelDescription:
-        found = self.prepared.splits
-        tags = self.tokenizer.source.tags
-        # An example for --to; "" where the tokenizer has tags that this model has not been trained with.
-        to = None if not tags else tags[0] if found.use_tags else ""
-        languages = found.languages
-        words = model_card.describe_translator(str(out), languages.source or "", languages.target or "", to)
-        flag = f" --to {found.train[0].languages.target}" if found.use_tags else ""
-        return replace(words, next_step=f"try it: attent translate {out}{flag}")
+    def describe_model(self, out: Path) -> ModelDescription:
+        splits, tags = self.prepared.splits, self.tokenizer.source.tags
+        # An example for --to; "" where the tokenizer has tags that this model was not trained with.
+        tag = None if not tags else tags[0] if splits.use_tags else ""
+        flag = f" --to {splits.train[0].languages.target}" if splits.use_tags else ""
+        next_step = f"try it: attent translate {out}{flag}"
+        return describe_translator(str(out), splits.languages.source, splits.languages.target, tag, next_step)
 
 
-def _list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
-    """With checksums; one that has gone since it was read has none, and a model that is done does not fail by it."""
+def describe_translator(
+    folder: str, source: str | None, target: str | None, target_tag: str | None, next_step: str = ""
+) -> ModelDescription:
+    """`target_tag` is an example for `--to`; None where there is only one target language."""
+    flag = "" if target_tag is None else f" --to {shlex.quote(target_tag)}"
+    return ModelDescription(
+        title=f"{source}-{target} translator" if source and target else "A text-to-text model",
+        shell_example=f"attent translate {shlex.quote(folder)}{flag} < input.txt > output.txt",
+        python_example=PYTHON_EXAMPLE.format(folder=folder, to=f", to={target_tag!r}" if target_tag else ""),
+        next_step=next_step,
+        note="Exact is the share of outputs that equal the reference.",
+        samples_title="Sample translations",
+        has_two_sides=True,
+    )
+
+
+def list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
+    """The files with checksums; without, if one has disappeared since it was read."""
     try:
-        return model_card.hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
+        return hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
     except OSError:
         return tuple((name, "") for name in corpus.file_names)
 
 
-def select_samples(
-    texts: EvalTexts, outputs: Sequence[str], max_samples: int = NUM_SAMPLES
-) -> tuple[ValidationSample, ...]:
-    count = min(max_samples, len(outputs))
-    places = [len(outputs) * i // count for i in range(count)]
+def select_samples(texts: EvalTexts, outputs: Sequence[str], max_samples: int) -> tuple[ValidationSample, ...]:
+    samples = zip(texts.sources, texts.references, outputs, strict=True)
     return tuple(
-        ValidationSample(source=texts.sources[i], reference=texts.references[i], output=outputs[i]) for i in places
+        ValidationSample(source=source, reference=reference, output=output)
+        for source, reference, output in select_evenly(list(samples), max_samples)
     )

@@ -1,12 +1,10 @@
-"""From what a person named to what the loop needs: corpora, a validation part, a tokenizer, token stores.
+"""Data of a translation run: corpora, a held-out validation set, a tokenizer, token stores, batches.
 
-Everything is kept in the run's own `state/data`, by the contents of the files: the second time it is only opened.
+Everything is cached in the run's `state/data` by the contents of the files, so that a resumed run only opens it.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,26 +21,33 @@ from attent.data.split import default_validation_size, hold_out, summarize_split
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.training.autoconfig import DataSize
-from attent.training.config import DataConfig, TrainConfig, TrainError
-from attent.training.events import EventHandler, Note
+from attent.training.config import DataConfig, Run, TrainConfig, TrainError
+from attent.training.tasks.base import (
+    RunContext,
+    check_hold_out,
+    report_unusable_test,
+    select_evenly,
+    spool_stdin,
+)
 
-REPORT_SECONDS = 5.0  # seconds between two words about tokenising
-FILTER_OFF_VALUES = {"ratio": "0", "longest": "0", "identical": "false", "script": "false", "control": "false"}
+REPORT_SECONDS = 5.0  # between two progress notes
+VALID_BATCH_TOKENS = 4096
+FILTER_OFF_VALUES = {
+    "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSplits:
-    """The text of a run."""
-
     train: list[Corpus]
     valid: list[Corpus]
     tests: list[Corpus]
-    held_out: bool  # the validation part was taken from the training data
+    held_out: bool  # `valid` was taken from the training data
     use_tags: bool
 
     @property
     def languages(self) -> LanguagePair:
-        """Of all, joined by commas; None where no file and nobody said it."""
+        """All languages, joined by commas; None where unknown."""
         sources = dict.fromkeys(corpus.languages.source for corpus in self.train)
         targets = dict.fromkeys(corpus.languages.target for corpus in self.train)
         return LanguagePair(*(",".join(filter(None, side)) or None for side in (sources, targets)))
@@ -50,13 +55,13 @@ class CorpusSplits:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTexts:
-    """Pairs as text, to be translated and compared."""
+    """Pairs as text, to translate and score."""
 
     name: str
     sources: list[str]
     references: list[str]
-    target_languages: list[str | None]  # the language of each target, where sources are tagged with it
-    language: str | None  # of the targets, for the metric
+    target_languages: list[str | None]  # of each pair, where sources are tagged with it
+    language: str | None  # of all targets, for the metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,143 +77,128 @@ class PreparedData:
     def data_size(self) -> DataSize:
         weights = [corpus.weight for corpus in self.splits.train]
         pairs = [part.pairs for part in self.store.meta.parts]
-        share = sum(w * n for w, n in zip(weights, pairs, strict=True)) / max(1, sum(pairs))
-        return DataSize(
-            num_examples=len(self.store), num_tokens=round(share * max(self.store.meta.token_counts.values()))
-        )
+        mean_weight = sum(w * n for w, n in zip(weights, pairs, strict=True)) / max(1, sum(pairs))
+        num_tokens = round(mean_weight * max(self.store.meta.token_counts.values()))
+        return DataSize(num_examples=len(self.store), num_tokens=num_tokens)
 
 
-def load_corpora(config: DataConfig, data_dir: Path, seed: int, report: EventHandler) -> CorpusSplits:
-    """The corpora that the names mean, and the part to validate on."""
+def prepare_data(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> PreparedData:
+    splits = load_corpora(run.data, run.train.seed, context)
+    return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
+
+
+# ---- corpora ---------------------------------------------------------------------------------------------------------
+
+
+def load_corpora(config: DataConfig, seed: int, context: RunContext) -> CorpusSplits:
+    """Open the named corpora and those found beside them, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
-    train = open_corpora(spool_stdin(config.train, data_dir), languages, config.reading)
+    train = open_corpora(spool_stdin(config.train, context.data_dir), languages, config.reading)
     targets = {corpus.languages.target for corpus in train}
-    tags = len(targets) > 1 if config.tags is None else config.tags
-    tests = open_corpora(config.test, languages, config.reading) if config.test else list(_find_beside(train, "test"))
-    tests = [corpus for corpus in tests if _is_scorable(corpus, bool(config.test), report)]
-    valid = (
-        open_corpora(config.valid, languages, config.reading) if config.valid else list(_find_beside(train, "valid"))
+    use_tags = len(targets) > 1 if config.tags is None else config.tags
+    tests, valid = (
+        open_corpora(names, languages, config.reading) if names else list(_find_beside(train, split))
+        for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
+    tests = [corpus for corpus in tests if _is_scorable(corpus, bool(config.test), context)]
     held_out = not valid and config.hold_out != 0
     if held_out:
-        train, valid = _split_validation(train, config.hold_out, seed, report)
-    return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=tags)
-
-
-def spool_stdin(names: Sequence[str], data_dir: Path) -> list[str]:
-    """Standard input can be read once only: it is written to a file first, from which a resumed run goes on."""
-    copy = data_dir / "stdin"
-    if "-" in names and not copy.exists():
-        data_dir.mkdir(parents=True, exist_ok=True)
-        aside = copy.with_suffix(".part")
-        with open(aside, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        aside.rename(copy)
-    return [str(copy) if name == "-" else name for name in names]
+        train, valid = _split_validation(train, config.hold_out, seed, context)
+    return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
 
 
 def _find_beside(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
-    """Each file or pair of files for `split` that lies beside the corpora, once, under its own name."""
+    """Each file or pair of files of `split` beside the corpora, once, under its own name."""
     seen = set()
     for corpus in train:
-        other = corpus.get_sibling_split(split)
-        for part in other.parallel_files if other else ():
+        sibling = corpus.get_sibling_split(split)
+        for part in sibling.parallel_files if sibling else ():
             if (part, corpus.languages) not in seen:
                 seen.add((part, corpus.languages))
                 name = Path(part.files[0].name).name.split(".")[0]
                 yield replace(corpus, name=name, weight=1.0, parallel_files=(part,), sibling_files=(), ignored_files=())
 
 
-def _is_scorable(corpus: Corpus, is_requested: bool, report: EventHandler) -> bool:
-    """Whether a test set can be read to its end: told now, and not after hours of training."""
+def _is_scorable(corpus: Corpus, requested: bool, context: RunContext) -> bool:
+    """Read a test set to its end, to report a problem now and not after hours of training."""
     try:
-        pairs = sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus)
-        problem = None if pairs else f"{', '.join(corpus.file_names)}: there is not one pair in this test set"
+        if sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus):
+            return True
+        problem = f"{', '.join(corpus.file_names)}: there is not one pair in this test set"
     except CorpusError as error:
         problem = str(error)
-    if problem and is_requested:
-        raise TrainError(problem)
-    if problem:
-        report(Note(text=f"{problem}; it lies beside the data, and is not scored", level="warning"))
-    return problem is None
+    report_unusable_test(problem, requested, context)
+    return False
 
 
 def _split_validation(
-    train: list[Corpus], requested_count: int | None, seed: int, report: EventHandler
+    train: list[Corpus], requested_count: int | None, seed: int, context: RunContext
 ) -> tuple[list[Corpus], list[Corpus]]:
-    pairs = sum(isinstance(entry, Pair) for corpus in train for entry in corpus)
-    if not pairs:
+    num_pairs = sum(isinstance(entry, Pair) for corpus in train for entry in corpus)
+    if not num_pairs:
         names = ", ".join(corpus.name for corpus in train)
         raise TrainError(
             f"{names}: there is not one pair to train on: a line needs a source and a target; `attent data` shows more"
         )
-    size = default_validation_size(pairs) if requested_count is None else requested_count
-    if size >= pairs:
-        raise TrainError(
-            f"`data.hold_out` must be less than the {pairs:,} pairs there are, but is {size:,}; add pairs, name a "
-            "validation set with --valid, or train without one (--hold-out 0)"
-        )
-    kept, held = hold_out(train, size, seed)
-    report(Note(text=f"{summarize_split(kept, held)} (name your own with --valid)"))
-    return kept, held
+    size = default_validation_size(num_pairs) if requested_count is None else requested_count
+    check_hold_out(size, num_pairs, "pairs")
+    kept, held_out = hold_out(train, size, seed)
+    context.note(f"{summarize_split(kept, held_out)} (name your own with --valid)")
+    return kept, held_out
+
+
+# ---- token stores ----------------------------------------------------------------------------------------------------
 
 
 def prepare_tokens(
-    splits: CorpusSplits,
-    tokenizer: Tokenizer | None,
-    config: DataConfig,
-    data_dir: Path,
-    seed: int,
-    report: EventHandler,
+    splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: RunContext
 ) -> PreparedData:
-    """The tokenizer, learnt unless there is one, and the stores of both parts."""
+    """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
-        report(Note(text="learning subwords ..."))
+        context.note("training the tokenizer ...")
         tokenizer = learn_tokenizer(splits.train, config.tokenizer, language_tags=splits.use_tags, seed=seed)
-        kind = (
-            f"{tokenizer.source.size:,}"
-            if tokenizer.joint
-            else f"{tokenizer.source.size:,} and {tokenizer.target.size:,}"
-        )
-        report(Note(text=f"tokenizer: {config.tokenizer.kind}, {kind} subwords"))
+        sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
+        sizes = " and ".join(f"{side.size:,}" for side in sides)
+        context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
     _check_tags(splits, tokenizer)
-    recipe = EncodingConfig(tokenizer=tokenizer, filters=config.filters, language_tags=splits.use_tags)
-    store = prepare_store(splits.train, recipe, data_dir, progress=_throttle_progress(report))
+    encoding = EncodingConfig(tokenizer=tokenizer, filters=config.filters, language_tags=splits.use_tags)
+    store = prepare_store(splits.train, encoding, context.data_dir, progress=_report_progress(context))
     if not len(store):
         raise _no_pairs_error(store)
-    report(Note(text=_describe_store(store)))
-    if less := _warn_mostly_dropped(store):
-        report(Note(text=less, level="warning"))
-    valid = None
+    _report_store(store, context)
+    valid_store = None
     if splits.valid:
-        valid = prepare_store(
-            splits.valid, replace(recipe, filters=replace(FilterConfig.disabled(), empty=True)), data_dir
-        )
-        if not len(valid):
+        valid_encoding = replace(encoding, filters=replace(FilterConfig.disabled(), empty=True))
+        valid_store = prepare_store(splits.valid, valid_encoding, context.data_dir)
+        if not len(valid_store):
             raise TrainError(f"{', '.join(c.name for c in splits.valid)}: there is no pair to validate on")
     return PreparedData(
-        splits=splits, tokenizer=tokenizer, encoding=recipe, store=store, valid_store=valid, data_dir=data_dir
+        splits=splits,
+        tokenizer=tokenizer,
+        encoding=encoding,
+        store=store,
+        valid_store=valid_store,
+        data_dir=context.data_dir,
     )
 
 
 def _check_tags(splits: CorpusSplits, tokenizer: Tokenizer) -> None:
-    if splits.use_tags:
-        for corpus in splits.train:
-            if corpus.languages.target is not None and corpus.languages.target not in tokenizer.source.tags:
-                known = ", ".join(tokenizer.source.tags) or "none"
-                raise TrainError(
-                    f"the tokenizer has no tag for `{corpus.languages.target}`: it knows {known}; train one that does"
-                )
+    tags = tokenizer.source.tags
+    for corpus in splits.train if splits.use_tags else ():
+        target = corpus.languages.target
+        if target is not None and target not in tags:
+            known = ", ".join(tags) or "none"
+            raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
 
 
-def _throttle_progress(report: EventHandler) -> Callable[[int], None]:
+def _report_progress(context: RunContext) -> Callable[[int], None]:
     last = time.monotonic()
 
-    def progress(pairs: int) -> None:
+    def progress(num_pairs: int) -> None:
         nonlocal last
         if time.monotonic() - last >= REPORT_SECONDS:
             last = time.monotonic()
-            report(Note(text=f"tokenising: {pairs:,} pairs ..."))
+            context.note(f"encoding: {num_pairs:,} pairs ...")
 
     return progress
 
@@ -218,20 +208,22 @@ def _count_dropped(store: TokenStore) -> Counter[str]:
 
 
 def _describe_dropped(store: TokenStore, max_reasons: int | None = None) -> str:
-    """How many pairs for which reasons, the most frequent first."""
-    return ", ".join(f"{count:,} {why}" for why, count in _count_dropped(store).most_common(max_reasons))
+    """How many pairs were dropped for which reason, the most frequent first."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in _count_dropped(store).most_common(max_reasons))
 
 
-def _warn_mostly_dropped(store: TokenStore) -> str | None:
-    """Of translations a filter drops few: one that drops half of a corpus may not be meant for it."""
-    why, count = next(iter(_count_dropped(store).most_common(1)), ("", 0))
-    if why not in FILTER_OFF_VALUES or count <= len(store):
-        return None
-    reason = " (texts and their summaries differ in length, for one)" if why == "ratio" else ""
-    return (
-        f"most pairs were left out by one filter, {count:,} by `{why}`; if they are as they should be{reason}, turn it "
-        f"off: --set data.filters.{why}={FILTER_OFF_VALUES[why]}"
-    )
+def _report_store(store: TokenStore, context: RunContext) -> None:
+    """Report what is used and dropped; a filter that drops half of a corpus may be wrong for it."""
+    counts = _describe_dropped(store, max_reasons=4)
+    dropped = f"; dropped: {counts} (`attent data` shows which)" if counts else ""
+    context.note(f"data: {len(store):,} pairs for training{dropped}")
+    reason, count = next(iter(_count_dropped(store).most_common(1)), ("", 0))
+    if reason in FILTER_OFF_VALUES and count > len(store):
+        example = " (as for summaries, which are shorter than their texts)" if reason == "length_ratio" else ""
+        context.warn(
+            f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct{example}, turn it off: "
+            f"--set data.filters.{reason}={FILTER_OFF_VALUES[reason]}"
+        )
 
 
 def _no_pairs_error(store: TokenStore) -> TrainError:
@@ -245,47 +237,48 @@ def _no_pairs_error(store: TokenStore) -> TrainError:
     )
 
 
-def _describe_store(store: TokenStore) -> str:
-    counts = _describe_dropped(store, max_reasons=4)
-    less = f"; left out: {counts} (`attent data` shows which)" if counts else ""
-    return f"data: {len(store):,} pairs to train on{less}"
+# ---- batches ---------------------------------------------------------------------------------------------------------
 
 
 def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainConfig) -> PairLoader:
-    """The training batches: every process makes the same, and takes its share of each."""
+    """The training batches; every rank makes the same ones and takes its share of each."""
     assert train.batch_tokens is not None
     assert data.layout is not None
-    longest = min(data.max_tokens, train.batch_tokens)
     config = BatchConfig(
-        batch_tokens=train.batch_tokens, max_tokens=longest, layout=data.layout, too_long=data.too_long
+        batch_tokens=train.batch_tokens,
+        max_tokens=min(data.max_tokens, train.batch_tokens),
+        layout=data.layout,
+        too_long=data.too_long,
     )
-    resampled = None
+    stores = None
     if data.subword_sampling:
-        sampled = replace(prepared.encoding, subword_sampling=SubwordSampling(rate=data.subword_sampling))
-        resampled = ResampledStores(prepared.splits.train, sampled, prepared.data_dir / "epochs", train.seed)
+        encoding = replace(prepared.encoding, subword_sampling=SubwordSampling(rate=data.subword_sampling))
+        stores = ResampledStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
     weights = [corpus.weight for corpus in prepared.splits.train]
-    return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=resampled)
+    return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)
 
 
 def build_valid_batches(store: TokenStore, min_length: int) -> PairLoader:
-    """Each pair once, whatever its length."""
-    longest = max(int(store.source.lengths.max()), int(store.target.lengths.max()), min_length)
-    return PairLoader(
-        store, BatchConfig(batch_tokens=max(4096, longest), max_tokens=longest, layout="bucketed"), seed=0
-    )
+    """Batches of every pair once, whatever its length."""
+    length = max(int(store.source.lengths.max()), int(store.target.lengths.max()), min_length)
+    config = BatchConfig(batch_tokens=max(VALID_BATCH_TOKENS, length), max_tokens=length, layout="bucketed")
+    return PairLoader(store, config, seed=0)
 
 
 def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool, max_pairs: int | None = None) -> EvalTexts:
-    """The pairs of corpora as text, or an even choice of `most` of them."""
-    found = [(pair, one.languages.target) for one in corpora for pair in one if isinstance(pair, Pair)]
-    found = [(pair, to) for pair, to in found if pair.source.strip()]
-    if max_pairs is not None and len(found) > max_pairs:
-        found = [found[len(found) * i // max_pairs] for i in range(max_pairs)]
-    targets = {to for _, to in found}
+    """The pairs of corpora as text, or an even selection of at most `max_pairs`."""
+    pairs = [
+        (pair, corpus.languages.target)
+        for corpus in corpora
+        for pair in corpus
+        if isinstance(pair, Pair) and pair.source.strip()
+    ]
+    pairs = pairs if max_pairs is None else select_evenly(pairs, max_pairs)
+    languages = {language for _, language in pairs}
     return EvalTexts(
-        name=", ".join(dict.fromkeys(one.name for one in corpora)),
-        sources=[pair.source.strip() for pair, _ in found],
-        references=[pair.target.strip() for pair, _ in found],
-        target_languages=[to if use_tags else None for _, to in found],
-        language=targets.pop() if len(targets) == 1 else None,
+        name=", ".join(dict.fromkeys(corpus.name for corpus in corpora)),
+        sources=[pair.source.strip() for pair, _ in pairs],
+        references=[pair.target.strip() for pair, _ in pairs],
+        target_languages=[language if use_tags else None for _, language in pairs],
+        language=languages.pop() if len(languages) == 1 else None,
     )

@@ -56,7 +56,7 @@ def test_what_was_asked_for_counts_and_the_reason_says_so() -> None:
     size, model, why = choose_model(Run(size="base"), asked, amount(1000), tokenizer(), "cpu")
     assert size == "base"
     assert model.encoder.dropout == 0.05
-    assert why == "as asked for"
+    assert why == "as requested"
 
 
 def test_the_model_has_the_vocabulary_start_and_end_of_the_tokenizer() -> None:
@@ -72,7 +72,7 @@ def test_the_model_has_the_vocabulary_start_and_end_of_the_tokenizer() -> None:
 @pytest.mark.parametrize("pairs", [10, 29_000, 5_000_000, 10**9])
 @pytest.mark.parametrize("further", [False, True])
 def test_nothing_is_left_open(device: torch.device, pairs: int, further: bool) -> None:
-    open_on_purpose = {"threads", "device"} | ({"micro_batch_tokens"} if device == GPU else set())
+    open_on_purpose = {"threads", "device", "metric"} | ({"micro_batch_tokens"} if device == GPU else set())
     train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=further)
     assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= open_on_purpose
     assert train.steps
@@ -116,10 +116,10 @@ def test_the_choices_are_told_as_sentences() -> None:
     run = Run()
     size, model, why = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
     train = fill_train_config(replace(run.train, accumulate=2), size, model, amount(29_000), CPU)
-    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), why, amount(29_000), CPU))
+    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), why, amount(29_000)))
     for part in (
         "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.3",
-        "recipe: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} updates",
-        f"validation every {train.valid_every:,} updates", "ends after 10 without a better one",
+        "schedule: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} steps",
+        f"validate every {train.valid_every:,} steps (greedy)", "stops after 10 without improvement",
     ):  # fmt: skip
         assert part in text

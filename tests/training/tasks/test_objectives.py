@@ -1,6 +1,5 @@
-"""The tasks beside translation: packed text has the loss that it has apart, what is told is what the model says, a run
-that was stopped goes on to the same bits, and each of them learns.
-"""
+"""Objectives and metrics of the text tasks: packed rows give the loss of separate texts, a resumed run the same weights,
+and every task learns."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from attent.training.objective import (
     TextClassificationObjective,
 )
 from attent.training.tasks.base import BatchLoader, ObjectiveFactory
-from attent.training.tasks.masked_lm import MaskedLMTask, build_masking
+from attent.training.tasks.masked_lm import MaskedLMTask, build_masker
 from attent.training.tasks.text_classification import TextClassificationTask, wilson_interval
 from tests.training.toys import RECIPE, are_equal
 
@@ -86,10 +85,10 @@ def loss(objective: SingleStackObjective, batches: list[LabeledBatch]) -> tuple[
         return sum(float(objective(batch)[1]) for batch in batches), sum(batch.num_targets for batch in batches)
 
 
-# ---- packed is apart -------------------------------------------------------------------------------------------------
+# ---- packing ---------------------------------------------------------------------------------------------------------
 
 
-def test_documents_in_one_window_have_the_loss_that_each_has_alone() -> None:
+def test_packed_documents_have_the_loss_of_separate_ones() -> None:
     model = language().double().eval()
     of = texts()
     fixed = WindowLoader(of, batch_tokens=len(of.ids) + 1, window_size=len(of.ids), pad=0, fixed=True)
@@ -108,7 +107,7 @@ def test_documents_in_one_window_have_the_loss_that_each_has_alone() -> None:
     assert total == pytest.approx(alone, rel=1e-9)
 
 
-def test_what_is_hidden_in_packed_rows_has_the_loss_that_it_has_alone() -> None:
+def test_masked_tokens_in_packed_rows_have_the_loss_of_separate_texts() -> None:
     model = encoder().double().eval()
     for batch in everything(packed(masks()))[:3]:
         total, _ = loss(MaskedLMObjective(model), [batch])
@@ -129,7 +128,7 @@ def test_what_is_hidden_in_packed_rows_has_the_loss_that_it_has_alone() -> None:
         assert total == pytest.approx(alone, rel=1e-9)
 
 
-def test_texts_in_packed_rows_are_labelled_as_they_are_alone() -> None:
+def test_packed_texts_have_the_classification_loss_of_separate_ones() -> None:
     model = encoder().double().eval()
     whole = [
         loss(TextClassificationObjective(model), everything(packed(labels(), layout)))
@@ -139,7 +138,7 @@ def test_texts_in_packed_rows_are_labelled_as_they_are_alone() -> None:
     assert whole[0][0] == pytest.approx(whole[1][0], rel=1e-9)
 
 
-def test_filler_and_pieces_change_no_loss() -> None:
+def test_padding_and_slicing_do_not_change_the_loss() -> None:
     model = language().double().eval()
     long = EncodedTexts(texts(200).ids, np.array([0, len(texts(200).ids)]), "key")
     for of in (long, texts()):
@@ -153,49 +152,51 @@ def test_filler_and_pieces_change_no_loss() -> None:
         assert loss(CausalLMObjective(model), [other])[0] == pytest.approx(total, rel=1e-9)
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
+# ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def with_each(**facts: Any) -> Any:
-    """So much of a task as its figures need."""
-    return SimpleNamespace(each=iter, **facts)
+def stub_task(**attributes: Any) -> Any:
+    """The part of a task that its metrics need."""
+    return SimpleNamespace(iter_batches=iter, **attributes)
 
 
-def test_the_share_of_hidden_words_that_are_told_counts_no_filler() -> None:
+def test_masked_accuracy_ignores_padding() -> None:
     model, batches = without_labels(0.0).eval(), everything(packed(masks(), "bucketed"))
     hidden = torch.cat([batch.labels[batch.labels >= 0] for batch in batches])
-    often = int(hidden.mode().values)
+    frequent = int(hidden.mode().values)
     assert model.masked_lm is not None
     assert model.masked_lm.output.bias is not None
-    model.masked_lm.output.bias.data[often] = 1000  # it says this word everywhere
-    share, _ = MaskedLMTask.measure_accuracy(with_each(sample=lambda *_: None), model, batches)  # type: ignore[arg-type]
-    assert share == pytest.approx(100 * float((hidden == often).float().mean()))
+    model.masked_lm.output.bias.data[frequent] = 1000  # predicted everywhere
+    accuracy, _ = MaskedLMTask.measure_accuracy(stub_task(build_sample=lambda *_: None), model, batches)  # type: ignore[arg-type]
+    assert accuracy == pytest.approx(100 * float((hidden == frequent).float().mean()))
 
 
-def test_each_text_gets_the_label_that_it_gets_alone() -> None:
+def test_batched_predictions_are_those_of_single_texts() -> None:
     model, of = encoder().eval(), texts()
     batches = everything(packed(labels(), "bucketed"))
     assert len(batches) > 1
-    found = TextClassificationTask.predict_labels(with_each(labels=LABELS), model, TextCorpus("t", [""] * 60), batches)  # type: ignore[arg-type]
-    for i, said in enumerate(found):
+    predictions = TextClassificationTask.predict_labels(
+        stub_task(labels=LABELS), model, TextCorpus("t", [""] * 60), batches
+    )  # type: ignore[arg-type]
+    for i, predicted in enumerate(predictions):
         ids = torch.from_numpy(of.ids[of.offsets[i] : of.offsets[i + 1]].astype(np.int64))[None]
-        assert said == LABELS[int(model.classify(model(ids)).argmax())]
-    assert len(set(found)) > 1
+        assert predicted == LABELS[int(model.classify(model(ids)).argmax())]
+    assert len(set(predictions)) > 1
 
 
-def test_an_interval_is_wilsons() -> None:
+def test_wilson_interval() -> None:
     assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
     assert wilson_interval(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-4)
     assert wilson_interval(0.0, 0) == (0.0, 1.0)
 
 
-def test_only_words_stand_for_other_words() -> None:
+def test_special_tokens_are_no_replacements() -> None:
     vocabulary = train_monolingual_tokenizer(["the cat sat on the mat"] * 3, TokenizerConfig(), mask=True).source
-    found = build_masking(vocabulary, "here")
+    masker = build_masker(vocabulary, "here")
     assert vocabulary.mask is not None
-    signs = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask}
-    assert set(found.replacement_ids.tolist()) == set(range(vocabulary.size)) - signs
-    assert (found.mask_id, found.prefix_length, found.suffix_length) == (vocabulary.mask, 1, 1)
+    special = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask}
+    assert set(masker.replacement_ids.tolist()) == set(range(vocabulary.size)) - special
+    assert (masker.mask_id, masker.prefix_length, masker.suffix_length) == (vocabulary.mask, 1, 1)
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def training(task: str, out: Path, stop: Callable[[], bool] = lambda: False, **c
 
 
 @pytest.mark.parametrize("task", list(TASKS))
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> None:
+def test_a_resumed_run_gives_the_same_weights(task: str, tmp_path: Path) -> None:
     through = training(task, tmp_path / "through", workers=2, steps=12)
     through.run()
     first = training(task, tmp_path / "stopped", steps=12)
@@ -242,7 +243,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(task: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("task", list(TASKS))
-def test_it_learns_by_heart(task: str, tmp_path: Path) -> None:
+def test_a_few_texts_are_overfitted(task: str, tmp_path: Path) -> None:
     made = training(task, tmp_path, steps=120 if task == "lm" else 60, lr=2e-2, save_every=1000, clip_norm=1.0)
     few = texts(4)
     ask: Any = masks() if task == "mlm" else labels(4)
@@ -260,6 +261,6 @@ def test_it_learns_by_heart(task: str, tmp_path: Path) -> None:
     assert after[0] / after[1] < 0.5 * before[0] / before[1]
 
 
-def test_rdrop_is_refused_where_it_is_not_known() -> None:
+def test_rdrop_is_refused_for_other_tasks_than_translation() -> None:
     with pytest.raises(ValueError, match="`rdrop` must be 0 but for translations"):
         CausalLMObjective(language(), rdrop=1.0)

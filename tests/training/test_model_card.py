@@ -1,4 +1,4 @@
-"""The card of a model: everything that is known stands in it, and no text can break out of its place."""
+"""The model card: it contains every fact of a run, and no text breaks its Markdown."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from attent.scoring.metrics import format_headline
 from attent.training.events import ValidationSample
 from attent.training.model_card import (
-    CardCorpus,
-    CardScore,
     CardSetting,
-    DataSummary,
     ModelCard,
     ModelSummary,
     TrainingSummary,
-    format_headline,
     render_card,
     write_card,
 )
+from attent.training.tasks.base import CorpusSource, DataSummary, FinalScores
+from attent.training.tasks.translation import describe_translator
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CARD = ModelCard(
-    folder="runs/en-de",
-    source_language="en",
-    target_language="de",
+    description=describe_translator("runs/en-de", "en", "de", None),
+    unit="pair",
+    weights="average of the last 5",
     data=DataSummary(
         corpora=(
-            CardCorpus(name="multi30k", read=29_000, used=28_900, dropped=(("empty", 60), ("ratio", 40))),
-            CardCorpus(name="own.tmx", read=110, used=100, dropped=(("ratio", 10),), files=(("own.tmx", "ab" * 32),)),
+            CorpusSource(name="multi30k", read=29_000, used=28_900, dropped=(("empty", 60), ("ratio", 40))),
+            CorpusSource(name="own.tmx", read=110, used=100, dropped=(("ratio", 10),), files=(("own.tmx", "ab" * 32),)),
         ),
         source_tokens=377_534,
         target_tokens=360_706,
@@ -55,14 +54,13 @@ CARD = ModelCard(
         CardSetting(name="size", value="tiny", reason="29,000 pairs"),
     ),
     scores=(
-        CardScore(
+        FinalScores(
             name="test_2016_flickr",
+            split="test",
             num_examples=1_000,
-            weights="average of the last 5",
             decoding="beam 4, length penalty 0.6",
-            bleu=38.64,
-            chrf=62.02,
-            exact=4.1,
+            metrics={"bleu": 38.64, "chrf": 62.02, "exact": 4.1},
+            summary="",
             signatures=(SIGNATURE,),
         ),
     ),
@@ -72,7 +70,7 @@ CARD = ModelCard(
         seconds=432.0,
         tokens_per_second=318_400.0,
         hardware="NVIDIA H200, bfloat16, compiled",
-        end_reason="8,000 updates were done",
+        end_reason="all steps were done",
         attent_version="0.1.0",
         torch_version="2.13.0",
         python_version="3.11.7",
@@ -91,7 +89,7 @@ CARD = ModelCard(
         "attent translate runs/en-de",
         "attent.Translator.load('runs/en-de')",
         "29,000 | 28,900 | 100",
-        "Left out: empty (60), ratio (50).",
+        "Dropped: empty (60), ratio (50).",
         "377,534",
         "cd" * 32,
         "ab" * 32,
@@ -106,16 +104,16 @@ CARD = ModelCard(
         "average of the last 5",
         "8,000 (64.0 epochs)",
         "7 min 12 s",
-        "318,400 tokens a second",
+        "318,400 tokens/s",
         "attent 0.1.0, torch 2.13.0, Python 3.11.7",
         "(curves.svg)",
         "A \\*man\\*.",
         "Ein \\| Mann \\# Titel",
         "\\<b\\>Ein Mann",
-        "from multi30k, own.tmx and from nothing else",
+        "Trained on multi30k, own.tmx, and on nothing else",
     ],
 )
-def test_the_card_says(fact: str) -> None:
+def test_the_card_contains(fact: str) -> None:
     assert fact in render_card(CARD)
 
 
@@ -125,63 +123,69 @@ def test_the_same_facts_give_the_same_page_on_disk(tmp_path: Path) -> None:
     first = path.read_bytes()
     write_card(replace(CARD), path)
     assert path.read_bytes() == first == render_card(CARD).encode()
-    assert [found.name for found in tmp_path.iterdir()] == ["card.md"]
+    assert [file.name for file in tmp_path.iterdir()] == ["card.md"]
 
 
-def test_what_is_not_known_leaves_no_empty_row() -> None:
-    bare = replace(CARD, source_language="", target_language="", settings=(), scores=(), samples=(), curves_file="")
+def test_missing_facts_leave_no_empty_row() -> None:
+    description = describe_translator("runs/en-de", "", "", None)
+    bare = replace(CARD, description=description, settings=(), scores=(), samples=(), curves_file="")
     page = render_card(bare)
     assert "text-to-text" in page
-    for absent in ("## Scores", "## Recipe", "## Sample", "curves.svg", "Trained further", "Seed", "None", "|  |\n"):
+    for absent in ("## Scores", "## Settings", "## Sample", "curves.svg", "Fine-tuned", "Seed", "None", "|  |\n"):
         assert absent not in page.replace("|  |  |\n| --- | --- |", "")
 
 
-def test_a_model_trained_further_with_frozen_parts_says_so() -> None:
+def test_a_fine_tuned_model_names_its_base_and_what_was_trained() -> None:
     page = render_card(replace(CARD, model=replace(CARD.model, trainable_parameters=1_000, base_model="opus-mt-en-de")))
     assert "of which 1,000 were trained" in page
-    assert "| Trained further from | opus-mt-en-de |" in page
-    assert "from what opus-mt-en-de had learned, from multi30k" in page
+    assert "| Fine-tuned from | opus-mt-en-de |" in page
+    assert "before that, on the data of opus-mt-en-de" in page
 
 
 def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
-    assert "attent translate 'my runs/it'\\''s'" in render_card(replace(CARD, folder="my runs/it's"))
+    description = describe_translator("my runs", "en", "de", None)
+    assert "attent translate 'my runs' <" in render_card(replace(CARD, description=description))
 
 
-def test_a_column_without_anything_is_left_out() -> None:
+def test_empty_columns_are_omitted() -> None:
     page = render_card(replace(CARD, settings=(CardSetting(name="train.lr", value="0.1"),)))
     assert "| Setting | Value |\n" in page
     assert "nats" not in page
-    with_loss = replace(CARD, scores=(replace(CARD.scores[0], loss=1.5),))
+    with_loss = replace(CARD, scores=(replace(CARD.scores[0], metrics={"loss": 1.5, "bleu": 1.0}),))
     assert "| Decoding | Loss | BLEU |" in render_card(with_loss)
     assert "nats" in render_card(with_loss)
 
 
 @pytest.mark.parametrize(
-    ("bleu", "chrf", "exact", "told"),
+    ("metrics", "expected"),
     [
-        (38.64, 62.0, 4.1, "38.6 BLEU"),
-        (0.0, 100.0, 99.2, "99.2% exact"),  # dates: no reference has four words
-        (20.0, 70.0, 80.0, "80.0% exact"),  # labels, with a few long ones
-        (0.0, 41.5, 0.0, "41.5 chrF"),
-        (0.0, 0.0, 0.0, "0.0 BLEU"),
-        (None, None, None, ""),
+        ({"bleu": 38.64, "chrf": 62.0, "exact": 4.1}, "38.6 BLEU"),
+        ({"bleu": 0.0, "chrf": 100.0, "exact": 99.2}, "99.2% exact"),  # dates: no reference has four words
+        ({"bleu": 20.0, "chrf": 70.0, "exact": 80.0}, "80.0% exact"),  # labels, with a few long ones
+        ({"bleu": 0.0, "chrf": 41.5, "exact": 0.0}, "41.5 chrF"),
+        ({"bleu": 0.0, "chrf": 0.0, "exact": 0.0}, "0.0 BLEU"),
+        ({"loss": 0.3, "accuracy": 92.125}, "92.12% accuracy"),
+        ({}, ""),
     ],
 )
-def test_the_headline_is_the_figure_that_says_most(
-    bleu: float | None, chrf: float | None, exact: float | None, told: str
-) -> None:
-    score = replace(CARD.scores[0], bleu=bleu, chrf=chrf, exact=exact)
-    assert format_headline(score) == told
+def test_the_headline_is_the_most_informative_metric(metrics: dict[str, float], expected: str) -> None:
+    assert format_headline(metrics) == expected
+    score = replace(CARD.scores[0], metrics=metrics)
     head = render_card(replace(CARD, scores=(score,))).split("## Scores")[0]
-    assert (f"; {told} on test" in head) == bool(told)
-    assert head.rstrip().endswith("." if told else "29,000 pairs.")
+    assert (f"; {expected} on test" in head) == bool(expected)
+    assert head.rstrip().endswith("." if expected else "29,000 pairs.")
 
 
-def test_a_model_of_several_languages_is_shown_with_one() -> None:
-    page = render_card(replace(CARD, target_tag="fr"))
-    assert "attent translate runs/en-de --to fr <" in page
-    assert """["..."], to='fr')[0].text)""" in page
-    assert "translate runs/en-de --to '' <" in render_card(replace(CARD, target_tag=""))
+def test_without_a_known_metric_the_headline_is_an_extra_column() -> None:
+    score = replace(CARD.scores[0], metrics={"loss": 1.0}, extra_columns=(("Perplexity", "2.72"),))
+    assert "; 2.72 perplexity on test" in render_card(replace(CARD, scores=(score,)))
+
+
+def test_a_multilingual_model_has_an_example_language() -> None:
+    french, unknown = (replace(CARD, description=describe_translator("x", "en", "fr", tag)) for tag in ("fr", ""))
+    assert "attent translate x --to fr <" in render_card(french)
+    assert """["..."], to='fr')[0].text)""" in render_card(french)
+    assert "translate x --to '' <" in render_card(unknown)
     assert "--to" not in render_card(CARD)
 
 

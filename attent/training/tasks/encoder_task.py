@@ -1,0 +1,78 @@
+"""Common parts of the tasks that train an encoder on texts in packed rows or buckets: masked tokens and labels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from attent.data.batch_plan import BatchConfig
+from attent.data.encode import add_special_tokens
+from attent.data.text_batches import MakeLabels, TextLoader
+from attent.data.text_corpus import TextCorpus
+from attent.data.token_store import EncodedTexts
+from attent.models import EncoderConfig, TextEncoder, presets
+from attent.nn import LearnedConfig
+from attent.text.bulk_encoder import EncodedSentences
+from attent.training.autoconfig import DataSize
+from attent.training.config import Run, Size, TrainError
+from attent.training.tasks.base import BatchLoader
+from attent.training.tasks.text_task import STACK_BY_SIZE, VALID_BATCH_TOKENS, TextTask
+
+
+class EncoderTask(TextTask):
+    model_class = TextEncoder
+    config_class = EncoderConfig
+
+    @classmethod
+    def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> EncoderConfig:
+        return encoder_config("tiny", vocab)
+
+    @abstractmethod
+    def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
+        """Split or truncate texts of more than `max_tokens` tokens."""
+
+    @abstractmethod
+    def make_labels(self, texts: TextCorpus) -> MakeLabels:
+        """What is to be predicted of these texts."""
+
+    def prepare_texts(self) -> None:
+        """Encode the training texts; set `data_size`."""
+        texts = self.splits.train
+        self.encoded_texts = self.frame_texts(texts)
+        self.data_size = DataSize(num_examples=len(texts.texts), num_tokens=len(self.encoded_texts.ids))
+
+    def frame_texts(self, texts: TextCorpus) -> EncodedTexts:
+        """Encode texts, with the tokenizer's special tokens around each."""
+        prefix, suffix = self.vocabulary.prefix_ids, self.vocabulary.suffix_ids
+        room = self.max_tokens - len(prefix) - len(suffix)
+        if room < 1:
+            minimum = len(prefix) + len(suffix) + 1
+            raise TrainError(f"`data.max_tokens` must be {minimum} or more, but is {self.max_tokens}")
+        sentences = self.fit_length(texts, self.encode_texts(texts), room)
+        return EncodedTexts.from_sentences(add_special_tokens(sentences, prefix, suffix), self.data_key)
+
+    def build_train_batches(self, run: Run) -> BatchLoader:
+        assert run.train.batch_tokens
+        assert run.data.layout
+        config = BatchConfig(
+            batch_tokens=run.train.batch_tokens,
+            max_tokens=min(self.max_tokens, run.train.batch_tokens),
+            layout=run.data.layout,
+            too_long="cut",
+        )
+        labels = self.make_labels(self.splits.train)
+        return TextLoader(self.encoded_texts, config, labels, pad=self.vocabulary.pad, seed=run.train.seed)
+
+    def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
+        tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
+        config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="cut")
+        labels = self.make_labels(texts)
+        return TextLoader(self.frame_texts(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
+
+
+def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:
+    """BERT without segment embeddings."""
+    positions = LearnedConfig(max_length=max(512, max_tokens))
+    return EncoderConfig(vocab=vocab, stack=replace(presets.BERT, positions=positions, **STACK_BY_SIZE[size]))

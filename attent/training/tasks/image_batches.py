@@ -1,0 +1,207 @@
+"""Batches of images with random augmentation (shift, flip, erasing, mixup), and the classification loss on them.
+
+`attent.data.images` reads the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attent.data.arrays import Array
+from attent.data.images import ImageDataConfig, ImageDataset
+from attent.data.loader import PrefetchLoader
+from attent.models import VisionTransformer
+from attent.nn.argument_checks import check_rate
+
+MAX_ERASED_AREA = 0.2  # of an image
+CACHED_EPOCHS = 3  # orders in memory: the loader prefetches from the next epoch
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images as bytes, which are cheap to move; the model normalizes them on its device."""
+
+    pixels: Tensor  # (B, C, S, S)
+    labels: Tensor  # (B,)
+    example_ids: Array
+    row_length: int  # patches of an image
+    mixup_labels: Tensor | None = None  # (B,) of the image that is mixed in
+    mixup_weights: Tensor | None = None  # (B,) of `labels`; the rest is that of `mixup_labels`
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self) * self.row_length
+
+    @property
+    def num_padded_tokens(self) -> int:
+        return self.num_tokens
+
+    def slice_rows(self, start: int, stop: int) -> ImageBatch:
+        return replace(self._map_tensors(lambda x: x[start:stop]), example_ids=self.example_ids[start:stop])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
+        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> ImageBatch:
+        return self._map_tensors(lambda x: x.pin_memory())
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> ImageBatch:
+        labels, weights = (None if x is None else function(x) for x in (self.mixup_labels, self.mixup_weights))
+        return replace(
+            self,
+            pixels=function(self.pixels),
+            labels=function(self.labels),
+            mixup_labels=labels,
+            mixup_weights=weights,
+        )
+
+
+class ImageLoader(PrefetchLoader[ImageBatch]):
+    """Batches of one size in a new order every epoch; the remainder of an epoch is left out.
+
+    Without a config: all images in their order, without augmentation.
+    """
+
+    def __init__(
+        self, images: ImageDataset, config: ImageDataConfig | None, *, batch_size: int, row_length: int, seed: int = 0
+    ) -> None:
+        self.images, self.config, self.row_length, self.seed = images, config, row_length, seed
+        self.batch_size = max(1, min(batch_size, len(images)))
+        self._orders: dict[int, Array] = {}
+
+    def num_steps(self, epoch: int) -> int:
+        count = len(self.images)
+        return count // self.batch_size if self.config else -(-count // self.batch_size)
+
+    def get_batch(self, epoch: int, step: int) -> ImageBatch:
+        if not 0 <= step < self.num_steps(epoch):
+            raise IndexError(f"epoch {epoch} has {self.num_steps(epoch)} steps, so there is no step {step}")
+        ids = self._epoch_order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
+        pixels, labels = self.images.take(ids)
+        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
+        if self.config is None:
+            return batch
+        return augment(batch, self.config, np.random.default_rng((self.seed, epoch, step)))
+
+    def _epoch_order(self, epoch: int) -> Array:
+        if self.config is None:
+            return np.arange(len(self.images))
+        order = self._orders.get(epoch)
+        if order is None:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
+            for old in sorted(self._orders)[: -CACHED_EPOCHS + 1]:
+                self._orders.pop(old, None)
+            self._orders[epoch] = order
+        return order
+
+
+# ---- augmentation ----------------------------------------------------------------------------------------------------
+
+
+def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator) -> ImageBatch:
+    pixels = flip_random(batch.pixels.numpy(), config.flip, rng)
+    pixels = shift_random(pixels, round(config.shift * pixels.shape[-1]), rng)
+    erase_random(pixels, config.erase, rng)
+    if not config.mixup:
+        return replace(batch, pixels=torch.from_numpy(pixels))
+    partners = rng.permutation(len(pixels))
+    weights = rng.beta(config.mixup, config.mixup, len(pixels)).astype(np.float32)
+    return replace(
+        batch,
+        pixels=torch.from_numpy(mix_images(pixels, pixels[partners], weights)),
+        mixup_labels=batch.labels[torch.from_numpy(partners)],
+        mixup_weights=torch.from_numpy(weights),
+    )
+
+
+def flip_random(pixels: Array, rate: float, rng: np.random.Generator) -> Array:
+    indices = np.flatnonzero(rng.random(len(pixels)) < rate)
+    result = pixels.copy()
+    result[indices] = pixels[indices][..., ::-1]
+    return result
+
+
+def shift_random(pixels: Array, max_shift: int, rng: np.random.Generator) -> Array:
+    """Shift by up to `max_shift` pixels each way, padding with black."""
+    side, positions = pixels.shape[-1], 2 * max_shift + 1
+    shifts = rng.integers(0, positions * positions, len(pixels))
+    padded = np.pad(pixels, ((0, 0), (0, 0), (max_shift, max_shift), (max_shift, max_shift)))
+    result = np.empty_like(pixels)
+    for shift in np.unique(shifts):  # small images have few shifts, so images are shifted in groups
+        group, (top, left) = shifts == shift, divmod(int(shift), positions)
+        result[group] = padded[group, :, top : top + side, left : left + side]
+    return result
+
+
+def erase_random(pixels: Array, rate: float, rng: np.random.Generator) -> None:
+    """Fill a rectangle of some images with noise, in place (random erasing, Zhong et al. 2020)."""
+    _, channels, side, _ = pixels.shape
+    erased = np.flatnonzero(rng.random(len(pixels)) < rate)
+    area, aspect = (
+        rng.uniform(0.02, MAX_ERASED_AREA, len(erased)) * side * side,
+        np.exp(rng.uniform(-1, 1, len(erased))),
+    )
+    sizes = np.sqrt(np.stack([area * aspect, area / aspect], 1)).round().astype(int).clip(1, side)
+    corners = (rng.random((len(erased), 2)) * (side - sizes + 1)).astype(int)
+    noise = rng.integers(0, 256, (channels, side, side), np.uint8)
+    for index, (top, left), (height, width) in zip(erased, corners.tolist(), sizes.tolist(), strict=True):
+        rows, columns = slice(top, top + height), slice(left, left + width)
+        pixels[index, :, rows, columns] = noise[:, rows, columns]
+
+
+def mix_images(pixels: Array, others: Array, weights: Array) -> Array:
+    """Blend two images (mixup, Zhang et al. 2018), in bytes again."""
+    weight = weights[:, None, None, None]
+    return np.rint(pixels * weight + others * (1 - weight)).astype(np.uint8)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+class ImageObjective(nn.Module):
+    """Label-smoothed cross-entropy of a batch of images."""
+
+    def __init__(
+        self,
+        model: VisionTransformer,
+        *,
+        smoothing: float = 0.1,
+        rdrop: float = 0.0,
+        compile: bool = False,  # noqa: A002
+    ) -> None:
+        super().__init__()
+        check_rate("smoothing", smoothing)
+        if rdrop:
+            raise ValueError(f"`rdrop` must be 0 for images, but is {rdrop}; leave it out")
+        self.model, self.smoothing = model, smoothing
+        self._logits: Callable[[Tensor], Tensor] = torch.compile(self.logits, dynamic=False) if compile else self.logits
+
+    def forward(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """Return sums over the images: the loss, and the plain cross-entropy in nats without a gradient."""
+        logits = self._logits(batch.pixels).float()
+        return mixup_loss(logits, batch, self.smoothing), mixup_loss(logits.detach(), batch, 0.0)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        return self.model(self.model.normalize(pixels))
+
+
+def mixup_loss(logits: Tensor, batch: ImageBatch, smoothing: float) -> Tensor:
+    """Cross-entropy with both labels of a mixed image, by their weights."""
+    loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="none")
+    if batch.mixup_labels is not None and batch.mixup_weights is not None:
+        other = F.cross_entropy(logits, batch.mixup_labels, label_smoothing=smoothing, reduction="none")
+        loss = loss * batch.mixup_weights + other * (1 - batch.mixup_weights)
+    return loss.sum()

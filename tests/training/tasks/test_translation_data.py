@@ -1,0 +1,209 @@
+"""Data of a translation run: validation pairs are never trained on, what is dropped is reported, and a corpus without
+pairs is refused."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_training import TokenizerConfig
+from attent.training.events import Event, Note
+from attent.training.run_options import DataConfig, TrainConfig, TrainError
+from attent.training.tasks.base import RunContext
+from attent.training.tasks.translation_data import (
+    CorpusSplits,
+    PreparedData,
+    build_train_batches,
+    build_valid_batches,
+    load_corpora,
+    prepare_tokens,
+    read_eval_texts,
+)
+from tests.text.corpus import lines, tokenizer
+
+DATA = DataConfig(src="en", tgt="de", layout="bucketed", tokenizer=TokenizerConfig(vocab=350))
+TRAIN = TrainConfig(batch_tokens=512)
+
+
+def write(path: Path, first: int = 0, last: int = 100) -> str:
+    pairs = list(dict.fromkeys(zip(*lines(), strict=True)))[first:last]
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return str(path)
+
+
+def context(tmp_path: Path, events: list[Event] | None = None) -> RunContext:
+    report = ([] if events is None else events).append
+    return RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=report)
+
+
+def load(tmp_path: Path, config: DataConfig, events: list[Event] | None = None) -> CorpusSplits:
+    return load_corpora(config, 1, context(tmp_path, events))
+
+
+def prepare(
+    tmp_path: Path, config: DataConfig, events: list[Event] | None = None, with_tokenizer: Tokenizer | None = None
+) -> PreparedData:
+    splits = load(tmp_path, config, events)
+    return prepare_tokens(splits, with_tokenizer, config, 1, context(tmp_path, events))
+
+
+def notes(events: list[Event]) -> str:
+    return "\n".join(event.text for event in events if isinstance(event, Note))
+
+
+def test_held_out_pairs_are_not_trained_on(tmp_path: Path) -> None:
+    events: list[Event] = []
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=10)
+    splits = load(tmp_path, config, events)
+    train, valid = read_eval_texts(splits.train, use_tags=False), read_eval_texts(splits.valid, use_tags=False)
+    assert splits.held_out
+    assert len(valid.sources) == 10
+    assert not set(train.sources) & set(valid.sources)
+    assert not set(train.references) & set(valid.references)
+    assert "held out" in notes(events)
+    again = load(tmp_path, config)
+    assert read_eval_texts(again.valid, use_tags=False) == valid
+
+
+def test_a_validation_set_is_named_or_found_beside_the_data(tmp_path: Path) -> None:
+    train, named = write(tmp_path / "train.tsv"), write(tmp_path / "mine.tsv", 100, 110)
+    beside, test = write(tmp_path / "valid.tsv", 110, 130), write(tmp_path / "test.tsv", 130, 160)
+    assert beside
+    assert test
+    default = load(tmp_path, replace(DATA, train=(train,)))
+    assert (
+        len(read_eval_texts(default.valid, False).sources),
+        len(read_eval_texts(default.tests, False).sources),
+    ) == (20, 30)
+    assert not default.held_out
+    named_splits = load(tmp_path, replace(DATA, train=(train,), valid=(named,)))
+    assert len(read_eval_texts(named_splits.valid, False).sources) == 10
+
+
+def test_holding_out_can_be_turned_off(tmp_path: Path) -> None:
+    splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
+    assert not splits.held_out
+    assert not splits.valid
+
+
+def test_holding_out_everything_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"`data\.hold_out` must be less than the 5 pairs there are, but is 9"):
+        load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv", 0, 5),), hold_out=9))
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("")
+    with pytest.raises(ValueError, match=r"c\.tsv"):
+        load(tmp_path, replace(DATA, train=(str(tmp_path / "c.tsv"),)))
+
+
+def test_standard_input_is_kept_for_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Path(write(tmp_path / "c.tsv")).read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    config = replace(DATA, train=("-",), hold_out=0)
+    first = read_eval_texts(load(tmp_path, config).train, use_tags=False)
+    assert len(first.sources) == 100
+    assert read_eval_texts(load(tmp_path, config).train, use_tags=False).sources == first.sources
+
+
+def test_validation_batches_have_every_pair_once_however_long(tmp_path: Path) -> None:
+    source, target = lines()
+    long = tmp_path / "valid.tsv"
+    long.write_text(f"{' '.join(source[:60])}\t{' '.join(target[:60])}\nA dog.\tEin Hund.\n", encoding="utf-8")
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), valid=(str(long),), max_tokens=30)
+    prepared = prepare(tmp_path, config, with_tokenizer=tokenizer())
+    assert prepared.valid_store is not None
+    batches = build_valid_batches(prepared.valid_store, config.max_tokens)
+    pairs = [int(pair) for step in range(batches.num_steps(0)) for pair in batches.get_batch(0, step).example_ids]
+    assert sorted(pairs) == [0, 1]
+    assert sum(batches.get_batch(0, step).target.num_tokens for step in range(batches.num_steps(0))) == len(
+        prepared.valid_store.target.ids
+    )
+
+
+def test_a_validation_set_is_not_filtered(tmp_path: Path) -> None:
+    odd = tmp_path / "valid.tsv"
+    odd.write_text("same\tsame\nsame\tsame\nA dog.\tEin Hund.\n", encoding="utf-8")
+    prepared = prepare(
+        tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), valid=(str(odd),)), with_tokenizer=tokenizer()
+    )
+    assert prepared.valid_store is not None
+    assert len(prepared.valid_store) == 3
+
+
+def test_dropped_pairs_and_the_tokenizer_are_reported(tmp_path: Path) -> None:
+    events: list[Event] = []
+    path = Path(write(tmp_path / "c.tsv"))
+    path.write_text(path.read_text(encoding="utf-8") * 2, encoding="utf-8")
+    prepared = prepare(tmp_path, replace(DATA, train=(str(path),), hold_out=0), events)
+    assert prepared.tokenizer.source.size == 350
+    assert "tokenizer: bpe, 350 subwords" in notes(events)
+    assert "data: 100 pairs for training; dropped: 100 duplicates" in notes(events)
+
+
+def test_encoded_data_is_reused(tmp_path: Path) -> None:
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0)
+    first = prepare(tmp_path, config, with_tokenizer=tokenizer())
+    changed = first.store.folder.stat().st_mtime_ns
+    second = prepare(tmp_path, config, with_tokenizer=tokenizer())
+    assert second.store.folder == first.store.folder
+    assert second.store.folder.stat().st_mtime_ns == changed
+
+
+def test_a_corpus_without_usable_pairs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.tsv"
+    sentences = [f"nobody has put {i} into other words" for i in range(20)]
+    path.write_text("".join(f"{each}\t{each}\n" for each in sentences), encoding="utf-8")
+    config = replace(DATA, train=(str(path),), hold_out=0)
+    with pytest.raises(
+        TrainError,
+        match=r"no pairs are left to train on: 20 identical .*`attent data .*--set data\.filters\.NAME=false",
+    ):
+        prepare(tmp_path, config, with_tokenizer=tokenizer())
+
+
+def test_a_tokenizer_without_the_tag_of_a_language_is_refused(tmp_path: Path) -> None:
+    config = replace(DATA, tgt="fr", tags=True, train=(write(tmp_path / "c.tsv"),), hold_out=0)
+    with pytest.raises(TrainError, match="no tag for `fr`: it has de, pt-BR"):
+        prepare(tmp_path, config, with_tokenizer=tokenizer())
+
+
+def test_weights_count_in_the_data_size_and_in_the_batches(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "a.tsv", 0, 50), write(tmp_path / "b.tsv", 50, 100)
+    plain = prepare(tmp_path, replace(DATA, train=(one, other), hold_out=0), with_tokenizer=tokenizer())
+    config = replace(DATA, train=(f"{one}:3", other), hold_out=0)
+    heavy = prepare(tmp_path, config, with_tokenizer=tokenizer())
+    assert heavy.data_size.num_examples == plain.data_size.num_examples == 100
+    assert heavy.data_size.num_tokens == pytest.approx(2 * plain.data_size.num_tokens, rel=0.01)
+    batches = build_train_batches(heavy, config, TRAIN)
+    pairs = [int(pair) for step in range(batches.num_steps(0)) for pair in batches.get_batch(0, step).example_ids]
+    assert len(pairs) == 200
+    assert sum(pair < 50 for pair in pairs) == 150
+
+
+def test_subword_sampling_gives_every_epoch_its_own_ids(tmp_path: Path) -> None:
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, subword_sampling=0.2)
+    batches = build_train_batches(prepare(tmp_path, config, with_tokenizer=tokenizer()), config, TRAIN)
+    ids = [batches.get_epoch(epoch).store.source.ids.tolist() for epoch in (0, 1, 0)]
+    assert ids[0] != ids[1]
+    assert ids[0] == ids[2]
+
+
+def test_eval_texts_are_an_even_selection_with_their_languages(tmp_path: Path) -> None:
+    splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
+    every, some = (
+        read_eval_texts(splits.train, use_tags=True),
+        read_eval_texts(splits.train, use_tags=True, max_pairs=10),
+    )
+    assert some.sources == every.sources[::10]
+    assert some.references == every.references[::10]
+    assert set(some.target_languages) == {"de"}
+    assert some.language == "de"
+    assert set(read_eval_texts(splits.train, use_tags=False).target_languages) == {None}
