@@ -28,7 +28,8 @@ from pathlib import Path
 from attent import settings
 from attent.data import dates
 from attent.data.opus import unpack_archive
-from attent.data.pairs import CorpusError, LanguagePair, normalize_tag
+from attent.data.pairs import CorpusError, LanguagePair
+from attent.text.language_tags import normalize_tag
 from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress

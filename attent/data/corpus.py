@@ -1,7 +1,6 @@
-"""What a person typed as CORPUS becomes files to read: paths with weights, Moses pairs, folders, `-`, built-in names.
+"""Corpora by name: paths with weights, Moses pairs, folders, `-` for standard input, built-in names.
 
-A `Corpus` is a description: cheap to make, and read anew each time that it is iterated over. What stands in the files
-is left to `attent.data.readers`.
+A `Corpus` describes the files: it is cheap to create and reads them each time that it is iterated over.
 """
 
 from __future__ import annotations
@@ -13,72 +12,59 @@ from difflib import get_close_matches
 from itertools import compress, product
 from pathlib import Path
 
-from attent.data.formats import language_tags, registry, streams
-from attent.data.formats.language_tags import ANY_LANGUAGES
-from attent.data.formats.registry import DEFAULT_READ_OPTIONS, FormatName, ParallelFile, ReadOptions
-from attent.data.formats.streams import InputFile
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, is_tag_match, normalize_tag
+from attent.data.formats import registry, streams
+from attent.data.formats.registry import ParallelFile
+from attent.data.formats.streams import InputFile, strip_compression_suffix
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+    choose_sides,
+)
+from attent.data.split_names import detect_split
+from attent.text.language_tags import (
+    LANGUAGE_TAG,
+    get_primary_subtag,
+    is_known_language,
+    is_tag_match,
+    normalize_tag,
+)
 
 __all__ = ["Corpus", "CorpusSplit", "ReadOptions", "open_corpora"]
 
-_SPLIT_PATTERNS = {"train": r"train(ing)?", "valid": r"val(id(ation)?)?|dev", "test": r"test(ing)?"}
-_LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*")
-_LABELING_ADVICE: dict[FormatName | None, str] = {  # how a file says its languages
-    "tsv": "name its columns in a first line such as en<TAB>de<TAB>fr",
-    "jsonl": 'use languages as keys, as in {"en": ..., "de": ...}',
-    "moses": "name its files by language, such as corpus.en and corpus.de",
-    "po": "name its language in its header",
-    "xliff": "name both languages in its <file>",
-}
-_NON_LANGUAGE_SUFFIXES = {
-    "bak",
-    "csv",
-    "doc",
-    "htm",
-    "log",
-    "md",
-    "pdf",
-    "py",
-    "rst",
-    "sgm",
-    "sh",
-    "tar",
-    "txt",
-    "xml",
-    "zip",
-}
+_NON_LANGUAGE_SUFFIXES = frozenset("bak csv doc htm log md pdf py rst sgm sh tar txt xml zip".split())
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSplit:
-    """The part of a corpus that is meant, such as that to train on; `holdout` chooses it."""
+    """A subset of a corpus, such as its training split; chosen by `split`."""
 
-    membership: bytes = field(
-        repr=False
-    )  # for each entry, pair or bad, in the order of reading: 1 if it belongs to the part
-    fingerprint: tuple[tuple[str, int, int], ...]  # of the files for which this holds: `Corpus.fingerprint`
-    pair_count: int  # in this part
-    corpus_pair_count: int  # pairs of the corpus
-    has_disjoint_targets: bool  # no pair of the other part has the same target; False: this is known of sources alone
+    membership: bytes = field(repr=False)  # 1 for each item (pair or bad line) of the subset, in reading order
+    fingerprint: tuple[tuple[str, int, int], ...]  # `Corpus.fingerprint` of the files
+    pair_count: int
+    corpus_pair_count: int
+    has_disjoint_targets: bool  # False: only the sources are known to be disjoint from those of the other split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Parallel text: iterate over it for each `Pair` and, where a line or unit is none, a `Bad`."""
+    """Parallel text. Iterating yields a `Pair` per line or unit, or a `BadLine`."""
 
     name: str  # as typed, without the weight
     weight: float = 1.0
-    languages: LanguagePair  # as asked for; a side that was left open is as the files say, None if they do not
+    languages: LanguagePair  # as requested; open sides as the files declare them
     parallel_files: tuple[ParallelFile, ...]
-    sibling_files: tuple[
-        tuple[str, ParallelFile], ...
-    ] = ()  # what stands beside: ("valid", a part of it), ("test", a part of it)
-    ignored_files: tuple[str, ...] = ()  # parallel text in its folder that is not read, as `more.tsv (the reason)`
+    sibling_files: tuple[tuple[str, ParallelFile], ...] = ()  # ("valid" or "test", a file in the same folder)
+    ignored_files: tuple[str, ...] = ()  # parallel text in the folder that is not read, as `more.tsv (the reason)`
     options: ReadOptions = DEFAULT_READ_OPTIONS
-    split: CorpusSplit | None = None  # None: all of it
+    split: CorpusSplit | None = None  # None: the whole corpus
 
     def __iter__(self) -> Iterator[Pair | BadLine]:
-        """Every unit of every file, or of the part of it that is meant."""
         if self.split is None:
             return self._read_items()
         if self.split.fingerprint != tuple(self.fingerprint()):
@@ -86,30 +72,33 @@ class Corpus:
         return compress(self._read_items(), self.split.membership)
 
     def _read_items(self) -> Iterator[Pair | BadLine]:
-        """A file of a folder that holds other languages is passed over, unless all do."""
-        refused: list[language_tags.LanguageMismatchError] = []
-        for part in self.parallel_files:
+        """Read all files. A file in other languages is skipped, unless all are."""
+        mismatches = 0
+        for file in self.parallel_files:
             try:
-                yield from registry.read_pairs(part, self.languages, self.options)
-            except language_tags.LanguageMismatchError as error:
-                refused.append(error)
-                if len(refused) == len(self.parallel_files):
+                yield from registry.read_pairs(file, self.languages, self.options)
+            except LanguageMismatchError as error:
+                mismatches += 1
+                if mismatches == len(self.parallel_files):
                     raise
-                yield BadLine("a file in other languages", part.files[0].name, 1, str(error))
+                yield BadLine("a file in other languages", file.name, 1, str(error))
+
+    @property
+    def input_files(self) -> list[InputFile]:
+        return [file for parallel_file in self.parallel_files for file in parallel_file.files]
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """The names of its files, as a person knows them."""
-        return tuple(file.name for part in self.parallel_files for file in part.files)
+        return tuple(file.name for file in self.input_files)
 
     def fingerprint(self) -> list[tuple[str, int, int]]:
-        """Absolute path, size and time of change (ns) of each file: differs when the data do."""
-        return [_get_file_stamp(file) for part in self.parallel_files for file in part.files]
+        """Return absolute path, size and modification time (ns) of each file."""
+        return [_get_file_stamp(file) for file in self.input_files]
 
     def get_sibling_split(self, split: str) -> Corpus | None:
-        """All files for `valid` or `test` in the same folder, or None."""
-        parts = tuple(part for name, part in self.sibling_files if name == split)
-        return replace(self, parallel_files=parts, sibling_files=(), ignored_files=(), split=None) if parts else None
+        """Return the `valid` or `test` files of the same folder, or None."""
+        files = tuple(file for name, file in self.sibling_files if name == split)
+        return replace(self, parallel_files=files, sibling_files=(), ignored_files=(), split=None) if files else None
 
 
 def _get_file_stamp(file: InputFile) -> tuple[str, int, int]:
@@ -120,60 +109,57 @@ def _get_file_stamp(file: InputFile) -> tuple[str, int, int]:
 
 
 def _make_read_once_error(file: InputFile) -> CorpusError:
-    return CorpusError(f"{file.name} can be read only once: save it to a file and name that file")
+    return CorpusError(f"{file.name} can be read only once: save it to a file and give its path")
 
 
 def open_corpora(
     names: Sequence[str], languages: LanguagePair = ANY_LANGUAGES, options: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> list[Corpus]:
-    """The corpora that a person named, in order; for `en` to `de,fr` each gives one for each pair of languages."""
-    if isinstance(names, str):  # which is a sequence of letters
+    """Return the named corpora in order; for `en` to `de,fr` each name gives one corpus per language pair."""
+    if isinstance(names, str):
         names = [names]
     pairs = _expand_language_pairs(languages)
-    found = [[_open_corpus(name, pair, options) for pair in pairs] for name in names]
-    for same in found:
-        _check_languages_declared(same)
-    return [corpus for same in found for corpus in same]
+    groups = [[_open_corpus(name, pair, options) for pair in pairs] for name in names]
+    for corpora in groups:
+        _check_languages_declared(corpora)
+    return [corpus for corpora in groups for corpus in corpora]
 
 
 def _check_languages_declared(corpora: Sequence[Corpus]) -> None:
-    """The files of one name, as each pair of languages reads them: no text may pass as German and as French."""
-    readers: dict[ParallelFile, list[LanguagePair]] = {}
+    """Refuse a file that several language pairs would read alike: no text may pass as German and as French."""
+    requests: dict[ParallelFile, list[LanguagePair]] = {}
     for corpus in corpora:
-        for part in (*corpus.parallel_files, *(part for _, part in corpus.sibling_files)):
-            readers.setdefault(part, []).append(corpus.languages)
-    for part, asked in readers.items():
-        if len(asked) > 1 and not part.files[0].is_regular:
-            raise _make_read_once_error(part.files[0])
-        if len(asked) > 1 and registry.is_language_ambiguous(part, asked):
-            first, second = ("-".join(filter(None, (pair.source, pair.target))) for pair in asked[:2])
+        for file in (*corpus.parallel_files, *(file for _, file in corpus.sibling_files)):
+            requests.setdefault(file, []).append(corpus.languages)
+    for file, requested in requests.items():
+        if len(requested) > 1 and not file.files[0].is_regular:
+            raise _make_read_once_error(file.files[0])
+        if len(requested) > 1 and registry.is_language_ambiguous(file, requested):
+            first, second = ("-".join(pair.tags) for pair in requested[:2])
+            advice = registry.FORMATS[file.format].labeling_advice if file.format else "declare them in it"
             raise CorpusError(
-                f"{part.files[0].name} does not say its languages, so that it would be read as {first} and as {second} "
-                f"alike: {_LABELING_ADVICE.get(part.format, 'name them in it')}, or give only one --src and one --tgt"
+                f"{file.name} does not declare its languages and would be read as both {first} and {second}: "
+                f"{advice}, or give only one --src and one --tgt"
             )
 
 
 def _expand_language_pairs(languages: LanguagePair) -> list[LanguagePair]:
-    """Every source with every target, but no language with itself."""
-    sources, targets = _parse_tags(languages.source), _parse_tags(languages.target)
-    pairs = [
-        LanguagePair(s, t)
-        for s, t in product(sources, targets)
-        if not (s and t) or normalize_tag(s) != normalize_tag(t)
-    ]
+    """Combine every source with every target, but no language with itself."""
+    combinations = product(_parse_tags(languages.source), _parse_tags(languages.target))
+    pairs = [LanguagePair(s, t) for s, t in combinations if not (s and t) or normalize_tag(s) != normalize_tag(t)]
     if not pairs:
-        raise CorpusError(f"--src and --tgt are both {languages.source}: name two different languages")
+        raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
     return list(dict.fromkeys(pairs))
 
 
 def _parse_tags(requested: str | None) -> list[str] | list[None]:
     if requested is None:
         return [None]
-    found = [tag.strip() for tag in requested.split(",")]
-    for tag in found:
-        if not _LANGUAGE_TAG.fullmatch(tag):
+    tags = [tag.strip() for tag in requested.split(",")]
+    for tag in tags:
+        if not LANGUAGE_TAG.fullmatch(tag):
             raise CorpusError(f"`{tag}` is not a language tag: write en, de or pt-BR, or several with commas")
-    return found
+    return tags
 
 
 def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> Corpus:
@@ -189,38 +175,33 @@ def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> C
 
 
 def _locate_files(corpus: Corpus, path: Path) -> Corpus:
-    """With the files that its name means."""
-    name, languages = corpus.name, corpus.languages
     if path.is_dir():
         return _open_folder(corpus, path)
     if path.exists():
         return _open_file(corpus, path)
-    if group := [item for item in _list_files(path.parent) if item.stem == path.name and item.language_tag]:
-        return _open_moses_pair(corpus, path, group, languages)
-    from attent.data import builtin  # here, since few corpora need what it imports
+    if group := [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]:
+        return _open_moses_pair(corpus, path, group)
+    from attent.data import builtin  # imported late: few corpora need it
 
-    if name in builtin.BUILTIN_CORPORA:
-        return _open_folder(corpus, builtin.get_corpus_folder(name, languages))
-    raise _make_not_found_error(name, path, list(builtin.BUILTIN_CORPORA))
+    if corpus.name in builtin.BUILTIN_CORPORA:
+        return _open_folder(corpus, builtin.get_corpus_folder(corpus.name, corpus.languages))
+    raise _make_not_found_error(corpus.name, path, list(builtin.BUILTIN_CORPORA))
 
 
 def _fill_declared_languages(corpus: Corpus) -> Corpus:
-    """With the languages that were left open as its files themselves name them, if they all agree."""
-    asked = corpus.languages
-    if (asked.source and asked.target) or not all(
-        file.is_regular for part in corpus.parallel_files for file in part.files
-    ):
+    """Fill open sides with the languages that all files declare."""
+    requested = corpus.languages
+    if not requested.is_open or not all(file.is_regular for file in corpus.input_files):
         return corpus
-    found = [registry.read_declared_languages(part) for part in corpus.parallel_files]
-    sources = {language_tags.get_primary_subtag(one.source): one.source for one in found if one.source}
-    targets = {language_tags.get_primary_subtag(one.target): one.target for one in found if one.target}
-    source, target = next(iter(sources.values()), None), next(iter(targets.values()), None)
-    swapped = language_tags.is_reversed(asked, LanguagePair(source, target))
-    if len(sources) > 1 or len(targets) > 1 or swapped is None:
-        raise language_tags.make_mismatch_error(corpus.name, asked, [*sources, *targets])
-    return replace(
-        corpus, languages=language_tags.fill_open_sides(asked, *((target, source) if swapped else (source, target)))
-    )
+    declared = [registry.read_declared_languages(file) for file in corpus.parallel_files]
+    sources = {get_primary_subtag(pair.source): pair.source for pair in declared if pair.source}
+    targets = {get_primary_subtag(pair.target): pair.target for pair in declared if pair.target}
+    pair = LanguagePair(next(iter(sources.values()), None), next(iter(targets.values()), None))
+    is_reversed = requested.is_reversed(pair)
+    if len(sources) > 1 or len(targets) > 1 or is_reversed is None:
+        raise requested.make_mismatch_error(corpus.name, [*sources, *targets])
+    pair = pair.swap() if is_reversed else pair
+    return replace(corpus, languages=requested.fill_open_sides(pair.source, pair.target))
 
 
 def _expand_path(name: str) -> Path:
@@ -231,7 +212,7 @@ def _expand_path(name: str) -> Path:
 
 
 def _parse_weight(typed: str) -> tuple[str, float]:
-    """`a.tsv:3` is `a.tsv` with weight 3, unless there is a file of that whole name."""
+    """Split `a.tsv:3` into name and weight, unless there is a file of that whole name."""
     name, colon, tail = typed.rpartition(":")
     if not colon or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", tail) or _expand_path(typed).exists():
         return typed, 1.0
@@ -241,199 +222,173 @@ def _parse_weight(typed: str) -> tuple[str, float]:
     return name, weight
 
 
-def _make_not_found_error(name: str, path: Path, built_in: Sequence[str]) -> CorpusError:
+def _make_not_found_error(name: str, path: Path, builtin_names: Sequence[str]) -> CorpusError:
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, [*siblings, *built_in], n=1, cutoff=0.75)
+    near = get_close_matches(path.name, [*siblings, *builtin_names], n=1, cutoff=0.75)
     guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"
     return CorpusError(f"{name}: there is no such file or folder; {guess}")
 
 
-# A folder, and what stands in it.
+# ---- folders ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _FolderFile:
-    """A file in a folder, and what its name says."""
-
     path: Path
 
     @property
     def stem(self) -> str:
-        """The name without format, language and compression: what the two files of a pair share."""
-        return registry.strip_compression_suffix(self.path.name).rpartition(".")[0]
+        """The name without format, language and compression, which both files of a pair share."""
+        return strip_compression_suffix(self.path.name).rpartition(".")[0]
 
     @property
     def language_tag(self) -> str | None:
-        """The language (or role, such as `src`) that the suffix tells, if it can be one."""
-        suffix = registry.strip_compression_suffix(self.path.name).rpartition(".")[2]
-        is_tag = _LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
+        """The suffix, if it can be a language or a role such as `src`."""
+        suffix = strip_compression_suffix(self.path.name).rpartition(".")[2]
+        is_tag = LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
         if not self.stem or not is_tag or suffix in _NON_LANGUAGE_SUFFIXES or registry.detect_format(self.path.name):
             return None
         return suffix
 
 
 def _list_files(folder: Path) -> list[_FolderFile]:
-    """The files of a folder by name. Of a file and its compressed copy only the first is taken: it is one text."""
+    """List the files of a folder by name. Of a file and its compressed copy only the first is listed."""
     try:
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [
-        _FolderFile(path)
-        for path in {registry.strip_compression_suffix(path.name): path for path in reversed(paths)}.values()
-    ][::-1]
+    by_name = {strip_compression_suffix(path.name): path for path in reversed(paths)}
+    return [_FolderFile(path) for path in by_name.values()][::-1]
 
 
 def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
-    """All of it, or its train part with the others beside it."""
-    items = _list_files(folder)
-    found = _find_parallel_files(items, corpus.languages)
-    if not found:
-        raise _make_unreadable_error(corpus, items)
-    _check_sides_known(items, folder, corpus.languages)
+    """Read a whole folder, or its train split with the others as siblings."""
+    folder_files = _list_files(folder)
+    parallel_files = _find_parallel_files(folder_files, corpus.languages)
+    if not parallel_files:
+        raise _make_unreadable_error(corpus, folder_files)
+    _check_sides_known(folder_files, folder, corpus.languages)
     splits: dict[str | None, list[ParallelFile]] = {}
-    for stem, part in found:
-        splits.setdefault(detect_split(stem), []).append(part)
+    for stem, file in parallel_files:
+        splits.setdefault(detect_split(stem), []).append(file)
     main = next((split for split in ("train", None) if split in splits), next(iter(splits)))
     if main in ("valid", "test") and len(splits) > 1:
-        raise CorpusError(f"{corpus.name} has no file for training: name one of {_format_file_list(found)}")
-    others = tuple((split, part) for split, parts in splits.items() if split and split != main for part in parts)
-    left = [] if main is None else splits.get(None, [])
+        listed = ", ".join(side.name for _, file in parallel_files[:5] for side in file.files)
+        raise CorpusError(f"{corpus.name} has no file for training: give one of {listed}")
+    siblings = tuple((split, file) for split, files in splits.items() if split and split != main for file in files)
+    unused = [] if main is None else splits.get(None, [])
     ignored = [
-        *(f"{file.path.name} (not a {main} file)" for part in left for file in part.files if file.path),
-        *(f"{item.path.name} (no translation beside it)" for item in _find_unpaired(items, corpus.languages)),
+        *(f"{side.path.name} (not a {main} file)" for file in unused for side in file.files if side.path),
+        *(f"{file.path.name} (without a translation)" for file in _find_unpaired(folder_files, corpus.languages)),
     ]
     return replace(
-        corpus, parallel_files=tuple(splits[main]), sibling_files=others, ignored_files=tuple(sorted(ignored))
+        corpus, parallel_files=tuple(splits[main]), sibling_files=siblings, ignored_files=tuple(sorted(ignored))
     )
 
 
 def _check_sides_known(folder_files: Sequence[_FolderFile], folder: Path, requested: LanguagePair) -> None:
-    """Moses pairs of which nobody said which side is the source: to read only the rest would be a surprise."""
+    """Refuse Moses pairs without a known source side: to read only the other files would be a surprise."""
     for stem, members in _group_by_stem(folder_files):
-        known = [
-            tag
-            for tag in members
-            if language_tags.is_known_language(tag) and language_tags.is_requested(requested, tag)
-        ]
-        if (
-            None in (requested.source, requested.target)
-            and len(known) > 1
-            and _choose_sides(list(members), requested) is None
-        ):
-            raise language_tags.make_mismatch_error(str(folder / stem), requested, known)
+        known = [tag for tag in members if is_known_language(tag) and requested.is_requested(tag)]
+        if requested.is_open and len(known) > 1 and _choose_sides(list(members), requested) is None:
+            raise requested.make_mismatch_error(str(folder / stem), known)
 
 
 def _find_unpaired(folder_files: Sequence[_FolderFile], requested: LanguagePair) -> list[_FolderFile]:
-    """Files of Moses pairs whose other side is missing. A suffix that is no language says nothing."""
+    """Return the files of Moses pairs whose other side is missing. A suffix that is no language does not count."""
     roles = {role for pair in registry.MOSES_ROLES for role in pair}
     groups = [members for _, members in _group_by_stem(folder_files) if _choose_sides(list(members), requested) is None]
-    loose = {path: tag for members in groups for tag, path in members.items()}
-    meant = {
-        tag
-        for tag in loose.values()
-        if tag in roles or (language_tags.is_known_language(tag) and language_tags.is_requested(requested, tag))
-    }
-    return [item for item in folder_files if loose.get(item.path) in meant]
-
-
-def _format_file_list(parallel_files: Sequence[tuple[str, ParallelFile]]) -> str:
-    return ", ".join(file.name for _, part in parallel_files[:5] for file in part.files)
+    unpaired = {path: tag for members in groups for tag, path in members.items()}
+    return [
+        file
+        for file in folder_files
+        if (tag := unpaired.get(file.path))
+        and (tag in roles or (is_known_language(tag) and requested.is_requested(tag)))
+    ]
 
 
 def _make_unreadable_error(corpus: Corpus, folder_files: Sequence[_FolderFile]) -> CorpusError:
-    found = {item.language_tag for item in folder_files if item.language_tag}
-    if found:
-        return language_tags.make_mismatch_error(corpus.name, corpus.languages, found)
+    tags = {file.language_tag for file in folder_files if file.language_tag}
+    if tags:
+        return corpus.languages.make_mismatch_error(corpus.name, tags)
     return CorpusError(
         f"{corpus.name}: no file in this folder is parallel text: attent reads {registry.SUPPORTED_FORMATS}"
-    )
-
-
-def detect_split(stem: str) -> str | None:
-    """`train`, `valid` or `test` when a name begins so: `train500k`, `test_2016_flickr`, but not `testimony`."""
-    return next(
-        (name for name, begin in _SPLIT_PATTERNS.items() if re.match(rf"({begin})(?![a-z])", stem.lower())), None
     )
 
 
 def _find_parallel_files(
     folder_files: Sequence[_FolderFile], languages: LanguagePair
 ) -> list[tuple[str, ParallelFile]]:
-    """Every file of a known format and every Moses pair in these languages, each with its stem, by name."""
-    found = [
-        (item.stem, ParallelFile(kind, (InputFile(item.path),)))
-        for item in folder_files
-        if (kind := registry.detect_format(item.path.name))
+    """Return every file of a known format and every Moses pair in these languages, with its stem, sorted by it."""
+    parallel_files = [
+        (file.stem, ParallelFile(key, (InputFile(file.path),)))
+        for file in folder_files
+        if (key := registry.detect_format(file.path.name))
     ]
     for stem, members in _group_by_stem(folder_files):
-        if chosen := _choose_sides(list(members), languages):
-            found.append((stem, ParallelFile("moses", tuple(InputFile(members[tag]) for tag in chosen))))
-    return sorted(found, key=lambda pair: pair[0])
+        if sides := _choose_sides(list(members), languages):
+            parallel_files.append((stem, ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))))
+    return sorted(parallel_files, key=lambda pair: pair[0])
 
 
 def _group_by_stem(folder_files: Sequence[_FolderFile]) -> list[tuple[str, dict[str, Path]]]:
-    """Files whose names differ in the language only, by what they share."""
+    """Group files whose names differ in the language only: (stem, path by language)."""
     groups: dict[str, dict[str, Path]] = {}
-    for item in folder_files:
-        if item.language_tag:
-            groups.setdefault(item.stem, {})[item.language_tag] = item.path
+    for file in folder_files:
+        if file.language_tag:
+            groups.setdefault(file.stem, {})[file.language_tag] = file.path
     return sorted(groups.items())
 
 
 def _choose_sides(available: Sequence[str], languages: LanguagePair) -> tuple[str, str] | None:
-    """Which two of a Moses group are source and target. Two suffixes alone do not tell which is which."""
-    for roles in registry.MOSES_ROLES:
-        if roles[0] in available and roles[1] in available:
-            return roles
-    return language_tags.choose_sides(languages, tuple(available)) if languages != ANY_LANGUAGES else None
+    """Return source and target of a Moses group. Two suffixes alone do not tell which is which."""
+    roles = next((roles for roles in registry.MOSES_ROLES if roles[0] in available and roles[1] in available), None)
+    return roles or (choose_sides(languages, tuple(available)) if languages != ANY_LANGUAGES else None)
 
 
-# A file.
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def _open_file(corpus: Corpus, path: Path) -> Corpus:
-    item = _FolderFile(path)
-    kind = registry.detect_format(path.name)
-    if kind is None and item.language_tag:
-        group = [
-            other
-            for other in _list_files(path.parent)
-            if other.stem == item.stem and other.language_tag != item.language_tag
-        ]
-        return _open_moses_pair(corpus, path, [item, *group], corpus.languages)
-    if kind is None:
+    file = _FolderFile(path)
+    key = registry.detect_format(path.name)
+    if key is None and file.language_tag:
+        others = [other for other in _list_files(path.parent) if other.stem == file.stem]
+        return _open_moses_pair(
+            corpus, path, [file, *(other for other in others if other.language_tag != file.language_tag)]
+        )
+    if key is None:
         _check_sniffed_format(path)
-    part = ParallelFile(kind, (InputFile(path),))
-    return replace(
-        corpus, parallel_files=(part,), sibling_files=_find_sibling_splits(path, part, item.stem, corpus.languages)
-    )
+    parallel_file = ParallelFile(key, (InputFile(path),))
+    siblings = _find_sibling_splits(path, parallel_file, file.stem, corpus.languages)
+    return replace(corpus, parallel_files=(parallel_file,), sibling_files=siblings)
 
 
 def _check_sniffed_format(path: Path) -> None:
-    """A name that says nothing: only content that says it clearly is read. What can be read but once is trusted."""
+    """Refuse a file that neither its name nor its content identifies. A pipe is trusted, since it is read once."""
     if not path.is_file():
         return
     head, _ = streams.peek_head(InputFile(path).read_blocks())
     first = next(streams.read_lines([head], str(path)), "")
     if registry.sniff_format(head, str(path)) == "tsv" and (isinstance(first, BadLine) or "\t" not in first):
         raise CorpusError(
-            f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; text without translations is for "
-            "attent train --task lm or mlm"
+            f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; text without translations "
+            "is for attent train --task lm or mlm"
         )
 
 
-def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile], languages: LanguagePair) -> Corpus:
-    """A Moses pair by the name of one of its files or by what both names share."""
-    members = {item.language_tag: item.path for item in group if item.language_tag}
+def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -> Corpus:
+    """Open a Moses pair by the name of one of its files or by their common stem."""
+    members = {file.language_tag: file.path for file in group if file.language_tag}
     typed = next((tag for tag, member in members.items() if member == path), None)
-    asked = LanguagePair(typed, None) if typed and languages == ANY_LANGUAGES else languages
-    chosen = _choose_sides(list(members), asked)
-    if chosen is None or (typed and typed not in chosen):
-        raise _make_no_pair_error(path, typed, members, asked)
-    part = ParallelFile("moses", tuple(InputFile(members[tag]) for tag in chosen))
-    told = asked if chosen in registry.MOSES_ROLES else LanguagePair(*chosen)
-    return replace(corpus, parallel_files=(part,), sibling_files=_find_sibling_splits(path, part, group[0].stem, told))
+    requested = LanguagePair(typed, None) if typed and corpus.languages == ANY_LANGUAGES else corpus.languages
+    sides = _choose_sides(list(members), requested)
+    if sides is None or (typed and typed not in sides):
+        raise _make_no_pair_error(path, typed, members, requested)
+    parallel_file = ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))
+    languages = requested if sides in registry.MOSES_ROLES else LanguagePair(*sides)
+    siblings = _find_sibling_splits(path, parallel_file, group[0].stem, languages)
+    return replace(corpus, parallel_files=(parallel_file,), sibling_files=siblings)
 
 
 def _make_no_pair_error(
@@ -441,26 +396,26 @@ def _make_no_pair_error(
 ) -> CorpusError:
     others = ", ".join(sorted(tag for tag in members if tag != typed))
     if typed is None:
-        return language_tags.make_mismatch_error(str(path), requested, members)
+        return requested.make_mismatch_error(str(path), members)
     if not others:
         other = requested.target if requested.source and is_tag_match(requested.source, typed) else requested.source
         name = f"{_FolderFile(path).stem}.{other or 'de'}"
-        return CorpusError(f"{path} has no translation beside it: put {name} there, or name a file that holds both")
-    if requested.source is None or requested.target is None:
-        return CorpusError(f"{path} has several files beside it: choose one of {others} with --src and --tgt")
-    wanted = f"{requested.source} and {requested.target}"
-    return CorpusError(f"{path} and what stands beside it ({others}) are not {wanted}: change --src and --tgt")
+        return CorpusError(f"{path} has no translation in its folder: add {name}, or give a file with both languages")
+    if requested.is_open:
+        return CorpusError(f"{path} has several translations: choose one of {others} with --src and --tgt")
+    pair = f"{requested.source} and {requested.target}"
+    return CorpusError(f"{path} and its translations ({others}) are not {pair}: change --src and --tgt")
 
 
 def _find_sibling_splits(
     path: Path, parallel_file: ParallelFile, stem: str, languages: LanguagePair
 ) -> tuple[tuple[str, ParallelFile], ...]:
-    """The validation and test files in the folder of a train file, of the same format."""
+    """Return the validation and test files of the same format in the folder of a train file."""
     if detect_split(stem) != "train":
         return ()
-    found = [
-        (detect_split(s), other)
-        for s, other in _find_parallel_files(_list_files(path.parent), languages)
+    candidates = [
+        (detect_split(other_stem), other)
+        for other_stem, other in _find_parallel_files(_list_files(path.parent), languages)
         if other.format == parallel_file.format
     ]
-    return tuple((split, other) for split, other in found if split in ("valid", "test"))
+    return tuple((split, file) for split, file in candidates if split in ("valid", "test"))

@@ -29,7 +29,8 @@ import babel
 from babel.core import Locale
 from babel.dates import DateTimePattern, parse_pattern, tokenize_pattern
 
-from attent.data.pairs import CorpusError, LanguagePair, normalize_tag
+from attent.data.pairs import CorpusError, LanguagePair
+from attent.text.language_tags import normalize_tag
 
 RULES_VERSION = 1  # of this file's rules; part of the folder's name, since the content changes with it
 FIRST_DATE, LAST_DATE = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)

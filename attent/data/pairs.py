@@ -1,55 +1,148 @@
-"""What every reader gives, and how languages are told apart: the words that the rest of `data` shares."""
+"""The types that all corpus readers share: sentence pairs, bad lines and the language pair to read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from attent.storage.errors import StorageError
+from attent.text.language_tags import (
+    choose_tag,
+    get_primary_subtag,
+    is_same_language,
+    is_tag_match,
+    normalize_tag,
+)
+
+MAX_LISTED = 20  # languages listed in an error, and therefore remembered by readers
 
 
 class CorpusError(StorageError):
-    """A corpus that cannot be read: which file, which line, what was wrong and what to do next."""
+    """A corpus that cannot be read. The message names file and line, the problem and what to do."""
+
+
+class LanguageMismatchError(CorpusError):
+    """A readable file without the requested languages."""
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation, and where they stand."""
+    """A sentence and its translation, and their position."""
 
     source: str
     target: str
-    file: str  # as a person would name it
-    line: int  # from 1; in XML the line on which the unit begins
+    file: str  # name for messages
+    line: int  # from 1; in XML the first line of the unit
 
 
 class BadLine(NamedTuple):
-    """A line or unit that is no pair: counted and shown, and the reading goes on behind it."""
+    """A line or unit that is not a pair. Readers yield it and continue."""
 
-    reason: str  # few words that many lines share, such as "one column only": reports count by it
+    reason: str  # short and general, such as "one column only": reports count by it
     file: str
     line: int
-    excerpt: str  # the beginning of what stands there
+    excerpt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """Entries to include. Unapproved units of TMX and XLIFF are always read."""
+
+    fuzzy: bool = False  # PO entries and XLIFF units that need review
+    obsolete: bool = False  # PO entries that the program no longer uses (`#~`)
+
+
+DEFAULT_READ_OPTIONS = ReadOptions()
 
 
 @dataclass(frozen=True)
 class LanguagePair:
-    """The languages asked for, as tags (`de`, `pt-BR`); None takes what the file itself says."""
+    """Requested languages as tags (`de`, `pt-BR`); None is an open side, which the file decides."""
 
     source: str | None = None
     target: str | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self.source is None or self.target is None
 
-def is_tag_match(requested: str, available: str) -> bool:
-    """Does the tag `found` in a file answer `asked`? `de` takes `de-AT`, but `de-AT` does not take `de`."""
-    requested, available = normalize_tag(requested), normalize_tag(available)
-    return available == requested or available.startswith(requested + "-")
+    @property
+    def tags(self) -> list[str]:
+        """The known sides."""
+        return [tag for tag in (self.source, self.target) if tag]
+
+    def swap(self) -> LanguagePair:
+        return LanguagePair(self.target, self.source)
+
+    def is_reversed(self, declared: LanguagePair) -> bool | None:
+        """True if a file from `declared.source` to `declared.target` must be read backwards; None if it does not match.
+
+        An open side on either hand matches any language; the direction with more known matches wins.
+        """
+        forward, backward = self._count_matches(declared), self._count_matches(declared.swap())
+        if forward is None and backward is None:
+            return None
+        return forward is None or (backward is not None and backward > forward)
+
+    def _count_matches(self, declared: LanguagePair) -> int | None:
+        """Return the number of sides that are known and match; None if a side differs."""
+        sides = ((self.source, declared.source), (self.target, declared.target))
+        return sum(None not in side for side in sides) if all(_is_compatible(*side) for side in sides) else None
+
+    def fill_open_sides(self, source: str | None, target: str | None) -> LanguagePair:
+        """Fill open sides from a file's first unit. The language alone counts: a later `en-GB` matches a first `en-US`."""
+        if not (source and target and is_same_language(source, target)):
+            source, target = source and get_primary_subtag(source), target and get_primary_subtag(target)
+        return LanguagePair(self.source or source, self.target or target)
+
+    def is_requested(self, tag: str) -> bool:
+        return _is_compatible(self.source, tag) or _is_compatible(self.target, tag)
+
+    def describe_missing(self, available: Iterable[str]) -> str:
+        """Return in a few words why a unit in the `available` languages is not a pair."""
+        present = list(available)
+        missing = next((tag for tag in (self.target, self.source) if tag and choose_tag(tag, present) is None), None)
+        return f"no {missing} side" if missing else "not two languages"
+
+    def make_mismatch_error(self, name: str, available: Iterable[str]) -> LanguageMismatchError:
+        """Return the error for a file in which no unit has the requested languages."""
+        seen = sorted({normalize_tag(tag) for tag in available})
+        listed = ", ".join(seen[:MAX_LISTED]) + (" and more" if len(seen) > MAX_LISTED else "")
+        requested = " and ".join(self.tags)
+        problem = f"does not contain {requested}" if requested else "does not say which two languages to read"
+        advice = (
+            "choose two of them with --src and --tgt" if len(seen) > 1 else "change --src or --tgt, or leave them out"
+        )
+        return LanguageMismatchError(f"{name} {problem}: it has {listed or 'none'}; {advice}")
 
 
-def choose_tag(requested: str, available: Sequence[str]) -> str | None:
-    """The tag of `found` that answers best: the very one if it is there, else the first that matches."""
-    exact = [tag for tag in available if normalize_tag(tag) == normalize_tag(requested)]
-    return next(iter(exact or [tag for tag in available if is_tag_match(requested, tag)]), None)
+ANY_LANGUAGES = LanguagePair()
 
 
-def normalize_tag(tag: str) -> str:
-    return tag.strip().replace("_", "-").lower()
+def _is_compatible(requested: str | None, declared: str | None) -> bool:
+    return requested is None or declared is None or is_tag_match(requested, declared)
+
+
+@lru_cache(maxsize=16)  # most files have the same languages in every unit
+def choose_sides(requested: LanguagePair, available: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the available tags of source and target; None if they are missing or ambiguous."""
+    if requested == ANY_LANGUAGES:
+        return (available[0], available[1]) if len(available) == 2 else None
+    if requested.source is None or requested.target is None:
+        return _infer_other_side(requested, available)
+    for first, second, is_forward in ((requested.source, requested.target, True), (requested.target, requested.source, False)):
+        first_tag = choose_tag(first, available)
+        second_tag = choose_tag(second, [tag for tag in available if tag != first_tag])
+        if first_tag is not None and second_tag is not None:
+            return (first_tag, second_tag) if is_forward else (second_tag, first_tag)
+    return None
+
+
+def _infer_other_side(requested: LanguagePair, available: tuple[str, ...]) -> tuple[str, str] | None:
+    """One side is requested: the other must be the only other language."""
+    known = choose_tag(requested.source or requested.target or "", available)
+    others = [tag for tag in available if tag != known]
+    if known is None or len(others) != 1:
+        return None
+    return (known, others[0]) if requested.source is not None else (others[0], known)

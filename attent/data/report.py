@@ -21,7 +21,7 @@ from attent.data.contamination import Contamination, ContaminationChecker, fold_
 from attent.data.corpus import Corpus
 from attent.data.estimate import CorpusEstimate
 from attent.data.filters import FILTER_ORDER, FilterConfig, KeySet, PairFilter
-from attent.data.formats import registry
+from attent.data.formats import registry, streams
 from attent.data.pairs import BadLine, CorpusError, Pair
 from attent.formatting import format_count, format_precise_percent
 from attent.text import scripts
@@ -520,7 +520,7 @@ def _file_name(name: str) -> str:
 
 
 def _file_stem(name: str) -> str:
-    return registry.strip_compression_suffix(_file_name(name)).rpartition(".")[0]
+    return streams.strip_compression_suffix(_file_name(name)).rpartition(".")[0]
 
 
 def format_names(names: Sequence[str], max_names: int = 3) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from attent.data.arrays import draw_permutation
-from attent.data.corpus import detect_split
+from attent.data.split_names import detect_split
 from attent.data.formats import registry, streams
 from attent.data.pairs import CorpusError
 from attent.data.split import default_validation_size
@@ -119,7 +119,7 @@ def _group_by_split(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Pat
 
 
 def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
-    return registry.strip_compression_suffix(path.name).lower().endswith(tuple(suffixes)) and not path.name.startswith(
+    return streams.strip_compression_suffix(path.name).lower().endswith(tuple(suffixes)) and not path.name.startswith(
         "."
     )
 
@@ -128,13 +128,13 @@ def _find_sibling_splits(path: Path) -> Iterator[tuple[str, Path]]:
     """Files for other parts in the same folder, which end as this one does."""
     if detect_split(path.name) != "train":
         return
-    suffix = registry.strip_compression_suffix(path.name).rpartition(".")[2]
+    suffix = streams.strip_compression_suffix(path.name).rpartition(".")[2]
     for other in sorted(path.parent.iterdir()):
         part = detect_split(other.name)
         if (
             part in ("valid", "test")
             and other.is_file()
-            and registry.strip_compression_suffix(other.name).rpartition(".")[2] == suffix
+            and streams.strip_compression_suffix(other.name).rpartition(".")[2] == suffix
         ):
             yield part, other
 

@@ -1,8 +1,8 @@
-"""Which script a letter belongs to, and which scripts a language is written in.
+"""Unicode scripts: the script of a letter, and the scripts that a language is written in.
 
-Python knows no script of a character, so the letters of the scripts that living languages are printed in stand here as
-ranges (`tests` hold them against the names in `unicodedata`). Digits, punctuation, emoji and letters of rarer scripts
-belong to none. What a language is written in is CLDR's word, from Babel; where CLDR is silent, the text itself tells.
+Python has no script property, so the letter ranges of the scripts of living languages are listed here (tests compare
+them with `unicodedata`). Digits, punctuation, emoji and rare scripts belong to no script. A language's script is CLDR's
+(from Babel); where CLDR has none, it is detected from the text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
-from attent.data.pairs import normalize_tag
+from attent.text.language_tags import normalize_tag
 
 Scripts = frozenset[str]  # codes of ISO 15924, as keys of LETTERS
 
-# The letters of each script, as the inside of a character class. "Kana" holds hiragana and katakana, which stand
-# side by side in every Japanese sentence.
+# The letters of each script, as the body of a character class. "Kana" is hiragana and katakana, which every Japanese
+# sentence mixes.
 SCRIPT_LETTERS: dict[str, str] = {
     "Latn": (
         "A-Za-zÀ-ÖØ-öø-\u02af"
@@ -79,7 +79,7 @@ SCRIPT_NAMES: dict[str, str] = {
     "Yiii": "Yi", "Vaii": "Vai", "Java": "Javanese", "Mtei": "Meitei", "Adlm": "Adlam",
 }  # fmt: skip
 
-# CLDR's codes for a writing system of several scripts, or for a style of one.
+# CLDR's codes for a writing system of several scripts, or for a variant of one.
 WRITING_SYSTEMS: dict[str, tuple[str, ...]] = {
     "Jpan": ("Hani", "Kana"),
     "Kore": ("Hang", "Hani"),
@@ -94,8 +94,8 @@ WRITING_SYSTEMS: dict[str, tuple[str, ...]] = {
     "Aran": ("Arab",),
     "Geok": ("Geor",),
 }
-# Languages that are printed in two scripts today, so that a bare tag does not say in which: CLDR names the likelier
-# one, this adds the other. A tag that names the script (sr-Latn) is taken at its word.
+# Languages printed in two scripts today: CLDR gives the likelier one, this table adds the other. A tag that names its
+# script (sr-Latn) means that script alone.
 SECONDARY_SCRIPTS: dict[str, tuple[str, ...]] = {
     "sr": ("Latn",), "bs": ("Cyrl",), "cnr": ("Cyrl", "Latn"), "sh": ("Cyrl", "Latn"), "uz": ("Cyrl",),
     "kk": ("Latn", "Arab"), "az": ("Cyrl", "Arab"), "ky": ("Latn", "Arab"), "tk": ("Cyrl", "Arab"), "tt": ("Latn",),
@@ -103,16 +103,14 @@ SECONDARY_SCRIPTS: dict[str, tuple[str, ...]] = {
     "ms": ("Arab",), "ha": ("Arab",), "ff": ("Adlm",), "zgh": ("Latn",), "tzm": ("Tfng",), "ber": ("Latn", "Tfng"),
     "mni": ("Mtei",), "sat": ("Deva", "Beng", "Latn"), "ug": ("Latn", "Cyrl"), "iu": ("Latn",), "vai": ("Latn",),
 }  # fmt: skip
-UNSPACED_SCRIPTS: Scripts = frozenset(
-    {"Hani", "Kana", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Yiii"}
-)  # no space between words
+UNSPACED_SCRIPTS: Scripts = frozenset({"Hani", "Kana", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Yiii"})
 MIN_MAIN_SHARE = 0.9  # of the letters, that the main scripts of a side have together
-MIN_LETTERS = 20  # letters, before the share of a script in a sample says anything
+MIN_LETTERS = 20  # in a sample, before the share of a script is meaningful
 
 
 @cache
 def compile_letter_pattern(scripts: Scripts) -> re.Pattern[str]:
-    """Finds a letter of any of these scripts."""
+    """Return a pattern that matches a letter of any of these scripts."""
     return re.compile("[" + "".join(SCRIPT_LETTERS[code] for code in sorted(scripts)) + "]" if scripts else r"(?!)")
 
 
@@ -121,37 +119,33 @@ def get_other_scripts(scripts: Scripts) -> Scripts:
 
 
 def get_language_scripts(tag: str | None) -> Scripts | None:
-    """What a language is written in, or None where CLDR or the table above does not know."""
+    """Return the scripts of a language; None if unknown."""
     if tag is None:
         return None
-    code, named = _get_likely_script(normalize_tag(tag).split("-"))
-    scripts = [
-        *WRITING_SYSTEMS.get(code, (code,)),
-        *(() if named else SECONDARY_SCRIPTS.get(normalize_tag(tag).split("-")[0], ())),
-    ]
-    return frozenset(scripts) if all(script in SCRIPT_LETTERS for script in scripts) else None
+    subtags = normalize_tag(tag).split("-")
+    code, is_explicit = _get_likely_script(subtags)
+    secondary = () if is_explicit else SECONDARY_SCRIPTS.get(subtags[0], ())
+    scripts = frozenset((*WRITING_SYSTEMS.get(code, (code,)), *secondary))
+    return scripts if scripts <= SCRIPT_LETTERS.keys() else None
 
 
 def _get_likely_script(subtags: list[str]) -> tuple[str, bool]:
-    """(code of the likely script or "", whether the tag itself names it)."""
+    """Return (script code or "", True if the tag itself names the script)."""
     from babel.core import get_global
 
     language, rest = subtags[0], subtags[1:]
-    named = next((part.title() for part in rest if len(part) == 4 and part.isalpha()), None)
-    if named:
-        return named, True
+    explicit = next((part.title() for part in rest if len(part) == 4 and part.isalpha()), None)
+    if explicit:
+        return explicit, True
     language = str(get_global("language_aliases").get(language, language)).partition("_")[0]
     regions = [f"{language}_{part.upper()}" for part in rest if len(part) == 2]
     likely = get_global("likely_subtags")
-    found = next((likely[key] for key in [*regions, language] if key in likely), "")
-    return next((part for part in found.split("_") if len(part) == 4), ""), False
+    locale = next((likely[key] for key in [*regions, language] if key in likely), "")
+    return next((part for part in locale.split("_") if len(part) == 4), ""), False
 
 
 def detect_scripts(texts: Iterable[str]) -> Scripts | None:
-    """What texts are written in: every script with a tenth of the letters or more.
-
-    None where letters are too few to tell, or in too many scripts: a side of many languages.
-    """
+    """Return every script with at least a tenth of the letters; None for too few letters or too many scripts."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(count_letters(text))
@@ -161,16 +155,16 @@ def detect_scripts(texts: Iterable[str]) -> Scripts | None:
 
 
 def count_letters(text: str) -> dict[str, int]:
-    """Letters of each script in a text."""
-    found = {code: len(compile_letter_pattern(frozenset({code})).findall(text)) for code in SCRIPT_LETTERS}
-    return {code: n for code, n in found.items() if n}
+    """Count the letters of each script that occurs in a text."""
+    counts = {code: len(compile_letter_pattern(frozenset({code})).findall(text)) for code in SCRIPT_LETTERS}
+    return {code: n for code, n in counts.items() if n}
 
 
 def has_word_spaces(scripts: Scripts | None) -> bool:
-    """Do spaces tell words apart?"""
+    """True if words are separated by spaces."""
     return not scripts or not scripts & UNSPACED_SCRIPTS or "Hang" in scripts
 
 
 def format_script_names(scripts: Scripts) -> str:
-    """For people: "Han and Kana"."""
+    """Return the names of scripts for messages, such as "Han and Kana"."""
     return " and ".join(SCRIPT_NAMES[code] for code in sorted(scripts, key=list(SCRIPT_LETTERS).index))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from attent.data.pretranslate import PretranslateError, PretranslateResult, pretranslate_file
+from attent.data.pairs import CorpusError
+from attent.data.pretranslate import PretranslateResult, pretranslate_file
 
 FILES_PER_KIND = 50  # of each kind
 WORDS = [
@@ -58,7 +59,7 @@ def get_error(content: bytes, name: str) -> str:
     """What a person is told about a file that cannot be filled; nothing if it can."""
     try:
         pretranslate(content, name)
-    except PretranslateError as error:
+    except CorpusError as error:
         return str(error)
     return ""
 

@@ -175,7 +175,7 @@ EN_DE_FR = LanguagePair("en", "de,fr")
         ("a.tsv", {"a__tsv": "1\t2\n"}, "name its columns in a first line such as en<TAB>de<TAB>fr"),
         ("a.tsv", {"a__tsv": "src\ttgt\n1\t2\n"}, "name its columns in a first line"),
         ("a.tsv", {"a__tsv": "en\tde\tlevel5\n1\t2\t3\n"}, "name its columns in a first line"),
-        ("a.txt", {"a__txt": "1\t2\n"}, "name them in it"),
+        ("a.txt", {"a__txt": "1\t2\n"}, "declare them in it"),
         ("a.jsonl", {"a__jsonl": '{"src": "a", "tgt": "b"}\n'}, "use languages as keys"),
         ("c", {"c__src": "1\n", "c__tgt": "2\n"}, "name its files by language"),
         ("a.po", {"a__po": 'msgid "a"\nmsgstr "b"\n'}, "name its language in its header"),
@@ -189,7 +189,7 @@ EN_DE_FR = LanguagePair("en", "de,fr")
 )
 def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: dict[str, str], advice: str) -> None:
     write(**contents)
-    with pytest.raises(CorpusError, match="does not say its languages, so that it would be read as en-de and as en-fr"):
+    with pytest.raises(CorpusError, match="does not declare its languages and would be read as both en-de and en-fr"):
         open_corpora([name], EN_DE_FR)
     with pytest.raises(CorpusError, match=f"{advice}.*, or give only one --src and one --tgt$"):
         open_corpora([name], EN_DE_FR)
@@ -210,7 +210,7 @@ def test_a_catalogue_can_be_read_both_ways_but_not_from_two_languages() -> None:
     write(a__po='msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "a"\nmsgstr "b"\n')
     there, back = open_corpora(["a.po"], LanguagePair("en,de", "de,en"))
     assert (texts(there), texts(back)) == ([("a", "b")], [("b", "a")])
-    with pytest.raises(CorpusError, match="would be read as en-de and as fr-de alike"):
+    with pytest.raises(CorpusError, match="would be read as both en-de and fr-de"):
         open_corpora(["a.po"], LanguagePair("en,fr", "de"))
 
 
@@ -222,7 +222,7 @@ def test_what_can_be_read_only_once_is_not_read_in_two_pairs_of_languages() -> N
 @pytest.mark.parametrize(
     ("languages", "words"),
     [
-        (LanguagePair("en", "en"), "--src and --tgt are both en: name two different languages"),
+        (LanguagePair("en", "en"), "--src and --tgt are both en: give two different languages"),
         (LanguagePair("en", "german"), "`german` is not a language tag: write en, de or pt-BR"),
         (LanguagePair("en,,de", "fr"), "`` is not a language tag"),
     ],
@@ -288,15 +288,15 @@ def test_of_a_file_and_its_compressed_copy_one_is_read() -> None:
 def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
     write(corpus__en="a\n", corpus__de="b\n", corpus__fr="c\n", alone__en="d\n")
     for name, languages, words in [
-        ("alone.en", EN_DE, r"alone\.en has no translation beside it: put alone\.de there"),
+        ("alone.en", EN_DE, r"alone\.en has no translation in its folder: add alone\.de"),
         (
             "corpus.en",
             LanguagePair(),
-            r"corpus\.en has several files beside it: choose one of de, fr with --src and --tgt",
+            r"corpus\.en has several translations: choose one of de, fr with --src and --tgt",
         ),
-        ("corpus.en", LanguagePair("de", "fr"), r"corpus\.en and what .* \(de, fr\) are not de and fr: change --src"),
-        ("corpus", LanguagePair(), "corpus does not say which two languages are meant: it has de, en, fr"),
-        ("corpus", LanguagePair("en", "tr"), "corpus does not hold en and tr: it has de, en, fr"),
+        ("corpus.en", LanguagePair("de", "fr"), r"corpus\.en and its translations \(de, fr\) are not de and fr: change --src"),
+        ("corpus", LanguagePair(), "corpus does not say which two languages to read: it has de, en, fr"),
+        ("corpus", LanguagePair("en", "tr"), "corpus does not contain en and tr: it has de, en, fr"),
     ]:
         with pytest.raises(CorpusError, match=words):
             one(name, languages)
@@ -351,30 +351,30 @@ def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
     corpus = one(".", EN_DE)
     assert texts(corpus) == [("1", "2")]
     assert corpus.ignored_files == (
-        "c.en (no translation beside it)",
+        "c.en (without a translation)",
         "more.tsv (not a train file)",
         "raw.de (not a train file)",
         "raw.en (not a train file)",
-        "x.en (no translation beside it)",
-        "y.src (no translation beside it)",
+        "x.en (without a translation)",
+        "y.src (without a translation)",
     )
     assert one("more.tsv").ignored_files == ()
 
 
 def test_a_folder_with_moses_pairs_needs_to_know_their_languages() -> None:
     write(a__tsv="1\t2\n", c__en="3\n", c__de="4\n", lib__so="x", lib__old="y")
-    with pytest.raises(CorpusError, match=r"^c does not say which two languages are meant: it has de, en; choose two"):
+    with pytest.raises(CorpusError, match=r"^c does not say which two languages to read: it has de, en; choose two"):
         one(".")
     assert texts(one(".", EN_DE)) == texts(one(".", LanguagePair("en", None))) == [("1", "2"), ("3", "4")]
     write(c__fr="5\n")
-    with pytest.raises(CorpusError, match="c does not hold en: it has de, en, fr; choose two of them with --src"):
+    with pytest.raises(CorpusError, match="c does not contain en: it has de, en, fr; choose two of them with --src"):
         one(".", LanguagePair("en", None))
     assert texts(one(".", EN_DE)) == [("1", "2"), ("3", "4")]
 
 
 def test_one_side_of_a_moses_pair_is_no_reason_to_refuse_a_folder() -> None:
     write(a__tsv="1\t2\n", x__en="3\n")
-    assert (texts(one(".")), one(".").ignored_files) == ([("1", "2")], ("x.en (no translation beside it)",))
+    assert (texts(one(".")), one(".").ignored_files) == ([("1", "2")], ("x.en (without a translation)",))
 
 
 def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> None:
@@ -395,7 +395,7 @@ def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refu
     write(test__tsv="1\t2\n")
     assert texts(one(".")) == [("1", "2")]
     write(valid__tsv="3\t4\n")
-    with pytest.raises(CorpusError, match=r"has no file for training: name one of test\.tsv, valid\.tsv"):
+    with pytest.raises(CorpusError, match=r"has no file for training: give one of test\.tsv, valid\.tsv"):
         one(".")
     write(corpus__tsv="5\t6\n")
     assert texts(one(".")) == [("5", "6")]
@@ -408,9 +408,9 @@ def test_of_a_folder_of_catalogues_those_in_the_language_are_read() -> None:
     found = list(one(".", EN_DE))
     assert [item.reason for item in found if isinstance(item, BadLine)] == ["a file in other languages"]
     assert [item.target for item in found if isinstance(item, Pair)] == ["de"]
-    with pytest.raises(CorpusError, match="does not say which two languages are meant: it has de, fr"):
+    with pytest.raises(CorpusError, match="does not say which two languages to read: it has de, fr"):
         one(".")
-    with pytest.raises(CorpusError, match="does not hold en and tr: it has"):
+    with pytest.raises(CorpusError, match="does not contain en and tr: it has"):
         list(one(".", LanguagePair("en", "tr")))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from attent.data.formats import jsonl, moses, po, streams, tmx, tsv, xliff
-from attent.data.pairs import BadLine, LanguagePair, Pair
+from attent.data.pairs import BadLine, LanguagePair, Pair, ReadOptions
 from tests.data import fuzz
 
 if sys.version_info >= (3, 14):
@@ -202,7 +202,7 @@ def test_the_xliff_reader_survives_ten_thousand_broken_files() -> None:
 
 def test_the_po_reader_survives_ten_thousand_broken_files() -> None:
     counts = fuzz.assert_survives(
-        lambda data: po.read_pairs(content(data, "a.po"), "a.po", ASKED, fuzzy=True),
+        lambda data: po.read_pairs(content(data, "a.po"), "a.po", ASKED, ReadOptions(fuzzy=True)),
         fuzz.generate_inputs(PO, PO_WORDS, 6),
     )
     assert min(counts) > 50

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attent.data.formats import jsonl, moses, streams, tsv
-from attent.data.formats.language_tags import ANY_LANGUAGES, LanguageMismatchError
+from attent.data.pairs import ANY_LANGUAGES, LanguageMismatchError
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 
 if sys.version_info >= (3, 14):
@@ -240,18 +240,18 @@ def test_two_words_that_may_be_languages_are_text_unless_it_is_clear(text: str) 
 
 def test_a_header_of_more_than_two_languages_asks_for_two() -> None:
     data = b"id\ten\tde\nA dog barks.\tA dog barks.\tEin Hund bellt.\n"
-    with pytest.raises(LanguageMismatchError, match="does not say which two languages are meant: it has de, en, id"):
+    with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, id"):
         read_tsv(data)
     assert texts(read_tsv(data, LanguagePair("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
 
 
 def test_a_header_of_quite_other_languages_is_no_text() -> None:
-    with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not hold en and de: it has es, fr"):
+    with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not contain en and de: it has es, fr"):
         read_tsv(b"fr\tes\nUn chien aboie.\tUn perro ladra.\n", EN_DE)
 
 
 def test_a_header_of_other_languages_is_an_error() -> None:
-    with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not hold en and de: it has en, fr; choose two"):
+    with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not contain en and de: it has en, fr; choose two"):
         read_tsv(b"en\tfr\nHello\tBonjour\n", EN_DE)
 
 
@@ -405,9 +405,9 @@ def test_a_key_written_twice_counts_as_last_written() -> None:
 
 
 def test_json_without_the_languages_asked_for_lists_what_it_has() -> None:
-    with pytest.raises(LanguageMismatchError, match="does not hold en and de: it has es, fr, id"):
+    with pytest.raises(LanguageMismatchError, match="does not contain en and de: it has es, fr, id"):
         read_jsonl('{"es": "a", "fr": "b", "id": 3}\n', EN_DE)
-    with pytest.raises(LanguageMismatchError, match="does not say which two languages are meant: it has de, en, fr"):
+    with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, fr"):
         read_jsonl('{"translation": {"en": "a", "de": "b", "fr": "c"}}\n')
 
 

@@ -12,8 +12,8 @@ from translate.storage import xliff as toolkit_xliff
 from translate.storage import xliff2 as toolkit_xliff2
 
 from attent.data.formats import streams, tmx, xliff
-from attent.data.formats.language_tags import ANY_LANGUAGES, LanguageMismatchError
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
+from attent.data.pairs import ANY_LANGUAGES, LanguageMismatchError
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from tests.data.odd_strings import make_strings
 
 EN_DE = LanguagePair("en", "de")
@@ -160,10 +160,10 @@ def test_a_unit_without_one_of_the_languages_is_counted() -> None:
 
 def test_a_memory_without_the_languages_lists_those_it_has() -> None:
     with pytest.raises(
-        LanguageMismatchError, match=r"a\.tmx does not hold en and de: it has en-gb, es, fr; choose two"
+        LanguageMismatchError, match=r"a\.tmx does not contain en and de: it has en-gb, es, fr; choose two"
     ):
         read_tmx(memory(unit(en_GB="a", fr="b"), unit(es="c")))
-    with pytest.raises(LanguageMismatchError, match="does not say which two languages are meant: it has de, en, fr"):
+    with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, fr"):
         read_tmx(memory(unit(en="a", fr="b", de="c")), ANY_LANGUAGES)
 
 
@@ -217,7 +217,7 @@ def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
     assert texts(found) == [("s0", "t0"), ("s4", "t4")]
     assert [why for _, why in reasons(found)] == ["no translation", "no translation", "fuzzy"]
     raw = streams.read_blocks(io.BytesIO(xliff12(*units).encode()), "a.xlf")
-    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, fuzzy=True)) == [("s0", "t0"), ("s3", "t3"), ("s4", "t4")]
+    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, ReadOptions(fuzzy=True))) == [("s0", "t0"), ("s3", "t3"), ("s4", "t4")]
 
 
 def test_every_corner_of_xliff_2() -> None:
@@ -273,7 +273,7 @@ def test_xliff_is_read_the_other_way_round_when_asked_for(write: Callable[..., s
     assert texts(read_xliff(data, LanguagePair("de", None))) == [("b", "a")]
     assert texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")]
     assert xliff.read_languages([data.encode()], "a") == EN_DE
-    with pytest.raises(LanguageMismatchError, match="does not hold en and fr: it has de, en"):
+    with pytest.raises(LanguageMismatchError, match="does not contain en and fr: it has de, en"):
         read_xliff(data, LanguagePair("en", "fr"))
 
 
@@ -364,7 +364,7 @@ ATTACKS = {
 def test_attacks_by_a_document_type_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
     data = memory(unit(en="&x;" * 1000, de="b")) if read is read_tmx else xliff12("<trans-unit/>")
     with pytest.raises(
-        CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): take that out"
+        CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): remove that"
     ):
         read(ATTACKS[attack] + data)
 

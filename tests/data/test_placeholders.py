@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attent.data.formats import placeholders
-from attent.data.formats.units import InlineCode, to_display_text
-from attent.data.pretranslate import text_runs
+from attent.data.formats.units import InlineCode, get_display_text
+from attent.data import pretranslate as text_runs
 from tests.data.pretranslate_cases import PLACEHOLDERS, pretranslate
 
 
@@ -49,12 +49,12 @@ def test_ordinary_text_is_none(text: str) -> None:
         ("a %s", "b % s", "lost %s"),
         ("a {name}", "b {Name}", "lost {name}"),
         ("<b>a</b> c", "d <b>e</b>", ""),
-        ("<b>a</b> c", "</b>e<b>", "do not fit"),
-        ("<b>a</b> <i>c</i>", "<b>a <i>c</b></i>", "do not fit"),
+        ("<b>a</b> c", "</b>e<b>", "badly nested"),
+        ("<b>a</b> <i>c</i>", "<b>a <i>c</b></i>", "badly nested"),
         ("<b>a</b> <i>c</i>", "<i>a <b>c</b></i>", ""),
         ("a<br>b", "c<br>d", ""),
         ("</b> a <i>", "</b> c <i>", ""),
-        ("</b> a <i>", "<i> c </b>", "do not fit"),
+        ("</b> a <i>", "<i> c </b>", "badly nested"),
         ("see https://a.example/b.", "https://a.example/b siehe", ""),
     ],
 )
@@ -91,7 +91,7 @@ codes = st.builds(
     InlineCode,
     st.just(""),
     st.text("<xyz/>", min_size=1, max_size=4),
-    st.sampled_from(["open", "close", "alone"]),
+    st.sampled_from(["open", "close", "standalone"]),
     st.sampled_from("123"),
     st.booleans(),
 )
@@ -114,7 +114,7 @@ def test_runs_put_together_are_the_content(parts: list[str | InlineCode]) -> Non
 @given(st.lists(st.one_of(codes, st.text("ab <>1/", max_size=8)), max_size=8))
 def test_codes_are_found_again_in_what_the_model_sees(parts: list[str | InlineCode]) -> None:
     content = text_runs.number_codes(tuple(parts))
-    again = text_runs.restore_codes(to_display_text(content), content)
+    again = text_runs.restore_codes(get_display_text(content), content)
     assert _raw(again) == _raw(content)
     assert [part for part in again if isinstance(part, InlineCode)] == [
         part for part in content if isinstance(part, InlineCode)

@@ -14,7 +14,8 @@ from translate.storage import tmx as toolkit_tmx
 from translate.storage import xliff as toolkit_xliff
 from translate.storage import xliff2 as toolkit_xliff2
 
-from attent.data.pretranslate import PretranslateError, detect_document_format, pretranslate_file
+from attent.data.pairs import CorpusError
+from attent.data.pretranslate import detect_document_format, pretranslate_file
 from tests.data import pretranslate_cases
 from tests.data.pretranslate_cases import fail_if_called, pretranslate, translate_in_parentheses
 
@@ -148,7 +149,7 @@ ATTACKS = {
 @pytest.mark.parametrize(("name", "root"), [("a.xlf", "xliff"), ("a.tmx", "tmx")])
 def test_entities_are_refused_in_a_sentence(attack: str, name: str, root: str) -> None:
     with pytest.raises(
-        PretranslateError, match=rf"{name} declares .* which can be an attack \(at line 1\): take that out"
+        CorpusError, match=rf"{name} declares .* which can be an attack \(at line 1\): remove that"
     ):
         pretranslate(f"{ATTACKS[attack]}<{root}>&a;</{root}>", name, fail_if_called)
 
@@ -174,23 +175,23 @@ def test_a_file_that_is_cut_short_is_refused_or_filled_in_what_is_there(name: st
         (b'<?xml version="1.0" encoding="shift_jis"?><tmx/>', "a.tmx", "encoding that attent does not read"),
         (b'msgid "a"\nmsgstr ""\n\nhello\n', "a.po", "a.po is not PO at line 4: correct it there"),
         (b'msgid "a\nmsgstr ""\n', "a.po", "a.po is not PO at line 1"),
-        (b'msgid "a"\n\nmsgctxt "b"\nmsgid "c"\n', "a.po", "a.po is not PO at line 4|not whole"),
+        (b'msgid "a"\n\nmsgctxt "b"\nmsgid "c"\n', "a.po", "incomplete entry at line 1"),
         (b'msgid "a"\nmsgstr ""\nmsgstr ""\n', "a.po", "a.po is not PO at line 3"),
-        (b'msgid "a"\nmsgid_plural "b"\nmsgstr ""\n', "a.po", "an entry at line 1 that is not whole"),
-        (b'msgid ""\nmsgstr "charset=klingon\\n"\n', "a.po", "charset klingon, but is not: correct it"),
-        (b'msgid ""\nmsgstr "charset=UTF-16\\n"\n', "a.po", "charset utf-16, but is not"),
+        (b'msgid "a"\nmsgid_plural "b"\nmsgstr ""\n', "a.po", "an incomplete entry at line 1"),
+        (b'msgid ""\nmsgstr "charset=klingon\\n"\n', "a.po", "charset klingon, which attent does not know"),
+        (b'msgid ""\nmsgstr "charset=UTF-16\\n"\n', "a.po", "charset utf-16, which attent"),
         (b"a\0b", "a.txt", "a.txt is not text at line 1"),
         (b"\xff\xfea", "a.txt", "bytes that are not utf-16-le"),
         (b"", "a.docx", "a.docx must be a file of one of these kinds: .markdown, .md"),
     ],
 )
 def test_a_bad_file_gets_a_sentence(content: bytes, name: str, message: str) -> None:
-    with pytest.raises(PretranslateError, match=message):
+    with pytest.raises(CorpusError, match=message):
         pretranslate(content, name, fail_if_called)
 
 
 def test_a_translator_that_miscounts_is_told_so() -> None:
-    with pytest.raises(PretranslateError, match="must be 2 translations, but there are 1"):
+    with pytest.raises(CorpusError, match="must be 2 translations, but there are 1"):
         pretranslate("one\ntwo\n", "a.txt", lambda texts: ["eins"])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.pretranslate import PretranslateError
+from attent.data.pairs import CorpusError
 from tests.data.pretranslate_cases import fail_if_called, pretranslate
 
 HEADER = (
@@ -98,7 +98,7 @@ def test_a_template_has_the_forms_that_it_shows() -> None:
         (f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n', "some of its plural forms are translated"),
         (f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n', "it has 3 plural forms, but the header says 2"),
         (f'{PLURAL}msgstr[1] ""\n', "its plural forms are not numbered from 0"),
-        ('msgid "{n, plural, one {a} other {b}}"\nmsgstr ""\n', "it holds forms of its own (plural, select)"),
+        ('msgid "{n, plural, one {a} other {b}}"\nmsgstr ""\n', "it has forms of its own (plural, select)"),
     ],
 )
 def test_what_cannot_be_filled_is_left_and_told(entry: str, reason: str) -> None:
@@ -154,10 +154,10 @@ def test_returns_alone_end_lines_where_there_is_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("src", "tgt", "message"),
-    [("en", "fr", "a.po does not hold en and fr: it has de"), ("de", "en", "into de, but en was asked for")],
+    [("en", "fr", "a.po does not contain en and fr: it has de"), ("de", "en", "catalog for de, but en is requested")],
 )
 def test_another_language_is_refused(src: str, tgt: str, message: str) -> None:
-    with pytest.raises(PretranslateError, match=message):
+    with pytest.raises(CorpusError, match=message):
         pretranslate(f'{HEADER}\nmsgid "a"\nmsgstr ""\n', "a.po", fail_if_called, src=src, tgt=tgt)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from attent.data.formats import placeholders
 from attent.data.formats.units import InlineCode
-from attent.data.pretranslate import PretranslateError, PretranslateResult, pretranslate_file
+from attent.data.pairs import CorpusError
+from attent.data.pretranslate import PretranslateResult, pretranslate_file
 
 Offers = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
 
@@ -54,7 +55,7 @@ def test_what_is_still_not_whole_is_left_for_its_first_reason(offers: tuple[str,
 
 
 def test_an_answer_for_each_text_is_wanted() -> None:
-    with pytest.raises(PretranslateError, match="must be 1 translations, but there are 0"):
+    with pytest.raises(CorpusError, match="must be 1 translations, but there are 0"):
         filled("a %s b\n", lambda texts, needed: [])
 
 

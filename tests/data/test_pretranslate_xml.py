@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attent.data.pretranslate import PretranslateError
+from attent.data.pairs import CorpusError
 from tests.data.pretranslate_cases import (
     MARK_2,
     MARK_12,
@@ -99,13 +99,13 @@ def test_what_is_full_or_has_no_text_stays(unit: str) -> None:
     [
         (unit12("<source>a</source>", ' translate="no"'), 'the file says translate="no"'),
         (xliff12('<group translate="no"><trans-unit><source>a</source></trans-unit></group>'), 'translate="no"'),
-        (unit12("<source>a</source><target/>", ' approved="yes"'), "somebody has approved that it is empty"),
-        (unit12('<source>a</source><target state="final"/>'), "somebody has approved that it is empty"),
-        (unit12("<source>a</source><target><!-- why --></target>"), "its empty target holds a comment"),
-        (unit12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside of markup"),
-        (unit12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it holds <q:x>"),
+        (unit12("<source>a</source><target/>", ' approved="yes"'), "its empty target is approved"),
+        (unit12('<source>a</source><target state="final"/>'), "its empty target is approved"),
+        (unit12("<source>a</source><target><!-- why --></target>"), "its empty target contains a comment"),
+        (unit12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside markup"),
+        (unit12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it contains <q:x>"),
         (xliff20("<segment><source>a</source></segment>", ' translate="no"'), 'translate="no"'),
-        (xliff20('<segment state="final"><source>a</source><target/></segment>'), "somebody has approved"),
+        (xliff20('<segment state="final"><source>a</source><target/></segment>'), "empty target is approved"),
     ],
 )
 def test_what_must_stay_empty_is_told(content: str, reason: str) -> None:
@@ -191,7 +191,7 @@ def test_what_an_encoding_lacks_is_written_by_number() -> None:
 
 def test_what_xml_cannot_hold_is_left() -> None:
     result = pretranslate(unit12("<source>a</source>"), "a.xlf", lambda texts: ["\x07"])
-    assert result.skipped[0].reason == "its translation has '\\x07', which XML cannot hold"
+    assert result.skipped[0].reason == "its translation has '\\x07', which XML cannot contain"
 
 
 # Languages.
@@ -200,12 +200,12 @@ def test_what_xml_cannot_hold_is_left() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"src": "de", "tgt": "en"}, "a.xlf goes from en to de, and its sources cannot be filled"),
-        ({"src": "en", "tgt": "fr"}, "a.xlf does not hold en and fr: it has de, en"),
+        ({"src": "de", "tgt": "en"}, "a.xlf goes from en to de, and sources cannot be filled in"),
+        ({"src": "en", "tgt": "fr"}, "a.xlf does not contain en and fr: it has de, en"),
     ],
 )
 def test_xliff_of_other_languages_is_refused(asked: dict[str, str], message: str) -> None:
-    with pytest.raises(PretranslateError, match=message):
+    with pytest.raises(CorpusError, match=message):
         pretranslate(unit12("<source>a</source>"), "a.xlf", fail_if_called, **asked)
 
 
@@ -252,13 +252,13 @@ def test_an_empty_variant_is_filled_and_marked() -> None:
 @pytest.mark.parametrize(
     ("content", "asked", "message"),
     [
-        (tmx(variant("en", "a")), {}, "a.tmx does not say which two languages are meant: it has en"),
+        (tmx(variant("en", "a")), {}, "a.tmx does not say which two languages to read: it has en"),
         (tmx(variant("en", "a") + variant("de", "b") + variant("fr", "c")), {}, "it has de, en, fr; choose two"),
-        (tmx(variant("en", "a"), source="*all*"), {"src": "fr", "tgt": "de"}, "a.tmx does not hold fr: it has en"),
+        (tmx(variant("en", "a"), source="*all*"), {"src": "fr", "tgt": "de"}, "a.tmx does not contain fr: it has en"),
     ],
 )
 def test_a_memory_whose_languages_are_unclear_is_refused(content: str, asked: dict[str, str], message: str) -> None:
-    with pytest.raises(PretranslateError, match=message):
+    with pytest.raises(CorpusError, match=message):
         pretranslate(content, "a.tmx", fail_if_called, **asked)
 
 

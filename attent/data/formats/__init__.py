@@ -1,5 +1,5 @@
-"""One small module per format: bytes in blocks come in, pairs and bad lines go out, and memory stays flat.
+"""File formats of parallel text and of documents to pre-translate, one module each; `registry` has the table.
 
-`files` opens, decompresses and splits into lines; `safe_xml` parses what `tmx` and `xliff` understand; `tags` picks
-the two languages. Which files a person meant by a name is left to `attent.data.corpus`.
+`streams` opens, decompresses and splits into lines, `xml` parses XML safely, `units` has the types of documents that are
+written back, and `placeholders` checks that a translation keeps what is not language.
 """

@@ -1,8 +1,8 @@
-"""Markdown: what a reader reads is translated, and its layout stays: front matter, code, HTML comments, definitions of
-links and the marks of headings, lists, quotes and tables are not touched.
+"""Markdown for pre-translation: text is translated, and the layout stays.
 
-A paragraph is translated as a whole, since its line ends are only spaces, and laid out again in lines of the width it
-had. In it code, link targets and emphasis are kept. It is read as people write it, not by every rule of CommonMark.
+Front matter, code, HTML comments, link definitions and the markers of headings, lists, quotes and tables are unchanged.
+A paragraph is translated as a whole and wrapped to its former width; code, link targets and emphasis inside it are kept.
+The parser covers Markdown as people write it, not every rule of CommonMark.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attent.data.formats import placeholders, plain_text
+from attent.data.formats import placeholders
+from attent.data.formats.plain_text import decode_plain_text
 from attent.data.formats.units import (
     Edit,
-    FileText,
     InlineCode,
     InlineContent,
     ScanResult,
     TranslationUnit,
-    make_encoding_check,
+    encode_text,
+    get_raw_text,
 )
 from attent.data.pairs import LanguagePair
-from attent.data.pretranslate import text_runs
 
 _PREFIX = re.compile(
     r"(?P<quote>(?: {0,3}>)*)(?P<indent>[ \t]*)"
@@ -31,7 +31,7 @@ _PREFIX = re.compile(
 )
 _FENCE = re.compile(r"(`{3,}|~{3,}|\$\$)")
 _RAW_HTML = re.compile(r"<(script|pre|style|textarea)\b", re.IGNORECASE)
-_BLOCK_TAG = re.compile(text_runs.HTML_BLOCK_TAG, re.IGNORECASE)
+_BLOCK_TAG = re.compile(placeholders.HTML_BLOCK_TAG, re.IGNORECASE)
 _DEFINITION = re.compile(r"\[(?!\^)([^\]]+)\]:(?:\s|\Z)")
 _RULE = re.compile(r"(=+|-+|(?:[-*_][ \t]*){3,})[ \t]*\Z")
 _TABLE_DELIMITER = re.compile(r"[ \t>]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\Z")
@@ -41,8 +41,8 @@ _HARD_BREAK = re.compile(r"(?:[ \t]{2,}|\\)\Z")
 _LOOKS_LIKE_MARKUP = re.compile(
     r"[-+*](?:\s|\Z)|\d{1,9}[.)](?:\s|\Z)|#{1,6}\s|[>|]|[-=]+(?:\s|\Z)|```|~~~|<|\[[^\]]*\]:"
 )
-_WORD = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # spaces inside of code do not part words
-_MAX_OPEN_MARKERS = 100  # marks that wait for their other half: no person has so many
+_WORD = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # spaces inside code do not separate words
+_MAX_OPEN_MARKERS = 100  # markers without their other half
 _INLINE = re.compile(
     r"""
     (?P<escape>\\[!-/:-@\[-`{-~])
@@ -56,56 +56,50 @@ _INLINE = re.compile(
     re.VERBOSE,
 )
 
+OpenMarkers = list[tuple[str, int]]  # marker and index of its part
+
 
 @dataclass(frozen=True)
 class _TextLine:
     number: int
-    prefix: str  # what stands before the text: quotes, indent, marker
-    start: int  # of the text, in bytes
+    prefix: str  # quotes, indent, list marker
+    start: int  # byte offset of the text
     text: str
-    starts_block: bool  # something of its own: an item, a heading
+    starts_block: bool  # a list item or heading
 
     @property
     def end(self) -> int:
-        return self.start + len(_encode(self.text))
+        return self.start + len(encode_text(self.text))
 
 
-decode_document = plain_text.decode_document
-
-
-def scan_units(text: FileText, requested: LanguagePair) -> ScanResult:
-    found = ScanResult(check_text=make_encoding_check(text.encoding))
-    rows = [
-        (number, at, raw.decode("utf-8", "surrogateescape"))
-        for number, (at, raw) in enumerate(plain_text.split_lines(text.utf8), 1)
-    ]
-    labels = frozenset(label[1].casefold() for _, _, row in rows if (label := _DEFINITION.match(row.strip())))
+def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
+    text = decode_plain_text(content, name)
+    result = ScanResult(text=text, check_text=text.check_encodable)
+    rows = list(text.split_lines())
+    labels = frozenset(label[1].casefold() for _, row in rows if (label := _DEFINITION.match(row.strip())))
     newline = "\r\n" if b"\r\n" in text.utf8 else "\n"
     for block in _group_blocks(rows):
-        content = parse_inline(" ".join(line.text for line in block), labels)
-        if placeholders.has_words("".join(part for part in content if isinstance(part, str))):
-            found.units.append(_make_unit(block, content, newline))
-    return found
+        parts = parse_inline(" ".join(line.text for line in block), labels)
+        if placeholders.has_words("".join(part for part in parts if isinstance(part, str))):
+            result.units.append(_make_unit(block, parts, newline))
+    return result
 
 
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+# ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
-# Lines to paragraphs.
-
-
-def _group_blocks(rows: Sequence[tuple[int, int, str]]) -> Iterator[list[_TextLine]]:
-    """The lines of each paragraph, heading and cell."""
+def _group_blocks(rows: Sequence[tuple[int, str]]) -> Iterator[list[_TextLine]]:
+    """Yield the lines of each paragraph, heading and table cell."""
     block: list[_TextLine] = []
     for line in _find_text_lines(rows):
         if block and (line is None or line.starts_block or _count_quotes(line) != _count_quotes(block[-1])):
             yield block
             block = []
         if line is not None:
-            cut = _HARD_BREAK.search(line.text)
-            block.append(replace(line, text=line.text[: cut.start()].rstrip() if cut else line.text.rstrip()))
-            if cut:
+            hard_break = _HARD_BREAK.search(line.text)
+            text = line.text[: hard_break.start()] if hard_break else line.text
+            block.append(replace(line, text=text.rstrip()))
+            if hard_break:
                 yield block
                 block = []
     if block:
@@ -116,85 +110,83 @@ def _count_quotes(line: _TextLine) -> int:
     return line.prefix.count(">")
 
 
-def _find_text_lines(rows: Sequence[tuple[int, int, str]]) -> Iterator[_TextLine | None]:
-    """The lines that hold text, and None wherever a paragraph ends."""
-    skipping = _NonTextFilter()
-    table = html = False
-    for place, (number, at, row) in enumerate(rows):
+def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | None]:
+    """Yield the lines with text, and None at the end of each paragraph."""
+    non_text = _NonTextFilter()
+    in_table = in_html = False
+    for index, (offset, row) in enumerate(rows):
         prefix = _PREFIX.match(row)
         assert prefix is not None, "it may be empty"
         rest = row[prefix.end() :]
-        following = rows[place + 1][2] if place + 1 < len(rows) else ""
-        table = "|" in rest and (table or rest.startswith("|") or ("|" in following and _is_table_delimiter(following)))
-        html = bool(rest.strip()) and (html or _BLOCK_TAG.match(rest) is not None)
-        if skipping.is_skipped(number, row, prefix) or not rest.strip() or _is_structural(row, prefix):
+        next_row = rows[index + 1][1] if index + 1 < len(rows) else ""
+        has_header = "|" in next_row and _is_table_delimiter(next_row)
+        in_table = "|" in rest and (in_table or rest.startswith("|") or has_header)
+        in_html = bool(rest.strip()) and (in_html or _BLOCK_TAG.match(rest) is not None)
+        if non_text.is_skipped(index == 0, row, prefix) or not rest.strip() or _is_structural(row, prefix):
             yield None
-        elif table:
+        elif in_table:
             yield None
-            yield from _parse_cells(number, at, row, prefix)
-        elif html:
-            yield from (None, *_parse_line(number, at, row, prefix), None)
+            yield from _parse_cells(index + 1, offset, row, prefix)
+        elif in_html:
+            yield from (None, *_parse_line(index + 1, offset, row, prefix), None)
         else:
-            yield from _parse_line(number, at, row, prefix)
+            yield from _parse_line(index + 1, offset, row, prefix)
 
 
 def _is_structural(row: str, prefix: re.Match[str]) -> bool:
-    """A definition, a rule, or the line under a heading, for which `* * *` is no list."""
+    """True for a link definition, a rule or a heading's underline; `* * *` is a rule and not a list."""
     rest = row[prefix.end() :]
-    return any(
-        map(bool, (_DEFINITION.match(rest), _RULE.match(rest), _RULE.match(row[prefix.end("quote") :].lstrip())))
-    )
+    unquoted = row[prefix.end("quote") :].lstrip()
+    return bool(_DEFINITION.match(rest) or _RULE.match(rest) or _RULE.match(unquoted))
 
 
 def _is_table_delimiter(row: str) -> bool:
     return _TABLE_DELIMITER.match(row) is not None
 
 
-def _parse_line(number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
+def _parse_line(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
     body = row[prefix.end() :]
     if prefix["heading"]:
         end = _HEADING_END.search(body)
         body = body[: end.start()] if end else body
         yield None
-    start = offset + len(_encode(prefix[0]))
-    yield _TextLine(number, prefix[0], start, body, any(prefix.group("marker", "label", "heading")))
+    start = offset + len(encode_text(prefix[0]))
+    yield _TextLine(line_number, prefix[0], start, body, any(prefix.group("marker", "label", "heading")))
     if prefix["heading"]:
         yield None
 
 
-def _parse_cells(number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
+def _parse_cells(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
     if _is_table_delimiter(row):
         return
     for cell in _TABLE_CELL.finditer(row, prefix.end()):
-        inside = cell[0].lstrip()
-        start = offset + len(_encode(row[: cell.end() - len(inside)]))
-        yield _TextLine(number, "", start, inside.rstrip(), True)
+        text = cell[0].lstrip()
+        start = offset + len(encode_text(row[: cell.end() - len(text)]))
+        yield _TextLine(line_number, "", start, text.rstrip(), True)
         yield None
 
 
 class _NonTextFilter:
-    """What is not text: front matter, code, comments. Each line is shown to it in order."""
+    """Recognizes front matter, code and comments. It must see each line in order."""
 
     def __init__(self) -> None:
-        self.end_pattern: re.Pattern[str] | None = None  # ends what is being skipped
-        self.after_blank = True  # was the line before blank?
-        self.in_code = False  # are we in indented code?
-        self.item_indent = 0  # how far the text of the list's item is indented; 0 outside of lists
+        self.end_pattern: re.Pattern[str] | None = None  # of the block that is skipped
+        self.after_blank = True
+        self.in_code = False  # indented code
+        self.item_indent = 0  # of a list item's text; 0 outside lists
 
-    def is_skipped(self, number: int, row: str, prefix: re.Match[str]) -> bool:
+    def is_skipped(self, is_first: bool, row: str, prefix: re.Match[str]) -> bool:
         if self.end_pattern is not None:
             if self.end_pattern.search(row):
                 self.end_pattern = None
             return True
         rest = row[prefix.end() :]
-        self.end_pattern = self._find_end_pattern(number, row, rest)
-        if self.end_pattern is not None:
-            return True
-        return self._is_indented_code(row, prefix, rest)
+        self.end_pattern = self._find_end_pattern(is_first, row, rest)
+        return self.end_pattern is not None or self._is_indented_code(row, prefix, rest)
 
-    def _find_end_pattern(self, number: int, row: str, rest: str) -> re.Pattern[str] | None:
-        """The end of what begins on this line, if it is something to skip."""
-        if number == 1 and row.rstrip() in ("---", "+++"):
+    def _find_end_pattern(self, is_first: bool, row: str, rest: str) -> re.Pattern[str] | None:
+        """Return the pattern that ends a skipped block that starts on this line."""
+        if is_first and row.rstrip() in ("---", "+++"):
             return re.compile(r"\A(?:---|\.\.\.|\+\+\+)[ \t]*\Z")
         fence = _FENCE.match(rest)
         if fence and not (fence[1][0] in "`$" and fence[1][0] in rest[fence.end() :]):
@@ -208,77 +200,80 @@ class _NonTextFilter:
         return None
 
     def _is_indented_code(self, row: str, prefix: re.Match[str], rest: str) -> bool:
-        """Code by its indent, which only follows a blank line; in a list it is further in than the item's text."""
+        """True for code by its indent, which follows a blank line; in a list it is deeper than the item's text."""
         if not row.strip(" \t>"):
             self.after_blank = True
             return False
         depth = len(prefix["indent"].expandtabs(4))
-        was_blank, self.after_blank = self.after_blank, False
+        after_blank, self.after_blank = self.after_blank, False
         inside_item = self.item_indent and depth >= 2
-        if not prefix["marker"] and was_blank and not inside_item:
+        if not prefix["marker"] and after_blank and not inside_item:
             self.item_indent = 0
-        self.in_code = depth >= 4 + self.item_indent and (was_blank or self.in_code)
+        self.in_code = depth >= 4 + self.item_indent and (after_blank or self.in_code)
         if not self.in_code and prefix["marker"]:
             self.item_indent = depth + len(prefix["marker"])
         return self.in_code or rest.startswith("<!--") or bool(_RAW_HTML.match(rest))
 
 
-# A paragraph's text to a content, and back.
+# ---- inline markup ---------------------------------------------------------------------------------------------------
 
 
 def parse_inline(text: str, labels: frozenset[str] = frozenset()) -> InlineContent:
-    """Text and markup. What opens without closing, or closes without having been opened, is text."""
+    """Split a paragraph into text and codes. Unpaired markers are text."""
     parts: list[str | InlineCode] = []
-    waiting: list[tuple[str, int]] = []  # what is open, and which of the parts it is
-    at = 0
-    for found in _INLINE.finditer(text):
-        parts.append(text[at : found.start()])
-        at = found.end()
-        del waiting[:-_MAX_OPEN_MARKERS]
-        if found["open"]:
-            waiting.append(("[", len(parts)))
-            parts.append(found[0])
-        elif found["close"]:
-            _close_link(parts, waiting, found[0], labels)
-        elif found["emphasis"]:
-            after_space = found.start() == 0 or text[found.start() - 1].isspace()
-            _add_emphasis(parts, waiting, found[0], after_space)
+    open_markers: OpenMarkers = []
+    offset = 0
+    for match in _INLINE.finditer(text):
+        parts.append(text[offset : match.start()])
+        offset = match.end()
+        del open_markers[:-_MAX_OPEN_MARKERS]
+        if match["open"]:
+            open_markers.append(("[", len(parts)))
+            parts.append(match[0])
+        elif match["close"]:
+            _close_link(parts, open_markers, match[0], labels)
+        elif match["emphasis"]:
+            after_space = match.start() == 0 or text[match.start() - 1].isspace()
+            _add_emphasis(parts, open_markers, match[0], after_space)
         else:
-            parts.append(InlineCode(found[0], found[0], is_word=True))
-    return tuple(part for part in (*parts, text[at:]) if part)
+            parts.append(InlineCode(match[0], match[0], is_word=True))
+    return tuple(part for part in (*parts, text[offset:]) if part)
 
 
-def _close_link(
-    parts: list[str | InlineCode], open_markers: list[tuple[str, int]], raw: str, labels: frozenset[str]
-) -> None:
-    opened = next((place for place in reversed(range(len(open_markers))) if open_markers[place][0] == "["), None)
-    if opened is None:
+def _pop_marker(open_markers: OpenMarkers, marker: str) -> int | None:
+    """Remove the last open marker of a kind and those inside it; return the index of its part."""
+    for i in reversed(range(len(open_markers))):
+        if open_markers[i][0] == marker:
+            index = open_markers[i][1]
+            del open_markers[i:]
+            return index
+    return None
+
+
+def _close_link(parts: list[str | InlineCode], open_markers: OpenMarkers, raw: str, labels: frozenset[str]) -> None:
+    first = _pop_marker(open_markers, "[")
+    if first is None:
         parts.append(raw)
         return
-    first = open_markers[opened][1]
-    del open_markers[opened:]
     open_raw = parts[first]
     assert isinstance(open_raw, str)
-    inside = "".join(part if isinstance(part, str) else part.raw for part in parts[first + 1 :])
+    inside = get_raw_text(tuple(parts[first + 1 :]))
     if raw not in ("]", "][]"):
         parts[first] = InlineCode("", open_raw, "open", f"link {first}")
         parts.append(InlineCode("", raw, "close", f"link {first}"))
-    elif inside.casefold() in labels:  # the words are the link's name
-        parts[first:] = [InlineCode(f"{open_raw}{inside}{raw}", f"{open_raw}{inside}{raw}", is_word=True)]
+    elif inside.casefold() in labels:  # the text is the link's label
+        link = f"{open_raw}{inside}{raw}"
+        parts[first:] = [InlineCode(link, link, is_word=True)]
     else:
         parts.append(raw)
 
 
-def _add_emphasis(
-    parts: list[str | InlineCode], open_markers: list[tuple[str, int]], raw: str, after_space: bool
-) -> None:
-    opened = next((place for place in reversed(range(len(open_markers))) if open_markers[place][0] == raw), None)
-    if opened is None or after_space:
+def _add_emphasis(parts: list[str | InlineCode], open_markers: OpenMarkers, raw: str, after_space: bool) -> None:
+    first = None if after_space else _pop_marker(open_markers, raw)
+    if first is None:
         open_markers.append((raw, len(parts)))
         parts.append(raw)
         return
-    first = open_markers[opened][1]
-    del open_markers[opened:]
     parts[first] = InlineCode(raw, raw, "open", f"emphasis {first}")
     parts.append(InlineCode(raw, raw, "close", f"emphasis {first}"))
 
@@ -286,18 +281,18 @@ def _add_emphasis(
 def _make_unit(block: Sequence[_TextLine], content: InlineContent, newline: str) -> TranslationUnit:
     first, last = block[0], block[-1]
 
-    def edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        written = plain_text.serialize_content(targets[0])
+    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
+        text = get_raw_text(targets[0])
         if len(block) > 1:
             width = max(len(line.prefix + line.text) for line in block)
-            written = (newline + block[1].prefix).join(wrap_text(written, width - len(block[1].prefix)))
-        return [Edit(first.start, last.end, written)]
+            text = (newline + block[1].prefix).join(wrap_text(text, width - len(block[1].prefix)))
+        return [Edit(first.start, last.end, text)]
 
-    return TranslationUnit(line=first.number, contents=(content,), make_edits=edits)
+    return TranslationUnit(line=first.number, contents=(content,), make_edits=make_edits)
 
 
 def wrap_text(text: str, width: int) -> list[str]:
-    """The text in lines of this width; a word that would be taken for markup at the beginning of a line never is."""
+    """Wrap a text to lines that never begin with a word that looks like markup."""
     lines: list[str] = []
     for word in _WORD.finditer(text):
         if lines and (len(lines[-1]) + 1 + len(word[0]) <= width or _LOOKS_LIKE_MARKUP.match(text, word.start())):

@@ -1,4 +1,4 @@
-"""Two files side by side, as Moses reads them: line n of one is the translation of line n of the other."""
+"""Moses format: two files, in which line n of one is the translation of line n of the other."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from attent.data.pairs import BadLine, CorpusError, Pair
 
 
 def read_pairs(source: Iterable[bytes], target: Iterable[bytes], names: tuple[str, str]) -> Iterator[Pair | BadLine]:
-    """A bad line on one side costs the line on the other side too, and the two stay in step."""
-    left, right = streams.read_lines(source, names[0]), streams.read_lines(target, names[1])
-    for number, (one, two) in enumerate(zip_longest(left, right), 1):
-        if isinstance(one, str) and isinstance(two, str):
-            yield Pair(one, two, names[0], number)
-        elif one is None or two is None:
-            raise _make_line_count_error(names, number, sum(1 for _ in left), one is None, sum(1 for _ in right))
+    """Yield the pairs of lines. A bad line on either side makes the pair bad; the two files stay in step."""
+    sources, targets = streams.read_lines(source, names[0]), streams.read_lines(target, names[1])
+    for number, (source_line, target_line) in enumerate(zip_longest(sources, targets), 1):
+        if isinstance(source_line, str) and isinstance(target_line, str):
+            yield Pair(source_line, target_line, names[0], number)
+        elif source_line is None or target_line is None:
+            counts = (
+                number - (source_line is None) + sum(1 for _ in sources),
+                number - (target_line is None) + sum(1 for _ in targets),
+            )
+            raise CorpusError(
+                f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that their lines do not match: "
+                f"find the missing or broken line, or fetch both files again"
+            )
         else:
-            bad = one if isinstance(one, BadLine) else two
-            assert isinstance(bad, BadLine)
-            yield bad
-
-
-def _make_line_count_error(
-    names: tuple[str, str], line_number: int, remaining_left: int, left_ended: bool, remaining_right: int
-) -> CorpusError:
-    counts = (line_number - left_ended + remaining_left, line_number - (not left_ended) + remaining_right)
-    return CorpusError(
-        f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that their lines do not belong together: "
-        f"find the line that is missing or was broken in two, or take both files anew from where they came"
-    )
+            bad_line = source_line if isinstance(source_line, BadLine) else target_line
+            assert isinstance(bad_line, BadLine)
+            yield bad_line

@@ -1,9 +1,7 @@
-"""What in a text is no language and must come out as it went in: `%s`, `{name}`, `<b>`, `&amp;`, addresses; and
-whether a translation has kept it.
+"""Placeholders in a text that a translation must keep: `%s`, `{name}`, `<b>`, `&amp;`, URLs.
 
-A translation has what its source has, as often, with tags inside each other as they were; what a program fills in
-one after the other (`%s`, `%d`) keeps its order. Whose text it is, and what to do when something is lost, is left to
-`runs`.
+A translation must have the same placeholders as its source, equally often, with tags nested as before; positional ones
+(`%s`, `%d`) must keep their order.
 """
 
 from __future__ import annotations
@@ -15,6 +13,11 @@ from typing import NamedTuple
 
 from attent.data.formats.units import InlineCode, InlineContent
 
+HTML_BLOCK_TAG = (  # separates two sentences
+    r"</?(?:address|article|aside|blockquote|br|caption|center|dd|details|div|dl|dt|fieldset|figcaption|figure|footer"
+    r"|form|h[1-6]|header|hr|legend|li|main|nav|ol|option|p|pre|section|summary|table|tbody|td|tfoot|th|thead|title|tr|ul)"
+    r"(?:\s[^<>]*)?/?>"
+)
 _PLACEHOLDER = re.compile(
     r"""
     \$\{[^{}\s]+\}                                      # ${x}
@@ -28,87 +31,89 @@ _PLACEHOLDER = re.compile(
     | </?[A-Za-z](?:[^<>"']|"[^"<]*"|'[^'<]*')*>        # <b>, </b>, <br/>
     | &(?:[A-Za-z][A-Za-z0-9]*|\#\d+|\#[xX][0-9A-Fa-f]+);
     | (?:https?|ftp|mailto):[^\s<>"']*[^\s<>"'.,;:!?)\]]
-    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+    # an address of a person
+    | (?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+    # e-mail address
     """,
     re.VERBOSE,
 )
-_POSITIONAL = re.compile(r"%[^%(\d{]|%\d+[^$\d]|\{\}")  # filled in by their place, not by a name or a number
+_POSITIONAL = re.compile(r"%[^%(\d{]|%\d+[^$\d]|\{\}")
 _HTML_TAG = re.compile(r"<(/?)([A-Za-z][^\s/<>]*)(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*?(/?)>")
 _ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
-_PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # go with a placeholder at the end of a text
+_PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # belongs to a placeholder at the end of a text
 _TRAILING_PUNCTUATION = re.compile(f"[{re.escape(_PUNCTUATION)}]*")
+_OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
+_SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d)\]]*\s*$")
 
 
 def find_placeholders(text: str) -> list[str]:
-    """The placeholders of a text, in order."""
     return _PLACEHOLDER.findall(text)
 
 
 def has_words(text: str) -> bool:
-    """Is there anything to translate? Figures and signs are the same in every language."""
+    """True if there is something to translate: figures and signs are the same in every language."""
     return any(character.isalpha() for character in _PLACEHOLDER.sub("", text))
 
 
 def is_icu_message(text: str) -> bool:
-    """Does it hold forms of its own, such as `{n, plural, one {a file} other {# files}}`?"""
+    """True for a message with forms of its own, such as `{n, plural, one {a file} other {# files}}`."""
     return _ICU_MESSAGE.search(text) is not None
 
 
 def strip_placeholders(text: str, *, start: bool, end: bool) -> tuple[str, str, str]:
-    """A text without the placeholders at its ends: what stood before, the text, what stood behind."""
-    places = [found.span() for found in _PLACEHOLDER.finditer(text)]
+    """Return (prefix, text without the placeholders at its ends, suffix)."""
+    spans = [match.span() for match in _PLACEHOLDER.finditer(text)]
     first, last = 0, len(text)
-    for left, right in places if start else ():
+    for left, right in spans if start else ():
         if left > first:
             break
         first = _skip_punctuation(text, right)
-    for left, right in reversed(places) if end else ():
+    for left, right in reversed(spans) if end else ():
         if left < first or _skip_punctuation(text, right) < last:
             break
         last = left
-    inside = text[first:last]
-    inside = inside.rstrip(_PUNCTUATION) if last < len(text) else inside
-    return text[:first], inside, text[first + len(inside) :]
+    core = text[first:last]
+    core = core.rstrip(_PUNCTUATION) if last < len(text) else core
+    return text[:first], core, text[first + len(core) :]
 
 
 def _skip_punctuation(text: str, offset: int) -> int:
-    """Where what goes with a placeholder ends that ends here."""
-    found = _TRAILING_PUNCTUATION.match(text, offset)
-    return found.end() if found else offset
+    match = _TRAILING_PUNCTUATION.match(text, offset)
+    return match.end() if match else offset
 
 
 def find_problem(source: InlineContent, target: InlineContent) -> str:
-    """What the translation did to the placeholders and codes of the source, in few words; nothing if all is well."""
-    had, has = list_placeholders(source), list_placeholders(target)
-    lost, gained = Counter(had) - Counter(has), Counter(has) - Counter(had)
+    """Return in a few words what the translation did to the placeholders and codes, or ""."""
+    expected, actual = list_placeholders(source), list_placeholders(target)
+    lost, gained = Counter(expected) - Counter(actual), Counter(actual) - Counter(expected)
     if lost:
         return f"its translation lost {', '.join(lost)}"
     if gained:
         return f"its translation gained {', '.join(gained)}"
-    if _select_positional(had) != _select_positional(has):
-        return f"its translation has {' and '.join(dict.fromkeys(_select_positional(had)))} in another order"
-    tags_had, tags_have = list(_list_tags(source)), list(_list_tags(target))
-    if tags_had != tags_have and not (_is_well_nested(tags_had) and _is_well_nested(tags_have)):
-        return "its translation has tags that do not fit into each other"
+    if _select_positional(expected) != _select_positional(actual):
+        return f"its translation has {' and '.join(dict.fromkeys(_select_positional(expected)))} in another order"
+    source_tags, target_tags = list(_list_tags(source)), list(_list_tags(target))
+    if source_tags != target_tags and not (_is_well_nested(source_tags) and _is_well_nested(target_tags)):
+        return "its translation has badly nested tags"
     return ""
 
 
 def list_placeholders(content: InlineContent) -> list[str]:
-    """The placeholders and codes of a content, in order."""
+    """Return the placeholders and codes of a content in order."""
     return [
-        event for part in content for event in (find_placeholders(part) if isinstance(part, str) else [part.display])
+        placeholder
+        for part in content
+        for placeholder in (find_placeholders(part) if isinstance(part, str) else [part.display])
     ]
 
 
 def _select_positional(placeholders: Sequence[str]) -> list[str]:
-    return [event for event in placeholders if _POSITIONAL.match(event)]
+    return [placeholder for placeholder in placeholders if _POSITIONAL.match(placeholder)]
 
 
 def _list_tags(content: InlineContent) -> Iterator[tuple[str, str]]:
-    """(role, name) of what opens and closes, whether it is markup of the file or of its text."""
+    """Yield (role, name) of opening and closing tags, both of codes and in the text."""
     for part in content:
         if isinstance(part, InlineCode):
-            if part.role != "alone":
+            if part.role != "standalone":
                 yield part.role, f"code {part.pair_id}"
             continue
         for tag in _HTML_TAG.finditer(part):
@@ -117,7 +122,7 @@ def _list_tags(content: InlineContent) -> Iterator[tuple[str, str]]:
 
 
 def _is_well_nested(tags: Sequence[tuple[str, str]]) -> bool:
-    """Does every tag close what was opened last? One that is never closed (`<br>`) stands alone."""
+    """True if every tag closes the one opened last. A tag that is never closed (`<br>`) is standalone."""
     closed = {name for role, name in tags if role == "close"}
     stack: list[str] = []
     for role, name in tags:
@@ -128,16 +133,10 @@ def _is_well_nested(tags: Sequence[tuple[str, str]]) -> bool:
     return not stack
 
 
-# Space around placeholders: whoever is made to write them may not know that tags lean on words.
-
-_OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"  # signs that what comes next leans on
-
-_SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d)\]]*\s*$")
+# ---- spacing: constrained decoding inserts placeholders as words of their own ----------------------------------------
 
 
 class _Placeholder(NamedTuple):
-    """A placeholder or a code in its text."""
-
     content: str | InlineCode
     role: str
 
@@ -147,89 +146,90 @@ class _Placeholder(NamedTuple):
 
 
 def restore_spacing(source: InlineContent, target: InlineContent) -> InlineContent:
-    """The target with space where its source has some around a placeholder, and none inside of tags that have none."""
-    near: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    words, holes = _split_content(source)
-    for number, hole in enumerate(holes):
-        near[hole.text].append((words[number][-1:], words[number + 1][:1]))
-    words, holes = _split_content(target)
-    for number, hole in enumerate(holes):
-        if known := near[hole.text]:
-            before, behind = known.pop(0) if len(known) > 1 else known[0]
-            words[number] = _space_before(words[number], hole.role, before, is_first=number == 0)
-            words[number + 1] = _space_after(words[number + 1], hole.role, behind, is_last=number == len(holes) - 1)
-    return _join_content(words, holes)
+    """Add space around placeholders where the source has it, and remove it inside tags where the source has none."""
+    contexts: dict[str, list[tuple[str, str]]] = defaultdict(list)  # characters before and after in the source
+    words, placeholders = _split_content(source)
+    for index, placeholder in enumerate(placeholders):
+        contexts[placeholder.text].append((words[index][-1:], words[index + 1][:1]))
+    words, placeholders = _split_content(target)
+    for index, placeholder in enumerate(placeholders):
+        if known := contexts[placeholder.text]:
+            before, after = known.pop(0) if len(known) > 1 else known[0]
+            is_last = index == len(placeholders) - 1
+            words[index] = _space_before(words[index], placeholder.role, before, is_first=index == 0)
+            words[index + 1] = _space_after(words[index + 1], placeholder.role, after, is_last=is_last)
+    return _join_content(words, placeholders)
 
 
 def _space_before(text: str, role: str, source_char: str, *, is_first: bool) -> str:
-    """What stands before a placeholder that has `wanted` before it in its source."""
+    """Return the text before a placeholder that follows `source_char` in the source."""
     if role == "close" and not source_char.isspace():
         return text.rstrip()
     if source_char.isspace():
-        lacks = text[-1] not in _OPENING_PUNCTUATION and not text[-1].isspace() if text else not is_first
+        lacks_space = text[-1] not in _OPENING_PUNCTUATION and not text[-1].isspace() if text else not is_first
     else:
-        lacks = text[-1:].isalnum() and not source_char.isalnum()
-    return f"{text} " if lacks else text
+        lacks_space = text[-1:].isalnum() and not source_char.isalnum()
+    return f"{text} " if lacks_space else text
 
 
 def _space_after(text: str, role: str, source_char: str, *, is_last: bool) -> str:
-    """What stands behind a placeholder that has `wanted` behind it in its source."""
+    """Return the text after a placeholder that precedes `source_char` in the source."""
     if role == "open" and not source_char.isspace():
         return text.lstrip()
-    lacks = text[0].isalnum() if text else source_char.isspace() and not is_last
-    return f" {text}" if lacks and not source_char.isalnum() else text
+    lacks_space = text[0].isalnum() if text else source_char.isspace() and not is_last
+    return f" {text}" if lacks_space and not source_char.isalnum() else text
 
 
 def find_misplaced(source: InlineContent, target: InlineContent) -> str:
-    """What shows that placeholders were written because they had to be: they stand behind the end of the sentence, or
-    enclose nothing. Nothing if neither is so."""
-    outside, empty = _count_misplaced(target)
-    had_outside, had_empty = _count_misplaced(source)
-    if more := outside - had_outside:
-        return f"its translation has {', '.join(more)} behind its end"
-    if more := empty - had_empty:
-        return f"its translation has nothing between {', '.join(more)}"
+    """Return a sign that placeholders were forced in, or "": they follow the end of the sentence or enclose nothing."""
+    after_end, empty = _count_misplaced(target)
+    source_after_end, source_empty = _count_misplaced(source)
+    if extra := after_end - source_after_end:
+        return f"its translation has {', '.join(extra)} after its end"
+    if extra := empty - source_empty:
+        return f"its translation has nothing between {', '.join(extra)}"
     return ""
 
 
 def _count_misplaced(content: InlineContent) -> tuple[Counter[str], Counter[str]]:
-    """The placeholders behind the end of a sentence, and the tags between which nothing stands."""
-    words, holes = _split_content(content)
-    outside = [hole.text for hole, before in zip(holes, words, strict=False) if _SENTENCE_END.search(before)]
-    pairs = zip(holes, words[1:], holes[1:], strict=False)
-    empty = [
-        f"{one.text} and {other.text}"
-        for one, between, other in pairs
-        if (one.role, other.role) == ("open", "close") and not between.strip()
+    """Count the placeholders after the end of a sentence, and the pairs of tags that enclose nothing."""
+    words, placeholders = _split_content(content)
+    after_end = [
+        placeholder.text for placeholder, before in zip(placeholders, words, strict=False) if _SENTENCE_END.search(before)
     ]
-    return Counter(outside), Counter(empty)
+    empty = [
+        f"{opening.text} and {closing.text}"
+        for opening, between, closing in zip(placeholders, words[1:], placeholders[1:], strict=False)
+        if (opening.role, closing.role) == ("open", "close") and not between.strip()
+    ]
+    return Counter(after_end), Counter(empty)
 
 
 def _split_content(content: InlineContent) -> tuple[list[str], list[_Placeholder]]:
-    """The placeholders of a content, and the words before, between and behind them."""
-    words, holes = [""], list[_Placeholder]()
+    """Return the words before, between and after the placeholders, and the placeholders."""
+    words, placeholders = [""], list[_Placeholder]()
     for part in content:
         if isinstance(part, InlineCode):
-            holes.append(_Placeholder(part, part.role))
+            placeholders.append(_Placeholder(part, part.role))
             words.append("")
             continue
-        at = 0
-        for found in _PLACEHOLDER.finditer(part):
-            words[-1] += part[at : found.start()]
-            holes.append(_Placeholder(found[0], _get_tag_role(found[0])))
+        offset = 0
+        for match in _PLACEHOLDER.finditer(part):
+            words[-1] += part[offset : match.start()]
+            placeholders.append(_Placeholder(match[0], _get_tag_role(match[0])))
             words.append("")
-            at = found.end()
-        words[-1] += part[at:]
-    return words, holes
+            offset = match.end()
+        words[-1] += part[offset:]
+    return words, placeholders
 
 
 def _get_tag_role(placeholder: str) -> str:
     tag = _HTML_TAG.fullmatch(placeholder)
-    return "alone" if tag is None or tag[3] else "close" if tag[1] else "open"
+    return "standalone" if tag is None or tag[3] else "close" if tag[1] else "open"
 
 
 def _join_content(words: Sequence[str], placeholders: Sequence[_Placeholder]) -> InlineContent:
     parts: list[str | InlineCode] = [words[0]]
-    for hole, text in zip(placeholders, words[1:], strict=True):
-        parts += [hole.content, text]
+    for placeholder, text in zip(placeholders, words[1:], strict=True):
+        parts += [placeholder.content, text]
     return tuple(part for part in parts if part)

@@ -1,127 +1,131 @@
-"""Gettext catalogues (PO): an entry has an id, which is the source text, and its translation.
+"""Gettext catalogs (PO): an entry has an id, which is the source text, and its translation.
 
-An entry with plural forms gives a pair for each form: the singular id with form 0, and the plural id with each other
-form. A language with one form only (Japanese) has it for every number, so there it goes with the plural id. Entries
-that nobody has translated, fuzzy ones (a guess by similarity) and obsolete ones (`#~`) are counted, not read, unless
-asked for. The empty id is the header, which tells the charset and the language.
+An entry with plural forms pairs the singular id with form 0 and the plural id with the others; in a language with one
+form (Japanese) that form goes with the plural id. Untranslated, fuzzy (guessed by similarity) and obsolete (`#~`)
+entries are counted, and read only on request. The entry with the empty id is the header: charset, language, plurals.
+Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is filled completely or not at all.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from attent.data.formats import language_tags, streams
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
+from attent.data.formats import streams
+from attent.data.formats.units import (
+    BOMS,
+    Edit,
+    FileText,
+    InlineContent,
+    ScanResult,
+    TranslationUnit,
+    decode_file,
+    encode_text,
+    get_display_text,
+)
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+)
 
 _KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")")
 _STRINGS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"\s*+)++')
 _STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"')
 _ESCAPE = re.compile(r"(?:\\x[0-9A-Fa-f]{1,2}|\\[0-7]{1,3})+|\\.")
 _NUMERIC_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]+)|([0-7]+))")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", '"': '"', "\\": "\\"}
+_UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", '"': '"', "\\": "\\"}
+_ESCAPED = {char: f"\\{letter}" for letter, char in _UNESCAPED.items()}
 _CHARSET = re.compile(rb"charset=\s*([^\s\\\"]+)")
-_LEGACY_CHARSETS = re.compile(
+_LEGACY_CHARSETS = re.compile(  # those that gettext accepts
     r"iso[-_]?8859[-_]\d+|koi8[-_][rtu]|(cp|windows)[-_]?\d+|gbk|gb2312|gb18030|big5([-_]hkscs)?"
     r"|euc[-_](jp|kr)|shift[-_]jis|johab|tis[-_]?620"
 )
 _LANGUAGE = re.compile(r"^Language:[ \t]*([A-Za-z]\S*)", re.MULTILINE)
+_PLURAL_COUNT = re.compile(r"^Plural-Forms:.*?nplurals\s*=\s*(\d{1,2})\b", re.MULTILINE | re.IGNORECASE)
+_FORMAT_FLAGS = {  # characters with a meaning in entries with this flag
+    "c-format": "%", "python-format": "%", "python-brace-format": "{}", "objc-format": "%", "php-format": "%",
+}  # fmt: skip
 NOT_PO = "not PO"
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _String:
+    """A keyword and its text. The byte span of the text goes from its first quote to its last."""
+
+    key: str  # msgid, msgid_plural, msgctxt, msgstr or msgstr[n]
+    index: int  # of a plural form
+    start: int
+    text_start: int
+    end: int
+    parts: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 @dataclass
 class _PoEntry:
-    """What has been read of an entry."""
-
     line: int = 0
-    fuzzy: bool = False
+    strings: dict[str, _String] = field(default_factory=dict)
+    current: _String | None = None  # continued by a string on a line of its own
+    flags: list[tuple[int, str]] = field(default_factory=list)  # offset behind `#,`, and the flags
+    previous_id_offset: int | None = None  # of the first `#|` comment, which a new line of flags must precede
     obsolete: bool = False
-    error: str = ""  # what is wrong with it, in few words
-    excerpt: str = ""  # the beginning of the line that is wrong
-    strings: dict[str, list[str]] = field(default_factory=dict)  # of msgid, msgid_plural, msgstr, msgstr000, ...
-    current_key: str = ""  # the one that a string on a line of its own continues
-    char_count: int = 0  # of all pieces
+    error: str = ""
+    error_line: int = 0
+    excerpt: str = ""  # of the bad line
+    char_count: int = 0
 
-    def set_error(self, reason: str, excerpt: str) -> None:
-        """The first fault counts: others follow from it."""
+    def set_error(self, reason: str, line_number: int, excerpt: str) -> None:
+        """Record the first error; others follow from it."""
         if not self.error:
-            self.error, self.excerpt = reason, excerpt[: streams.EXCERPT_CHARS]
+            self.error, self.error_line, self.excerpt = reason, line_number, excerpt[: streams.EXCERPT_CHARS]
 
     def get_text(self, key: str) -> str:
-        return "".join(self.strings.get(key, ()))
+        return self.strings[key].text if key in self.strings else ""
 
     @property
-    def has_forms(self) -> bool:
-        return self.current_key.startswith("msgstr")
+    def forms(self) -> list[_String]:
+        """The translations in file order; a single one for most entries."""
+        return [string for key, string in self.strings.items() if key.startswith("msgstr")]
 
     @property
-    def forms(self) -> list[str]:
-        """Its translations by number; a single one for most entries."""
-        return [self.get_text(key) for key in sorted(self.strings) if key.startswith("msgstr")]
+    def ends_with_form(self) -> bool:
+        return self.current is not None and self.current.key.startswith("msgstr")
+
+    @property
+    def flag_names(self) -> set[str]:
+        return {name for _, names in self.flags for name in re.split(r"[\s,]+", names)}
+
+    @property
+    def is_plural(self) -> bool:
+        return "msgid_plural" in self.strings
 
     @property
     def is_header(self) -> bool:
         return not (self.get_text("msgid") or "msgctxt" in self.strings or self.obsolete or self.error)
 
 
-def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, *, fuzzy: bool = False, obsolete: bool = False
-) -> Iterator[Pair | BadLine]:
-    """Every translation. Read the other way round when the header's language is the source that was asked for."""
-    swapped = False
-    for entry in _parse_entries(content, name):
-        if entry.is_header:
-            swapped = _is_reversed(entry, name, requested)
-            continue
-        left_out = "obsolete" if entry.obsolete and not obsolete else "fuzzy" if entry.fuzzy and not fuzzy else ""
-        found = [] if entry.error or left_out else _extract_translations(entry)
-        for source, target in found:
-            yield Pair(*((target, source) if swapped else (source, target)), name, entry.line)
-        if not found:
-            why = entry.error or left_out or language_tags.UNTRANSLATED
-            yield BadLine(why, name, entry.line, entry.excerpt or entry.get_text("msgid")[: streams.EXCERPT_CHARS])
-
-
-def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
-    """The language that the header names. That of the ids stands nowhere."""
-    entry = next(_parse_entries(content, name), None)
-    return LanguagePair(None, _get_language(entry) if entry and entry.is_header else None)
-
-
-def _get_language(header: _PoEntry) -> str | None:
-    found = _LANGUAGE.search("".join(header.forms))
-    return found[1] if found else None
-
-
-def _is_reversed(header: _PoEntry, name: str, requested: LanguagePair) -> bool:
-    language = _get_language(header)
-    swapped = language_tags.is_reversed(requested, LanguagePair(None, language))
-    if swapped is None:
-        raise language_tags.make_mismatch_error(name, requested, [language or ""])
-    return swapped
-
-
-def _extract_translations(entry: _PoEntry) -> list[tuple[str, str]]:
-    forms = entry.forms
-    ids = [entry.get_text("msgid")]
-    if "msgid_plural" in entry.strings:
-        plural = entry.get_text("msgid_plural")
-        ids = [*ids, *[plural] * (len(forms) - 1)] if len(forms) > 1 else [plural]
-    return [(one, form) for one, form in zip(ids, forms, strict=False) if form]
-
-
-# Lines to entries.
-
-
-def _parse_entries(content: Iterable[bytes], name: str) -> Iterator[_PoEntry]:
+def _parse_entries(lines: Iterable[tuple[int, str | BadLine]]) -> Iterator[_PoEntry]:
+    """Yield the entries of numbered lines: (byte offset, line). A malformed entry has an `error`."""
     entry = _PoEntry()
-    for number, line in enumerate(streams.read_lines(_convert_to_utf8(content, name), name), 1):
+    for number, (offset, line) in enumerate(lines, 1):
         if isinstance(line, BadLine):
-            if not line.excerpt.startswith("#"):  # a comment in another charset harms nobody
+            if not line.excerpt.startswith("#"):  # a comment in another charset is harmless
                 entry.line = entry.line or number
-                entry.set_error(line.reason, line.excerpt)
+                entry.set_error(line.reason, number, line.excerpt)
             continue
         body = line.strip()
         obsolete = body.startswith("#~")
@@ -130,80 +134,259 @@ def _parse_entries(content: Iterable[bytes], name: str) -> Iterator[_PoEntry]:
         if _starts_new_entry(entry, body):
             yield _finish_entry(entry)
             entry = _PoEntry()
+        start = offset + len(encode_text(line[: line.find(body)]))
         if body.startswith("#"):
-            entry.fuzzy |= body[1:2] in (",", "=") and "fuzzy" in re.split(r"[\s,]+", body[2:])
-        elif body and not body.startswith(("|", "domain")):  # `#~|` is what the id of an obsolete entry was before
-            _add_line(entry, body, number)
-            entry.obsolete |= obsolete
+            _add_comment(entry, body, start)
+        elif body and not body.startswith(("|", "domain")):  # `#~|` is the previous id of an obsolete entry
+            entry.obsolete |= obsolete and not entry.error
+            _add_line(entry, body, start, number)
     if entry.strings or entry.error:
         yield _finish_entry(entry)
 
 
 def _starts_new_entry(entry: _PoEntry, body: str) -> bool:
-    """Is this line no longer part of the entry? A translation or a fault ends an entry that anything new follows."""
+    """True if the line is not part of the entry: after a translation or an error anything new begins another one."""
     if not entry.strings and not entry.error:
         return False
     if body.startswith(("msgctxt", "domain")):
         return True
+    is_complete = bool(entry.error) or entry.ends_with_form
     if body.startswith("msgid") and not body.startswith("msgid_plural"):
-        return "msgid" in entry.strings or entry.has_forms or bool(entry.error)
-    return (not body or body.startswith("#")) and (entry.has_forms or bool(entry.error))
+        return "msgid" in entry.strings or is_complete
+    return (not body or body.startswith("#")) and is_complete
 
 
 def _finish_entry(entry: _PoEntry) -> _PoEntry:
-    if not entry.error:
-        entry.error = "no msgid" if "msgid" not in entry.strings else "" if entry.has_forms else "no msgstr"
+    if "msgid" not in entry.strings:
+        entry.set_error("no msgid", 0, "")
+    elif not entry.ends_with_form:
+        entry.set_error("no msgstr", 0, "")
     return entry
 
 
-def _add_line(entry: _PoEntry, body: str, line_number: int) -> None:
-    """One line of an entry: a keyword and a string, or a string that continues the one before."""
+def _add_comment(entry: _PoEntry, body: str, start: int) -> None:
+    if body.startswith(("#,", "#=")):
+        entry.flags.append((start + 2, body[2:]))
+    elif body.startswith("#|") and entry.previous_id_offset is None:
+        entry.previous_id_offset = start
+
+
+def _add_line(entry: _PoEntry, body: str, start: int, line_number: int) -> None:
+    """Add a keyword with its string, or a string that continues the one before."""
     keyword = _KEYWORD.match(body)
+    end = start + len(encode_text(body))
     if keyword:
-        form = f"{int(keyword[2]):03}" if keyword[2] else ""
-        entry.current_key = keyword[1] + form
-        if entry.current_key in entry.strings or (form and keyword[1] != "msgstr"):
-            entry.set_error(NOT_PO, body)
+        key = keyword[1] + (f"[{int(keyword[2])}]" if keyword[2] else "")
+        if key in entry.strings or (keyword[2] and keyword[1] != "msgstr"):
+            entry.set_error(NOT_PO, line_number, body)
+        entry.current = _String(key, int(keyword[2] or 0), start, start + keyword.end(), end, [])
     entry.line = entry.line or line_number
-    text = parse_strings(body[keyword.end() :] if keyword else body)
-    if text is None or not entry.current_key:
-        entry.set_error(NOT_PO, body)
+    text = _parse_strings(body[keyword.end() :] if keyword else body)
+    if text is None or entry.current is None:
+        entry.set_error(NOT_PO, line_number, body)
     elif entry.char_count + len(text) > streams.MAX_LINE_BYTES:
-        entry.set_error(streams.TOO_LONG, body)
+        entry.set_error(streams.TOO_LONG, line_number, body)
     else:
-        entry.char_count += len(text) + 1  # and 1, so that a million empty pieces count too
-        entry.strings.setdefault(entry.current_key, []).append(text)
+        entry.char_count += len(text) + 1  # plus 1, so that a million empty strings count too
+        entry.current.parts.append(text)
+        entry.current.end = end
+        entry.strings.setdefault(entry.current.key, entry.current)
 
 
-def parse_strings(quoted: str) -> str | None:
-    """What one or more strings in quotes say; None if they are not well formed."""
+def _parse_strings(quoted: str) -> str | None:
+    """Return the text of one or more quoted strings; None if they are malformed."""
     if "\\" not in quoted and len(quoted) > 1 and quoted[0] == quoted[-1] == '"' and '"' not in quoted[1:-1]:
         return quoted[1:-1]
     if not _STRINGS.fullmatch(quoted):
         return None
     try:
-        return "".join(_ESCAPE.sub(_unescape, piece) for piece in _STRING.findall(quoted))
+        return "".join(_ESCAPE.sub(_unescape, part) for part in _STRING.findall(quoted))
     except (KeyError, UnicodeDecodeError):
         return None
 
 
 def _unescape(escape: re.Match[str]) -> str:
-    """A character, or the bytes of one by their numbers."""
-    numbers = [int(found[1], 16) if found[1] else int(found[2], 8) for found in _NUMERIC_ESCAPE.finditer(escape[0])]
-    return bytes(number & 255 for number in numbers).decode() if numbers else _ESCAPES[escape[0][1]]
+    """Return the escaped character, or that of a sequence of numeric bytes."""
+    numbers = [int(match[1], 16) if match[1] else int(match[2], 8) for match in _NUMERIC_ESCAPE.finditer(escape[0])]
+    return bytes(number & 255 for number in numbers).decode() if numbers else _UNESCAPED[escape[0][1]]
 
 
-def _convert_to_utf8(content: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The catalogue in UTF-8, whatever charset its header names."""
-    head, whole = streams.peek_head(content)
-    found = _CHARSET.search(b"msgid".join(head.split(b"\nmsgid", 2)[:2]))
-    charset = found[1].decode("ascii", "replace").lower() if found else "utf-8"
-    if charset in ("utf-8", "utf8", "us-ascii", "ascii", "charset"):  # CHARSET stands in templates
-        return whole
+def _find_charset(head: bytes, name: str) -> str:
+    """Return the Python codec of the header's charset."""
+    match = _CHARSET.search(b"msgid".join(head.split(b"\nmsgid", 2)[:2]))
+    charset = match[1].decode("ascii", "replace").lower() if match else "utf-8"
+    if charset in ("utf-8", "utf8", "us-ascii", "ascii", "charset"):  # templates have the word CHARSET
+        return "utf-8"
     try:
-        known = _LEGACY_CHARSETS.fullmatch(charset) and codecs.lookup(charset)
+        if _LEGACY_CHARSETS.fullmatch(charset):
+            return codecs.lookup(charset).name
     except LookupError:
-        known = None
-    if not known:
-        raise CorpusError(f"{name} is in charset {charset[:40]}, which attent does not know: convert it to UTF-8")
-    return streams.transcode_to_utf8(whole, charset)
+        pass
+    raise CorpusError(f"{name} is in charset {charset[:40]}, which attent does not know: convert it to UTF-8")
+
+
+def _get_language(header: _PoEntry) -> str | None:
+    match = _LANGUAGE.search(header.get_text("msgstr"))
+    return match[1] if match else None
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_pairs(
+    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
+) -> Iterator[Pair | BadLine]:
+    """Yield every translation; backwards if the header's language is the requested source."""
+    is_reversed = False
+    for entry in _read_entries(content, name):
+        if entry.is_header:
+            is_reversed = _check_direction(entry, name, requested)
+            continue
+        reason = entry.error or _find_exclusion(entry, options)
+        translations = [] if reason else _extract_translations(entry)
+        for source, target in translations:
+            yield Pair(*((target, source) if is_reversed else (source, target)), name, entry.line)
+        if not translations:
+            excerpt = entry.excerpt or entry.get_text("msgid")[: streams.EXCERPT_CHARS]
+            yield BadLine(reason or streams.UNTRANSLATED, name, entry.line, excerpt)
+
+
+def _read_entries(content: Iterable[bytes], name: str) -> Iterator[_PoEntry]:
+    head, content = streams.peek_head(content)
+    charset = _find_charset(head, name)
+    blocks = content if charset == "utf-8" else streams.transcode_to_utf8(content, charset)
+    return _parse_entries((0, line) for line in streams.read_lines(blocks, name))
+
+
+def _find_exclusion(entry: _PoEntry, options: ReadOptions) -> str:
+    if entry.obsolete and not options.obsolete:
+        return "obsolete"
+    return "fuzzy" if "fuzzy" in entry.flag_names and not options.fuzzy else ""
+
+
+def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+    """Return the language that the header names as target; that of the ids is not given."""
+    entry = next(_read_entries(content, name), None)
+    return LanguagePair(None, _get_language(entry) if entry and entry.is_header else None)
+
+
+def _check_direction(header: _PoEntry, name: str, requested: LanguagePair) -> bool:
+    """Return True if the header's language is the requested source."""
+    language = _get_language(header)
+    is_reversed = requested.is_reversed(LanguagePair(None, language))
+    if is_reversed is None:
+        raise requested.make_mismatch_error(name, [language or ""])
+    return is_reversed
+
+
+def _extract_translations(entry: _PoEntry) -> list[tuple[str, str]]:
+    forms = sorted(entry.forms, key=lambda form: form.index)
+    ids = [entry.get_text("msgid")]
+    if entry.is_plural:
+        plural = entry.get_text("msgid_plural")
+        ids = [*ids, *[plural] * (len(forms) - 1)] if len(forms) > 1 else [plural]
+    return [(msgid, form.text) for msgid, form in zip(ids, forms, strict=False) if form.text]
+
+
+# ---- pre-translation -------------------------------------------------------------------------------------------------
+
+
+def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
+    charset = "utf-8" if content.startswith(tuple(BOMS)) else _find_charset(content[: streams.HEAD_SIZE], name)
+    text = decode_file(content, name, charset)
+    result = ScanResult(text=text, check_text=text.check_encodable)
+    plural_count: int | None = None
+    for number, entry in enumerate(_parse_entries(text.split_lines())):
+        if entry.obsolete:
+            continue
+        if entry.error != streams.TOO_LONG:
+            _check_entry(entry, name)
+        if not entry.get_text("msgid"):
+            if number == 0 and entry.is_header:
+                plural_count = _read_header(entry, name, requested)
+        elif all(form.text for form in entry.forms):
+            result.existing_count += 1
+        else:
+            contents, reason = _choose_sources(entry, plural_count)
+            if reason or entry.error:
+                result.skip(entry.line, entry.get_text("msgid"), reason or entry.error)
+            else:
+                result.units.append(_make_unit(text, entry, contents))
+    return result
+
+
+def _check_entry(entry: _PoEntry, name: str) -> None:
+    has_numbers = any(form.key != "msgstr" for form in entry.forms)
+    if entry.error_line:
+        raise CorpusError(f"{name} is not PO at line {entry.error_line:,}: correct it there, or export it again")
+    if entry.error or entry.is_plural != has_numbers:
+        raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
+
+
+def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> int | None:
+    """Check the languages and return the number of plural forms."""
+    language = _get_language(entry)
+    if language and _check_direction(entry, name, requested):
+        problem = f"is a catalog for {language}, but {requested.target} is requested"
+        raise LanguageMismatchError(f"{name} {problem}: give the catalog of that language")
+    forms = _PLURAL_COUNT.search(entry.get_text("msgstr"))
+    return int(forms[1]) if forms else None
+
+
+def _choose_sources(entry: _PoEntry, plural_count: int | None) -> tuple[list[InlineContent], str]:
+    """Return the source of each form, or the reason why the entry cannot be filled."""
+    singular: InlineContent = (entry.get_text("msgid"),)
+    if not entry.is_plural:
+        return [singular], ""
+    forms = entry.forms
+    if any(form.text for form in forms):
+        return [], "some of its plural forms are translated"
+    count = plural_count or len(forms)
+    if len(forms) > count:
+        return [], f"it has {len(forms)} plural forms, but the header says {count}"
+    if [form.index for form in forms] != list(range(len(forms))):
+        return [], "its plural forms are not numbered from 0"
+    plural: InlineContent = (entry.get_text("msgid_plural"),)
+    return ([singular] if count > 1 else []) + [plural] * (count - 1 or 1), ""
+
+
+def _make_unit(text: FileText, entry: _PoEntry, contents: Sequence[InlineContent]) -> TranslationUnit:
+    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
+        return [*_flag_fuzzy(text, entry), *_fill_forms(text, entry, [get_display_text(target) for target in targets])]
+
+    reserved = {char for flag, chars in _FORMAT_FLAGS.items() if flag in entry.flag_names for char in chars}
+    return TranslationUnit(
+        line=entry.line, contents=tuple(contents), make_edits=make_edits, reserved_chars="".join(sorted(reserved))
+    )
+
+
+def _flag_fuzzy(text: FileText, entry: _PoEntry) -> list[Edit]:
+    if "fuzzy" in entry.flag_names:
+        return []
+    if entry.flags:
+        offset, others = entry.flags[0]
+        return [Edit(offset, offset, " fuzzy," if others.strip() else " fuzzy")]
+    first = min(string.start for string in entry.strings.values())
+    offset = first if entry.previous_id_offset is None else entry.previous_id_offset
+    return [Edit(offset, offset, "#, fuzzy" + text.newline)]
+
+
+def _fill_forms(text: FileText, entry: _PoEntry, targets: Sequence[str]) -> list[Edit]:
+    newline, forms = text.newline, entry.forms
+    edits = [
+        Edit(form.text_start, form.end, _quote_string(target, newline))
+        for form, target in zip(forms, targets, strict=False)
+    ]
+    added = [
+        f"{newline}msgstr[{index}] {_quote_string(targets[index], newline)}" for index in range(len(forms), len(targets))
+    ]
+    return [*edits, Edit(forms[-1].end, forms[-1].end, "".join(added))] if added else edits
+
+
+def _quote_string(text: str, newline: str) -> str:
+    """Quote a text, on one line per line of the text."""
+    lines = [
+        '"' + "".join(_ESCAPED.get(char, char) for char in line) + '"'
+        for line in re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
+    ]
+    return lines[0] if len(lines) == 1 else newline.join(['""', *lines])

@@ -1,157 +1,188 @@
-"""Which reader reads a file: by its name, or by its first bytes where a name says nothing (standard input)."""
+"""The table of file formats. Each has a module; adding a format touches that module and this table.
+
+A corpus is read by `read_pairs`; a document to pre-translate is scanned by `scan_units`. The format comes from the name,
+or from the first bytes where the name does not tell (standard input).
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from attent.data.formats import jsonl, language_tags, moses, po, streams, tmx, tsv, xliff
-from attent.data.formats.streams import InputFile
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
-
-FormatName = Literal["tsv", "jsonl", "moses", "tmx", "xliff", "po"]
-FORMAT_BY_SUFFIX: dict[str, FormatName] = {
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".tmx": "tmx",
-    ".xlf": "xliff",
-    ".xliff": "xliff",
-    ".sdlxliff": "xliff",
-    ".mqxliff": "xliff",
-    ".mxliff": "xliff",
-    ".po": "po",
-}
-MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages
-SUPPORTED_FORMATS = (
-    ".tsv, .jsonl, .tmx, .xliff, .po, or a pair such as corpus.en and corpus.de, each also with .gz, .xz or .zst"
+from attent.data.formats import jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, xliff
+from attent.data.formats.streams import InputFile, strip_compression_suffix
+from attent.data.formats.units import ScanResult
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    BadLine,
+    CorpusError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
 )
+
 _XML_ROOT = re.compile(r"<(?:[\w.-]+:)?(tmx|xliff)[\s>/]")
+MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """How to read. Units of TMX and XLIFF that nobody approved yet are always read."""
-
-    fuzzy: bool = False  # PO entries and XLIFF units that a translator must still look at, too
-    obsolete: bool = False  # PO entries that the program no longer uses (`#~`), too
-
-
-DEFAULT_READ_OPTIONS = ReadOptions()
-
-
-@dataclass(frozen=True)
-class ParallelFile:
-    """One file and its format, or the two files of a Moses pair, source first."""
-
-    format: FormatName | None  # None: told by the first bytes
-    files: tuple[InputFile, ...]
+class FileFormat:
+    suffixes: tuple[str, ...]
+    document_suffixes: tuple[str, ...] = ()  # of documents to pre-translate, but not of corpora
+    read_pairs: Callable[[Iterable[bytes], str, LanguagePair, ReadOptions], Iterator[Pair | BadLine]] | None = None
+    read_languages: Callable[[Iterable[bytes], str, LanguagePair], LanguagePair] | None = None
+    # True if the same text could be read as several of the requested pairs; None: decided by `read_languages`
+    is_ambiguous: Callable[[Callable[[], Iterable[bytes]], str, Sequence[LanguagePair]], bool] | None = None
+    scan_units: Callable[[bytes, str, LanguagePair], ScanResult] | None = None
+    labeling_advice: str = ""  # how a file declares its languages
 
 
-def strip_compression_suffix(name: str) -> str:
-    """A file's name without the suffix of its compression."""
-    return name[: len(name) - len(streams.get_compression_suffix(name))]
+FORMATS = {
+    "tsv": FileFormat(
+        suffixes=(".tsv", ".tab"),
+        read_pairs=tsv.read_pairs,
+        read_languages=tsv.read_languages,
+        is_ambiguous=tsv.is_ambiguous,
+        labeling_advice="name its columns in a first line such as en<TAB>de<TAB>fr",
+    ),
+    "jsonl": FileFormat(
+        suffixes=(".jsonl", ".ndjson"),
+        read_pairs=jsonl.read_pairs,
+        read_languages=jsonl.read_languages,
+        is_ambiguous=jsonl.is_ambiguous,
+        labeling_advice='use languages as keys, as in {"en": ..., "de": ...}',
+    ),
+    "tmx": FileFormat(
+        suffixes=(".tmx",),
+        read_pairs=tmx.read_pairs,
+        read_languages=tmx.read_languages,
+        is_ambiguous=lambda *_: False,  # every unit names its languages
+        scan_units=tmx.scan_units,
+    ),
+    "xliff": FileFormat(
+        suffixes=(".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"),
+        read_pairs=xliff.read_pairs,
+        read_languages=xliff.read_languages,
+        scan_units=xliff.scan_units,
+        labeling_advice="name both languages in its <file>",
+    ),
+    "po": FileFormat(
+        suffixes=(".po",),
+        document_suffixes=(".pot",),
+        read_pairs=po.read_pairs,
+        read_languages=po.read_languages,
+        scan_units=po.scan_units,
+        labeling_advice="name its language in its header",
+    ),
+    "moses": FileFormat(  # two files, read by `read_pairs` below
+        suffixes=(), labeling_advice="name its files by language, such as corpus.en and corpus.de"
+    ),
+    "markdown": FileFormat(suffixes=(), document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
+    "text": FileFormat(suffixes=(), document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
+}
+SUPPORTED_FORMATS = (
+    ", ".join(spec.suffixes[0] for spec in FORMATS.values() if spec.suffixes)
+    + ", or a pair such as corpus.en and corpus.de, each also with .gz, .xz or .zst"
+)
 
 
-def detect_format(name: str) -> FormatName | None:
-    found = [
-        kind for suffix, kind in FORMAT_BY_SUFFIX.items() if strip_compression_suffix(name).lower().endswith(suffix)
-    ]
-    return found[0] if found else None
+def detect_format(name: str) -> str | None:
+    """Return the format of a corpus file by its name, compressed or not."""
+    plain_name = strip_compression_suffix(name).lower()
+    return next((key for key, spec in FORMATS.items() if plain_name.endswith(spec.suffixes)), None)
 
 
-def read_pairs(
-    parallel_file: ParallelFile, languages: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
-) -> Iterator[Pair | BadLine]:
-    """Everything that stands in a part, in order."""
-    if parallel_file.format == "moses":
-        source, target = parallel_file.files
-        return moses.read_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
-    content = parallel_file.files[0].read_blocks()
-    return _read_single_file(parallel_file.format, content, parallel_file.files[0].name, languages, options)
-
-
-def _read_single_file(
-    format_name: FormatName | None, content: Iterator[bytes], name: str, languages: LanguagePair, options: ReadOptions
-) -> Iterator[Pair | BadLine]:
-    if format_name is None:
-        head, content = streams.peek_head(content)
-        format_name = sniff_format(head, name)
-    if format_name == "po":
-        return po.read_pairs(content, name, languages, fuzzy=options.fuzzy, obsolete=options.obsolete)
-    if format_name == "xliff":
-        return xliff.read_pairs(content, name, languages, fuzzy=options.fuzzy)
-    readers = {"tsv": tsv.read_pairs, "jsonl": jsonl.read_pairs, "tmx": tmx.read_pairs}
-    return readers[format_name](content, name, languages)
-
-
-def read_declared_languages(parallel_file: ParallelFile) -> LanguagePair:
-    """The languages that a file names at its beginning, or a Moses pair in its suffixes."""
-    file = parallel_file.files[0]
-    try:
-        match _resolve_format(parallel_file):
-            case "moses":
-                suffixes = tuple(strip_compression_suffix(side.name).rpartition(".")[2] for side in parallel_file.files)
-                return language_tags.ANY_LANGUAGES if suffixes in MOSES_ROLES else LanguagePair(*suffixes)
-            case "tsv":
-                return tsv.read_languages(file.read_blocks(), file.name)
-            case kind:
-                readers = {
-                    "jsonl": jsonl.read_languages,
-                    "tmx": tmx.read_languages,
-                    "xliff": xliff.read_languages,
-                    "po": po.read_languages,
-                }
-                return readers[kind](file.read_blocks(), file.name)
-    except CorpusError:  # it will be told when the file is read, after what can still be read
-        return language_tags.ANY_LANGUAGES
-
-
-def is_language_ambiguous(parallel_file: ParallelFile, requested: Sequence[LanguagePair]) -> bool:
-    """Would one and the same text be read as several of these pairs, since the part does not say what it holds?"""
-    file = parallel_file.files[0]
-    try:
-        match _resolve_format(parallel_file):
-            case "tmx":  # every unit names its languages
-                return False
-            case "tsv":
-                return any(
-                    tsv.read_languages(file.read_blocks(), file.name, pair) == language_tags.ANY_LANGUAGES
-                    for pair in requested
-                )
-            case "jsonl":
-                return jsonl.has_role_keys(file.read_blocks(), file.name)
-    except CorpusError:  # a header of other languages, or damage: told when the file is read
-        return False
-    found = read_declared_languages(parallel_file)
-    fitting = {
-        frozenset((pair.source, pair.target))
-        for pair in requested
-        if language_tags.is_reversed(pair, found) is not None
+def list_document_suffixes() -> dict[str, str]:
+    """Return the format of each suffix of documents that can be pre-translated."""
+    return {
+        suffix: key
+        for key, spec in FORMATS.items()
+        if spec.scan_units
+        for suffix in (*spec.suffixes, *spec.document_suffixes)
     }
-    return found == language_tags.ANY_LANGUAGES or (not (found.source and found.target) and len(fitting) > 1)
 
 
-def _resolve_format(parallel_file: ParallelFile) -> FormatName:
-    file = parallel_file.files[0]
-    return parallel_file.format or sniff_format(streams.peek_head(file.read_blocks())[0], file.name)
+def detect_document_format(name: str) -> str | None:
+    """Return the format of a document that can be pre-translated, by its name. Compressed ones cannot."""
+    return next((key for suffix, key in list_document_suffixes().items() if name.lower().endswith(suffix)), None)
 
 
-def sniff_format(head: bytes, name: str) -> FormatName:
-    """The format that content with this beginning has; columns when nothing else fits."""
-    wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = head.decode("utf-16" if wide else "utf-8-sig", errors="replace").lstrip()
+def sniff_format(head: bytes, name: str) -> str:
+    """Return the format by the first bytes; columns if nothing else matches."""
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = head.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace").lstrip()
     if text.startswith("<"):
         root = _XML_ROOT.search(text)
         if root is None:
             raise CorpusError(f"{name} is XML, but neither TMX nor XLIFF: convert it to one of {SUPPORTED_FORMATS}")
-        return "tmx" if root[1] == "tmx" else "xliff"
+        return root[1]
     if text.startswith("{"):
         return "jsonl"
     if text.startswith(("#", "msgid", "msgctxt", "domain")) and re.search(r"^msgid\s", text, re.MULTILINE):
         return "po"
     return "tsv"
+
+
+# ---- corpus files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ParallelFile:
+    """A file and its format, or the two files of a Moses pair, source first."""
+
+    format: str | None  # None: detected from the first bytes
+    files: tuple[InputFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.files[0].name
+
+
+def read_pairs(
+    file: ParallelFile, languages: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
+) -> Iterator[Pair | BadLine]:
+    if file.format == "moses":
+        source, target = file.files
+        return moses.read_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
+    content: Iterator[bytes] = file.files[0].read_blocks()
+    key = file.format
+    if key is None:
+        head, content = streams.peek_head(content)
+        key = sniff_format(head, file.name)
+    reader = FORMATS[key].read_pairs
+    assert reader is not None
+    return reader(content, file.name, languages, options)
+
+
+def read_declared_languages(file: ParallelFile) -> LanguagePair:
+    """Return the languages that a file declares at its beginning, or a Moses pair in its suffixes."""
+    try:
+        key = _resolve_format(file)
+        if key == "moses":
+            suffixes = tuple(strip_compression_suffix(side.name).rpartition(".")[2] for side in file.files)
+            return ANY_LANGUAGES if suffixes in MOSES_ROLES else LanguagePair(*suffixes)
+        read_languages = FORMATS[key].read_languages
+        assert read_languages is not None
+        return read_languages(file.files[0].read_blocks(), file.name, ANY_LANGUAGES)
+    except CorpusError:  # raised again when the file is read, after what can still be read
+        return ANY_LANGUAGES
+
+
+def is_language_ambiguous(file: ParallelFile, requested: Sequence[LanguagePair]) -> bool:
+    """True if the same text would be read as several of these pairs, since the file does not declare its languages."""
+    try:
+        is_ambiguous = FORMATS[_resolve_format(file)].is_ambiguous
+        if is_ambiguous is not None:
+            return is_ambiguous(file.files[0].read_blocks, file.name, requested)
+    except CorpusError:  # a header of other languages, or damage: raised when the file is read
+        return False
+    declared = read_declared_languages(file)
+    matches = {frozenset((pair.source, pair.target)) for pair in requested if pair.is_reversed(declared) is not None}
+    return declared == ANY_LANGUAGES or (declared.is_open and len(matches) > 1)
+
+
+def _resolve_format(file: ParallelFile) -> str:
+    return file.format or sniff_format(streams.peek_head(file.files[0].read_blocks())[0], file.name)

@@ -1,8 +1,7 @@
-"""Bytes of a file or of standard input, decompressed, and their lines: what every reader begins with.
+"""Input files as decompressed byte blocks and as text lines.
 
-Text that is damaged costs only its own line: a line that is not UTF-8 or longer than 1 MiB becomes a `Bad`, and each
-item that `lines` gives is exactly one line of the file, so that two files can be read side by side. Only a broken
-compression ends the reading. What a line means is left to the readers.
+A line that is not UTF-8 or longer than 1 MiB becomes a `BadLine`. `read_lines` yields exactly one item per line of the
+file, so that two files can be read in parallel. Only damaged compressed data ends the reading early.
 """
 
 from __future__ import annotations
@@ -29,22 +28,19 @@ else:
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BLOCK_SIZE = 2**18  # bytes read at a time: larger is no faster, and the lines of one block are held in memory
-HEAD_SIZE = 2**16  # bytes in which a file tells what it is, whatever comments come first
-MAX_LINE_BYTES = 2**20  # bytes of one line, and characters of one text
-EXCERPT_CHARS = 80  # characters of a bad line that are kept
-COMPRESSION_MAGIC = {
-    ".gz": b"\x1f\x8b",
-    ".xz": b"\xfd7zXZ\x00",
-    ".zst": b"\x28\xb5\x2f\xfd",
-}  # none can begin UTF-8 text
+BLOCK_SIZE = 2**18  # bytes: larger is no faster, and the lines of one block are in memory
+HEAD_SIZE = 2**16  # bytes, enough to detect a format behind leading comments
+MAX_LINE_BYTES = 2**20  # also the limit in characters of one XML or PO text
+EXCERPT_CHARS = 80
+COMPRESSION_MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}  # none is valid UTF-8
 TOO_LONG = "longer than 1 MiB"
 NOT_UTF8 = "not UTF-8"
+UNTRANSLATED = "no translation"
 STDIN = "standard input"
 
 
 class DamagedFileError(CorpusError):
-    """Compressed data that break off or make no sense; `after` tells how far the reading came."""
+    """Compressed data that is truncated or invalid."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} {problem}: fetch or copy it again")
@@ -56,26 +52,25 @@ class DamagedFileError(CorpusError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """Where bytes come from: a path, or standard input (None)."""
+    """A path, or standard input (None)."""
 
     path: Path | None
 
     @property
     def name(self) -> str:
-        """What a person knows it by."""
         return STDIN if self.path is None else str(self.path)
 
     @property
     def is_regular(self) -> bool:
-        """Can it be read more than once? Standard input and pipes cannot."""
+        """True if it can be read more than once, unlike standard input and pipes."""
         return self.path is not None and self.path.is_file()
 
     def read_blocks(self) -> Iterator[bytes]:
-        """The decompressed content. Standard input can be read once."""
+        """Yield the decompressed content. Standard input can be read once."""
         if self.path is not None:
             raw: io.BufferedIOBase = open(self.path, "rb")  # noqa: SIM115 - closed below, as standard input is
         elif sys.stdin is None or sys.stdin.buffer.closed:
-            raise CorpusError("standard input can be read only once: save it to a file and name that file")
+            raise CorpusError("standard input can be read only once: save it to a file and give its path")
         else:
             raw = sys.stdin.buffer  # type: ignore[assignment]  # typed as BinaryIO, but a BufferedReader
         with raw:
@@ -83,7 +78,7 @@ class InputFile:
 
 
 class _PrefixedStream(io.RawIOBase):
-    """What was read already and what is still to come, as one file."""
+    """A stream with its first bytes, which were already read, put back."""
 
     def __init__(self, head: bytes, rest: io.BufferedIOBase) -> None:
         self.head, self.rest = head, rest
@@ -100,15 +95,15 @@ class _PrefixedStream(io.RawIOBase):
 
 
 def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """The content in blocks, decompressed as its first bytes say. The first block has six bytes or is all."""
+    """Yield blocks, decompressed according to the magic bytes. The first block has at least six bytes or is the whole file."""
     head = raw.read(6)
-    kind = next((suffix for suffix, magic in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
+    suffix = next((suffix for suffix, magic in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
     claimed = get_compression_suffix(name)
-    if kind is None and claimed:
+    if suffix is None and claimed:
         problem = f"is not {claimed[1:]} data, though its name says so"
         raise CorpusError(f"{name} {problem}: fetch it again, or rename it if it is plain text")
-    if kind is not None:
-        yield from _read_compressed(_open_compressed(_PrefixedStream(head, raw), kind), name)
+    if suffix is not None:
+        yield from _read_compressed(_open_compressed(_PrefixedStream(head, raw), suffix), name)
         return
     block = head + raw.read1(BLOCK_SIZE)
     while block:
@@ -117,7 +112,7 @@ def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
 
 
 def peek_head(content: Iterable[bytes], size: int = HEAD_SIZE) -> tuple[bytes, Iterator[bytes]]:
-    """The first bytes, where a file tells what it is, and all of it again. Damage met so early is told in its place."""
+    """Return the first bytes and the whole content. Damage within the head is raised when the content is read that far."""
     stream, head = iter(content), b""
     try:
         while len(head) < size and (block := next(stream, b"")):
@@ -133,8 +128,11 @@ def _replay_then_raise(head: bytes, damage: DamagedFileError) -> Iterator[bytes]
 
 
 def get_compression_suffix(name: str) -> str:
-    """The suffix of `name` if it is one of a compression, else nothing."""
     return next((suffix for suffix in COMPRESSION_MAGIC if name.lower().endswith(suffix)), "")
+
+
+def strip_compression_suffix(name: str) -> str:
+    return name[: len(name) - len(get_compression_suffix(name))]
 
 
 def _open_compressed(raw: io.RawIOBase, suffix: str) -> gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile:
@@ -145,7 +143,7 @@ def _open_compressed(raw: io.RawIOBase, suffix: str) -> gzip.GzipFile | lzma.LZM
 
 
 def _read_compressed(file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile, name: str) -> Iterator[bytes]:
-    """`read1` and never `read`: at a broken place `read` would lose what it had already decompressed."""
+    """Yield blocks by `read1`: at damaged data `read` would lose what it has already decompressed."""
     while True:
         try:
             block = file.read1(BLOCK_SIZE)
@@ -158,43 +156,42 @@ def _read_compressed(file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile, name: 
         yield block
 
 
-# Lines.
+# ---- lines -----------------------------------------------------------------------------------------------------------
 
 
 def read_lines(content: Iterable[bytes], name: str) -> Iterator[str | BadLine]:
-    """Each line, without its end, or what is wrong with it. Only a newline ends a line: U+2028 and others do not.
+    """Yield each line without its line ending. Only a newline ends a line: U+2028 and the like do not.
 
-    In a file that begins with 64 KiB without a newline, or is shorter and has none, a carriage return ends a line:
-    so did programs on old Macs, and spreadsheets there do to this day.
+    If the first 64 KiB have no newline, a carriage return ends a line, as in files of old Macs and of spreadsheets there.
     """
-    number = 0
+    line_count = 0
     try:
         for chunk in _cut_at_newlines(_normalize_newlines(_convert_to_utf8(content))):
-            found = _decode_lines(chunk, name, number)
-            number += len(found)
-            yield from found
+            lines = _decode_lines(chunk, name, line_count)
+            line_count += len(lines)
+            yield from lines
     except DamagedFileError as damage:
-        raise damage.at_line(number) from None
+        raise damage.at_line(line_count) from None
 
 
 def _normalize_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
-    head, whole = peek_head(content)
-    begin = head[:HEAD_SIZE]
-    return _replace_carriage_returns(whole) if b"\n" not in begin and b"\r" in begin[:-1] else whole
+    head, blocks = peek_head(content)
+    head = head[:HEAD_SIZE]
+    return _replace_carriage_returns(blocks) if b"\n" not in head and b"\r" in head[:-1] else blocks
 
 
 def _replace_carriage_returns(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Newlines for carriage returns. One at the end of a block waits for the next, which may begin with a newline."""
-    waiting = b""
+    """Replace carriage returns by newlines. One at the end of a block waits, since the next may begin with a newline."""
+    pending = b""
     for block in content:
-        text = waiting + block
-        waiting = b"\r" if text.endswith(b"\r") else b""
+        text = pending + block
+        pending = b"\r" if text.endswith(b"\r") else b""
         yield text.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    yield waiting.replace(b"\r", b"\n")
+    yield pending.replace(b"\r", b"\n")
 
 
 def _cut_at_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Blocks cut at newlines. Of a line that is too long only so much is kept that its length still tells."""
+    """Yield blocks that end at a newline. Overlong lines are truncated just above the limit to keep memory flat."""
     rest = b""
     for block in content:
         begin, newline, end = block.rpartition(b"\n")
@@ -208,16 +205,16 @@ def _cut_at_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decode_lines(chunk: bytes, name: str, lines_before: int) -> list[str] | list[str | BadLine]:
-    """The lines of a chunk: all at once, which is fast, or one by one when something is wrong with one of them."""
+    """Decode a chunk at once, which is fast, or line by line if one of its lines is bad."""
     if len(chunk) <= MAX_LINE_BYTES:
         try:
             text = chunk.decode()
         except UnicodeDecodeError:
             pass
         else:
-            found = text.split("\n")
-            return [line.removesuffix("\r") for line in found] if "\r" in text else found
-    return [_decode_line(raw, name, at) for at, raw in enumerate(chunk.split(b"\n"), lines_before + 1)]
+            lines = text.split("\n")
+            return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+    return [_decode_line(raw, name, number) for number, raw in enumerate(chunk.split(b"\n"), lines_before + 1)]
 
 
 def _decode_line(raw: bytes, name: str, line_number: int) -> str | BadLine:
@@ -230,26 +227,26 @@ def _decode_line(raw: bytes, name: str, line_number: int) -> str | BadLine:
 
 
 def _convert_to_utf8(content: Iterable[bytes]) -> Iterator[bytes]:
-    """UTF-16, which spreadsheets export as "Unicode text", as UTF-8; anything else as it is, without its mark."""
-    head, whole = peek_head(content, len(codecs.BOM_UTF8))
+    """Transcode UTF-16, which spreadsheets export as "Unicode text"; remove a byte order mark."""
+    head, blocks = peek_head(content, len(codecs.BOM_UTF8))
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        whole = transcode_to_utf8(whole, "utf-16")
-        head = next(whole)
+        blocks = transcode_to_utf8(blocks, "utf-16")
+        head = next(blocks)
     elif head:
-        next(whole)
-    return chain([head.removeprefix(codecs.BOM_UTF8)], whole)
+        next(blocks)
+    return chain([head.removeprefix(codecs.BOM_UTF8)], blocks)
 
 
 def transcode_to_utf8(content: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Text of another encoding as UTF-8. What makes no sense in it becomes bytes that are no UTF-8 either."""
-    codecs.register_error("attent.marked", _replace_undecodable)
-    decoder = codecs.getincrementaldecoder(encoding)("attent.marked")
+    """Transcode text. Bytes that are invalid in `encoding` become bytes that are invalid in UTF-8."""
+    codecs.register_error("attent.lone_surrogate", _replace_undecodable)
+    decoder = codecs.getincrementaldecoder(encoding)("attent.lone_surrogate")
     for block in content:
         yield decoder.decode(block).encode("utf-8", "surrogatepass")
     yield decoder.decode(b"", final=True).encode("utf-8", "surrogatepass")
 
 
 def _replace_undecodable(error: UnicodeError) -> tuple[str, int]:
-    """Half a surrogate pair where bytes cannot be decoded: no text holds one, and strict UTF-8 refuses it."""
+    """Insert a lone surrogate: no text contains one, and strict UTF-8 refuses it."""
     assert isinstance(error, UnicodeDecodeError)
     return "\udcff", error.end

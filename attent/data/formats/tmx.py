@@ -1,107 +1,262 @@
-"""Translation memories (TMX 1.4): a unit `tu` has a variant `tuv` for each language, with its text in `seg`.
+"""TMX 1.4 translation memories: a unit `tu` has a variant `tuv` per language, with its text in `seg`.
 
-Of inline elements the content of `hi` is text; that of `bpt`, `ept`, `it`, `ph`, `ut` is markup of the program that
-the text comes from, and is left out, but a line break stays one. A unit has the number of the line on which it
-begins. Of several variants in the same language the first is taken, and the others are counted.
+Reading skips native codes (`bpt`, `ept`, `it`, `ph`, `ut`), but keeps line breaks; of several variants in one language
+the first counts. Pre-translation adds a variant where the target language is missing and fills empty ones, each with a
+`prop` that asks for review. No timestamp is written, so that the same file always gives the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from xml.sax.saxutils import quoteattr
 
-from attent.data.formats import language_tags, safe_xml
+from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
-from attent.data.pairs import BadLine, LanguagePair, Pair, normalize_tag
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.xml import XmlElement
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    MAX_LISTED,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+    choose_sides,
+)
+from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
-LINE_BREAK_TYPES = ("lb", "pb")  # of a line and of a page, as `type`
+HEADS, UNITS = frozenset({"header"}), frozenset({"tu"})
+LINE_BREAK_TYPES = ("lb", "pb")
+NATIVE_CODES = frozenset({"bpt", "ept", "it", "ph", "sub", "ut"})
+REVIEW_PROP = ("x-attent-state", "needs-review")
+ALL_LANGUAGES = "*all*"  # as `srclang`: any variant can be the source
 
 
-def read_pairs(content: Iterable[bytes], name: str, requested: LanguagePair) -> Iterator[Pair | BadLine]:
-    """When languages are left open, the two of the first unit count; a third one further on is an error."""
-    return safe_xml.parse_xml(content, _TmxReader(name, requested))
+def _is_line_break(element: XmlElement) -> bool:
+    return element.attributes.get("type") in LINE_BREAK_TYPES
 
 
-def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
-    """Those of the first unit."""
-    return safe_xml.read_languages(content, _TmxReader(name, language_tags.ANY_LANGUAGES))
+INLINE_TAGS = xml.InlineTags(
+    spans=frozenset({"hi"}),
+    openers=frozenset({"bpt"}),
+    closers=frozenset({"ept"}),
+    standalone=frozenset({"it", "ph", "ut"}),
+    get_pair_id=lambda element: element.attributes.get("i", str(element.start)),
+    is_protected=lambda element: False,
+    is_break=_is_line_break,
+)
 
 
-class _TmxReader(safe_xml.XmlHandler):
-    root_tag = "tmx"
-    native_code_tags = frozenset({"bpt", "ept", "it", "ph", "sub", "ut"})
+def _get_language(variant: XmlElement) -> str:
+    return variant.attributes.get(xml.XML_LANG) or variant.attributes.get("lang", "")
 
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_pairs(
+    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
+) -> Iterator[Pair | BadLine]:
+    """Yield a pair per unit. Open sides are those of the first unit; a third language later is an error."""
+    reader = _TmxReader(name, requested)
+    yield from xml.parse_xml(content, name, "tmx", HEADS, UNITS, reader.handle)
+    if reader.seen_languages and not reader.has_match:
+        raise reader.languages.make_mismatch_error(name, reader.seen_languages)
+
+
+def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+    """Return the languages of the first unit."""
+    reader = _TmxReader(name, ANY_LANGUAGES)
+    next(xml.parse_xml(content, name, "tmx", HEADS, UNITS, reader.handle), None)
+    return reader.languages
+
+
+class _TmxReader:
     def __init__(self, name: str, requested: LanguagePair) -> None:
-        super().__init__(name, requested)
-        self.has_open_side = requested.source is None or requested.target is None
-        self.header_language = ""  # the language of the sources, as the header says
-        self.unit_line = 0  # of the unit
-        self.variant_language = ""  # of the variant
-        self.unit_texts: dict[str, str | None] = {}  # of the unit, by language
-        self.duplicates: list[tuple[str, str]] = []  # languages that came before in the unit, and how these texts begin
-        self.unit_languages: tuple[str, ...] | None = None  # the languages of the unit before
-        self.chosen_sides: tuple[str, str] | None = None  # and its source and target
+        self.name, self.languages, self.has_open_side = name, requested, requested.is_open
+        self.header_language = ""
+        self.unit_languages: tuple[str, ...] | None = None  # of the last unit
+        self.chosen_sides: tuple[str, str] | None = None
         self.seen_languages: set[str] = set()
         self.has_match = False
 
-    def start_element(self, tag: str, attributes: Mapping[str, str], line: int) -> bool:
-        if tag == "header":
-            self.header_language = attributes.get("srclang", "")
-        elif tag == "tu":
-            self.unit_line, self.unit_texts, self.duplicates = line, {}, []
-        elif tag == "tuv":
-            self.variant_language = attributes.get(safe_xml.XML_LANG) or attributes.get("lang", "")
-        return tag == "seg" and self.open_tags[-1] == "tuv"
+    def handle(self, element: XmlElement) -> list[Pair | BadLine]:
+        if element.tag == "header":
+            self.header_language = element.attributes.get("srclang", "")
+            return []
+        segments: dict[str, XmlElement] = {}
+        duplicates: list[tuple[str, XmlElement]] = []
+        for variant in element.find_children("tuv"):
+            language = _get_language(variant)
+            first = next((known for known in segments if normalize_tag(known) == normalize_tag(language)), None)
+            for segment in variant.find_children("seg"):
+                if first is None:
+                    segments[language], first = segment, language
+                else:
+                    duplicates.append((first, segment))
+        item = self._make_item(element, segments)
+        sides = self.chosen_sides or ()
+        return [item, *(self._make_duplicate(element.line, *other) for other in duplicates if other[0] in sides)]
 
-    def add_segment(self, tag: str, text: str | None) -> None:
-        first = next(
-            (known for known in self.unit_texts if normalize_tag(known) == normalize_tag(self.variant_language)), None
-        )
-        if first is None:
-            self.unit_texts[self.variant_language] = text
+    def _make_item(self, unit: XmlElement, segments: dict[str, XmlElement]) -> Pair | BadLine:
+        if tuple(segments) != self.unit_languages:  # most units have the languages of the one before
+            self.unit_languages = tuple(segments)
+            self.chosen_sides = self._choose_sides(self.unit_languages)
+        texts = {tag: _extract_text(segment) for tag, segment in segments.items()}
+        if unit.is_truncated:
+            reason = TOO_LONG
+        elif self.chosen_sides is None:
+            reason = self.languages.describe_missing(segments)
         else:
-            self.duplicates.append((first, (text or "")[:EXCERPT_CHARS]))
+            source, target = (texts[tag] for tag in self.chosen_sides)
+            if source is not None and target is not None:
+                return Pair(source, target, self.name, unit.line)
+            reason = TOO_LONG
+        excerpt = next((text for text in texts.values() if text), "")
+        return BadLine(reason, self.name, unit.line, excerpt[:EXCERPT_CHARS])
 
-    def get_inline_text(self, tag: str, attributes: Mapping[str, str]) -> str:
-        return "\n" if attributes.get("type") in LINE_BREAK_TYPES else ""
-
-    def end_element(self, tag: str) -> None:
-        if tag == "tu":
-            self.items.append(self._make_pair())
-            chosen = self.chosen_sides or ()
-            self.items += [self._make_duplicate(*one) for one in self.duplicates if one[0] in chosen]
-
-    def _make_duplicate(self, language: str, text: str) -> BadLine:
-        return BadLine(f"a second {language_tags.get_primary_subtag(language)} side", self.name, self.unit_line, text)
-
-    def _make_pair(self) -> Pair | BadLine:
-        present = tuple(self.unit_texts)
-        if present != self.unit_languages:  # most units have the same languages as the one before
-            self.unit_languages, self.chosen_sides = present, self._choose_sides(present)
-        if self.chosen_sides is None:
-            return self._make_bad_line(language_tags.describe_missing(self.languages, present))
-        source, target = self.unit_texts[self.chosen_sides[0]], self.unit_texts[self.chosen_sides[1]]
-        if source is None or target is None:
-            return self._make_bad_line(TOO_LONG)
-        return Pair(source, target, self.name, self.unit_line)
-
-    def _make_bad_line(self, reason: str) -> BadLine:
-        shown = next((text for text in self.unit_texts.values() if text), "")
-        return BadLine(reason, self.name, self.unit_line, shown[:EXCERPT_CHARS])
+    def _make_duplicate(self, line: int, language: str, segment: XmlElement) -> BadLine:
+        excerpt = (_extract_text(segment) or "")[:EXCERPT_CHARS]
+        return BadLine(f"a second {get_primary_subtag(language)} side", self.name, line, excerpt)
 
     def _choose_sides(self, present: tuple[str, ...]) -> tuple[str, str] | None:
-        """Which languages of a unit are the pair. The first answer settles what was left open."""
-        in_order = tuple(
-            sorted(filter(None, present), key=lambda tag: not language_tags.is_same_language(self.header_language, tag))
-        )
-        self.seen_languages.update(in_order[: language_tags.MAX_LISTED - len(self.seen_languages)])
-        chosen = language_tags.choose_sides(self.languages, in_order)
-        if chosen and not self.has_match:
+        """Choose the languages of a unit's pair. The first choice fills the open sides."""
+        source_first = tuple(sorted(filter(None, present), key=lambda tag: not is_same_language(self.header_language, tag)))
+        self.seen_languages.update(source_first[: MAX_LISTED - len(self.seen_languages)])
+        sides = choose_sides(self.languages, source_first)
+        if sides and not self.has_match:
             self.has_match = True
-            self.languages = language_tags.fill_open_sides(self.languages, *chosen)
-        if self.has_open_side and any(not language_tags.is_requested(self.languages, tag) for tag in in_order):
-            raise language_tags.make_mismatch_error(self.name, self.languages, self.seen_languages)
-        return chosen
+            self.languages = self.languages.fill_open_sides(*sides)
+        if self.has_open_side and any(not self.languages.is_requested(tag) for tag in source_first):
+            raise self.languages.make_mismatch_error(self.name, self.seen_languages)
+        return sides
 
-    def finish(self) -> None:
-        if self.seen_languages and not self.has_match:
-            raise language_tags.make_mismatch_error(self.name, self.languages, self.seen_languages)
+
+def _extract_text(segment: XmlElement) -> str | None:
+    return xml.extract_text(segment, NATIVE_CODES, lambda element: "\n" if _is_line_break(element) else "")
+
+
+# ---- pre-translation -------------------------------------------------------------------------------------------------
+
+
+def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
+    text = xml.decode_xml(content, name, "tmx")
+    scanner = _TmxScanner(text, requested)
+    xml.scan_elements(text, "tmx", frozenset(), UNITS, scanner.add_unit)
+    return scanner.result
+
+
+class _TmxScanner:
+    """Collects the units without a target."""
+
+    def __init__(self, text: FileText, requested: LanguagePair) -> None:
+        self.text = text
+        self.source, self.target, self.target_tag = _resolve_languages(text, requested)
+        self.result = ScanResult(text=text, check_text=xml.check_xml_chars, encoding_errors="xmlcharrefreplace")
+
+    def add_unit(self, unit: XmlElement) -> None:
+        variants = unit.find_children("tuv")
+        sources = [variant for variant in variants if _is_source(_get_language(variant), self.source, self.target)]
+        chosen = choose_tag(self.source, [_get_language(variant) for variant in sources])
+        source = next((variant for variant in sources if _get_language(variant) == chosen), None)
+        targets = [
+            variant for variant in variants if variant not in sources and is_tag_match(self.target, _get_language(variant))
+        ]
+        if any(_get_variant_text(variant).strip() for variant in targets):
+            self.result.existing_count += 1
+        elif source is None:
+            excerpt = next(filter(None, map(_get_variant_text, variants)), "")
+            self.result.skip(unit.line, excerpt, f"no {self.source} side")
+        elif _get_variant_text(source).strip():
+            self._add_untranslated(unit, source, targets)
+
+    def _add_untranslated(self, unit: XmlElement, source: XmlElement, targets: Sequence[XmlElement]) -> None:
+        segment = source.find_child("seg")
+        assert segment is not None, "it has text"
+        empty = targets[0].find_child("seg") if targets else None
+        content, reason = xml.parse_content(self.text, segment, INLINE_TAGS)
+        if targets and (empty is None or empty.has_comments or empty.find_children(*INLINE_TAGS.names)):
+            reason = reason or "its empty target contains markup or a comment"
+        if reason:
+            self.result.skip(unit.line, segment.get_text(), reason)
+            return
+
+        def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:
+            inner_xml = xml.serialize_content(self.text, segment, contents[0])
+            return self._fill_variant(empty, inner_xml) if empty else [self._add_variant(unit, source, segment, inner_xml)]
+
+        self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
+
+    def _fill_variant(self, segment: XmlElement, inner_xml: str) -> list[Edit]:
+        prop = self._make_review_prop(segment) + xml.get_indent(self.text, segment)
+        return [Edit(segment.start, segment.start, prop), xml.replace_content(self.text, segment, inner_xml, {})]
+
+    def _add_variant(self, unit: XmlElement, source: XmlElement, segment: XmlElement, inner_xml: str) -> Edit:
+        """Insert a variant after the last one, laid out as the source is."""
+        text = self.text
+        last = unit.find_children("tuv")[-1]
+        tuv, seg = xml.make_qualified_name(text, source, "tuv"), xml.make_qualified_name(text, segment, "seg")
+        attribute = "xml:lang" if xml.XML_LANG in source.attributes else "lang"
+        outer, inner = xml.get_indent(text, source), xml.get_indent(text, segment)
+        start_tag = f'<{tuv} {attribute}={quoteattr(self.target_tag)} creationtool="attent">'
+        body = f"{inner}{self._make_review_prop(segment)}{inner}<{seg}>{inner_xml}</{seg}>{outer if inner else ''}"
+        return Edit(last.end, last.end, f"{outer}{start_tag}{body}</{tuv}>")
+
+    def _make_review_prop(self, segment: XmlElement) -> str:
+        name = xml.make_qualified_name(self.text, segment, "prop")
+        return f'<{name} type="{REVIEW_PROP[0]}">{REVIEW_PROP[1]}</{name}>'
+
+
+def _get_variant_text(variant: XmlElement) -> str:
+    """Return all text of a variant, with that of native codes: a segment of codes alone is not empty."""
+    segment = variant.find_child("seg")
+    return segment.get_text() if segment else ""
+
+
+def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, str, str]:
+    """Return source, target and the file's spelling of the target.
+
+    The source is the requested language or the header's; the target the requested one or the only other one.
+    """
+    languages: dict[str, None] = {}  # in order of appearance
+    header: list[str] = []
+
+    def handle(element: XmlElement) -> None:
+        if element.tag == "header":
+            header.append(element.attributes.get("srclang", ""))
+        else:
+            languages.update(dict.fromkeys(filter(None, map(_get_language, element.find_children("tuv")))))
+
+    xml.scan_elements(text, "tmx", HEADS, UNITS, handle)
+    declared = header[0] if header and header[0].lower() != ALL_LANGUAGES else ""
+    source = requested.source or _infer_source(languages, requested.target, declared) or ""
+    others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
+    target = requested.target or (get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else "")
+    if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
+        raise _make_mismatch_error(text.name, requested, list(languages))
+    return source, target, choose_tag(target, others) or target
+
+
+def _infer_source(languages: Iterable[str], target: str | None, declared: str) -> str | None:
+    """Return the header's language, or the only one that is not the target."""
+    others = [tag for tag in languages if target is None or not is_tag_match(target, tag)]
+    if declared and choose_tag(declared, others):
+        return declared
+    primary_subtags = set(map(get_primary_subtag, others))
+    return primary_subtags.pop() if target is not None and len(primary_subtags) == 1 else None
+
+
+def _is_source(tag: str, source: str, target: str | None) -> bool:
+    """`pt-BR` is not the source if it is the target, though it is a variant of the source `pt`."""
+    is_exact = normalize_tag(tag) == normalize_tag(source)
+    return is_exact or (is_tag_match(source, tag) and (target is None or not is_tag_match(target, tag)))
+
+
+def _make_mismatch_error(name: str, requested: LanguagePair, languages: Sequence[str]) -> CorpusError:
+    if requested.is_open or len(languages) > 1:
+        return requested.make_mismatch_error(name, languages)
+    listed = ", ".join(languages[:MAX_LISTED])
+    return LanguageMismatchError(f"{name} does not contain {requested.source}: it has {listed}; change --src")

@@ -1,68 +1,76 @@
-"""Tab-separated columns: source and target are the first two, or those that a header line names.
+"""Tab-separated columns: source and target are the first two, or those that a header names by role or language.
 
-A header names roles (`source`, `target`) or languages. When nobody asked for languages, a first line of languages
-(`en`, `de`) is believed to be one only if the line below it is clearly text: `no`, `ja` can be a pair of words too.
+Without requested languages, a first line of language tags (`en`, `de`) counts as a header only if the next line is
+clearly text: `no`, `ja` can be a pair of words too.
 
-A spreadsheet puts a cell that holds quotes, tabs or line breaks into quotes and doubles the quotes inside, as in
-`"a ""b"" c"`: such a cell is unquoted. A cell that merely begins or ends with a quote is text and stays as it is. A
-quoted cell with a tab or a line break in it is no sentence: it is counted, where it can be told from stray quotes.
+Spreadsheets quote cells with quotes, tabs or line breaks and double the quotes inside (`"a ""b"" c"`): such cells are
+unquoted. A cell that merely begins or ends with a quote is text. A quoted cell with a tab or line break is a bad line,
+if it can be told from stray quotes.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attent.data.formats import language_tags, streams
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, choose_tag
+from attent.data.formats import streams
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    BadLine,
+    CorpusError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+    choose_sides,
+)
+from attent.text.language_tags import LANGUAGE_TAG, choose_tag, get_primary_subtag, is_known_language
 
 SOURCE_NAMES = ("src", "source")
 TARGET_NAMES = ("tgt", "trg", "target")
 ONE_COLUMN = "one column only"
 BROKEN_CELL = "a quoted cell with a tab or line break in it"
-_LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*")
-_CELL_BODY = re.compile(r'[^"]*+(?:""[^"]*+)*+')  # of a quoted cell; then its beginning, its end, and all of it
+_CELL_BODY = re.compile(r'[^"]*+(?:""[^"]*+)*+')
 _CELL_START = re.compile(f'"{_CELL_BODY.pattern}')
 _CELL_END = re.compile(f'{_CELL_BODY.pattern}"')
-_QUOTED_CELL = re.compile(f'"({_CELL_BODY.pattern})"')
+QUOTED_CELL = re.compile(f'"({_CELL_BODY.pattern})"')
 _CELL_WITH_TABS = re.compile(rf'(?:^|\t)"({_CELL_BODY.pattern})"(?=\t|$)')
-_MIN_TEXT_CHARS = 6  # characters in a cell below a header: "A dog." is text, "hola" may stand in a list of words
-_MAX_CELL_LINES = 50  # of one cell
+_MIN_TEXT_CHARS = 6  # of a cell below a header: "A dog." is text, "hola" may be from a word list
+_MAX_CELL_LINES = 50
 
 
 @dataclass(frozen=True)
 class _ColumnLayout:
-    """What the beginning of a file tells about all of it."""
-
-    source_column: int = 0  # its column
-    target_column: int = 1
-    languages: LanguagePair | None = None  # as the header spells them, open if it names roles; None: there is no header
-    column_count: int = 2  # columns that most lines have
+    source: int = 0
+    target: int = 1
+    languages: LanguagePair | None = None  # of the header, open if it names roles; None: no header
+    column_count: int = 2  # of most lines
 
 
-def read_pairs(content: Iterable[bytes], name: str, requested: LanguagePair) -> Iterator[Pair | BadLine]:
+def read_pairs(
+    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
+) -> Iterator[Pair | BadLine]:
     head, content = streams.peek_head(content)
     layout = _detect_layout(head, name, requested)
     numbered = enumerate(streams.read_lines(content, name), 1)
     if layout.languages is not None:
         next(numbered)
-    cell = _MultilineCellBuffer(layout.column_count)
+    buffer = _MultilineCellBuffer(layout.column_count)
     try:
         for number, line in numbered:
-            if cell.pending or '"' in line:
-                yield from cell.push(line, _parse_line(line, layout, name, number))
+            if buffer.pending or '"' in line:
+                yield from buffer.push(line, _parse_line(line, layout, name, number))
             else:
                 yield _parse_line(line, layout, name, number)
     except CorpusError:
-        yield from cell.pending
+        yield from buffer.pending
         raise
-    yield from cell.pending
+    yield from buffer.pending
 
 
 def _parse_line(line: str | BadLine, layout: _ColumnLayout, name: str, line_number: int) -> Pair | BadLine:
-    """What a line is by itself."""
     if isinstance(line, BadLine):
         return line
     cells = line.split("\t")
@@ -71,139 +79,127 @@ def _parse_line(line: str | BadLine, layout: _ColumnLayout, name: str, line_numb
             return BadLine(BROKEN_CELL, name, line_number, line[: streams.EXCERPT_CHARS])
         cells = [_unquote_cell(cell) for cell in cells]
     try:
-        return Pair(cells[layout.source_column], cells[layout.target_column], name, line_number)
+        return Pair(cells[layout.source], cells[layout.target], name, line_number)
     except IndexError:
-        return BadLine(_get_bad_line_reason(cells), name, line_number, line[: streams.EXCERPT_CHARS])
+        reason = "empty line" if cells == [""] else ONE_COLUMN if len(cells) == 1 else "too few columns"
+        return BadLine(reason, name, line_number, line[: streams.EXCERPT_CHARS])
 
 
 def _unquote_cell(cell: str) -> str:
-    quoted = _QUOTED_CELL.fullmatch(cell) if len(cell) > 3 and '""' in cell[1:-1] else None
+    quoted = QUOTED_CELL.fullmatch(cell) if len(cell) > 3 and '""' in cell[1:-1] else None
     return quoted[1].replace('""', '"') if quoted else cell
 
 
-def _get_bad_line_reason(cells: list[str]) -> str:
-    if cells == [""]:
-        return "empty line"
-    return ONE_COLUMN if len(cells) == 1 else "too few columns"
+# ---- the header ------------------------------------------------------------------------------------------------------
 
 
-# The first lines.
-
-
-def read_languages(
-    content: Iterable[bytes], name: str, requested: LanguagePair = language_tags.ANY_LANGUAGES
-) -> LanguagePair:
-    """Those that a header names."""
+def read_languages(content: Iterable[bytes], name: str, requested: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+    """Return the languages that a header names."""
     head, _ = streams.peek_head(content)
-    return _detect_layout(head, name, requested).languages or language_tags.ANY_LANGUAGES
+    return _detect_layout(head, name, requested).languages or ANY_LANGUAGES
+
+
+def is_ambiguous(read_blocks: Callable[[], Iterable[bytes]], name: str, requested: Sequence[LanguagePair]) -> bool:
+    return any(read_languages(read_blocks(), name, pair) == ANY_LANGUAGES for pair in requested)
 
 
 def _detect_layout(head: bytes, name: str, requested: LanguagePair) -> _ColumnLayout:
-    rows = [
-        line.split("\t") if isinstance(line, str) else []
-        for line in streams.read_lines([head[: streams.HEAD_SIZE]], name)
-    ]
+    lines = streams.read_lines([head[: streams.HEAD_SIZE]], name)
+    rows = [line.split("\t") if isinstance(line, str) else [] for line in lines]
     widths = Counter(len(cells) for cells in rows if len(cells) > 1)
     width = max(widths, key=lambda width: widths[width], default=2)
     names = [cell.strip().strip('"') for cell in rows[0]] if rows else []
-    columns = _find_role_columns(names) or _find_language_columns(
-        names, rows[1] if len(rows) > 1 else [], name, requested
-    )
-    if columns is None:
-        return _ColumnLayout(column_count=width)
-    source, target = columns
-    roles = names[source].lower() in SOURCE_NAMES
-    return _ColumnLayout(
-        source, target, language_tags.ANY_LANGUAGES if roles else LanguagePair(names[source], names[target]), width
-    )
+    columns = _find_role_columns(names)
+    if columns:
+        return _ColumnLayout(*columns, ANY_LANGUAGES, width)
+    columns = _find_language_columns(names, rows[1] if len(rows) > 1 else [], name, requested)
+    if columns:
+        return _ColumnLayout(*columns, LanguagePair(*(names[column] for column in columns)), width)
+    return _ColumnLayout(column_count=width)
 
 
 def _find_role_columns(names: Sequence[str]) -> tuple[int, int] | None:
     lower = [name.lower() for name in names]
-    found = [next((lower.index(n) for n in known if n in lower), None) for known in (SOURCE_NAMES, TARGET_NAMES)]
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+    source = next((lower.index(role) for role in SOURCE_NAMES if role in lower), None)
+    target = next((lower.index(role) for role in TARGET_NAMES if role in lower), None)
+    return (source, target) if source is not None and target is not None else None
 
 
 def _find_language_columns(
     names: Sequence[str], next_row: Sequence[str], name: str, requested: LanguagePair
 ) -> tuple[int, int] | None:
-    """The columns of source and target if this first line names them; None if it is a line like any other."""
-    wanted = [tag for tag in (requested.source, requested.target) if tag is not None]
-    found = tuple(cell for cell in names if _LANGUAGE_TAG.fullmatch(cell))
-    certain = _is_header(names, next_row)
-    chosen = language_tags.choose_sides(requested, found) if wanted or certain else None
-    if chosen:
-        return names.index(chosen[0]), names.index(chosen[1])
-    if certain or (len(found) == len(names) > 1 and any(choose_tag(tag, found) for tag in wanted)):
-        raise language_tags.make_mismatch_error(
-            name, requested, found
-        )  # a header, but of other languages, or of more than two
+    """Return the columns of source and target if the first line is a header of languages."""
+    tags = tuple(cell for cell in names if LANGUAGE_TAG.fullmatch(cell))
+    is_header = _is_header(names, next_row)
+    sides = choose_sides(requested, tags) if requested.tags or is_header else None
+    if sides:
+        return names.index(sides[0]), names.index(sides[1])
+    if is_header or (len(tags) == len(names) > 1 and any(choose_tag(tag, tags) for tag in requested.tags)):
+        raise requested.make_mismatch_error(name, tags)  # a header of other languages, or of more than two
     return None
 
 
 def _is_header(names: Sequence[str], next_row: Sequence[str]) -> bool:
-    """Can nothing but a header be meant? Different languages, as tags are written, and text below each of them."""
+    """True for different language tags with text below each of them."""
     if not 1 < len(names) <= len(next_row) or len({name.lower() for name in names}) < len(names):
         return False
-    written = all(_LANGUAGE_TAG.fullmatch(name) and _is_language_tag(re.split("[-_]", name)[0]) for name in names)
-    return written and sum(map(len, next_row[: len(names)])) >= _MIN_TEXT_CHARS * len(names)
+    text_length = sum(map(len, next_row[: len(names)]))
+    return all(map(_is_language_tag, names)) and text_length >= _MIN_TEXT_CHARS * len(names)
 
 
-def _is_language_tag(language: str) -> bool:
-    """`en` and `EN`; but `No` begins a sentence, and `src` is a language of Sardinia that no header means."""
-    as_tags_are = language.islower() or language.isupper()
-    return (
-        as_tags_are
-        and language.lower() not in SOURCE_NAMES + TARGET_NAMES
-        and language_tags.is_known_language(language)
-    )
+def _is_language_tag(name: str) -> bool:
+    """True for `en` and `EN`; but `No` begins a sentence, and `src` is a language of Sardinia that no header means."""
+    language = re.split("[-_]", name)[0]
+    is_tag_case = language.islower() or language.isupper()
+    is_role = language.lower() in SOURCE_NAMES + TARGET_NAMES
+    return bool(LANGUAGE_TAG.fullmatch(name)) and is_tag_case and not is_role and is_known_language(get_primary_subtag(name))
 
 
-# Quoted cells that were torn apart.
+# ---- broken cells ----------------------------------------------------------------------------------------------------
 
 
 def _has_quoted_tab(line: str, column_count: int, expected_count: int) -> bool:
-    """Has a quoted cell a tab in it? Raw text may open a quote in one column and close one in another: it is clear
-    only if quotes are doubled inside, or if the line has too many columns unless they are taken as a spreadsheet's.
+    """True if a quoted cell contains a tab.
+
+    Raw text may open a quote in one column and close one in another. It is a quoted cell only if quotes are doubled
+    inside, or if the line would have too many columns otherwise.
     """
-    found = [cell[1] for cell in _CELL_WITH_TABS.finditer(line) if "\t" in cell[1]]
-    real = column_count - sum(cell.count("\t") for cell in found)
-    return bool(found) and real > 1 and (real == expected_count or any('""' in cell for cell in found))
+    cells = [match[1] for match in _CELL_WITH_TABS.finditer(line) if "\t" in match[1]]
+    real_count = column_count - sum(cell.count("\t") for cell in cells)
+    return bool(cells) and real_count > 1 and (real_count == expected_count or any('""' in cell for cell in cells))
 
 
 class _MultilineCellBuffer:
-    """Holds back what the lines of a quoted cell with line breaks would be, until it is clear that they are one.
+    """Holds back the lines of what may be a quoted cell with line breaks.
 
-    It is clear when the cell ends as a spreadsheet ends it and its row then has as many columns as others have, so
-    that at least one of its lines has too few. Otherwise the quotes are stray ones, and each line is what it is.
+    It is one if it is closed as a spreadsheet closes it and its row then has the usual number of columns, so that at
+    least one of its lines has too few. Otherwise the quotes are stray, and each line is what it is.
     """
 
     def __init__(self, expected_columns: int) -> None:
         self.expected_columns = expected_columns
         self.pending: list[Pair | BadLine] = []
-        self.excerpt = ""  # the beginning of the first line
+        self.excerpt = ""
         self.column_count = 0  # of the row so far
 
     def push(self, line: str | BadLine, item: Pair | BadLine) -> list[Pair | BadLine]:
-        """What is clear now that this line has come."""
-        if self.pending and isinstance(line, str) and (after := self._continue_cell(line, item)) is not None:
-            return after
+        """Add a line and return the items that are certain now."""
+        if self.pending and isinstance(line, str) and (items := self._continue_cell(line, item)) is not None:
+            return items
         released, self.pending = self.pending, []
         if isinstance(line, BadLine) or not self._is_cell_start(line):
             return [*released, item]
-        self.pending, self.excerpt, self.column_count = [item], line[: streams.EXCERPT_CHARS], line.count("\t") + 1
+        self.pending, self.excerpt = [item], line[: streams.EXCERPT_CHARS]
+        self.column_count = line.count("\t") + 1
         return released
 
     def _is_cell_start(self, line: str) -> bool:
         last = line[line.rfind("\t") + 1 :]
-        return (
-            last.startswith('"')
-            and line.count("\t") < self.expected_columns
-            and _CELL_START.fullmatch(last) is not None
-        )
+        is_within_row = line.count("\t") < self.expected_columns
+        return last.startswith('"') and is_within_row and _CELL_START.fullmatch(last) is not None
 
     def _continue_cell(self, line: str, item: Pair | BadLine) -> list[Pair | BadLine] | None:
-        """None when this line cannot belong to the cell."""
+        """Return the items that are certain now; None if this line is not part of the cell."""
         cell, tab, _ = line.partition("\t")
         if _CELL_END.fullmatch(cell):
             self.column_count += line.count("\t")

@@ -1,14 +1,12 @@
-"""The words that the formats of `fill` share: what stands in a file, which parts of it wait for a translation, and
-how they are written.
+"""Translation units of files that are written back: text with inline codes, and byte edits that fill in translations.
 
-A format reads a `Text` into a `Scan`: its units, each with the contents to translate and the edits that write them.
-All of it in UTF-8, whatever the file is in: a place is a number of bytes there, and `Text.content` goes back.
+All offsets are bytes of the file's text in UTF-8; `FileText.encode_edited` converts back to the file's own encoding.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,13 +15,9 @@ from attent.data.pairs import CorpusError
 BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
-class PretranslateError(CorpusError):
-    """A file that cannot be filled: which one, which line, what was wrong and what to do next."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SkippedUnit:
-    """A unit that was not filled, and why."""
+    """A unit without a translation, and the reason."""
 
     line: int
     source: str
@@ -31,21 +25,21 @@ class SkippedUnit:
 
 
 class InlineCode(NamedTuple):
-    """Markup inside of a text, which the translation must hold too."""
+    """Markup inside a text that its translation must keep."""
 
-    display: str  # how it stands in the text that is translated
-    raw: str  # how it stands in the file
-    role: Literal["open", "close", "alone"] = "alone"
-    pair_id: str = ""  # what an open and its close have in common
-    is_break: bool = False  # text before it and after it is translated apart
-    is_word: bool = False  # it stands in its sentence as a word does
+    display: str  # in the text given to the model
+    raw: str  # in the file
+    role: Literal["open", "close", "standalone"] = "standalone"
+    pair_id: str = ""  # common to an opening code and its closing one
+    is_break: bool = False  # the texts before and after it are translated separately
+    is_word: bool = False  # part of the sentence, like a word
 
 
 InlineContent: TypeAlias = tuple[str | InlineCode, ...]
 
 
 class Edit(NamedTuple):
-    """Bytes of the text that others take the place of; none of them when something is put in."""
+    """Replacement of a byte range; an empty range is an insertion."""
 
     start: int
     end: int
@@ -54,46 +48,69 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationUnit:
-    """What waits for a translation: all its contents are filled, or none is."""
+    """Contents to translate; all of them are filled in, or none."""
 
     line: int
-    contents: tuple[InlineContent, ...]  # one; for an entry with plural forms one for each
-    make_edits: Callable[[Sequence[InlineContent]], list[Edit]]  # that write the translations of these contents
-    reserved_chars: str = ""  # characters that mean something in its text, and must not be more than in the source
-
-
-@dataclass(kw_only=True)
-class ScanResult:
-    """What a format found in a file."""
-
-    units: list[TranslationUnit] = field(default_factory=list)
-    skipped: list[SkippedUnit] = field(default_factory=list)  # units that cannot be filled, whatever the translation is
-    existing_count: int = 0  # units that have a target
-    check_text: Callable[[str], str] = lambda text: ""  # why the file cannot hold this text
+    contents: tuple[InlineContent, ...]  # several for plural forms
+    make_edits: Callable[[Sequence[InlineContent]], list[Edit]]  # from the translations of the contents
+    reserved_chars: str = ""  # characters with a meaning, of which the translation must not have more than the source
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileText:
-    """A file's text in UTF-8, and how to get its own bytes back."""
+    """A file's text in UTF-8, its encoding and byte order mark."""
 
     name: str
     utf8: bytes
     encoding: str
     bom: bytes = b""
 
-    def encode_edited(self, edits: Iterable[Edit], errors: str = "surrogateescape") -> bytes:
-        """The bytes of the file, with these edits made."""
-        changed = apply_edits(self.utf8, edits)
-        if self.encoding == "utf-8":
-            return self.bom + changed
-        return self.bom + changed.decode("utf-8", "surrogateescape").encode(self.encoding, errors)
+    @property
+    def newline(self) -> str:
+        """The ending of its first line; a carriage return if there is no newline at all."""
+        first = self.utf8.find(b"\n")
+        return "\r" if first < 0 and b"\r" in self.utf8 else "\r\n" if self.utf8[first - 1 : first] == b"\r" else "\n"
 
-    def get_line_number(self, offset: int) -> int:
-        return self.utf8.count(b"\n", 0, offset) + 1
+    def encode_edited(self, edits: Iterable[Edit], errors: str = "surrogateescape") -> bytes:
+        """Apply edits and return the file's bytes."""
+        edited = apply_edits(self.utf8, edits)
+        if self.encoding == "utf-8":
+            return self.bom + edited
+        return self.bom + edited.decode("utf-8", "surrogateescape").encode(self.encoding, errors)
+
+    def check_encodable(self, text: str) -> str:
+        """Return why the file's encoding cannot represent a text, or ""."""
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            return f"the file is in {self.encoding}, which has no {text[error.start]!r}"
+        return ""
+
+    def split_lines(self) -> Iterator[tuple[int, str]]:
+        """Yield (byte offset, line without its ending). If there is no newline at all, a carriage return ends a line."""
+        offset = 0
+        for line in self.utf8.split(b"\n" if b"\n" in self.utf8 else b"\r"):
+            yield offset, line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+            offset += len(line) + 1
+
+
+@dataclass(kw_only=True)
+class ScanResult:
+    """The units of a file."""
+
+    text: FileText
+    units: list[TranslationUnit] = field(default_factory=list)
+    skipped: list[SkippedUnit] = field(default_factory=list)  # units that no translation can fill
+    existing_count: int = 0  # units with a target
+    check_text: Callable[[str], str]  # why the file cannot contain a text, or ""
+    encoding_errors: str = "surrogateescape"  # error handler for what the encoding lacks
+
+    def skip(self, line: int, source: str, reason: str) -> None:
+        self.skipped.append(SkippedUnit(line=line, source=source, reason=reason))
 
 
 def decode_file(content: bytes, name: str, encoding: str) -> FileText:
-    """The text of a file; `encoding` holds when no mark at its beginning says another. Nothing of it is lost."""
+    """Decode a file without loss; a byte order mark overrides `encoding`."""
     bom = next((mark for mark in BOMS if content.startswith(mark)), b"")
     encoding = codecs.lookup(BOMS.get(bom, encoding)).name
     body = content[len(bom) :]
@@ -101,43 +118,39 @@ def decode_file(content: bytes, name: str, encoding: str) -> FileText:
         return FileText(name=name, utf8=body, encoding=encoding, bom=bom)
     try:
         decoded = body.decode(encoding, "surrogateescape")
-        whole = decoded.encode(encoding, "surrogateescape") == body
+        utf8 = encode_text(decoded)
+        is_lossless = decoded.encode(encoding, "surrogateescape") == body and utf8.decode(errors="surrogateescape") == decoded
     except UnicodeError:
-        whole = False
-    if not whole:
-        raise PretranslateError(f"{name} holds bytes that are not {encoding}, which it says it is in: save it as UTF-8")
-    return FileText(name=name, utf8=decoded.encode("utf-8", "surrogateescape"), encoding=encoding, bom=bom)
+        is_lossless = False
+    if not is_lossless:
+        raise CorpusError(f"{name} has bytes that are not {encoding}, its declared encoding: save it as UTF-8")
+    return FileText(name=name, utf8=utf8, encoding=encoding, bom=bom)
 
 
 def apply_edits(text: bytes, edits: Iterable[Edit]) -> bytes:
-    """The text with every edit made; two at the same place in the order in which they come."""
-    done: list[bytes] = []
-    at = 0
+    """Apply edits; insertions at the same offset keep their order."""
+    parts: list[bytes] = []
+    offset = 0
     for edit in sorted(edits, key=lambda edit: edit.start):
-        assert at <= edit.start <= edit.end, "edits must not overlap"
-        done += [text[at : edit.start], edit.text.encode("utf-8", "surrogateescape")]
-        at = edit.end
-    return b"".join([*done, text[at:]])
+        assert offset <= edit.start <= edit.end, "edits must not overlap"
+        parts += [text[offset : edit.start], encode_text(edit.text)]
+        offset = edit.end
+    return b"".join([*parts, text[offset:]])
+
+
+def encode_text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def has_undecodable_bytes(text: str) -> bool:
-    """Does it hold bytes that are no text in the file's encoding?"""
     return any("\udc80" <= character <= "\udcff" for character in text)
 
 
-def make_encoding_check(encoding: str) -> Callable[[str], str]:
-    """What a file in this encoding has to say against a text."""
-
-    def objection(text: str) -> str:
-        try:
-            text.encode(encoding)
-        except UnicodeEncodeError as error:
-            return f"the file is in {encoding}, which has no {text[error.start]!r}"
-        return ""
-
-    return objection
+def get_raw_text(content: InlineContent) -> str:
+    """Return a content as it is written in the file."""
+    return "".join(part if isinstance(part, str) else part.raw for part in content)
 
 
-def to_display_text(content: InlineContent) -> str:
-    """A content for a person to read."""
+def get_display_text(content: InlineContent) -> str:
+    """Return a content as the model and a person read it."""
     return "".join(part if isinstance(part, str) else part.display for part in content)

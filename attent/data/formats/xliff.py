@@ -1,120 +1,260 @@
-"""XLIFF 1.2 (`trans-unit`) and 2.x (`segment`): a source and, once somebody has translated it, a target.
+"""XLIFF 1.2 (`trans-unit`) and 2.x (`segment`): a source and a target.
 
-A target of 1.2 whose `state` says that it is none yet is not read, one that needs a review only when fuzzy ones are
-asked for. Proposals (`alt-trans`, `matches`), `seg-source`, `bin-unit` and `ignorable` are passed over. Of inline
-elements `g`, `pc` and `mrk` hold text; `bpt`, `ept`, `ph`, `it` of 1.2 hold markup of another program, which is left
-out, but one that stands for a line break or other white space gives it. White space is kept as it is.
+Reading skips targets whose `state` (1.2) says that they are not translated yet, and those to be reviewed unless fuzzy
+ones are included. Native codes (`bpt`, `ph`, ...) are dropped, but those for white space become it; `g`, `pc` and `mrk`
+contain text. Pre-translation fills missing and empty targets as drafts: 1.2 by `state="needs-review-translation"
+state-qualifier="mt-suggestion"`; in 2.x the segment stays `initial` with our `subState`, since tools show the next state,
+`translated`, as done by a person. Locked, approved and final units stay empty.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 
-from attent.data.formats import language_tags, safe_xml
-from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
-from attent.data.pairs import BadLine, LanguagePair, Pair
+from attent.data.formats import xml
+from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG, UNTRANSLATED
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.xml import XmlElement
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    DEFAULT_READ_OPTIONS,
+    MAX_LISTED,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+)
 
-UNIT_TAGS = ("trans-unit", "segment")
+HEADS, UNITS = frozenset({"file"}), frozenset({"trans-unit", "segment"})
 LINE_BREAK_TYPES = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
-UNTRANSLATED_STATES = ("new", "needs-translation")  # `state` of a target that is still what was there before
+NATIVE_CODES = frozenset({"bpt", "bx", "ec", "em", "ept", "ex", "it", "ph", "sc", "sm", "sub", "x"})
+UNTRANSLATED_STATES = ("new", "needs-translation")  # of a target
+FINAL_STATES = ("final", "signed-off", "reviewed")  # an empty target in one of these is intended
+REVIEW_ATTRIBUTES_1 = {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"}
+REVIEW_ATTRIBUTES_2 = {"state": "initial", "subState": "attent:needs-review"}
 _HEX_CODE = re.compile("[0-9A-Fa-f]{1,8}")
 
 
+def _is_line_break(element: XmlElement) -> bool:
+    return element.attributes.get("ctype", element.attributes.get("subType", "")).lower() in LINE_BREAK_TYPES
+
+
+def _get_pair_id(element: XmlElement) -> str:
+    """Return the id of both halves: `rid` or `id` in 1.2; in 2.x the end refers to the start."""
+    named = element.attributes
+    pair_id = named.get("startRef") or named.get("rid") or named.get("id") or str(element.start)
+    return ("native " if element.tag in ("bpt", "ept") else "mark " if element.tag in ("sm", "em") else "") + pair_id
+
+
+INLINE_TAGS = xml.InlineTags(
+    spans=frozenset({"g", "mrk", "pc"}),
+    openers=frozenset({"bpt", "bx", "sc", "sm"}),
+    closers=frozenset({"ec", "em", "ept", "ex"}),
+    standalone=frozenset({"cp", "it", "ph", "x"}),
+    get_pair_id=_get_pair_id,
+    is_protected=lambda element: (
+        element.attributes.get("translate") == "no" or element.attributes.get("mtype") == "protected"
+    ),
+    is_break=lambda element: element.attributes.get("mtype") == "seg" or _is_line_break(element),
+)
+
+
+def _get_declared_languages(file: XmlElement) -> LanguagePair:
+    """Return the languages of a `file` (1.2) or of the root (2.x)."""
+    root = (file.get_ancestors() or [file])[-1].attributes
+    return LanguagePair(
+        file.attributes.get("source-language") or root.get("srcLang"),
+        file.attributes.get("target-language") or root.get("trgLang"),
+    )
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, *, fuzzy: bool = False
+    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
-    """Read the other way round when asked for: `de` to `en` from a file that was translated from `en` to `de`."""
-    return safe_xml.parse_xml(content, _XliffReader(name, requested, fuzzy=fuzzy))
+    """Yield a pair per unit; an en-de file is read backwards if de to en is requested."""
+    reader = _XliffReader(name, requested, fuzzy=options.fuzzy)
+    yield from xml.parse_xml(content, name, "xliff", HEADS, UNITS, reader.handle)
+    if reader.seen_languages and not reader.has_match:
+        raise requested.make_mismatch_error(name, reader.seen_languages)
 
 
-def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
-    """Those of the first unit."""
-    return safe_xml.read_languages(content, _XliffReader(name, language_tags.ANY_LANGUAGES))
+def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+    """Return the languages of the first unit."""
+    reader = _XliffReader(name, ANY_LANGUAGES)
+    next(xml.parse_xml(content, name, "xliff", HEADS, UNITS, reader.handle), None)
+    return reader.languages
 
 
-class _XliffReader(safe_xml.XmlHandler):
-    root_tag = "xliff"
-    native_code_tags = frozenset({"bpt", "bx", "ec", "em", "ept", "ex", "it", "ph", "sc", "sm", "sub", "x"})
-
+class _XliffReader:
     def __init__(self, name: str, requested: LanguagePair, *, fuzzy: bool = False) -> None:
-        super().__init__(name, requested)
-        self.fuzzy = fuzzy
-        self.requested = requested
-        self.root_languages = (
-            language_tags.ANY_LANGUAGES
-        )  # the languages of the root, which are those of every file (2.x)
+        self.name, self.requested, self.fuzzy = name, requested, fuzzy
+        self.languages = requested  # open sides are filled from the first file
         self.seen_languages: set[str] = set()
-        self.is_reversed: bool | None = False  # None: the file that we are in has other languages
-        self.mismatch_reason = ""  # then the reason, for each of its units
+        self.is_reversed = False
+        self.mismatch_reason = ""  # if the current file has other languages
         self.has_match = False
-        self.unit_line = 0  # of the unit
-        self.unit_texts: dict[str, str | None] = {}  # of the unit: source, target
-        self.target_state = ""  # of its target (1.2)
 
-    def start_element(self, tag: str, attributes: Mapping[str, str], line: int) -> bool:
-        if tag == "xliff":
-            self.root_languages = LanguagePair(attributes.get("srcLang"), attributes.get("trgLang"))
-        elif tag == "file":
-            source, target = attributes.get("source-language"), attributes.get("target-language")
-            self._set_direction(
-                LanguagePair(source or self.root_languages.source, target or self.root_languages.target)
-            )
-        elif tag in UNIT_TAGS:
-            self.unit_line, self.unit_texts, self.target_state = line, {}, ""
-        elif tag == "target" and self.open_tags[-1] in UNIT_TAGS:
-            self.target_state = attributes.get("state", "")
-        return tag in ("source", "target") and self.open_tags[-1] in UNIT_TAGS
+    def handle(self, element: XmlElement) -> list[Pair | BadLine]:
+        if element.tag == "file":
+            self._start_file(_get_declared_languages(element))
+            return []
+        return [self._make_item(element)]
 
-    def _set_direction(self, declared: LanguagePair) -> None:
-        """Which way round the units of this file are read. What was left open is settled by the first one."""
-        found = [tag for tag in (declared.source, declared.target) if tag]
-        self.seen_languages.update(found[: language_tags.MAX_LISTED - len(self.seen_languages)])
-        self.is_reversed = language_tags.is_reversed(self.languages, declared)
-        if self.is_reversed is None:
-            self.mismatch_reason = language_tags.describe_missing(self.languages, found)
-            if self.requested.source is None or self.requested.target is None:
-                raise language_tags.make_mismatch_error(self.name, self.requested, self.seen_languages)
+    def _start_file(self, declared: LanguagePair) -> None:
+        """Determine the direction of the units of a file."""
+        self.seen_languages.update(declared.tags[: MAX_LISTED - len(self.seen_languages)])
+        is_reversed = self.languages.is_reversed(declared)
+        self.mismatch_reason = self.languages.describe_missing(declared.tags) if is_reversed is None else ""
+        if is_reversed is None:
+            if self.requested.is_open:
+                raise self.requested.make_mismatch_error(self.name, self.seen_languages)
             return
-        self.has_match = True
-        source, target = declared.source, declared.target
-        self.languages = language_tags.fill_open_sides(
-            self.languages, *((target, source) if self.is_reversed else (source, target))
-        )
+        self.is_reversed, self.has_match = is_reversed, True
+        sides = declared.swap() if is_reversed else declared
+        self.languages = self.languages.fill_open_sides(sides.source, sides.target)
 
-    def add_segment(self, tag: str, text: str | None) -> None:
-        self.unit_texts.setdefault(tag, text)
-
-    def get_inline_text(self, tag: str, attributes: Mapping[str, str]) -> str:
-        """`cp` stands for a character that XML cannot hold, by its number; a code may stand for white space."""
-        if attributes.get("ctype", attributes.get("subType", "")).lower() in LINE_BREAK_TYPES:
-            return "\n"
-        instead = attributes.get("equiv-text", attributes.get("equiv", ""))
-        if instead.isspace():
-            return instead
-        number = (
-            int(attributes.get("hex", ""), 16) if tag == "cp" and _HEX_CODE.fullmatch(attributes.get("hex", "")) else 0
-        )
-        return chr(number) if 0 < number < 0xD800 or 0xDFFF < number < 0x110000 else ""
-
-    def end_element(self, tag: str) -> None:
-        if tag in UNIT_TAGS:
-            self.items.append(self._make_pair())
-
-    def _make_pair(self) -> Pair | BadLine:
-        source, target = self.unit_texts.get("source", ""), self.unit_texts.get("target", "")
-        why = self.mismatch_reason if self.is_reversed is None else ""
-        if source is None or target is None:
-            why = why or TOO_LONG
-        elif not target.strip() or self.target_state in UNTRANSLATED_STATES:
-            why = why or language_tags.UNTRANSLATED
-        elif self.target_state.startswith("needs-") and not self.fuzzy:
-            why = why or "fuzzy"
-        elif not why:
+    def _make_item(self, unit: XmlElement) -> Pair | BadLine:
+        target_element = unit.find_child("target")
+        source, target = _extract_text(unit.find_child("source")), _extract_text(target_element)
+        state = target_element.attributes.get("state", "") if target_element else ""
+        reason = self.mismatch_reason
+        if source is None or target is None or unit.is_truncated:
+            reason = reason or TOO_LONG
+        elif not target.strip() or state in UNTRANSLATED_STATES:
+            reason = reason or UNTRANSLATED
+        elif state.startswith("needs-") and not self.fuzzy:
+            reason = reason or "fuzzy"
+        elif not reason:
             source, target = (target, source) if self.is_reversed else (source, target)
-            return Pair(source, target, self.name, self.unit_line)
-        return BadLine(why, self.name, self.unit_line, (source or target or "")[:EXCERPT_CHARS])
+            return Pair(source, target, self.name, unit.line)
+        return BadLine(reason, self.name, unit.line, (source or target or "")[:EXCERPT_CHARS])
 
-    def finish(self) -> None:
-        if self.seen_languages and not self.has_match:
-            raise language_tags.make_mismatch_error(self.name, self.requested, self.seen_languages)
+
+def _extract_text(segment: XmlElement | None) -> str | None:
+    return xml.extract_text(segment, NATIVE_CODES, _get_inline_text)
+
+
+def _get_inline_text(element: XmlElement) -> str:
+    """Return the white space that a code stands for, or the character of a `cp`, which XML cannot contain."""
+    if _is_line_break(element):
+        return "\n"
+    attributes = element.attributes
+    equivalent = attributes.get("equiv-text", attributes.get("equiv", ""))
+    if equivalent.isspace():
+        return equivalent
+    code = attributes.get("hex", "") if element.tag == "cp" else ""
+    number = int(code, 16) if _HEX_CODE.fullmatch(code) else 0
+    return chr(number) if 0 < number < 0xD800 or 0xDFFF < number < 0x110000 else ""
+
+
+# ---- pre-translation -------------------------------------------------------------------------------------------------
+
+
+def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
+    text = xml.decode_xml(content, name, "xliff")
+    scanner = _XliffScanner(text, requested)
+    xml.scan_elements(text, "xliff", frozenset(), UNITS, scanner.add_unit)
+    if scanner.seen_languages and not scanner.has_match:
+        raise scanner.make_mismatch_error()
+    return scanner.result
+
+
+class _XliffScanner:
+    """Collects the units with a missing or empty target."""
+
+    def __init__(self, text: FileText, requested: LanguagePair) -> None:
+        self.text, self.requested = text, requested
+        self.languages = requested  # open sides are filled from the first unit
+        self.result = ScanResult(text=text, check_text=xml.check_xml_chars, encoding_errors="xmlcharrefreplace")
+        self.seen_languages: list[LanguagePair] = []
+        self.has_match = False
+
+    def add_unit(self, unit: XmlElement) -> None:
+        source, target = unit.find_child("source"), unit.find_child("target")
+        if source is None or not source.get_text().strip():
+            return
+        ancestors = unit.get_ancestors()
+        declared = _get_declared_languages(next((e for e in ancestors if e.tag == "file"), ancestors[-1]))
+        is_match = self._match_direction(declared)
+        if target is not None and not _is_empty(target):
+            self.result.existing_count += 1
+            return
+        reason = self._find_skip_reason(unit, target) if is_match else self.languages.describe_missing(declared.tags)
+        content, unsupported = xml.parse_content(self.text, unit.find_child("seg-source") or source, INLINE_TAGS)
+        if reason or unsupported:
+            self.result.skip(unit.line, source.get_text(), reason or unsupported)
+            return
+
+        def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:
+            return self._make_edits(unit, source, target, contents[0])
+
+        self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
+
+    def _match_direction(self, declared: LanguagePair) -> bool:
+        """True if a file has the requested direction. The first match fills the open sides."""
+        if declared not in self.seen_languages:
+            self.seen_languages.append(declared)
+        if self.languages.is_reversed(declared) is not False:
+            return False
+        if not self.has_match:
+            self.has_match = True
+            self.languages = self.languages.fill_open_sides(declared.source, declared.target)
+        return True
+
+    def _find_skip_reason(self, unit: XmlElement, target: XmlElement | None) -> str:
+        if _is_locked(unit):
+            return 'the file says translate="no"'
+        state = unit.attributes.get("state", "") or (target.attributes.get("state", "") if target else "")
+        if unit.attributes.get("approved") == "yes" or state in FINAL_STATES:
+            return "its empty target is approved"
+        return "its empty target contains a comment" if target is not None and target.has_comments else ""
+
+    def make_mismatch_error(self) -> CorpusError:
+        if any(self.requested.is_reversed(declared) for declared in self.seen_languages):
+            first = self.seen_languages[0]
+            direction = f"goes from {first.source} to {first.target}"
+            advice = "request that direction, or give another file"
+            return LanguageMismatchError(f"{self.text.name} {direction}, and sources cannot be filled in: {advice}")
+        seen = [tag for declared in self.seen_languages for tag in declared.tags]
+        return self.requested.make_mismatch_error(self.text.name, seen)
+
+    def _make_edits(
+        self, unit: XmlElement, source: XmlElement, target: XmlElement | None, content: InlineContent
+    ) -> list[Edit]:
+        inner_xml = xml.serialize_content(self.text, unit, content)
+        if unit.tag != "segment":
+            return [self._make_target(unit, source, target, inner_xml, REVIEW_ATTRIBUTES_1)]
+        tag = xml.get_slice(self.text, unit.start, unit.content_start)
+        return [
+            self._make_target(unit, source, target, inner_xml, {}),
+            Edit(unit.start, unit.content_start, xml.set_attributes(tag, REVIEW_ATTRIBUTES_2)),
+        ]
+
+    def _make_target(
+        self, unit: XmlElement, source: XmlElement, target: XmlElement | None, inner_xml: str, attributes: dict[str, str]
+    ) -> Edit:
+        if target is not None:
+            return xml.replace_content(self.text, target, inner_xml, attributes)
+        name = xml.make_qualified_name(self.text, source, "target")
+        offset = (unit.find_child("seg-source") or source).end
+        tag = xml.set_attributes(f"<{name}>", attributes)
+        return Edit(offset, offset, f"{xml.get_indent(self.text, source)}{tag}{inner_xml}</{name}>")
+
+
+def _is_locked(unit: XmlElement) -> bool:
+    """True if the nearest `translate` attribute, of the unit or its groups, is "no"."""
+    settings = (element.attributes.get("translate") for element in (unit, *unit.get_ancestors()))
+    return next(filter(None, settings), "yes") == "no"
+
+
+def _is_empty(target: XmlElement) -> bool:
+    """True if it has no text and no markup but segment marks."""
+    return not target.get_text().strip() and all(
+        child.tag == "mrk" and _is_empty(child) for child in target.children if isinstance(child, XmlElement)
+    )

@@ -1,0 +1,401 @@
+"""Safe streaming XML parser: yields the units of a document as small element trees.
+
+Nothing is fetched and no entity is expanded: a DOCTYPE with declarations is refused, an external one is ignored, and a
+reference to an undeclared entity is an error. Depth, tag length and unit size are limited, so that memory stays flat.
+With the document in memory, elements also get their byte spans, so that `Edit`s can change single elements.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from xml.parsers import expat
+from xml.sax.saxutils import escape
+
+from attent.data.formats.streams import MAX_LINE_BYTES, DamagedFileError
+from attent.data.formats.units import BOMS, Edit, FileText, InlineCode, InlineContent, decode_file
+from attent.data.pairs import CorpusError
+
+MAX_DEPTH = 256  # nested elements; real files have about ten
+MAX_TAG_BYTES = 2**22  # of a tag or comment, which expat must hold in memory
+MAX_UNIT_CHARS = 2**22  # of all texts and tags of a unit
+XML_LANG = "http://www.w3.org/XML/1998/namespace lang"
+_TRUNCATION_ERRORS = {
+    expat.errors.codes[message]
+    for message in (
+        expat.errors.XML_ERROR_NO_ELEMENTS,
+        expat.errors.XML_ERROR_UNCLOSED_TOKEN,
+        expat.errors.XML_ERROR_PARTIAL_CHAR,
+        expat.errors.XML_ERROR_UNCLOSED_CDATA_SECTION,
+    )
+}
+_START_TAG = re.compile(rb"<[^\s/>]+(?:\s+[^\s=]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*\s*/?>")
+_ATTRIBUTE = re.compile(r"\s([^\s=]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
+_DECLARED_ENCODING = re.compile(rb"<\?xml\s[^>]*?encoding\s*=\s*[\"']([A-Za-z][A-Za-z0-9._-]*)")
+_PRECEDING_SPACE = re.compile(rb"(?:\r?\n)?[ \t]*\Z")
+_INVALID_XML_CHAR = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MAX_INDENT_BYTES = 200
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class XmlElement:
+    """An element. Its byte spans: `<a b="c">` from `start` to `content_start`, `</a>` from `content_end` to `end`."""
+
+    tag: str  # "" in a foreign namespace
+    attributes: Mapping[str, str]
+    line: int
+    parent: XmlElement | None = None  # None inside a unit
+    start: int = 0
+    content_start: int = 0
+    content_end: int = 0
+    end: int = 0
+    children: list[XmlElement | str] = field(default_factory=list)
+    has_comments: bool = False
+    is_truncated: bool = False  # a unit above MAX_UNIT_CHARS
+
+    def find_children(self, *names: str) -> list[XmlElement]:
+        return [child for child in self.children if isinstance(child, XmlElement) and child.tag in names]
+
+    def find_child(self, name: str) -> XmlElement | None:
+        return next(iter(self.find_children(name)), None)
+
+    def get_text(self) -> str:
+        """Return all text, that of native codes too."""
+        return "".join(child if isinstance(child, str) else child.get_text() for child in self.children)
+
+    def get_ancestors(self) -> list[XmlElement]:
+        """Return the elements around it, from its parent to the root."""
+        return [] if self.parent is None else [self.parent, *self.parent.get_ancestors()]
+
+
+Handler = Callable[[XmlElement], Iterable[Item]]
+
+
+def parse_xml(
+    content: Iterable[bytes], name: str, root: str, heads: frozenset[str], units: frozenset[str], handle: Handler[Item]
+) -> Iterator[Item]:
+    """Yield what `handle` returns for each start of a head element (without children) and each complete unit.
+
+    In a malformed file the items before the error are yielded first.
+    """
+    parser = expat.ParserCreate(namespace_separator=" ")
+    builder = _TreeBuilder(parser, name, root, heads, units, handle)
+    bytes_fed = 0
+    try:
+        for block in content:
+            parser.Parse(block, False)
+            bytes_fed += len(block)
+            if bytes_fed - parser.CurrentByteIndex > MAX_TAG_BYTES:
+                raise CorpusError(f"{name} has a tag or comment of over 4 MiB {_format_position(parser)}: shorten it")
+            yield from builder.pop_items()
+        parser.Parse(b"", True)
+        yield from builder.pop_items()
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        yield from builder.pop_items()
+        raise _explain_error(error, name, parser, bytes_fed) from None
+
+
+def _format_position(parser: expat.XMLParserType) -> str:
+    return f"at line {parser.CurrentLineNumber:,}"
+
+
+def _explain_error(error: Exception, name: str, parser: expat.XMLParserType, bytes_fed: int) -> CorpusError:
+    if isinstance(error, DamagedFileError):
+        return error.at_line(parser.CurrentLineNumber)
+    if isinstance(error, CorpusError):
+        return error
+    if not isinstance(error, expat.ExpatError):  # Python's message about an encoding
+        return CorpusError(f"{name} is in an encoding that attent does not read in XML ({error}): save it as UTF-8")
+    if error.code in _TRUNCATION_ERRORS:
+        state = f"is cut short after line {error.lineno:,}" if bytes_fed else "is empty"
+        return CorpusError(f"{name} {state}: fetch or copy it again")
+    problem, position = expat.ErrorString(error.code), f"line {error.lineno:,}, column {error.offset + 1:,}"
+    return CorpusError(f"{name} is not well-formed XML at {position} ({problem}): correct it there, or export it again")
+
+
+class _TreeBuilder(Generic[Item]):
+    """Builds the trees of units from expat's events, within the limits."""
+
+    def __init__(
+        self,
+        parser: expat.XMLParserType,
+        name: str,
+        root: str,
+        heads: frozenset[str],
+        units: frozenset[str],
+        handle: Handler[Item],
+        raw: bytes | None = None,
+    ) -> None:
+        self.parser, self.name, self.root, self.raw = parser, name, root, raw
+        self.heads, self.units, self.handle = heads, units, handle
+        self.open_elements: list[XmlElement] = []
+        self.namespace = ""  # of the root, with the separating space
+        self.unit: XmlElement | None = None
+        self.unit_chars = 0
+        self.items: list[Item] = []
+        parser.buffer_text = True
+        parser.StartElementHandler = self.on_start
+        parser.EndElementHandler = self.on_end
+        parser.CharacterDataHandler = self.on_text
+        parser.CommentHandler = parser.ProcessingInstructionHandler = self.on_comment
+        parser.StartDoctypeDeclHandler = self.on_doctype
+        parser.EntityDeclHandler = self.on_entity
+        parser.SkippedEntityHandler = self.on_skipped_entity
+
+    def pop_items(self) -> list[Item]:
+        items, self.items = self.items, []
+        return items
+
+    def on_start(self, name: str, attributes: dict[str, str]) -> None:
+        tag = self._get_local_name(name) if self.open_elements else self._check_root(name)
+        if len(self.open_elements) >= MAX_DEPTH:
+            raise self._make_error(f"has over {MAX_DEPTH} elements inside each other")
+        element = XmlElement(tag, attributes, self.parser.CurrentLineNumber)
+        if self.raw is not None:
+            self._set_start(element)
+        if self.unit is None or (self.raw is None and tag in self.units):  # an unclosed unit is abandoned
+            self._start_outside(element)
+        else:
+            self._append(element, 64 + sum(map(len, attributes.values())))
+        self.open_elements.append(element)
+
+    def _start_outside(self, element: XmlElement) -> None:
+        element.parent = self.open_elements[-1] if self.open_elements else None
+        if element.tag in self.units:
+            self.unit, self.unit_chars = element, 0
+        elif element.tag in self.heads:
+            self.items += self.handle(element)
+
+    def _set_start(self, element: XmlElement) -> None:
+        element.start = self.parser.CurrentByteIndex
+        tag = _START_TAG.match(self.raw or b"", element.start)
+        assert tag is not None, "expat reports only whole tags"
+        element.content_start = tag.end()
+
+    def _append(self, child: XmlElement | str, size: int) -> None:
+        assert self.unit is not None
+        self.unit_chars += size
+        if self.raw is None and self.unit_chars > MAX_UNIT_CHARS:
+            self.unit.is_truncated = True
+        else:
+            self.open_elements[-1].children.append(child)
+
+    def on_end(self, _: str) -> None:
+        element = self.open_elements.pop()
+        if self.raw is not None:
+            self._set_end(element, self.raw)
+        if element is self.unit:
+            self.unit = None
+            self.items += self.handle(element)
+
+    def _set_end(self, element: XmlElement, raw: bytes) -> None:
+        if raw[element.content_start - 2 : element.content_start] == b"/>":
+            element.content_end = element.end = element.content_start
+        else:
+            element.content_end = self.parser.CurrentByteIndex
+            element.end = raw.index(b">", element.content_end) + 1
+
+    def on_text(self, data: str) -> None:
+        if self.unit is not None:
+            self._append(data, len(data))
+
+    def on_comment(self, *_: str) -> None:
+        if self.open_elements:
+            self.open_elements[-1].has_comments = True
+
+    def _check_root(self, name: str) -> str:
+        namespace, space, tag = name.rpartition(" ")
+        self.namespace = namespace + space
+        if tag != self.root:
+            raise CorpusError(
+                f"{self.name} must begin with <{self.root}>, but begins with <{tag[:40]}>: check that it is the right file"
+            )
+        return tag
+
+    def _get_local_name(self, name: str) -> str:
+        namespace, space, tag = name.rpartition(" ")
+        return tag if namespace + space == self.namespace else ""
+
+    def on_doctype(self, _name: str, _system: str | None, _public: str | None, has_declarations: int) -> None:
+        if has_declarations:
+            raise self._make_error("declares entities or the like in its DOCTYPE, which can be an attack")
+
+    def on_entity(self, *_: object) -> None:
+        raise self._make_error("declares an entity, which can be an attack")
+
+    def on_skipped_entity(self, name: str, _is_parameter: int) -> None:
+        raise self._make_error(f"uses &{name}; without declaring it")
+
+    def _make_error(self, problem: str) -> CorpusError:
+        return CorpusError(f"{self.name} {problem} ({_format_position(self.parser)}): remove that, or export it again")
+
+
+# ---- segment text ----------------------------------------------------------------------------------------------------
+
+
+def extract_text(
+    segment: XmlElement | None, native_codes: frozenset[str], get_inline_text: Callable[[XmlElement], str]
+) -> str | None:
+    """Return the text of a segment without native codes; None if it is too long."""
+    text = "".join(_extract_parts(segment, native_codes, get_inline_text)) if segment else ""
+    return text if len(text) <= MAX_LINE_BYTES else None
+
+
+def _extract_parts(
+    element: XmlElement, native_codes: frozenset[str], get_inline_text: Callable[[XmlElement], str]
+) -> Iterator[str]:
+    for child in element.children:
+        if isinstance(child, str):
+            yield child
+        else:
+            yield get_inline_text(child)
+            if child.tag not in native_codes:
+                yield from _extract_parts(child, native_codes, get_inline_text)
+
+
+# ---- documents in memory ---------------------------------------------------------------------------------------------
+
+
+def decode_xml(content: bytes, name: str, root: str) -> FileText:
+    """Check an XML file for well-formedness and attacks, and decode it."""
+    for _ in parse_xml([content], name, root, frozenset(), frozenset(), lambda element: ()):
+        pass
+    return decode_file(content, name, _detect_encoding(content))
+
+
+def _detect_encoding(content: bytes) -> str:
+    if content.startswith(tuple(BOMS)):
+        return "utf-8"
+    if content[:2] in (b"<\0", b"\0<"):
+        return "utf-16-le" if content[:1] == b"<" else "utf-16-be"
+    declared = _DECLARED_ENCODING.match(content)
+    return codecs.lookup(declared[1].decode()).name if declared else "utf-8"
+
+
+def scan_elements(
+    text: FileText, root: str, heads: frozenset[str], units: frozenset[str], handle: Callable[[XmlElement], None]
+) -> None:
+    """Call `handle` for each head element and each complete unit, with byte spans into `text.utf8`."""
+    parser = expat.ParserCreate(encoding="utf-8", namespace_separator=" ")
+    _TreeBuilder(parser, text.name, root, heads, units, lambda element: (handle(element),), text.utf8)
+    try:
+        parser.Parse(text.utf8, True)
+    except expat.ExpatError as error:  # a name that is valid in the declared encoding only
+        raise _explain_error(error, text.name, parser, len(text.utf8)) from None
+
+
+def get_slice(text: FileText, start: int, end: int) -> str:
+    return text.utf8[start:end].decode()
+
+
+def make_qualified_name(text: FileText, sibling: XmlElement, name: str) -> str:
+    """Return a name with the prefix that a sibling has in the file: `xlf:target` for `xlf:source`."""
+    prefix, colon, _ = _get_qualified_name(text, sibling).rpartition(":")
+    return prefix + colon + name
+
+
+def _get_qualified_name(text: FileText, element: XmlElement) -> str:
+    return get_slice(text, element.start + 1, element.content_start).split(None, 1)[0].rstrip("/>")
+
+
+def set_attributes(tag: str, values: Mapping[str, str]) -> str:
+    """Return a start tag with these attributes replaced or appended; all else is unchanged."""
+    for name, value in values.items():
+        match = next((match for match in _ATTRIBUTE.finditer(tag) if match[1] == name), None)
+        if match:
+            tag = f'{tag[: match.start(2)]}"{value}"{tag[match.end(2) :]}'
+        else:
+            close = "/>" if tag.endswith("/>") else ">"
+            body = tag.removesuffix(close)
+            stripped = body.rstrip()
+            tag = f'{stripped} {name}="{value}"{body[len(stripped) :]}{close}'
+    return tag
+
+
+def get_indent(text: FileText, element: XmlElement) -> str:
+    """Return the line break and space before an element, for a new sibling; "" if it is not on a line of its own."""
+    match = _PRECEDING_SPACE.search(text.utf8, max(0, element.start - _MAX_INDENT_BYTES), element.start)
+    return match[0].decode() if match and b"\n" in match[0] else ""
+
+
+def replace_content(text: FileText, element: XmlElement, inner_xml: str, values: Mapping[str, str]) -> Edit:
+    """Return the edit that gives an element new content and attributes."""
+    tag = set_attributes(get_slice(text, element.start, element.content_start), values)
+    if tag.endswith("/>"):
+        return Edit(element.start, element.end, f"{tag[:-2].rstrip()}>{inner_xml}</{_get_qualified_name(text, element)}>")
+    return Edit(element.start, element.content_end, tag + inner_xml)
+
+
+def serialize_content(text: FileText, element: XmlElement, content: InlineContent) -> str:
+    """Return content as XML with the line endings of `element`, which the parser does not report."""
+    newline = "\r\n" if b"\r\n" in text.utf8[element.content_start : element.content_end] else "\n"
+    escaped = (
+        part.raw if isinstance(part, InlineCode) else escape(part, {"\r": "&#13;"}).replace("\n", newline)
+        for part in content
+    )
+    return "".join(escaped)
+
+
+def check_xml_chars(text: str) -> str:
+    match = _INVALID_XML_CHAR.search(text)
+    return f"its translation has {match[0]!r}, which XML cannot contain" if match else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InlineTags:
+    """The inline elements of a format."""
+
+    spans: frozenset[str]  # contain text
+    openers: frozenset[str]  # native codes that begin and end a span
+    closers: frozenset[str]
+    standalone: frozenset[str]
+    get_pair_id: Callable[[XmlElement], str]  # common to an opener and its closer
+    is_protected: Callable[[XmlElement], bool]  # a span that is not translated
+    is_break: Callable[[XmlElement], bool]  # ends a sentence
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.spans | self.openers | self.closers | self.standalone
+
+
+class _UnsupportedMarkup(Exception):
+    """Markup that cannot be carried over to the translation."""
+
+
+def parse_content(text: FileText, element: XmlElement, inline: InlineTags) -> tuple[InlineContent, str]:
+    """Return the content of a segment, and the reason if it cannot be translated."""
+    try:
+        return tuple(_parse_parts(text, element, inline)), ""
+    except _UnsupportedMarkup as error:
+        return (element.get_text(),), str(error)
+
+
+def _parse_parts(text: FileText, element: XmlElement, inline: InlineTags) -> Iterator[str | InlineCode]:
+    for child in element.children:
+        if isinstance(child, str):
+            yield child
+        elif child.tag in inline.spans and not inline.is_protected(child):
+            is_break, pair_id = inline.is_break(child), f"span {child.start}"
+            yield InlineCode("", get_slice(text, child.start, child.content_start), "open", pair_id, is_break)
+            yield from _parse_parts(text, child, inline)
+            yield InlineCode("", get_slice(text, child.content_end, child.end), "close", pair_id, is_break)
+        else:
+            yield _parse_code(text, child, inline)
+
+
+def _parse_code(text: FileText, child: XmlElement, inline: InlineTags) -> InlineCode:
+    if child.tag not in inline.names:
+        raise _UnsupportedMarkup(f"it contains <{_get_qualified_name(text, child)}>")
+    if child.find_children("sub"):
+        raise _UnsupportedMarkup("it contains text inside markup (<sub>)")
+    raw, is_break = get_slice(text, child.start, child.end), inline.is_break(child)
+    if child.tag in inline.openers:
+        return InlineCode("", raw, "open", inline.get_pair_id(child), is_break)
+    if child.tag in inline.closers:
+        return InlineCode("", raw, "close", inline.get_pair_id(child), is_break)
+    return InlineCode("", raw, "standalone", "", is_break)

@@ -1,0 +1,371 @@
+"""Pre-translate files of translators: PO, XLIFF and TMX get their empty targets filled and marked for review; Markdown
+and plain text come out translated in their layout. Every other byte stays.
+
+A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and markup
+around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without it; for
+placeholders inside a run, constrained decoding is tried. A unit that still lacks one is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from attent.data.formats import placeholders
+from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
+from attent.data.formats.units import (
+    InlineCode,
+    InlineContent,
+    ScanResult,
+    SkippedUnit,
+    TranslationUnit,
+    get_display_text,
+    has_undecodable_bytes,
+)
+from attent.data.pairs import CorpusError, LanguagePair
+
+__all__ = [
+    "PretranslateResult",
+    "SkippedUnit",
+    "TranslateConstrained",
+    "TranslateTexts",
+    "detect_document_format",
+    "pretranslate_file",
+]
+
+TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
+# From texts and the placeholders that each must keep: candidate translations of each, the best first, or none.
+TranslateConstrained = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
+_TEXT_BREAK = re.compile(
+    rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE
+)
+_NUMBERED_TAG = re.compile(r"</?(\d{1,9})/?>")
+_CODE_TEMPLATES = {"open": "<{}>", "close": "</{}>", "standalone": "<{}/>"}  # for codes without a display text
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretranslateResult:
+    content: bytes
+    filled_count: int
+    existing_count: int  # units that had a target
+    skipped: tuple[SkippedUnit, ...]
+
+
+def pretranslate_file(
+    content: bytes,
+    name: str,
+    translate: TranslateTexts,
+    *,
+    translate_constrained: TranslateConstrained | None = None,
+    src: str | None = None,
+    tgt: str | None = None,
+    format_name: str | None = None,
+) -> PretranslateResult:
+    """Fill in all missing translations of a file.
+
+    `translate` is called at most twice; `translate_constrained` at most once, for texts that lost placeholders. Open
+    languages are those that the file declares.
+    """
+    key = format_name or detect_document_format(name)
+    scan_units = FORMATS[key].scan_units if key in FORMATS else None
+    if scan_units is None:
+        known = ", ".join(sorted(list_document_suffixes()))
+        raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it or give its format")
+    scan = scan_units(content, name, LanguagePair(src, tgt))
+    results = _translate_units(scan, translate, translate_constrained)
+    filled = [(unit, result) for unit, result in zip(scan.units, results, strict=True) if not isinstance(result, SkippedUnit)]
+    skipped = [*scan.skipped, *(result for result in results if isinstance(result, SkippedUnit))]
+    edits = [edit for unit, contents in filled for edit in unit.make_edits(contents)]
+    return PretranslateResult(
+        content=scan.text.encode_edited(edits, scan.encoding_errors),
+        filled_count=len(filled),
+        existing_count=scan.existing_count,
+        skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
+    )
+
+
+# ---- units -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun:
+    """Text that is translated at once, and the space and markup around it."""
+
+    prefix: InlineContent
+    core: InlineContent  # empty if there is nothing to translate
+    suffix: InlineContent
+
+    @property
+    def text(self) -> str:
+        return get_display_text(self.core)
+
+    @property
+    def required_placeholders(self) -> tuple[str, ...]:
+        return tuple(placeholders.list_placeholders(self.core))
+
+
+def _translate_units(
+    scan: ScanResult, translate: TranslateTexts, translate_constrained: TranslateConstrained | None
+) -> list[Sequence[InlineContent] | SkippedUnit]:
+    """Return the translated contents of each unit, or why it is skipped. Equal texts are translated once."""
+    units = [_PendingUnit(unit, scan.check_text) for unit in scan.units]
+    _record([(unit, run) for unit in units for run in unit.list_runs()], translate)
+    is_constrained = translate_constrained is not None
+    retries = [(unit, run) for unit in units for run in unit.list_retries(include_whole=is_constrained)]
+    constrained = [(unit, run) for unit, run in retries if is_constrained and run.required_placeholders]
+    _record([pair for pair in retries if pair not in constrained], translate)
+    if translate_constrained is not None and constrained:
+        required = {run.text: run.required_placeholders for _, run in constrained}
+        candidates = _index_by_source(list(required), translate_constrained(list(required), list(required.values())))
+        for unit, run in constrained:
+            unit.record_first_valid(run, candidates[run.text], constrained=True)
+    return [unit.build_result() for unit in units]
+
+
+def _record(runs: Sequence[tuple[_PendingUnit, TextRun]], translate: TranslateTexts) -> None:
+    texts = list(dict.fromkeys(run.text for _, run in runs))
+    candidates = _index_by_source(texts, [[text] for text in translate(texts)]) if texts else {}
+    for unit, run in runs:
+        unit.record_first_valid(run, candidates[run.text], constrained=False)
+
+
+def _index_by_source(texts: Sequence[str], candidates: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the candidates of each text, each joined to one line."""
+    if len(candidates) != len(texts):
+        raise CorpusError(
+            f"there must be {len(texts):,} translations, but there are {len(candidates):,}: the model is at fault"
+        )
+    lines = [[" ".join(text.split("\n")).strip() for text in translations] for translations in candidates]
+    return dict(zip(texts, lines, strict=True))
+
+
+class _PendingUnit:
+    """A unit, the translations of its runs so far, and their problems."""
+
+    def __init__(self, unit: TranslationUnit, check_text: Callable[[str], str]) -> None:
+        self.unit, self.check_text = unit, check_text
+        self.skip_reason = _find_unit_problem(unit)
+        self.runs = [[] if self.skip_reason else split_runs(content) for content in unit.contents]
+        self.translations: dict[TextRun, InlineContent] = {}
+        self.problems: dict[TextRun, str] = {}
+
+    def list_runs(self) -> list[TextRun]:
+        return [run for content in self.runs for run in content if run.core]
+
+    def list_retries(self, *, include_whole: bool) -> list[TextRun]:
+        """Return the failed runs without the placeholders at their ends; those without such if `include_whole`."""
+        failed = [(run, strip_end_placeholders(run)) for run in self.list_runs() if run in self.problems]
+        retries = [
+            stripped or run
+            for run, stripped in failed
+            if stripped is not None or (include_whole and run.required_placeholders)
+        ]
+        return list(dict.fromkeys(retries))
+
+    def record_first_valid(self, run: TextRun, candidates: Iterable[str], *, constrained: bool) -> None:
+        """Keep the first candidate without a problem, else the problem of the first."""
+        for text in candidates:
+            content = restore_codes(text, run.core)
+            content = placeholders.restore_spacing(run.core, content) if constrained else content
+            problem = self._find_problem(run, text, content)
+            problem = problem or (placeholders.find_misplaced(run.core, content) if constrained else "")
+            if not problem:
+                self.translations[run] = content
+                return
+            self.problems.setdefault(run, problem)
+
+    def _find_problem(self, run: TextRun, text: str, content: InlineContent) -> str:
+        if not text:
+            return "its translation is empty"
+        problem = self.check_text(text) or placeholders.find_problem(run.core, content)
+        return problem or _find_reserved_char(run.core, content, self.unit.reserved_chars)
+
+    def build_result(self) -> Sequence[InlineContent] | SkippedUnit:
+        if self.skip_reason:
+            return self._skip(0, self.skip_reason)
+        results: list[InlineContent] = []
+        for index, runs in enumerate(self.runs):
+            parts: list[str | InlineCode] = []
+            for run in runs:
+                content = self._assemble_run(run)
+                if content is None:
+                    return self._skip(index, self.problems[run])
+                parts += content
+            results.append(tuple(parts))
+        return results
+
+    def _skip(self, index: int, reason: str) -> SkippedUnit:
+        return SkippedUnit(line=self.unit.line, source=get_display_text(self.unit.contents[index]), reason=reason)
+
+    def _assemble_run(self, run: TextRun) -> InlineContent | None:
+        if not run.core:
+            return (*run.prefix, *run.suffix)
+        if run in self.translations:
+            return (*run.prefix, *self.translations[run], *run.suffix)
+        stripped = strip_end_placeholders(run)
+        if stripped is None or stripped not in self.translations:
+            return None
+        return (*stripped.prefix, *_strip_added_period(stripped, self.translations[stripped]), *stripped.suffix)
+
+
+def _strip_added_period(stripped: TextRun, content: InlineContent) -> InlineContent:
+    """Remove a full stop that the source does not have, since a placeholder follows."""
+    last = content[-1]
+    if stripped.text.endswith(".") or not stripped.suffix or not isinstance(last, str) or not last.rstrip(".").strip():
+        return content
+    return (*content[:-1], last.rstrip("."))
+
+
+def _find_unit_problem(unit: TranslationUnit) -> str:
+    """Return why no translation can be filled in, or ""."""
+    texts = [part for content in unit.contents for part in content if isinstance(part, str)]
+    if any(has_undecodable_bytes(text) for text in texts):
+        return "it is not in the file's encoding"
+    if any(placeholders.is_icu_message(text) for text in texts):
+        return "it has forms of its own (plural, select)"
+    return ""
+
+
+def _find_reserved_char(source: InlineContent, target: InlineContent, reserved_chars: str) -> str:
+    """A lone `%` in a format string breaks the program, though a person sees nothing wrong."""
+    for char in reserved_chars:
+        if _count_outside_placeholders(target, char) > _count_outside_placeholders(source, char):
+            return f"its translation has a {char} that has a meaning for the program"
+    return ""
+
+
+def _count_outside_placeholders(content: InlineContent, char: str) -> int:
+    texts = [part for part in content if isinstance(part, str)]
+    return sum(text.count(char) - "".join(placeholders.find_placeholders(text)).count(char) for text in texts)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def split_runs(content: InlineContent) -> list[TextRun]:
+    """Cut a content at its breaks; the breaks are runs without a core."""
+    runs: list[TextRun] = []
+    parts: list[str | InlineCode] = []
+    for part in _split_at_breaks(number_codes(content)):
+        if part.is_break if isinstance(part, InlineCode) else _TEXT_BREAK.fullmatch(part):
+            runs += [_trim_run(tuple(parts)), TextRun(prefix=(part,), core=(), suffix=())]
+            parts = []
+        else:
+            parts.append(part)
+    return [*runs, _trim_run(tuple(parts))]
+
+
+def number_codes(content: InlineContent) -> InlineContent:
+    """Give codes without a display text numbers that the text does not use: `<1>`, `</1>`, `<2/>`."""
+    text = "".join(part for part in content if isinstance(part, str))
+    numbers = count(max((int(number) for number in _NUMBERED_TAG.findall(text)), default=0) + 1)
+    pair_numbers: dict[str, int] = defaultdict(lambda: next(numbers))
+    codes = [part for part in content if isinstance(part, InlineCode)]
+    opened, closed = ({code.pair_id for code in codes if code.role == role} for role in ("open", "close"))
+    parts: list[str | InlineCode] = []
+    for part in content:
+        if isinstance(part, InlineCode):
+            role = part.role if part.pair_id in opened & closed else "standalone"
+            number = pair_numbers[part.pair_id] if role != "standalone" else next(numbers)
+            part = part._replace(role=role, display=part.display or _CODE_TEMPLATES[role].format(number))
+        parts.append(part)
+    return tuple(parts)
+
+
+def _split_at_breaks(content: InlineContent) -> list[str | InlineCode]:
+    pieces = [_TEXT_BREAK.split(part) if isinstance(part, str) else [part] for part in content]
+    return [part for parts in pieces for part in parts if part]
+
+
+def _trim_run(core: InlineContent, *, include_words: bool = False) -> TextRun:
+    """Return a run without space and markup around its core; codes that are words only if `include_words`."""
+    run = TextRun(prefix=(), core=core, suffix=())
+    while (trimmed := _trim_codes(_trim_space(run), include_words)) != run:
+        run = trimmed
+    if placeholders.has_words("".join(part for part in run.core if isinstance(part, str))):
+        return run
+    return TextRun(prefix=(*run.prefix, *run.core, *run.suffix), core=(), suffix=())
+
+
+def _trim_space(run: TextRun) -> TextRun:
+    return _trim_texts(
+        run,
+        lambda text: (text[: len(text) - len(text.lstrip())], text.lstrip()),
+        lambda text: (text.rstrip(), text[len(text.rstrip()) :]),
+    )
+
+
+def _trim_texts(
+    run: TextRun, cut_start: Callable[[str], tuple[str, str]], cut_end: Callable[[str], tuple[str, str]]
+) -> TextRun:
+    """Move the start of the first text to the prefix and the end of the last to the suffix."""
+    core, prefix, suffix = list(run.core), run.prefix, run.suffix
+    if core and isinstance(core[0], str):
+        cut, core[0] = cut_start(core[0])
+        prefix = (*prefix, cut) if cut else prefix
+    if core and isinstance(core[-1], str):
+        core[-1], cut = cut_end(core[-1])
+        suffix = (cut, *suffix) if cut else suffix
+    return TextRun(prefix=prefix, core=tuple(part for part in core if part), suffix=suffix)
+
+
+def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
+    """Move the first or last code out of the core, unless its other half is inside."""
+    core = run.core
+    if not core:
+        return run
+    first, last = core[0], core[-1]
+    if _is_standalone_code(first, include_words):
+        return replace(run, prefix=(*run.prefix, first), core=core[1:])
+    if _is_standalone_code(last, include_words):
+        return replace(run, core=core[:-1], suffix=(last, *run.suffix))
+    if _is_code_pair(first, last):
+        return TextRun(prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
+    return run
+
+
+def _is_standalone_code(part: str | InlineCode, include_words: bool) -> bool:
+    return isinstance(part, InlineCode) and part.role == "standalone" and (include_words or not part.is_word)
+
+
+def _is_code_pair(first: str | InlineCode, last: str | InlineCode) -> bool:
+    if not (isinstance(first, InlineCode) and isinstance(last, InlineCode)):
+        return False
+    return (first.role, last.role, first.pair_id) == ("open", "close", last.pair_id)
+
+
+def strip_end_placeholders(run: TextRun) -> TextRun | None:
+    """Return the run without the placeholders at its ends; None if there are none or nothing would remain."""
+    trimmed = _trim_texts(
+        _trim_run(run.core, include_words=True),
+        lambda text: placeholders.strip_placeholders(text, start=True, end=False)[:2],
+        lambda text: placeholders.strip_placeholders(text, start=False, end=True)[1:],
+    )
+    inner = _trim_run(trimmed.core, include_words=True)
+    if inner.core in ((), run.core):
+        return None
+    return TextRun(
+        prefix=(*run.prefix, *trimmed.prefix, *inner.prefix),
+        core=inner.core,
+        suffix=(*inner.suffix, *trimmed.suffix, *run.suffix),
+    )
+
+
+def restore_codes(text: str, template: InlineContent) -> InlineContent:
+    """Split a translation into words and the codes of `template`; a code that occurs too often is repeated."""
+    codes: dict[str, list[InlineCode]] = {}
+    for part in template:
+        if isinstance(part, InlineCode):
+            codes.setdefault(part.display, []).append(part)
+    if not codes:
+        return (text,)
+    by_length = sorted(codes, key=len, reverse=True)
+    pieces = re.split("(" + "|".join(map(re.escape, by_length)) + ")", text)
+    return tuple(_take_code(codes[piece]) if piece in codes else piece for piece in pieces if piece)
+
+
+def _take_code(codes: list[InlineCode]) -> InlineCode:
+    return codes.pop(0) if len(codes) > 1 else codes[0]
