@@ -29,10 +29,10 @@ from attent import settings
 from attent.data import dates
 from attent.data.opus import unpack_archive
 from attent.data.pairs import CorpusError, LanguagePair
-from attent.text.language_tags import normalize_tag
 from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress
+from attent.text.language_tags import normalize_tag
 
 SOURCE_FILE = "SOURCE.json"
 LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")

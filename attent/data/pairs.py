@@ -91,7 +91,7 @@ class LanguagePair:
         return sum(None not in side for side in sides) if all(_is_compatible(*side) for side in sides) else None
 
     def fill_open_sides(self, source: str | None, target: str | None) -> LanguagePair:
-        """Fill open sides from a file's first unit. The language alone counts: a later `en-GB` matches a first `en-US`."""
+        """Fill open sides from a file's first unit, without regions: a later `en-GB` matches a first `en-US`."""
         if not (source and target and is_same_language(source, target)):
             source, target = source and get_primary_subtag(source), target and get_primary_subtag(target)
         return LanguagePair(self.source or source, self.target or target)
@@ -131,7 +131,10 @@ def choose_sides(requested: LanguagePair, available: tuple[str, ...]) -> tuple[s
         return (available[0], available[1]) if len(available) == 2 else None
     if requested.source is None or requested.target is None:
         return _infer_other_side(requested, available)
-    for first, second, is_forward in ((requested.source, requested.target, True), (requested.target, requested.source, False)):
+    for first, second, is_forward in (
+        (requested.source, requested.target, True),
+        (requested.target, requested.source, False),
+    ):
         first_tag = choose_tag(first, available)
         second_tag = choose_tag(second, [tag for tag in available if tag != first_tag])
         if first_tag is not None and second_tag is not None:

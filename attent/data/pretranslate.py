@@ -1,8 +1,8 @@
 """Pre-translate files of translators: PO, XLIFF and TMX get their empty targets filled and marked for review; Markdown
 and plain text come out translated in their layout. Every other byte stays.
 
-A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and markup
-around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without it; for
+A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and
+markup around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without it; for
 placeholders inside a run, constrained decoding is tried. A unit that still lacks one is skipped.
 """
 
@@ -39,9 +39,7 @@ __all__ = [
 TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
 # From texts and the placeholders that each must keep: candidate translations of each, the best first, or none.
 TranslateConstrained = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
-_TEXT_BREAK = re.compile(
-    rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE
-)
+_TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
 _NUMBERED_TAG = re.compile(r"</?(\d{1,9})/?>")
 _CODE_TEMPLATES = {"open": "<{}>", "close": "</{}>", "standalone": "<{}/>"}  # for codes without a display text
 
@@ -76,7 +74,9 @@ def pretranslate_file(
         raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it or give its format")
     scan = scan_units(content, name, LanguagePair(src, tgt))
     results = _translate_units(scan, translate, translate_constrained)
-    filled = [(unit, result) for unit, result in zip(scan.units, results, strict=True) if not isinstance(result, SkippedUnit)]
+    filled = [
+        (unit, result) for unit, result in zip(scan.units, results, strict=True) if not isinstance(result, SkippedUnit)
+    ]
     skipped = [*scan.skipped, *(result for result in results if isinstance(result, SkippedUnit))]
     edits = [edit for unit, contents in filled for edit in unit.make_edits(contents)]
     return PretranslateResult(

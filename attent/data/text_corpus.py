@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Literal
 
 from attent.data.arrays import draw_permutation
-from attent.data.split_names import detect_split
 from attent.data.formats import registry, streams
 from attent.data.pairs import CorpusError
 from attent.data.split import default_validation_size
+from attent.data.split_names import detect_split
 
 TextLayout = Literal["documents", "lines"]
 EvalSplit = Literal["valid", "test"]

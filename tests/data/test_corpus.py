@@ -294,7 +294,11 @@ def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
             LanguagePair(),
             r"corpus\.en has several translations: choose one of de, fr with --src and --tgt",
         ),
-        ("corpus.en", LanguagePair("de", "fr"), r"corpus\.en and its translations \(de, fr\) are not de and fr: change --src"),
+        (
+            "corpus.en",
+            LanguagePair("de", "fr"),
+            r"corpus\.en and its translations \(de, fr\) are not de and fr: change --src",
+        ),
         ("corpus", LanguagePair(), "corpus does not say which two languages to read: it has de, en, fr"),
         ("corpus", LanguagePair("en", "tr"), "corpus does not contain en and tr: it has de, en, fr"),
     ]:

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attent.data.formats import jsonl, moses, streams, tsv
-from attent.data.pairs import ANY_LANGUAGES, LanguageMismatchError
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
+from attent.data.pairs import ANY_LANGUAGES, BadLine, CorpusError, LanguageMismatchError, LanguagePair, Pair
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -18,8 +18,15 @@ from translate.misc.multistring import multistring
 from translate.storage import pypo
 
 from attent.data.formats import po, streams
-from attent.data.pairs import ANY_LANGUAGES, LanguageMismatchError
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+)
 from tests.data.odd_strings import make_strings
 
 HEADER = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
@@ -252,7 +259,9 @@ def test_a_catalogue_is_read_the_other_way_round_when_asked_for() -> None:
 
 
 def test_a_catalogue_of_another_language_is_an_error() -> None:
-    with pytest.raises(LanguageMismatchError, match=r"a\.po does not contain en and fr: it has de; change --src or --tgt"):
+    with pytest.raises(
+        LanguageMismatchError, match=r"a\.po does not contain en and fr: it has de; change --src or --tgt"
+    ):
         read(HEADER, LanguagePair("en", "fr"))
 
 

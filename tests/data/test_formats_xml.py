@@ -12,8 +12,15 @@ from translate.storage import xliff as toolkit_xliff
 from translate.storage import xliff2 as toolkit_xliff2
 
 from attent.data.formats import streams, tmx, xliff
-from attent.data.pairs import ANY_LANGUAGES, LanguageMismatchError
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import (
+    ANY_LANGUAGES,
+    BadLine,
+    CorpusError,
+    LanguageMismatchError,
+    LanguagePair,
+    Pair,
+    ReadOptions,
+)
 from tests.data.odd_strings import make_strings
 
 EN_DE = LanguagePair("en", "de")
@@ -217,7 +224,11 @@ def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
     assert texts(found) == [("s0", "t0"), ("s4", "t4")]
     assert [why for _, why in reasons(found)] == ["no translation", "no translation", "fuzzy"]
     raw = streams.read_blocks(io.BytesIO(xliff12(*units).encode()), "a.xlf")
-    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, ReadOptions(fuzzy=True))) == [("s0", "t0"), ("s3", "t3"), ("s4", "t4")]
+    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, ReadOptions(fuzzy=True))) == [
+        ("s0", "t0"),
+        ("s3", "t3"),
+        ("s4", "t4"),
+    ]
 
 
 def test_every_corner_of_xliff_2() -> None:
@@ -363,9 +374,7 @@ ATTACKS = {
 @pytest.mark.parametrize("read", [read_tmx, read_xliff])
 def test_attacks_by_a_document_type_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
     data = memory(unit(en="&x;" * 1000, de="b")) if read is read_tmx else xliff12("<trans-unit/>")
-    with pytest.raises(
-        CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): remove that"
-    ):
+    with pytest.raises(CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): remove that"):
         read(ATTACKS[attack] + data)
 
 

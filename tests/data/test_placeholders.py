@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attent.data import pretranslate as text_runs
 from attent.data.formats import placeholders
 from attent.data.formats.units import InlineCode, get_display_text
-from attent.data import pretranslate as text_runs
 from tests.data.pretranslate_cases import PLACEHOLDERS, pretranslate
 
 

@@ -148,9 +148,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(("name", "root"), [("a.xlf", "xliff"), ("a.tmx", "tmx")])
 def test_entities_are_refused_in_a_sentence(attack: str, name: str, root: str) -> None:
-    with pytest.raises(
-        CorpusError, match=rf"{name} declares .* which can be an attack \(at line 1\): remove that"
-    ):
+    with pytest.raises(CorpusError, match=rf"{name} declares .* which can be an attack \(at line 1\): remove that"):
         pretranslate(f"{ATTACKS[attack]}<{root}>&a;</{root}>", name, fail_if_called)
 
 

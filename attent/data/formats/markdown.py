@@ -1,7 +1,7 @@
 """Markdown for pre-translation: text is translated, and the layout stays.
 
 Front matter, code, HTML comments, link definitions and the markers of headings, lists, quotes and tables are unchanged.
-A paragraph is translated as a whole and wrapped to its former width; code, link targets and emphasis inside it are kept.
+A paragraph is translated as a whole and wrapped to its former width; it keeps its code, link targets and emphasis.
 The parser covers Markdown as people write it, not every rule of CommonMark.
 """
 

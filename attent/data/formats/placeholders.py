@@ -195,7 +195,9 @@ def _count_misplaced(content: InlineContent) -> tuple[Counter[str], Counter[str]
     """Count the placeholders after the end of a sentence, and the pairs of tags that enclose nothing."""
     words, placeholders = _split_content(content)
     after_end = [
-        placeholder.text for placeholder, before in zip(placeholders, words, strict=False) if _SENTENCE_END.search(before)
+        placeholder.text
+        for placeholder, before in zip(placeholders, words, strict=False)
+        if _SENTENCE_END.search(before)
     ]
     empty = [
         f"{opening.text} and {closing.text}"

@@ -378,7 +378,8 @@ def _fill_forms(text: FileText, entry: _PoEntry, targets: Sequence[str]) -> list
         for form, target in zip(forms, targets, strict=False)
     ]
     added = [
-        f"{newline}msgstr[{index}] {_quote_string(targets[index], newline)}" for index in range(len(forms), len(targets))
+        f"{newline}msgstr[{index}] {_quote_string(targets[index], newline)}"
+        for index in range(len(forms), len(targets))
     ]
     return [*edits, Edit(forms[-1].end, forms[-1].end, "".join(added))] if added else edits
 

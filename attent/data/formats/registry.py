@@ -1,7 +1,7 @@
 """The table of file formats. Each has a module; adding a format touches that module and this table.
 
-A corpus is read by `read_pairs`; a document to pre-translate is scanned by `scan_units`. The format comes from the name,
-or from the first bytes where the name does not tell (standard input).
+A corpus is read by `read_pairs`; a document to pre-translate is scanned by `scan_units`. The format comes from the
+name, or from the first bytes where the name does not tell (standard input).
 """
 
 from __future__ import annotations

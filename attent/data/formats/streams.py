@@ -95,7 +95,7 @@ class _PrefixedStream(io.RawIOBase):
 
 
 def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yield blocks, decompressed according to the magic bytes. The first block has at least six bytes or is the whole file."""
+    """Yield blocks, decompressed according to the magic bytes. The first has at least six bytes or is the file."""
     head = raw.read(6)
     suffix = next((suffix for suffix, magic in COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
     claimed = get_compression_suffix(name)
@@ -112,7 +112,7 @@ def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
 
 
 def peek_head(content: Iterable[bytes], size: int = HEAD_SIZE) -> tuple[bytes, Iterator[bytes]]:
-    """Return the first bytes and the whole content. Damage within the head is raised when the content is read that far."""
+    """Return the first bytes and the whole content. Damage within the head is raised when the content is read."""
     stream, head = iter(content), b""
     try:
         while len(head) < size and (block := next(stream, b"")):
@@ -162,7 +162,7 @@ def _read_compressed(file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile, name: 
 def read_lines(content: Iterable[bytes], name: str) -> Iterator[str | BadLine]:
     """Yield each line without its line ending. Only a newline ends a line: U+2028 and the like do not.
 
-    If the first 64 KiB have no newline, a carriage return ends a line, as in files of old Macs and of spreadsheets there.
+    If the first 64 KiB have no newline, a carriage return ends a line, as in files of old Macs and their spreadsheets.
     """
     line_count = 0
     try:
@@ -181,7 +181,7 @@ def _normalize_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _replace_carriage_returns(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Replace carriage returns by newlines. One at the end of a block waits, since the next may begin with a newline."""
+    """Replace carriage returns by newlines. One at the end of a block waits: a newline may follow."""
     pending = b""
     for block in content:
         text = pending + block

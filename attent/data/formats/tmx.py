@@ -124,7 +124,9 @@ class _TmxReader:
 
     def _choose_sides(self, present: tuple[str, ...]) -> tuple[str, str] | None:
         """Choose the languages of a unit's pair. The first choice fills the open sides."""
-        source_first = tuple(sorted(filter(None, present), key=lambda tag: not is_same_language(self.header_language, tag)))
+        source_first = tuple(
+            sorted(filter(None, present), key=lambda tag: not is_same_language(self.header_language, tag))
+        )
         self.seen_languages.update(source_first[: MAX_LISTED - len(self.seen_languages)])
         sides = choose_sides(self.languages, source_first)
         if sides and not self.has_match:
@@ -163,7 +165,9 @@ class _TmxScanner:
         chosen = choose_tag(self.source, [_get_language(variant) for variant in sources])
         source = next((variant for variant in sources if _get_language(variant) == chosen), None)
         targets = [
-            variant for variant in variants if variant not in sources and is_tag_match(self.target, _get_language(variant))
+            variant
+            for variant in variants
+            if variant not in sources and is_tag_match(self.target, _get_language(variant))
         ]
         if any(_get_variant_text(variant).strip() for variant in targets):
             self.result.existing_count += 1
@@ -186,7 +190,9 @@ class _TmxScanner:
 
         def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:
             inner_xml = xml.serialize_content(self.text, segment, contents[0])
-            return self._fill_variant(empty, inner_xml) if empty else [self._add_variant(unit, source, segment, inner_xml)]
+            return (
+                self._fill_variant(empty, inner_xml) if empty else [self._add_variant(unit, source, segment, inner_xml)]
+            )
 
         self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
 
@@ -234,7 +240,9 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
     declared = header[0] if header and header[0].lower() != ALL_LANGUAGES else ""
     source = requested.source or _infer_source(languages, requested.target, declared) or ""
     others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
-    target = requested.target or (get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else "")
+    target = requested.target or (
+        get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else ""
+    )
     if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
         raise _make_mismatch_error(text.name, requested, list(languages))
     return source, target, choose_tag(target, others) or target

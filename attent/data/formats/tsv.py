@@ -152,7 +152,12 @@ def _is_language_tag(name: str) -> bool:
     language = re.split("[-_]", name)[0]
     is_tag_case = language.islower() or language.isupper()
     is_role = language.lower() in SOURCE_NAMES + TARGET_NAMES
-    return bool(LANGUAGE_TAG.fullmatch(name)) and is_tag_case and not is_role and is_known_language(get_primary_subtag(name))
+    return (
+        bool(LANGUAGE_TAG.fullmatch(name))
+        and is_tag_case
+        and not is_role
+        and is_known_language(get_primary_subtag(name))
+    )
 
 
 # ---- broken cells ----------------------------------------------------------------------------------------------------

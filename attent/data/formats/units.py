@@ -87,7 +87,7 @@ class FileText:
         return ""
 
     def split_lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (byte offset, line without its ending). If there is no newline at all, a carriage return ends a line."""
+        """Yield (byte offset, line without its ending). Without any newline, a carriage return ends a line."""
         offset = 0
         for line in self.utf8.split(b"\n" if b"\n" in self.utf8 else b"\r"):
             yield offset, line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
@@ -119,7 +119,9 @@ def decode_file(content: bytes, name: str, encoding: str) -> FileText:
     try:
         decoded = body.decode(encoding, "surrogateescape")
         utf8 = encode_text(decoded)
-        is_lossless = decoded.encode(encoding, "surrogateescape") == body and utf8.decode(errors="surrogateescape") == decoded
+        is_lossless = (
+            decoded.encode(encoding, "surrogateescape") == body and utf8.decode(errors="surrogateescape") == decoded
+        )
     except UnicodeError:
         is_lossless = False
     if not is_lossless:

@@ -3,8 +3,8 @@
 Reading skips targets whose `state` (1.2) says that they are not translated yet, and those to be reviewed unless fuzzy
 ones are included. Native codes (`bpt`, `ph`, ...) are dropped, but those for white space become it; `g`, `pc` and `mrk`
 contain text. Pre-translation fills missing and empty targets as drafts: 1.2 by `state="needs-review-translation"
-state-qualifier="mt-suggestion"`; in 2.x the segment stays `initial` with our `subState`, since tools show the next state,
-`translated`, as done by a person. Locked, approved and final units stay empty.
+state-qualifier="mt-suggestion"`; in 2.x the segment stays `initial` with our `subState`, since tools show the next
+state, `translated`, as done by a person. Locked, approved and final units stay empty.
 """
 
 from __future__ import annotations
@@ -237,7 +237,12 @@ class _XliffScanner:
         ]
 
     def _make_target(
-        self, unit: XmlElement, source: XmlElement, target: XmlElement | None, inner_xml: str, attributes: dict[str, str]
+        self,
+        unit: XmlElement,
+        source: XmlElement,
+        target: XmlElement | None,
+        inner_xml: str,
+        attributes: dict[str, str],
     ) -> Edit:
         if target is not None:
             return xml.replace_content(self.text, target, inner_xml, attributes)

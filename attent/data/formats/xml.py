@@ -213,7 +213,7 @@ class _TreeBuilder(Generic[Item]):
         self.namespace = namespace + space
         if tag != self.root:
             raise CorpusError(
-                f"{self.name} must begin with <{self.root}>, but begins with <{tag[:40]}>: check that it is the right file"
+                f"{self.name} must begin with <{self.root}>, but begins with <{tag[:40]}>: check the file"
             )
         return tag
 
@@ -281,8 +281,13 @@ def scan_elements(
     text: FileText, root: str, heads: frozenset[str], units: frozenset[str], handle: Callable[[XmlElement], None]
 ) -> None:
     """Call `handle` for each head element and each complete unit, with byte spans into `text.utf8`."""
+
+    def handle_element(element: XmlElement) -> tuple[()]:
+        handle(element)
+        return ()
+
     parser = expat.ParserCreate(encoding="utf-8", namespace_separator=" ")
-    _TreeBuilder(parser, text.name, root, heads, units, lambda element: (handle(element),), text.utf8)
+    _TreeBuilder(parser, text.name, root, heads, units, handle_element, text.utf8)
     try:
         parser.Parse(text.utf8, True)
     except expat.ExpatError as error:  # a name that is valid in the declared encoding only
@@ -327,7 +332,9 @@ def replace_content(text: FileText, element: XmlElement, inner_xml: str, values:
     """Return the edit that gives an element new content and attributes."""
     tag = set_attributes(get_slice(text, element.start, element.content_start), values)
     if tag.endswith("/>"):
-        return Edit(element.start, element.end, f"{tag[:-2].rstrip()}>{inner_xml}</{_get_qualified_name(text, element)}>")
+        return Edit(
+            element.start, element.end, f"{tag[:-2].rstrip()}>{inner_xml}</{_get_qualified_name(text, element)}>"
+        )
     return Edit(element.start, element.content_end, tag + inner_xml)
 
 
