@@ -1,7 +1,7 @@
-"""What a file holds, as a number: read once, then remembered for as long as the file is left alone.
+"""Content hashes of files, cached until a file changes.
 
-Remembered under its path, size and both times that the system keeps of it. The second of them, of the last change of
-any kind, cannot be set back by `cp -p` or `touch`, so that another content is noticed however it came there.
+The cache key is path, size, mtime and ctime. `cp -p` and `touch` cannot set back the ctime, so that every change of
+content is noticed.
 """
 
 from __future__ import annotations
@@ -13,30 +13,25 @@ from pathlib import Path
 
 from attent.storage.atomic import write_atomic
 
-MAX_ENTRIES = 1000  # files
+MAX_ENTRIES = 1000
 
 
 def hash_file(path: Path, cache_file: Path) -> str:
-    """A checksum of the content of `path`; `memory` is the file in which earlier ones are kept."""
+    """Return a checksum of the content of `path`, from `cache_file` if the file is unchanged."""
     status = path.stat()
     stamp = f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-    known = _read_cache(cache_file)
-    if stamp not in known:
+    hashes = _read_cache(cache_file)
+    if stamp not in hashes:
         with open(path, "rb") as file:
-            known[stamp] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-        _write_cache(cache_file, dict(list(known.items())[-MAX_ENTRIES:]))
-    return known[stamp]
+            hashes[stamp] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        with suppress(OSError):  # without the cache, the file is hashed again next time
+            write_atomic(cache_file, json.dumps(dict(list(hashes.items())[-MAX_ENTRIES:])).encode())
+    return hashes[stamp]
 
 
 def _read_cache(cache_file: Path) -> dict[str, str]:
     with suppress(OSError, ValueError):
-        known = json.loads(cache_file.read_text(encoding="utf-8"))
-        if isinstance(known, dict) and all(isinstance(digest, str) for digest in known.values()):
-            return known
+        hashes = json.loads(cache_file.read_text(encoding="utf-8"))
+        if isinstance(hashes, dict) and all(isinstance(digest, str) for digest in hashes.values()):
+            return hashes
     return {}
-
-
-def _write_cache(cache_file: Path, hashes: dict[str, str]) -> None:
-    """Where it cannot be written, the files are read again next time."""
-    with suppress(OSError):
-        write_atomic(cache_file, json.dumps(hashes).encode())

@@ -1,8 +1,7 @@
-"""Work for several processes, whose results come in the order of the tasks.
+"""A process pool whose results come in the order of the tasks.
 
-Processes are spawned, not forked: a fork of a process in which torch runs threads can hang. Three habits of spawned
-processes are put right here: they would run the caller's script again from its top, print a traceback each
-at Ctrl-C, and live on when the caller is killed.
+Processes are spawned, not forked: a fork of a process in which torch runs threads can deadlock. Spawned processes would
+import the caller's script again, print a traceback each on Ctrl-C, and outlive a killed parent; all three are prevented.
 """
 
 from __future__ import annotations
@@ -19,52 +18,52 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-QUEUED_PER_WORKER = 2  # tasks for each process beyond the one that is waited for
+QUEUED_PER_WORKER = 2  # tasks submitted ahead of the one that is awaited
 
 
 def map_in_order(function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
-    """`work(*task)` for every task. `work` goes to each process once; it and the tasks must be picklable."""
-    waiting: deque[Future[Result]] = deque()
+    """Yield `function(*task)` for every task. `function` is sent to each process once; all must be picklable."""
+    queue: deque[Future[Result]] = deque()
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_init_worker, initargs=(function,))
     try:
         for task in tasks:
             with hide_main_script():
-                waiting.append(pool.submit(_run_task, *task))
-            if len(waiting) > QUEUED_PER_WORKER * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+                queue.append(pool.submit(_run_task, *task))
+            if len(queue) > QUEUED_PER_WORKER * workers:
+                yield queue.popleft().result()
+        while queue:
+            yield queue.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def hide_main_script() -> Iterator[None]:
-    """A process started meanwhile does not import the caller's script, so that the script needs no guard."""
+    """Keep processes that start in this block from importing the caller's script, so that it needs no main guard."""
     main = sys.modules["__main__"]
-    kept: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None
     try:
         yield
     finally:
-        vars(main).update(kept)
+        vars(main).update(hidden)
 
 
 @contextmanager
 def block_sigint() -> Iterator[None]:
-    """What is started meanwhile does not hear Ctrl-C before it can say what to do then."""
+    """Block Ctrl-C in processes that start in this block until they install their own handler."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # it starts with the first process, and would listen again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # it starts with the first process and would unblock the signal
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-# --- in the processes ------------------------------------------------------------------------------------------------
+# ---- in the workers --------------------------------------------------------------------------------------------------
 
 _worker_function: Callable[..., Any]
 
@@ -76,7 +75,7 @@ def _init_worker(function: Callable[..., Any]) -> None:
 
 
 def bind_to_parent() -> None:
-    """The caller hears Ctrl-C, and stops us; without it we are nothing."""
+    """Ignore SIGINT, which the parent handles; exit when the parent process dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

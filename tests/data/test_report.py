@@ -14,18 +14,9 @@ from attent.data import contamination
 from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
+from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
-from attent.data.report import (
-    CorpusReport,
-    CorpusSummary,
-    CorpusSurvey,
-    HeldOutSet,
-    describe_limits,
-    diagnose,
-    format_names,
-    list_ignored_files,
-    summarize_lengths,
-)
+from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, HeldOutSet, summarize_lengths
 from attent.training.autoconfig import estimate_corpus
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
@@ -199,7 +190,7 @@ def test_files_that_lie_there_unread_are_told(tmp_path: Path) -> None:
     said = list(texts(report))
     assert any(text.startswith("2 Not read: more.tsv (") for text in said)
     assert any(text.startswith("1 Not read: x.en (") for text in said)
-    assert len(json.loads(json.dumps(report.to_dict()))["corpora"][0]["ignored_files"]) == 2
+    assert len(json.loads(json.dumps(to_json(report)))["corpora"][0]["ignored_files"]) == 2
 
 
 def test_a_file_that_another_pair_of_languages_reads_is_not_told_as_unread() -> None:
@@ -229,7 +220,7 @@ def test_a_corpus_that_breaks_off_is_reported_up_to_there(tmp_path: Path) -> Non
         survey.read_corpus(open_corpora([str(tmp_path / "c")], LANGUAGES)[0])
     report = survey.build_report(error="broken")
     assert report.pairs == report.corpora[0].pairs == 20
-    assert "before the end" in diagnose(report)[0].text
+    assert "stopped early" in diagnose(report)[0].text
 
 
 def test_a_chunk_without_any_pair_is_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +253,7 @@ def texts(report: CorpusReport) -> Iterator[str]:
 
 def test_a_clean_corpus_is_told_so(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(10_500))])
-    assert list(texts(survey_of(path).build_report())) == ["0 Nothing serious found."]
+    assert list(texts(survey_of(path).build_report())) == ["0 No serious problems found."]
 
 
 def test_the_worst_is_said_first(tmp_path: Path) -> None:
@@ -271,19 +262,19 @@ def test_the_worst_is_said_first(tmp_path: Path) -> None:
     test = tuple(Pair(*sentence(i), "test.tsv", i + 1) for i in range(190, 250))
     said = list(texts(survey_of(path, against=test).build_report()))
     assert said == sorted(said, reverse=True, key=lambda text: text[0])
-    assert any("10 are in this corpus" in text and "too good" in text for text in said)
+    assert any("10 in this corpus" in text and "inflated" in text for text in said)
     assert any("30 lines could not be read as a pair" in text for text in said)
-    assert any("came before, word for word" in text for text in said)
-    assert any("Only 200 pairs: a model would learn them by heart" in text for text in said)
-    assert not any("Nothing serious" in text for text in said)
+    assert any("of the pairs are duplicates" in text for text in said)
+    assert any("Only 200 pairs: a model would overfit" in text for text in said)
+    assert not any("No serious problems" in text for text in said)
 
 
 def test_one_pair_and_one_sentence_are_told_as_one(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", ["Good day to all of you here.\tGuten Tag."])
     test = (Pair("Good day to all of you here.", "Einen guten Tag euch allen.", "test.tsv", 1),)
     said = list(texts(survey_of(path, against=test).build_report()))
-    assert any(text.startswith("2 Only 1 pair: a model would learn it by heart.") for text in said)
-    assert any("Of 1 sentence of test 1 is in this corpus" in text for text in said)
+    assert any(text.startswith("2 Only 1 pair: a model would overfit.") for text in said)
+    assert any("test: of 1 sentence, 1 in this corpus" in text for text in said)
 
 
 def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
@@ -297,9 +288,9 @@ def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
     )
     survey.read_corpus(open_corpora([str(path)], LANGUAGES)[0])
     said = list(texts(survey.build_report()))
-    assert "2 There is not one pair in test.tsv: nothing could be checked." in said
+    assert "2 test.tsv has no pairs: nothing could be checked." in said
     assert "1 1 line of test.tsv could not be read as a pair." in said
-    assert survey.build_report().to_dict()["test_sets"][0]["bad_lines"] == 1
+    assert to_json(survey.build_report())["test_sets"][0]["bad_lines"] == 1
     assert not any("No sentence" in text for text in said)
 
 
@@ -309,7 +300,7 @@ def test_short_sentences_that_come_again_are_told_too(tmp_path: Path) -> None:
     )
     test = (Pair("Click OK now", "Jetzt OK klicken", "test.tsv", 1),) * 3
     said = list(texts(survey_of(path, against=test).build_report()))
-    assert "1 No sentence of test is in this corpus, nor nearly, but for 3 of three words or less." in said
+    assert "1 No sentence of test is in this corpus, exactly or nearly, except 3 of three words or less." in said
 
 
 def test_how_far_near_twins_were_sought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,10 +308,10 @@ def test_how_far_near_twins_were_sought_is_told(tmp_path: Path, monkeypatch: pyt
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
     report = survey_of(path, against=test).build_report()
-    assert any("near twins were sought of the first 20 of 25 sentences only" in text for text in texts(report))
-    assert report.to_dict()["test_sets"][0]["contamination"]["near_checked"] == 20
+    assert any("near duplicates were searched for the first 20 of 25 sentences only" in text for text in texts(report))
+    assert to_json(report)["test_sets"][0]["contamination"]["near_checked"] == 20
     leak = replace(report.test_sets[0].contamination, near_checked=25, uncompared_lines=1_234)
-    assert describe_limits(leak).startswith("1,234 different lines of the corpus met too many")
+    assert describe_limits(leak).startswith("1,234 different lines of the corpus had too many")
     assert describe_limits(replace(leak, uncompared_lines=0)) == ""
 
 
@@ -328,12 +319,12 @@ def test_sides_the_wrong_way_round_are_suspected(tmp_path: Path) -> None:
     lines = [f"Это предложение номер {i} на русском\tThis is sentence number {i} in English" for i in range(40)]
     survey = CorpusSurvey()
     survey.read_corpus(open_corpora([str(write(tmp_path / "c.tsv", lines))], LanguagePair("en", "ru"))[0])
-    assert any("--src and --tgt the right way" in text for text in texts(survey.build_report()))
+    assert any("--src and --tgt swapped" in text for text in texts(survey.build_report()))
 
 
 def test_every_fact_goes_into_json(planted: tuple[Path, dict[str, list[int]]]) -> None:
     report = survey_of(planted[0], against=(Pair(*sentence(3), "test.tsv", 9),)).build_report()
-    facts = json.loads(json.dumps(report.to_dict()))
+    facts = json.loads(json.dumps(to_json(report)))
     assert facts["pairs"] == report.pairs
     assert facts["test_sets"][0]["contamination"]["matches"][0]["test"]["line"] == 9
     assert {finding["name"]: finding["count"] for finding in facts["dropped"]}["script"] == 6

@@ -1,0 +1,213 @@
+"""Advice from a corpus report: what to look at before training, the most important first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from attent.data.contamination import Contamination
+from attent.data.formats import registry, streams
+from attent.data.pairs import Pair
+from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary
+from attent.formatting import format_count, format_precise_percent
+
+MIN_TRAINING_PAIRS = 10_000  # a model overfits fewer
+MAX_CONTAMINATION = 0.005  # fraction of a test set from which on its scores are inflated
+MAX_SHORT_CONTAMINATION = 0.1  # for sentences of three words or less, which recur in any corpus
+EXPECTED_REASONS = ("no translation", "fuzzy", "obsolete")  # normal in unfinished catalogues and translation memories
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A sentence with severity 2 (check before training), 1 (note) or 0 (fine)."""
+
+    severity: int
+    text: str
+
+
+def diagnose(report: CorpusReport) -> tuple[Diagnostic, ...]:
+    """Return all diagnostics of a report, the most severe first."""
+    checks = (_diagnose_reading, _diagnose_test_sets, _diagnose_pairs, _diagnose_size)
+    diagnostics = [diagnostic for check in checks for diagnostic in check(report)]
+    if not any(diagnostic.severity == 2 for diagnostic in diagnostics):
+        diagnostics.append(Diagnostic(0, "No serious problems found."))
+    return tuple(sorted(diagnostics, key=lambda diagnostic: -diagnostic.severity))
+
+
+def to_json(report: CorpusReport) -> dict[str, Any]:
+    """Return the report and its diagnostics as plain data, keyed by field names."""
+    return {"diagnostics": _to_plain(diagnose(report)), **_to_plain(report)}
+
+
+def _to_plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _to_plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Pair):
+        return value._asdict()
+    return [_to_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
+    if report.error:
+        unread = f" Not read: {format_names(report.unread_corpora)}." if report.unread_corpora else ""
+        yield Diagnostic(2, f"Reading stopped early; this report covers the part that was read.{unread}")
+    if not report.pairs:
+        yield Diagnostic(2, "The corpus has no pairs.")
+    expected = sum(finding.count for finding in report.bad_lines if finding.name in EXPECTED_REASONS)
+    broken = sum(finding.count for finding in report.bad_lines) - expected
+    if broken:
+        severity = 2 if broken > 0.01 * (report.pairs + broken) else 1
+        verb = "is" if broken == 1 else "are"
+        yield Diagnostic(severity, f"{format_count(broken, 'line')} could not be read as a pair and {verb} skipped.")
+    if expected:
+        entries = format_count(expected, "entry", "entries")
+        yield Diagnostic(1, f"{entries} without a finished translation: normal in such files.")
+    yield from _diagnose_ignored(report)
+
+
+def _diagnose_ignored(report: CorpusReport) -> Iterator[Diagnostic]:
+    """Report unread files. Those in a known format and both files of a pair may have been meant for training."""
+    names = list_ignored_files(report.corpora)
+    stems = Counter(_file_stem(name) for name in names)
+    readable = [name for name in names if registry.detect_format(_file_name(name)) or stems[_file_stem(name)] > 1]
+    others = [name for name in names if name not in readable]
+    if readable:
+        yield Diagnostic(2, f"Not read: {format_names(readable)}. Name a file as a corpus to train on it too.")
+    if others:
+        yield Diagnostic(1, f"Not read: {format_names(others)}.")
+
+
+def list_ignored_files(corpora: Sequence[CorpusSummary]) -> list[str]:
+    """Return the files that no corpus read; a folder may be read once per language pair."""
+    read = {(corpus.name, Path(file).name) for corpus in corpora for file in corpus.files}
+    names = [(corpus.name, name) for corpus in corpora for name in corpus.ignored_files]
+    return list(dict.fromkeys(name for folder, name in names if (folder, _file_name(name)) not in read))
+
+
+def _file_name(entry: str) -> str:
+    """Return the file of an entry such as `more.tsv (the reason)`."""
+    return entry.partition(" (")[0]
+
+
+def _file_stem(entry: str) -> str:
+    return streams.strip_compression_suffix(_file_name(entry)).rpartition(".")[0]
+
+
+def format_names(names: Sequence[str], max_names: int = 3) -> str:
+    """Join the first names and the number of further ones."""
+    more = len(names) - max_names
+    return _join_phrases([*names[:max_names], f"{more:,} more"] if more > 0 else list(names))
+
+
+def _join_phrases(phrases: list[str]) -> str:
+    return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
+
+
+# ---- test sets -------------------------------------------------------------------------------------------------------
+
+
+def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
+    for test_set in report.test_sets:
+        yield _diagnose_contamination(test_set)
+        if test_set.bad_lines:
+            lines = format_count(test_set.bad_lines, "line")
+            yield Diagnostic(1, f"{lines} of {test_set.name} could not be read as a pair.")
+        if test_set.unseen_sentences:
+            characters = format_count(len(set("".join(test_set.unseen_characters))), "character")
+            sentences = format_count(test_set.unseen_sentences, "sentence")
+            yield Diagnostic(1, f"{characters} of {test_set.name}, in {sentences}, not found in the corpus.")
+
+
+def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
+    found = test_set.contamination
+    if not found.sentences:
+        return Diagnostic(2, f"{test_set.name} has no pairs: nothing could be checked.")
+    same = found.same_pair + found.same_source
+    counts = (
+        (same, "in this corpus"),
+        (found.same_target, "with a target that is in this corpus"),
+        (found.near_duplicates, "nearly equal to a line of this corpus"),
+    )
+    summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
+    if not summary:
+        return _diagnose_clean(test_set)
+    summary = f"{test_set.name}: of {format_count(found.sentences, 'sentence')}, {summary}"
+    if same > MAX_CONTAMINATION * found.sentences:
+        return Diagnostic(2, f"{summary}: scores on it would be inflated.")
+    is_low = found.exact_matches + found.near_duplicates < 0.1 * found.sentences
+    return Diagnostic(1, f"{summary}: {'so few are normal' if is_low else 'check the examples below'}.")
+
+
+def _diagnose_clean(test_set: ContaminationReport) -> Diagnostic:
+    found = test_set.contamination
+    text = f"No sentence of {test_set.name} is in this corpus, exactly or nearly"
+    if found.short_matches:
+        text += f", except {found.short_matches:,} of three words or less"
+    if limits := describe_limits(found):
+        text += f"; {limits}"
+    return Diagnostic(1 if found.short_matches > MAX_SHORT_CONTAMINATION * found.sentences else 0, f"{text}.")
+
+
+def describe_limits(contamination: Contamination) -> str:
+    """Describe what the search for near duplicates left out, if anything."""
+    limits = []
+    if contamination.near_checked < contamination.sentences:
+        limits.append(
+            f"near duplicates were searched for the first {contamination.near_checked:,} of "
+            f"{contamination.sentences:,} sentences only"
+        )
+    if contamination.uncompared_lines:
+        lines = format_count(contamination.uncompared_lines, "line", "different lines")
+        limits.append(f"{lines} of the corpus had too many candidates to compare")
+    return "; ".join(limits)
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
+    script, control = report.count_dropped("script"), report.count_dropped("control")
+    if report.pair_fraction(script) > 0.5:
+        yield Diagnostic(2, "Most lines are not in the script of their language: are --src and --tgt swapped?")
+    elif script:
+        yield _diagnose_lines(report, script, "in a script of another language")
+    if control:
+        examples = f" ({report.mojibake_pairs:,} such as \u201cfÃ¼r\u201d)" if report.mojibake_pairs else ""
+        yield _diagnose_lines(report, control, f"with a wrong encoding{examples} or control characters")
+    ratio, identical = report.count_dropped("length_ratio"), report.count_dropped("identical")
+    if report.pair_fraction(ratio) > 0.02:
+        yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
+    if report.pair_fraction(identical) > 0.01:
+        yield Diagnostic(2, f"{_format_share(report, identical)} of the pairs are untranslated sentences.")
+    duplicates = report.count_dropped("duplicates")
+    if report.pair_fraction(duplicates) > 0.001:
+        is_normal = report.pair_fraction(duplicates) < 0.3
+        comparison = "normal for a translation memory" if is_normal else "more than in most corpora"
+        action = "they are dropped" if report.filters_applied else "they are kept"
+        yield Diagnostic(1, f"{_format_share(report, duplicates)} of the pairs are duplicates: {comparison}; {action}.")
+
+
+def _diagnose_lines(report: CorpusReport, count: int, problem: str) -> Diagnostic:
+    severity = 2 if report.pair_fraction(count) > 0.01 else 1
+    return Diagnostic(severity, f"{format_count(count, 'line')} {problem}: {_format_share(report, count)}.")
+
+
+def _diagnose_size(report: CorpusReport) -> Iterator[Diagnostic]:
+    if 0 < report.kept_pairs < MIN_TRAINING_PAIRS:
+        pairs = format_count(report.kept_pairs, "pair")
+        yield Diagnostic(2, f"Only {pairs}: a model would overfit. Add more data, or fine-tune a trained model.")
+    if report.pairs and not (report.source.languages and report.target.languages):
+        yield Diagnostic(1, "The languages are unknown; --src and --tgt enable more checks.")
+    if report.pair_fraction(report.retranslated_pairs) > 0.05:
+        share = _format_share(report, report.retranslated_pairs)
+        yield Diagnostic(1, f"{share} of the pairs repeat a source with another translation: normal, they are kept.")
+
+
+def _format_share(report: CorpusReport, count: int) -> str:
+    return format_precise_percent(report.pair_fraction(count))

@@ -1,0 +1,344 @@
+"""Corpus reports as text for a terminal, 80 columns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attent.data.contamination import ContaminationMatch
+from attent.data.diagnostics import describe_limits, diagnose
+from attent.data.estimate import CorpusEstimate
+from attent.data.filters import FilterConfig
+from attent.data.pairs import Pair
+from attent.data.report import ContaminationReport, CorpusReport, Finding, LengthStats, LineExample, SideStats
+from attent.formatting import escape_invisible, format_count, format_precise_percent
+
+PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
+MAX_BAR_WIDTH = 26
+MAX_NAME_WIDTH = 50  # a longer path is split into folder and file
+NUM_BINS = 10  # of the histogram, and one for longer lines
+
+SEVERITY_LABELS = {2: ("check", "bold red"), 1: ("note", "yellow"), 0: ("ok", "green")}
+FILTER_LABELS = {
+    "empty": "an empty side",
+    "control": "control characters or wrong encoding",
+    "max_chars": f"longer than {FilterConfig.max_chars:,} characters",
+    "length_ratio": f"one side over {FilterConfig.length_ratio:g} times longer (short lines: more allowed)",
+    "identical": "not translated: both sides equal",
+    "script": "in the script of another language",
+    "duplicates": "duplicates",
+}
+MATCH_LABELS = {
+    "pair": "same pair",
+    "source": "same source",
+    "target": "same target",
+    "near source": "nearly the same source",
+    "near target": "nearly the same target",
+}
+
+
+def render_report(report: CorpusReport) -> str:
+    """Return the report as text in the width of the terminal."""
+    console = Console(highlight=False)
+    console.width = min(console.width, MAX_WIDTH) if console.is_terminal else PIPE_WIDTH
+    with console.capture() as capture:
+        for section in _iter_sections(report, console.width):
+            console.print(section)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
+
+
+def _iter_sections(report: CorpusReport, width: int) -> Iterator[RenderableType]:
+    """Yield the diagnostics first, then the figures behind them."""
+    yield _render_diagnostics(report)
+    yield _render_corpora(report)
+    if not report.pairs:
+        return
+    yield _render_sides(report)
+    yield _render_histogram(report, width)
+    yield _render_filters(report)
+    yield from map(_render_test_set, report.test_sets)
+    if report.estimate:
+        yield _render_estimate(report, report.estimate)
+
+
+def _render_heading(title: str, note: str = "") -> Text:
+    return Text.assemble("\n", (title, "bold"), (f"  {note}" if note else "", "dim"))
+
+
+def _render_diagnostics(report: CorpusReport) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for diagnostic in diagnose(report):
+        label, style = SEVERITY_LABELS[diagnostic.severity]
+        table.add_row(Text(label, style), Text(diagnostic.text))
+    return table
+
+
+def _render_corpora(report: CorpusReport) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    several = len({(corpus.source, corpus.target) for corpus in report.corpora}) > 1
+    for corpus in report.corpora:
+        weight = f", weight {corpus.weight:g}" if corpus.weight != 1 else ""
+        tags = f" {corpus.source}-{corpus.target}" if several else ""
+        table.add_row(_format_files(corpus.files), f"{format_count(corpus.pairs, 'pair')}{tags}{weight}")
+    rows: list[RenderableType] = [_render_heading("Files"), table]
+    if report.bad_lines:
+        rows += [_render_heading("Lines that are not pairs"), *map(_render_bad_lines, report.bad_lines)]
+    return Group(*rows)
+
+
+def _format_files(names: Sequence[str]) -> str:
+    """List files, with a common folder once; a long list is shortened in the middle."""
+    folders = {str(Path(name).parent) for name in names}
+    if len(folders) == 1 and folders != {"."} and (len(names) > 1 or len(names[0]) > MAX_NAME_WIDTH):
+        return f"{folders.pop()}: {_format_files([Path(name).name for name in names])}"
+    shown = names if len(names) <= 6 else [*names[:3], f"... {len(names) - 6} more ...", *names[-3:]]
+    return ", ".join(shown)
+
+
+def _render_bad_lines(finding: Finding) -> RenderableType:
+    rows = [Text(f"{finding.count:>11,}  {finding.name}")]
+    rows += [_render_line(_format_location(example), example.source) for example in finding.examples]
+    return Group(*rows)
+
+
+# ---- sizes and lengths -----------------------------------------------------------------------------------------------
+
+
+def _render_sides(report: CorpusReport) -> RenderableType:
+    sides = (("source", report.source), ("target", report.target))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    table.add_column("")
+    for name, side in sides:
+        title = f"{name} ({', '.join(side.languages)})" if side.languages else name
+        table.add_column(title, justify="right", header_style="dim")
+    for row in _build_side_rows(report.source, report.target):
+        table.add_row(*row)
+    rows: list[RenderableType] = [_render_heading(format_count(report.pairs, "pair")), table]
+    for name, side in sides:
+        if side.rare_characters:
+            characters = _format_characters(side.rare_characters)
+            rows.append(
+                Text(f"Characters that occur once or twice in the {name}: {characters}", "dim", overflow="fold")
+            )
+    return Group(*rows)
+
+
+def _build_side_rows(*sides: SideStats) -> list[tuple[str, ...]]:
+    def format_lengths(values: Iterator[int]) -> list[str]:
+        return [
+            format_count(value, side.lengths.unit.removesuffix("s")) for value, side in zip(values, sides, strict=True)
+        ]
+
+    lengths: list[LengthStats] = [side.lengths for side in sides]
+    rows = [
+        ("words", [f"{side.words:,}" if side.lengths.unit == "words" else "" for side in sides]),
+        ("characters", [f"{side.characters:,}" for side in sides]),
+        ("distinct characters", [f"{side.distinct_characters:,}" for side in sides]),
+        ("mean length", [f"{side.lengths.mean:.1f} {side.lengths.unit}" for side in sides]),
+        ("median length", format_lengths(stats.median for stats in lengths)),
+        ("95th percentile", format_lengths(stats.percentile_95 for stats in lengths)),
+        ("maximum length", format_lengths(stats.max_length for stats in lengths)),
+    ]
+    return [(label, *values) for label, values in rows if any(values)]
+
+
+def _format_characters(text: str, max_characters: int = 30) -> str:
+    """List characters, invisible ones by their code point."""
+    more = f" and {len(text) - max_characters:,} more" if len(text) > max_characters else ""
+    shown = (
+        char if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}" for char in text[:max_characters]
+    )
+    return " ".join(shown) + more
+
+
+def _render_histogram(report: CorpusReport, width: int) -> RenderableType:
+    """Draw the length distributions of both sides next to each other."""
+    sides = report.source, report.target
+    bin_width = _choose_bin_width(max(side.lengths.percentile_95 for side in sides))
+    table = Table.grid(padding=(0, 1))
+    for justify in ("right", "left", "right", "left", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    bar_width = min(MAX_BAR_WIDTH, (width - 26) // 2)
+    table.add_row("", *(cell for side in sides for cell in (Text(_format_unit(side), "dim"), "")))
+    rows = [bin_lengths(side.lengths.counts, bin_width) for side in sides]
+    peak = max(max(max(row) for row in rows), 1e-9)
+    for i in range(1 + max(i for i in range(NUM_BINS + 1) if any(row[i] for row in rows))):
+        if any(row[i] for row in rows) or i < NUM_BINS:
+            cells = (cell for row in rows for cell in (draw_bar(row[i] / peak, bar_width), _format_share(row[i])))
+            table.add_row(_format_bin(i, bin_width), *cells)
+    return Group(_render_heading("Line lengths"), table)
+
+
+def _format_unit(side: SideStats) -> str:
+    return f"{side.lengths.unit} of {side.languages[0]}" if side.languages else side.lengths.unit
+
+
+def _choose_bin_width(max_length: int) -> int:
+    """Return a round width such that NUM_BINS bins hold most lines."""
+    sizes = (size * 10**power for power in range(6) for size in (1, 2, 3, 5))
+    return next(size for size in sizes if size * NUM_BINS >= max_length * 1.2)
+
+
+def bin_lengths(counts: Sequence[int], bin_width: int) -> list[float]:
+    """Return the shares of the lengths 0..w, w+1..2w, ...; the last bin has all longer ones."""
+    total = max(sum(counts), 1)
+    edges = [0, *(1 + bin_width * i for i in range(1, NUM_BINS + 1))]
+    shares = [sum(counts[a:b]) / total for a, b in pairwise(edges)]
+    return [*shares, sum(counts[edges[-1] :]) / total]
+
+
+def draw_bar(share: float, width: int) -> str:
+    """Draw a bar in eighths of a character, so that small differences show."""
+    eighths = round(share * width * 8)
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return (bar or ("▏" if share > 0 else "")).ljust(width)
+
+
+def _format_bin(i: int, bin_width: int) -> str:
+    if i == NUM_BINS:
+        return f"over {bin_width * NUM_BINS:,}"
+    return f"{bin_width * i + 1:,}-{bin_width * (i + 1):,}" if bin_width > 1 else f"{i + 1}"
+
+
+def _format_share(share: float) -> str:
+    if not share:
+        return ""
+    return f"{100 * share:.0f}%" if share >= 0.005 else "<1%"
+
+
+# ---- filters ---------------------------------------------------------------------------------------------------------
+
+
+def _render_filters(report: CorpusReport) -> RenderableType:
+    note = "" if report.filters_applied else "not applied: --keep-all"
+    rows: list[RenderableType] = [_render_heading("Dropped by the filters", note)]
+    for finding in report.dropped:
+        rows.append(_render_count(FILTER_LABELS[finding.name], finding.count, report, "" if finding.count else "dim"))
+        rows += [line for example in finding.examples for line in _render_example(example)]
+    rows.append(_render_count("pairs to train on", report.kept_pairs, report, "bold"))
+    if report.identical_pairs:
+        rows.append(_render_count("of them with equal sides (names, codes ...)", report.identical_pairs, report))
+    if report.retranslated_pairs:
+        label = "of them with a source that occurred before, translated differently"
+        rows.append(_render_count(label, report.retranslated_pairs, report))
+    return Group(*rows)
+
+
+def _render_count(label: str, count: int, report: CorpusReport, style: str = "") -> Text:
+    return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
+
+
+def _render_example(example: LineExample) -> list[Text]:
+    """Render a pair on two lines; each text ends its line, so that right-to-left text moves nothing else."""
+    location = _format_location(example)
+    return [_render_line(location, example.source), _render_line(" " * cell_len(location), example.target)]
+
+
+def _format_location(example: LineExample | Pair) -> str:
+    return f"{Path(example.file).name}:{example.line}"
+
+
+def _render_line(location: str, text: str) -> Text:
+    return Text.assemble("    ", (location, "cyan"), "  ", escape_invisible(text), no_wrap=True, overflow="ellipsis")
+
+
+# ---- test sets and time ----------------------------------------------------------------------------------------------
+
+
+def _render_test_set(test_set: ContaminationReport) -> RenderableType:
+    found = test_set.contamination
+    rows: list[RenderableType] = [
+        _render_heading(f"Overlap with {test_set.name}", format_count(found.sentences, "sentence")),
+        Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
+    ]
+    counts = [
+        (found.same_pair, "in the corpus, with the same translation"),
+        (found.same_source, "in the corpus, with another translation"),
+        (found.same_target, "with the translation of another line of the corpus"),
+        (found.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
+        (found.short_matches, "of three words or less that recur, as such sentences do"),
+        (test_set.unseen_sentences, f"with characters not in the corpus: {_format_unseen(test_set)}"),
+        (test_set.bad_lines, "lines that are not pairs"),
+    ]
+    lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
+    if found.sentences:
+        rows += lines or [Text("none of them is in the corpus, exactly or nearly", "green")]
+    else:
+        rows += lines or [Text("it has no pairs", "bold red")]
+    if limits := describe_limits(found):
+        rows.append(Text(limits, "yellow"))
+    rows += [line for match in found.matches for line in _render_match(match)]
+    return Group(*rows)
+
+
+def _format_unseen(test_set: ContaminationReport) -> str:
+    """List unseen characters by side, since a character that one side lacks may be in the other."""
+    sides = zip(("source", "target"), test_set.unseen_characters, strict=True)
+    return "; ".join(f"{side} {_format_characters(unseen, 20)}" for side, unseen in sides if unseen)
+
+
+def _render_match(match: ContaminationMatch) -> list[Text]:
+    """Render the matching side of the test sentence and of the training line.
+
+    Near duplicates are compared as sets of words: with another order, or a word twice, they share 100%.
+    """
+    side = "target" if match.kind.endswith("target") else "source"
+    share = f" ({100 * match.overlap:.0f}% of the words shared)" if match.kind.startswith("near") else ""
+    locations = _format_location(match.test), _format_location(match.train)
+    width = max(map(cell_len, locations))
+    lines = [
+        _render_line(location.ljust(width), str(getattr(pair, side)))
+        for location, pair in zip(locations, (match.test, match.train), strict=True)
+    ]
+    return [Text(f"  {MATCH_LABELS[match.kind]}{share}", "dim"), *lines]
+
+
+def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> RenderableType:
+    tokens, training = estimate.tokens, estimate.training
+    is_complete = tokens.sampled_pairs >= report.kept_pairs
+    sample = "all pairs" if is_complete else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
+    source, target = format_rounded(tokens.source_tokens), format_rounded(tokens.target_tokens)
+    rows: list[tuple[str, str | Text]] = [
+        ("vocabulary", f"{tokens.vocab_size:,} subwords, shared by both languages"),
+        ("tokens", f"about {source} source and {target} target"),
+        ("model", f"{training.size}, {format_rounded(training.parameters)} parameters"),
+        ("speed", f"{format_rounded(training.tokens_per_second)} tokens per second ({training.device})"),
+        ("training", Text(format_duration_range(*training.seconds), "bold")),
+        ("", f"for {training.epochs} epochs, which are often enough for this amount of data"),
+    ]
+    if report.source.lengths.unit == report.target.lengths.unit == "words":
+        fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
+        rows.insert(2, ("tokens per word", fertility))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return Group(_render_heading("Estimate", f"from {sample} and a few seconds of training"), table)
+
+
+def format_rounded(count: int) -> str:
+    """1.2 million for 1,234,567: two digits, as exact as an estimate is."""
+    for size, name in ((10**9, " billion"), (10**6, " million")):
+        if count >= size:
+            return f"{count / size:.2g}{name}" if count < 100 * size else f"{count / size:.0f}{name}"
+    return f"{float(f'{count:.2g}'):,.0f}"
+
+
+def format_duration_range(low: int, high: int) -> str:
+    """2 to 5 hours: in the unit that suits the larger."""
+    units = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
+    size, name = next(((size, name) for size, name in units if high >= 1.5 * size), units[-1])
+    first, last = (
+        max(float(f"{value / size:.1g}" if value < 10 * size else f"{value / size:.2g}"), 0) for value in (low, high)
+    )
+    if first < 1:
+        return f"up to {max(last, 1):g} {name}"
+    return f"{first:g} to {last:g} {name}" if first < last else f"about {last:g} {name}"
