@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from attent.decoding.options import SearchOptions
-from attent.decoding.translator import EngineName, Translator
+from attent.decoding.options import EngineName, SearchOptions
+from attent.decoding.translator import Translator
 from attent.interop import ctranslate2 as conversion
 from attent.interop import marian
 from attent.models import Seq2Seq, Seq2SeqConfig

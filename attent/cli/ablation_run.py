@@ -26,10 +26,9 @@ from attent.cli.ablation_report import (
     print_ablation,
 )
 from attent.cli.convert import write_atomically
-from attent.cli.search_flags import DeviceFlags, load_translator, resolve_target_lang
 from attent.data.pairs import LanguagePair
-from attent.decoding.options import SearchOptions
-from attent.decoding.translator import Translator
+from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.translator import Translator, load_translator, resolve_target_lang
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate as ablations
 from attent.inspection.ablate import (
@@ -74,7 +73,7 @@ def run_ablation(
     prune_to: Path | None = None,
     max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
     search: SearchOptions | None = None,
-    machine: DeviceFlags | None = None,
+    machine: DeviceOptions | None = None,
     on_done: Callable[[Ablation], None] | None = None,
 ) -> int:
     """All of it. `then` is given what was measured, such as to draw it."""
@@ -83,7 +82,7 @@ def run_ablation(
     names = [data] if isinstance(data, str) else list(data)
     texts = read_test_set(names, LanguagePair(src, tgt))
     telling = AblationReporter(sys.stderr)
-    translator = load_translator((folder,), machine or DeviceFlags(), telling.say)
+    translator = load_translator((folder,), machine or DeviceOptions(), telling.say)
     work = AblationJob(
         folder=folder,
         translator=translator,

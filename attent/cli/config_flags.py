@@ -1,6 +1,6 @@
-"""Flags out of settings: every annotated field of a table is a flag of the same name, and its words are the help text.
+"""Command-line flags of a run, derived from its settings: an annotated field is a flag, the annotation its help.
 
-A flag that was not given is None, so that it can be told apart from one that was given its default.
+A flag that was not given is None, which tells it apart from one that was given its default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 
 
 def add_config_flags(tables: Mapping[str, tuple[type, Group]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The command takes the flags of these tables, too, as its `**flags`: table -> (dataclass, group in the help)."""
+    """Add the flags of settings tables to a command, as its `**flags`: table -> (dataclass, help group)."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(command, eval_str=True)
@@ -34,20 +34,20 @@ def _iterate_flags(table: type, group: Group) -> Iterator[inspect.Parameter]:
     for field in fields(table):
         hint = hints[field.name]
         if get_origin(hint) is Annotated:
-            kind, words = get_args(hint)
-            many = get_origin(kind) is tuple
-            meant = Parameter(
-                help=words,
+            kind, help_text = get_args(hint)
+            is_list = get_origin(kind) is tuple
+            parameter = Parameter(
+                help=help_text,
                 group=group,
-                consume_multiple=many,
-                allow_repeating=many or None,
+                consume_multiple=is_list,
+                allow_repeating=is_list or None,
                 negative_iterable="",
             )
-            annotation: Any = Annotated[kind | None, meant]
+            annotation: Any = Annotated[kind | None, parameter]
             yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def collect_overrides(flags: Mapping[str, Any], tables: Mapping[str, tuple[type, Group]]) -> dict[str, Any]:
-    """{"steps": 20, "src": None} -> {"train.steps": 20}"""
+    """Return the given flags by table: {"steps": 20, "src": None} -> {"train.steps": 20}."""
     homes = {field.name: name for name, (table, _) in tables.items() for field in fields(table)}
     return {f"{homes[name]}.{name}": value for name, value in flags.items() if value is not None}

@@ -117,7 +117,7 @@ def list_digits() -> Iterator[str]:
 
 
 def translate_dates(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-    from attent.decoding.in_memory import translate_texts
+    from attent.decoding.translator import translate_texts
 
     return translate_texts(model, tokenizer, texts, beam_size=1)
 

@@ -1,4 +1,4 @@
-"""`attent fill`: the likeliest words behind the masks of a text. What is done with it is `attent.decode.reader`'s."""
+"""`attent fill`: the most likely words for the masks of a text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from attent.cli.input_texts import (
-    OUTPUT_GROUP,
     TEXTS_HELP,
     TextBlock,
     TextInputFlags,
     check_flags,
     load_predictor,
-    print_message,
     print_result,
     read_text_blocks,
 )
+from attent.cli.line_progress import print_message
+from attent.cli.search_flags import OUTPUT_GROUP
 
 if TYPE_CHECKING:
     from attent.decoding.encoder_inference import FilledText, Predictor
@@ -28,70 +28,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FillFlags(TextInputFlags):
-    """What may be asked for; each field is a flag of the command."""
+    """The flags of `attent fill`."""
 
     top: Annotated[
-        int,
-        Parameter(
-            name=["--top", "-n"], group=OUTPUT_GROUP, help="words for each mask; 1: print the filled texts alone"
-        ),
+        int, Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="words per mask; 1: print only the filled text")
     ] = 5
 
 
 def fill(
     model: Annotated[
-        Path, Parameter(help="a folder of `attent train --task mlm` or `spans`, or a BERT or T5 of Hugging Face's")
+        Path, Parameter(help="a folder of `attent train --task mlm` or `spans`, or Hugging Face's BERT or T5")
     ],
     texts: Annotated[list[str] | None, Parameter(help=TEXTS_HELP, negative_iterable="")] = None,
     /,
     *,
     flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Say which word may stand behind each mask of a text.
+    """Fill in the masks of a text.
 
     attent fill runs/mlm "The [MASK] sat on the mat."
     """
     check_flags(flags, "fill", flags.top)
-    reader = load_predictor(model, flags)
-    whole = 0
+    predictor = load_predictor(model, flags)
+    without_mask = 0
     for block in read_text_blocks(texts or []):
-        for found in fill_block(reader, block, flags.top):
-            whole += not found.masks
-            print_result(format_json(found) if flags.json else format_text(found, flags.top))
-    if whole:
-        print_message(f"without a mask, and printed as read: {whole:,} line{'s' * (whole != 1)}")
+        for filled in fill_block(predictor, block, flags.top):
+            without_mask += not filled.masks
+            print_result(format_json(filled) if flags.json else format_text(filled, flags.top))
+    if without_mask:
+        print_message(f"{without_mask:,} line{'s' * (without_mask != 1)} without a mask, printed unchanged")
 
 
 def fill_block(predictor: Predictor, block: TextBlock, top: int) -> Iterator[FilledText]:
-    """In their order; a line of a file that has no mask stays as it is, while a text that was typed must have one."""
+    """Fill texts in order. A line of a file may lack a mask and stays unchanged; a text on the command line may not."""
     from attent.decoding.encoder_inference import FilledText
 
-    numbered = list(enumerate(block.texts, block.first_number))
-    chosen = (
-        numbered if block.is_from_command else [(number, text) for number, text in numbered if predictor.has_mask(text)]
-    )
-    found = iter(predictor.fill([text for _, text in chosen], top, [number for number, _ in chosen]))
-    numbers = {number for number, _ in chosen}
-    for number, text in numbered:
-        yield next(found) if number in numbers else FilledText(source=text, text=text, masks=())
+    numbered = dict(enumerate(block.texts, block.first_number))
+    masked = {n: text for n, text in numbered.items() if block.is_from_command or predictor.has_mask(text)}
+    filled = iter(predictor.fill(list(masked.values()), top, list(masked)))
+    for number, text in numbered.items():
+        yield next(filled) if number in masked else FilledText(source=text, text=text, masks=())
 
 
 def format_json(filled: FilledText) -> str:
-    masks = [[asdict(guess) for guess in guesses] for guesses in filled.masks]
+    masks = [[asdict(prediction) for prediction in predictions] for predictions in filled.masks]
     return json.dumps({"source": filled.source, "text": filled.text, "masks": masks}, ensure_ascii=False)
 
 
 def format_text(filled: FilledText, top: int) -> str:
-    """The filled text; or a line for each guess, with how likely it is, mask after mask."""
+    """Return the filled text, or one line per prediction: mask number if there are several, probability, word, text."""
     from attent.decoding.output_format import replace_line_breaks
 
     if top == 1 or not filled.masks:
         return replace_line_breaks(filled.text)
-    lines = []
-    for number, guesses in enumerate(filled.masks, 1):
-        before = f"{number}\t" if len(filled.masks) > 1 else ""
-        lines += [
-            f"{before}{guess.probability:.4f}\t{replace_line_breaks(guess.word)}\t{replace_line_breaks(guess.text)}"
-            for guess in guesses
-        ]
-    return "\n".join(lines)
+    rows = [
+        [*([str(number)] if len(filled.masks) > 1 else []), f"{item.probability:.4f}", item.word, item.text]
+        for number, predictions in enumerate(filled.masks, 1)
+        for item in predictions
+    ]
+    return "\n".join("\t".join(map(replace_line_breaks, row)) for row in rows)

@@ -1,156 +1,262 @@
-"""`attent generate`: a text goes on, word by word, as a decoder-only model writes it; or many, a prompt a line.
+"""`attent generate`: continue one prompt, streamed, or many, one per line.
 
-What may be asked for is here, what is done with it is `generating`'s, and the writing itself `attent.decode`'s.
+one prompt              prompt and text; several texts are separated by a line of ---
+prompts from a file     one line each; line breaks become spaces
+--json                  one JSON object per line
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import secrets
+import sys
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli.search_flags import COMMON_GROUP, DEVICE_GROUP, OUTPUT_GROUP, SAMPLING_GROUP, SEARCH_GROUP, DtypeName
+from attent.cli.search_flags import (
+    COMMON_GROUP,
+    DEVICE_GROUP,
+    OUTPUT_GROUP,
+    check_positive,
+    derive_flags,
+    use_flag_names,
+)
+from attent.decoding.options import DtypeName, GenerationOptions, InputError
 
-STDIN_NAMES = ("-", "./-")  # the second is what the command line makes of the first
-SURROGATE = re.compile("[\ud800-\udfff]")  # what is left of a byte that was no text
+if TYPE_CHECKING:
+    from attent.cli.line_progress import ProgressDisplay
+    from attent.decoding import Generation, Generator
+
+STDIN_NAMES = ("-", "./-")  # the command line turns the first into the second
+SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
+BLOCK_PROMPTS = 256
+MAX_SEED = 2**31
+TEXT_SEPARATOR = "---"
+
+_OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
+GenerationFlags: Any = make_dataclass(
+    "GenerationFlags", derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}), frozen=True, kw_only=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFlags:
-    """What may be asked for; each field is a flag of the command. What is None is left to `Writing`."""
+class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the options
+    """The flags of `attent generate`; None leaves an option at its default."""
 
     file: Annotated[
         Path | None,
-        Parameter(name=["--file", "-f"], group=COMMON_GROUP, help="prompts, one a line; without any, standard input"),
+        Parameter(name=["--file", "-f"], group=COMMON_GROUP, help="prompts, one per line; by default standard input"),
     ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        Parameter(
-            name=["--max-new-tokens", "--max-length", "-l"],
-            group=COMMON_GROUP,
-            help="tokens to write at most, the end counted; by default 200",
-        ),
-    ] = None
-    n: Annotated[
-        int | None,
-        Parameter(name=["-n", "--n", "--num-return-sequences"], group=COMMON_GROUP, help="texts for each prompt"),
-    ] = None
-    stop: Annotated[
-        tuple[str, ...],
-        Parameter(group=COMMON_GROUP, negative_iterable="", help="end before these words; may be repeated"),
-    ] = ()
-
-    temperature: Annotated[
-        float | None,
-        Parameter(
-            name=["--temperature", "-t"],
-            group=SAMPLING_GROUP,
-            help="by default 0.8; below 1: nearer to the likeliest; above: bolder; 0: always the likeliest (greedy)",
-        ),
-    ] = None
-    top_k: Annotated[int | None, Parameter(group=SAMPLING_GROUP, help="draw among this many likeliest tokens")] = None
-    top_p: Annotated[
-        float | None,
-        Parameter(
-            group=SAMPLING_GROUP,
-            help="draw among the fewest tokens that have this much probability together, by default 0.95",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Parameter(group=SAMPLING_GROUP, help="the same seed writes the same text; by default another each time"),
-    ] = None
-
-    beam_size: Annotated[
-        int | None,
-        Parameter(
-            name=["--beam-size", "-b", "--beam", "--num-beams"],
-            group=SEARCH_GROUP,
-            help="search for the likeliest text, so many followed side by side, instead of drawing",
-        ),
-    ] = None
-    length_penalty: Annotated[
-        float | None, Parameter(group=SEARCH_GROUP, help="of beams: score = log_prob / length^alpha, by default 1")
-    ] = None
-    min_new_tokens: Annotated[
-        int | None, Parameter(name=["--min-new-tokens", "--min-length"], group=SEARCH_GROUP, help="tokens at least")
-    ] = None
-    no_repeat_ngram_size: Annotated[
-        int | None, Parameter(group=SEARCH_GROUP, help="no sequence of so many tokens comes twice in what is written")
-    ] = None
-
     json: Annotated[
         bool,
         Parameter(
-            group=OUTPUT_GROUP, negative="", help="a JSON object a line: prompt, text, ids, log_prob, reason, seed"
+            group=OUTPUT_GROUP,
+            negative="",
+            help="one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed",
         ),
     ] = False
     echo: Annotated[
-        bool,
-        Parameter(group=OUTPUT_GROUP, negative="--no-echo", help="the prompt before the text that goes on from it"),
+        bool, Parameter(group=OUTPUT_GROUP, negative="--no-echo", help="print the prompt before the text")
     ] = True
-
     device: Annotated[
-        str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; by default the best there is")
+        str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; by default the fastest available")
     ] = None
-    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default as the model is stored")] = None
+    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default as stored")] = None
     threads: Annotated[
-        int | None, Parameter(name=["--threads", "--cpu-threads"], group=DEVICE_GROUP, help="by default all cores")
+        int | None,
+        Parameter(name=["--threads", "--cpu-threads"], group=DEVICE_GROUP, help="CPU threads, by default all cores"),
     ] = None
-    batch_size: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="texts written at once")] = None
+    batch_size: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="texts per batch")] = None
 
 
 def generate(
-    model: Annotated[Path, Parameter(help="a folder of a language model, ours or a Hugging Face GPT-2 or LLaMA one")],
+    model: Annotated[Path, Parameter(help="a language model's folder, ours or Hugging Face's (GPT-2, LLaMA)")],
     prompt: Annotated[
-        str | None, Parameter(help="what to go on from; put it in quotes. -: prompts from standard input, one a line")
+        str | None, Parameter(help="the text to continue, in quotes; -: prompts from standard input, one per line")
     ] = None,
     /,
     *,
     flags: Annotated[GenerateFlags, Parameter(name="*", show_default=False)] = GenerateFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Go on with a text.
+    """Continue a text.
 
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
     prompt = None if prompt in STDIN_NAMES else prompt
+    check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
     problem = find_unused_flag(flags) or find_usage_error(prompt, flags)
     if problem:
         raise CycloptsError(msg=problem, command_chain=("generate",))
-    from attent.cli.generating import run_generate
-
     run_generate(model, prompt, flags)
 
 
 def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
-    """What cannot be done, as a sentence."""
     if prompt is not None and flags.file is not None:
-        return "give a prompt or a --file of them, but not both"
-    if prompt is not None and (half := SURROGATE.search(prompt)):
-        byte = f", but byte {len(prompt[: half.start()].encode()) + 1} is not"
-        return f"the prompt must be UTF-8{byte}; convert it first, such as by `iconv -f latin1 -t utf-8`"
-    for name in ("threads", "batch_size"):
-        value = getattr(flags, name)
-        if value is not None and value < 1:
-            return f"--{name.replace('_', '-')} must be 1 or more, but is {value}"
+        return "give a prompt or a --file of prompts, but not both"
+    if prompt is not None and (surrogate := SURROGATE.search(prompt)):
+        byte = len(prompt[: surrogate.start()].encode()) + 1
+        return (
+            f"the prompt must be UTF-8, but byte {byte} is not; convert it, for example with `iconv -f latin1 -t utf-8`"
+        )
     return None
 
 
 def find_unused_flag(flags: GenerateFlags) -> str | None:
-    """What was asked for and would change nothing, as a sentence."""
-    beams = flags.beam_size is not None and flags.beam_size > 1
-    drawing = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
-    if beams and flags.temperature == 0:
-        drawing.remove("temperature")  # it says the same
-    if beams and drawing:
-        why, instead = f"--beam-size {flags.beam_size}", "searches for the likeliest text instead"
-    elif flags.temperature == 0 and drawing[1:]:
-        drawing, why, instead = drawing[1:], "--temperature 0", "takes the likeliest token each time"
-    elif flags.length_penalty is not None and not beams:
-        return "--length-penalty is for beams, and would change nothing without; give a --beam-size, or leave it out"
+    """Return a message about a flag that would have no effect, or None."""
+    has_beams = flags.beam_size is not None and flags.beam_size > 1
+    sampling = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
+    if has_beams and flags.temperature == 0:
+        sampling.remove("temperature")  # agrees with beam search
+    if has_beams and sampling:
+        reason = f"--beam-size {flags.beam_size} is beam search"
+    elif flags.temperature == 0 and sampling[1:]:
+        sampling, reason = sampling[1:], "--temperature 0 is greedy search"
+    elif flags.length_penalty is not None and not has_beams:
+        return "--length-penalty is for beam search and has no effect without; add --beam-size, or leave it out"
     else:
         return None
-    return f"--{drawing[0].replace('_', '-')} is for drawing by chance, but {why} {instead}; leave one of them out"
+    return f"--{sampling[0].replace('_', '-')} is for sampling, but {reason}; leave one of them out"
+
+
+def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
+    """Check the flags before loading a large model."""
+    from attent.cli.line_progress import ProgressDisplay, use_utf8
+    from attent.decoding.generation.generator import GenerationError
+
+    use_utf8(sys.stdout)
+    options = build_generation_options(flags)
+    with ProgressDisplay(sys.stderr) as progress:
+        if prompt is None and flags.file is None and sys.stdin.isatty():
+            raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
+        generator = load_generator(model, flags, progress)
+        try:
+            if prompt is None:
+                generate_from_lines(generator, options, flags, progress)
+            else:
+                generate_from_prompt(generator, prompt, options, flags)
+        except GenerationError as error:
+            raise InputError(use_flag_names(str(error), GenerationOptions)) from error
+        if options.sampling is not None and flags.seed is None:
+            progress.print_message(f"sampled with --seed {options.seed}; give it to repeat the result")
+
+
+def build_generation_options(flags: GenerateFlags) -> GenerationOptions:
+    """Return the options; a seed that is not given is random."""
+    given = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
+    try:
+        return GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | given))
+    except ValueError as error:
+        raise CycloptsError(msg=use_flag_names(str(error), GenerationOptions), command_chain=("generate",)) from error
+
+
+def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay) -> Generator:
+    import torch
+
+    from attent.decoding.generation.generator import Generator
+    from attent.decoding.translator import check_model_exists
+
+    check_model_exists(model)
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
+    return Generator.load(
+        model, device=flags.device, dtype=flags.dtype, batch_size=flags.batch_size, notify=progress.print_message
+    )
+
+
+def generate_from_prompt(generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags) -> None:
+    from attent.decoding.generation.generator import PromptTooLongError
+
+    write = stream_text if options.n == 1 and not flags.json else write_texts
+    try:
+        write(generator, prompt, options, flags, sys.stdout)
+    except PromptTooLongError as error:
+        raise InputError(f"the prompt {error.problem}") from error
+
+
+def stream_text(
+    generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags, out: TextIO
+) -> None:
+    """Write the text as it is generated, so that it stays if interrupted."""
+    pieces = generator.stream(prompt, options)
+    first = next(pieces, "")  # an error of the prompt is raised before the prompt is echoed
+    try:
+        out.write(prompt + first if flags.echo else first)
+        out.flush()
+        for piece in pieces:
+            out.write(piece)
+            out.flush()
+    finally:
+        out.write("\n")
+        out.flush()
+
+
+def write_texts(
+    generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags, out: TextIO
+) -> None:
+    (generations,) = generator.generate([prompt], options)
+    for i, generation in enumerate(generations):
+        if flags.json:
+            out.write(format_json(generation, options) + "\n")
+        else:
+            separator = f"{TEXT_SEPARATOR}\n" if i else ""
+            out.write(separator + format_text(generation, flags) + "\n")
+    out.flush()
+
+
+def generate_from_lines(
+    generator: Generator, options: GenerationOptions, flags: GenerateFlags, progress: ProgressDisplay
+) -> None:
+    """Continue each line; each block is written as soon as it is done."""
+    from attent.decoding.generation.generator import PromptTooLongError
+    from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
+
+    with open_input(flags.file, sys.stdin.buffer) as stream:
+        source = build_line_source(stream, flags.file)
+        progress.start(source.total_bytes, quiet=sys.stdout.isatty())
+        line_count = done_bytes = 0
+        for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
+            texts, first = [line.text for line in block.lines], block.first_index
+            try:
+                print_generations(generator.generate(texts, options, first_index=first), options, flags)
+            except PromptTooLongError as error:
+                before = generator.generate(texts[: error.index], options, first_index=first)
+                print_generations(before, options, flags)
+                raise InputError(f"{source.name}, line {first + error.index + 1:,}: {error.problem}") from error
+            line_count, done_bytes = first + len(texts), done_bytes + block.byte_count
+            progress.update(line_count, done_bytes)
+        if line_count == 0:
+            progress.print_message(f"{source.name}: is empty, there is nothing to continue")
+
+
+def print_generations(generations: list[list[Generation]], options: GenerationOptions, flags: GenerateFlags) -> None:
+    from attent.decoding.output_format import replace_line_breaks
+
+    for per_prompt in generations:
+        for generation in per_prompt:
+            text = (
+                format_json(generation, options) if flags.json else replace_line_breaks(format_text(generation, flags))
+            )
+            sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def format_text(generation: Generation, flags: GenerateFlags) -> str:
+    return generation.prompt + generation.text if flags.echo else generation.text
+
+
+def format_json(generation: Generation, options: GenerationOptions) -> str:
+    from attent.decoding.output_format import format_json_line
+
+    return format_json_line(
+        {
+            "prompt": generation.prompt,
+            "text": generation.text,
+            "token_ids": list(generation.token_ids),
+            "log_prob": round(generation.log_prob, 6),
+            "finish_reason": generation.finish_reason,
+            "seed": None if options.sampling is None else options.seed,
+        }
+    )

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.search_flags import DEFAULT_BEAM_SIZE, DtypeName
+from attent.cli.search_flags import DEFAULT_BEAM_SIZE
+from attent.decoding.options import DtypeName
 
 AttentionKind = Literal["self", "cross"]
 PartSelection = Literal["heads", "sublayers", "layers", "all"]

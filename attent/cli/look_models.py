@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from attent.cli.look import LookFlags
-from attent.cli.search_flags import check_model_exists, load_tokenizer, resolve_device
-from attent.decoding.translator import DTYPES, choose_device
+from attent.decoding.translator import DTYPES, check_model_exists, load_tokenizer
 from attent.inspection.inspectors.base import InspectionError, Inspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.vision import VisionInspector
 from attent.interop import MODEL_DESCRIPTIONS, load
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
+from attent.nn.devices import choose_device
 
 
 def load_look_model(folder: Path, flags: LookFlags) -> Model:
@@ -24,7 +24,7 @@ def load_look_model(folder: Path, flags: LookFlags) -> Model:
     check_model_exists(folder)
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
-    return load(folder.expanduser(), dtype=DTYPES[flags.dtype], device=resolve_device(flags.device) or choose_device())
+    return load(folder.expanduser(), dtype=DTYPES[flags.dtype], device=choose_device(flags.device))
 
 
 def create_inspector(model: CausalLM | TextEncoder | VisionTransformer, folder: Path) -> Inspector[Any]:

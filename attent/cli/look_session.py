@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attent import settings
 from attent.cli.look import LookFlags
 from attent.cli.look_models import check_model_flags, create_inspector, load_look_model
-from attent.cli.search_flags import DeviceFlags, load_tokenizer, resolve_target_lang
 from attent.decoding import SearchOptions, Translator
+from attent.decoding.options import DeviceOptions
+from attent.decoding.translator import load_tokenizer, resolve_target_lang
 from attent.inspection import ablate as ablations
 from attent.inspection import head_stats
 from attent.inspection.head_masking import ModelPart, find_part
@@ -74,7 +75,7 @@ def run_look_ablation(folder: Path, flags: LookFlags) -> int:
         prune_to=flags.prune,
         max_bleu_drop=flags.max_bleu_drop,
         search=SearchOptions(beam_size=flags.beam_size),
-        machine=DeviceFlags(device=flags.device, dtype=flags.dtype, threads=flags.threads),
+        machine=DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads),
         on_done=draw if flags.png or flags.svg else None,
     )
 

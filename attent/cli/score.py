@@ -20,7 +20,7 @@ INPUT_GROUP, OUTPUT_GROUP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreFlags(SearchFlags, DeviceFlags):
+class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     """What may be asked for; each field is a flag of the command."""
 
     src: Annotated[str | None, Parameter(group=INPUT_GROUP, help="language of the sources, as a tag: en")] = None

@@ -1,175 +1,277 @@
-"""`attent translate`: text in, translations out, line by line; files of translators filled; a talk at a terminal.
-
-What may be asked for is here, what is done with it is `translating`'s, and the search itself `attent.decode`'s.
-"""
+"""`attent translate`: text line by line, documents (PO, XLIFF, TMX, Markdown), or an interactive session."""
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
 from attent.cli.search_flags import (
     COMMON_GROUP,
     CONSTRAINT_GROUP,
-    DEFAULT_BEAM_SIZE,
     DOCUMENT_GROUP,
     OUTPUT_GROUP,
     SEARCH_GROUP,
     DeviceFlags,
     SearchFlags,
+    build_device_options,
+    build_search_options,
+    check_positive,
+    use_flag_names,
 )
-from attent.decoding.output_format import OutputType
+from attent.decoding.options import Constraints, InputError, SearchOptions
+from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
-InputType = Literal["text", "json"]
-AlignmentFormat = Literal["hard", "soft"]
+if TYPE_CHECKING:
+    from attent.cli.line_progress import ProgressDisplay
+    from attent.decoding.pipeline import TranslationPipeline
+
 STDIN = Path("-")
+DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateFlags(SearchFlags, DeviceFlags):
-    """What may be asked for; each field is a flag of the command."""
+class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
+    """The flags of `attent translate`."""
 
     output: Annotated[
-        Path | None,
-        Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="a file to write; by default standard output"),
+        Path | None, Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="output file; by default stdout")
     ] = None
-    to: Annotated[
-        str | None, Parameter(group=COMMON_GROUP, help="the language to translate into, for a model of several")
-    ] = None
-    beam_size: Annotated[
-        int | None,
-        Parameter(
-            name=["--beam-size", "-b", "--beam", "--num-beams"],
-            group=COMMON_GROUP,
-            help=f"hypotheses followed side by side, by default {DEFAULT_BEAM_SIZE}; 1: greedy, several times as fast",
-        ),
-    ] = None
+    to: Annotated[str | None, Parameter(group=COMMON_GROUP, help="target language, for a multilingual model")] = None
     interactive: Annotated[
-        bool, Parameter(name=["--interactive", "-i"], group=COMMON_GROUP, negative="", help="a talk, as at a terminal")
+        bool, Parameter(name=["--interactive", "-i"], group=COMMON_GROUP, negative="", help="interactive session")
     ] = False
-
-    prefix: Annotated[str, Parameter(group=CONSTRAINT_GROUP, help="what every translation begins with")] = ""
+    prefix: Annotated[str, Parameter(group=CONSTRAINT_GROUP, help="start every translation with this text")] = ""
     require: Annotated[
         tuple[str, ...],
-        Parameter(group=CONSTRAINT_GROUP, negative_iterable="", help="a word that must come in each; may be repeated"),
+        Parameter(group=CONSTRAINT_GROUP, negative_iterable="", help="phrase that must occur; may be repeated"),
     ] = ()
     ban: Annotated[
         tuple[str, ...],
-        Parameter(
-            name=["--ban", "--avoid"],
-            group=CONSTRAINT_GROUP,
-            negative_iterable="",
-            help="a word that must not, in whatever case; may be repeated",
-        ),
+        Parameter(group=CONSTRAINT_GROUP, negative_iterable="", help="phrase that must not occur; may be repeated"),
     ] = ()
     glossary: Annotated[
         Path | None,
-        Parameter(group=CONSTRAINT_GROUP, help="a file of lines `term<TAB>translation`: where the one is, the other"),
+        Parameter(group=CONSTRAINT_GROUP, help="file of `term<TAB>translation` lines, enforced where a term occurs"),
     ] = None
-
     ensemble: Annotated[
         tuple[Path, ...],
         Parameter(
-            group=SEARCH_GROUP,
-            negative_iterable="",
-            help="another model of the same tokenizer to write with; may be repeated",
+            group=SEARCH_GROUP, negative_iterable="", help="another model with the same tokenizer; may be repeated"
         ),
     ] = ()
     mbr_candidates: Annotated[
         int,
-        Parameter(
-            name=["--mbr", "--mbr"],
-            group=SEARCH_GROUP,
-            help="of so many candidates the one most like the others (minimum Bayes risk); with sampling, of draws",
-        ),
+        Parameter(name="--mbr", group=SEARCH_GROUP, help="choose among so many candidates by minimum Bayes risk"),
     ] = 0
     split_sentences: Annotated[
-        bool,
-        Parameter(
-            group=SEARCH_GROUP, negative="", help="cut each line into sentences; by default only what is very long"
-        ),
+        bool, Parameter(group=SEARCH_GROUP, negative="", help="split every line into sentences, not only long ones")
     ] = False
     prevent_loops: Annotated[
-        bool, Parameter(negative="--allow-loops", group=SEARCH_GROUP, help="let no translation run in circles")
+        bool,
+        Parameter(negative="--allow-loops", group=SEARCH_GROUP, help="search again if a translation repeats itself"),
     ] = True
-
     output_type: Annotated[
-        OutputType,
-        Parameter(
-            group=OUTPUT_GROUP, help="text, json (a line each, with all there is) or tsv (source and translation)"
-        ),
+        OutputType, Parameter(group=OUTPUT_GROUP, help="text, json (one object per line) or tsv (source, translation)")
     ] = "text"
-    with_score: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="the score, before the text")] = False
+    with_score: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print the score before the text")] = (
+        False
+    )
     alignment: Annotated[
         AlignmentFormat | None,
-        Parameter(group=OUTPUT_GROUP, help="which word comes from which: hard (0-0 1-2), or with JSON soft (weights)"),
+        Parameter(group=OUTPUT_GROUP, help="word alignment: hard (0-0 1-2), or soft (weights) with JSON"),
     ] = None
     input_type: Annotated[
-        InputType,
-        Parameter(
-            group=OUTPUT_GROUP,
-            help='json: a line is {"text": ...}, with "prefix", "require", "ban" of its own if you like',
-        ),
+        Literal["text", "json"],
+        Parameter(group=OUTPUT_GROUP, help='json: {"text": ...} per line, optionally with "prefix", "require", "ban"'),
     ] = "text"
-
     src: Annotated[
         str | None,
         Parameter(
             name=["--src", "-s", "--source-lang", "--from-lang"],
             group=DOCUMENT_GROUP,
-            help="language of the file's sources, where it has several",
+            help="source language, if the document has several",
         ),
     ] = None
     tgt: Annotated[
         str | None,
-        Parameter(name=["--tgt", "-t", "--target-lang", "--to-lang"], group=DOCUMENT_GROUP, help="language to fill in"),
+        Parameter(
+            name=["--tgt", "-t", "--target-lang", "--to-lang"], group=DOCUMENT_GROUP, help="language to translate into"
+        ),
     ] = None
-    in_place: Annotated[bool, Parameter(group=DOCUMENT_GROUP, negative="", help="write over the file itself")] = False
+    in_place: Annotated[bool, Parameter(group=DOCUMENT_GROUP, negative="", help="overwrite the document")] = False
 
 
 def translate(
-    model: Annotated[Path, Parameter(help="a model folder, ours or a Hugging Face Marian or T5 one")],
+    model: Annotated[Path, Parameter(help="a model folder, ours or Hugging Face's (Marian, T5)")],
     file: Annotated[
         Path | None,
         Parameter(
-            help="text, a sentence a line, or .po, .xlf, .tmx, .md: filled where a translation is missing; by default, "
-            "or as -, standard input"
+            help="text with one sentence per line, or a .po, .xlf, .tmx or .md document, whose missing translations are "
+            "filled in; by default, or with -, standard input"
         ),
     ] = None,
     /,
     *,
     flags: Annotated[TranslateFlags, Parameter(name="*", show_default=False)] = TranslateFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate text, one line in, one line out.
+    """Translate text line by line.
 
     cat text.txt | attent translate runs/en-de > translated.txt
     """
     file = None if file == STDIN else file
     check_usage(file, flags)
-    from attent.decoding.pipeline import run_translate
-
-    run_translate(model, file, flags)
+    try:
+        run_translate(model, file, flags)
+    except InputError as error:
+        raise InputError(use_flag_names(str(error))) from error
 
 
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
-    """What does not go together, before anything is read."""
+    """Check flags against each other, before anything is read."""
     problem = None
     if flags.interactive and file is not None:
         problem = "--interactive reads what you type: leave FILE out"
     elif flags.in_place and (file is None or flags.output is not None):
-        problem = f"--in-place writes over FILE: {'leave --output out' if file else 'name one'}"
+        problem = f"--in-place overwrites FILE: {'leave --output out' if file else 'name one'}"
     elif flags.alignment == "soft" and flags.output_type != "json":
-        problem = "--alignment soft is for --output-type json: add it, or take --alignment hard"
+        problem = "--alignment soft needs --output-type json: add it, or use --alignment hard"
     elif flags.alignment and flags.n_best > 1 and flags.output_type != "json":
-        problem = "--alignment is of the best translation only: leave --n-best out, or add --output-type json"
+        problem = "--alignment is for the best translation only: leave --n-best out, or add --output-type json"
     elif flags.mbr_candidates and flags.mbr_candidates < flags.n_best:
         problem = f"--mbr must be at least --n-best, {flags.n_best}, but is {flags.mbr_candidates}"
-    elif flags.threads is not None and flags.threads < 1:
-        problem = f"--threads must be 1 or more, but is {flags.threads}"
-    elif flags.batch_tokens is not None and flags.batch_tokens < 1:
-        problem = f"--batch-tokens must be 1 or more, but is {flags.batch_tokens}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("translate",))
+    check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
+
+
+def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
+    """Open the input and check the flags before loading a large model."""
+    from attent.cli.line_progress import ProgressDisplay, use_utf8
+    from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
+    from attent.decoding.pipeline import translate_lines
+
+    use_utf8(sys.stdout)
+    with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
+        check_output_path(file, flags)
+        check_document_flags(file, flags)
+        options = parse_search_options(flags)
+        content = stream.read() if is_document(file) else b""
+        pipeline = build_pipeline(model, options, flags, progress)
+        if file is not None and is_document(file):
+            write_document(pipeline, content, file, flags, progress)
+        elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.output is None):
+            from attent.cli.interactive import run_session
+
+            run_session(pipeline)
+        else:
+            if file is None and stream.isatty():
+                progress.print_message("type one sentence per line; end with Ctrl-D")
+            source = build_line_source(stream, file)
+            with open_output(flags.output) as out:
+                progress.start(source.total_bytes, quiet=out.isatty())
+                parse_line = parse_json_line if flags.input_type == "json" else parse_text_line
+                translate_lines(pipeline, source, parse_line, out, progress)
+
+
+def parse_search_options(flags: TranslateFlags) -> SearchOptions:
+    try:
+        return build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
+    except ValueError as error:
+        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
+
+
+def build_pipeline(
+    model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
+) -> TranslationPipeline:
+    from attent.decoding.glossary import Glossary
+    from attent.decoding.pipeline import TranslationPipeline
+    from attent.decoding.translator import load_translator, resolve_target_lang
+
+    glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
+    translator = load_translator((model, *flags.ensemble), build_device_options(flags), progress.print_message)
+    tags = translator.tokenizer.source.tags
+    to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
+    translator.translate([], options)  # loads the engine, so that its errors are not reported for a line
+    gc.freeze()  # scanning the model for garbage again and again takes as long as the translation
+    return TranslationPipeline(
+        translator=translator,
+        options=options,
+        to=to,
+        source_lang=flags.src,
+        glossary=glossary,
+        constraints=Constraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
+        mbr_candidates=flags.mbr_candidates,
+        split_sentences=flags.split_sentences,
+        prevent_loops=flags.prevent_loops,
+        output_format=OutputFormat(
+            type=flags.output_type,
+            n_best=flags.n_best,
+            with_score=flags.with_score,
+            alignment=flags.alignment,
+            score_formula=options.score_formula,
+        ),
+    )
+
+
+def is_document(file: Path | None) -> bool:
+    from attent.data.pretranslate import detect_document_format
+
+    return file is not None and detect_document_format(file.name) not in (None, "text")
+
+
+def check_output_path(file: Path | None, flags: TranslateFlags) -> None:
+    """The input is overwritten only with --in-place."""
+    if flags.in_place and not is_document(file):
+        raise InputError(f"{file}: --in-place is for {DOCUMENT_SUFFIXES} files; use --output with another name")
+    if flags.output is None:
+        return
+    output = flags.output.expanduser()
+    if not output.absolute().parent.is_dir() or output.is_dir():
+        raise InputError(f"{flags.output}: must be a file in an existing folder, but is not; create the folder first")
+    if file is not None and output.exists() and os.path.samefile(file.expanduser(), output):
+        raise InputError(f"{flags.output}: must not be the input file; use another name, or --in-place")
+
+
+def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
+    is_given = {
+        "--n-best": flags.n_best > 1,
+        "--output-type": flags.output_type != "text",
+        "--with-score": flags.with_score,
+        "--alignment": flags.alignment is not None,
+        "--input-type": flags.input_type != "text",
+    }
+    given = [name for name, value in is_given.items() if value]
+    if is_document(file) and given:
+        problem = f"{file} is a document and keeps its format: leave {given[0]} out"
+        raise CycloptsError(msg=problem, command_chain=("translate",))
+
+
+def open_output(path: Path | None) -> AbstractContextManager[TextIO]:
+    if path is None or path == STDIN:
+        return nullcontext(sys.stdout)
+    return open(path.expanduser(), "w", encoding="utf-8", newline="\n")
+
+
+def write_document(
+    pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
+) -> None:
+    from attent.decoding.pipeline import pretranslate_document, report_pretranslation
+    from attent.storage.atomic import write_atomic
+
+    progress.start(None, quiet=sys.stdout.isatty() and flags.output is None)
+    result = pretranslate_document(pipeline, content, file, flags.tgt, progress)
+    progress.clear()
+    path = file if flags.in_place else flags.output
+    if path is None or path == STDIN:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(result.content)
+    else:
+        write_atomic(path.expanduser().resolve(), result.content)
+    report_pretranslation(result, file, progress.print_message)

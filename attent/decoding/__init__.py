@@ -1,12 +1,28 @@
-"""From a model to its output: searching for the best target, and text in, text out."""
+"""From a model to text: search, generation, constraints, alignment.
 
-from attent.decoding.constraints.builder import Constraints
-from attent.decoding.generation.generator import Generation, Generator
-from attent.decoding.glossary import Glossary
-from attent.decoding.in_memory import SearchCancelled, translate_texts
-from attent.decoding.options import GenerationOptions, SamplingOptions, SearchOptions
-from attent.decoding.search import SearchOutput, beam_search, greedy_search
-from attent.decoding.translator import Candidate, Translation, Translator
+Public names are imported on first use (PEP 562), so that reading the options does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attent.decoding.engines.reference import SearchCancelled
+    from attent.decoding.generation.generator import Generation, Generator
+    from attent.decoding.glossary import Glossary
+    from attent.decoding.options import Constraints, GenerationOptions, SamplingOptions, SearchOptions
+    from attent.decoding.search import SearchOutput, beam_search, greedy_search
+    from attent.decoding.translator import Candidate, Translation, Translator, translate_texts
+
+_MODULES = {
+    "engines.reference": ("SearchCancelled",),
+    "generation.generator": ("Generation", "Generator"),
+    "glossary": ("Glossary",),
+    "options": ("Constraints", "GenerationOptions", "SamplingOptions", "SearchOptions"),
+    "search": ("SearchOutput", "beam_search", "greedy_search"),
+    "translator": ("Candidate", "Translation", "Translator", "translate_texts"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Candidate",
@@ -25,3 +41,9 @@ __all__ = [
     "greedy_search",
     "translate_texts",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

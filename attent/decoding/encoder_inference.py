@@ -23,9 +23,10 @@ from attent.data.images import ImageShape, read_image
 from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
-from attent.decoding.translator import DTYPES, Translator, choose_device, load_tokenizer
+from attent.decoding.translator import DTYPES, Translator, load_tokenizer
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
+from attent.nn.devices import choose_device
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary

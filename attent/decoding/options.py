@@ -1,33 +1,69 @@
-"""What can be asked of a search, and what it gives back. Facts only: no torch, no model, no text.
+"""Options, requests and results of search and generation, as plain dataclasses without torch.
 
-A hypothesis is ranked by its score: the sum of the model's log-probabilities, divided by a penalty of its length. The
-length counts the end, where the hypothesis has one.
+Options are declared here once: `Option` annotations carry the help and the aliases from which `attent.cli` derives
+flags. A hypothesis is ranked by its score: the sum of log-probabilities divided by a length penalty; the length
+includes the end token if there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 LengthPenaltyType = Literal["avg", "wu", "none"]
+EngineName = Literal["torch", "ctranslate2"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+OptionGroup = Literal["Common", "Search", "Sampling", "Device"]
 
 SCORE_FORMULAS: dict[LengthPenaltyType, str] = {
     "avg": "score = log_prob / length^alpha",
     "wu": "score = log_prob / ((5 + length) / 6)^alpha",
     "none": "score = log_prob",
 }
-MAX_EXTRA_TOKENS = 50  # tokens that a target may have beyond its source (section 6.1 of the paper)
+MAX_EXTRA_TOKENS = 50  # of a target compared with its source (section 6.1 of the paper)
+
+
+class InputError(ValueError):
+    """The text, the model or the language cannot be used as requested."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is shown on the command line: its help, its aliases (other toolkits' names) and its group."""
+
+    help: str
+    aliases: tuple[str, ...] = ()
+    group: OptionGroup = "Search"
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Draw each token by chance. The same seed, text and place give the same tokens, whatever stands beside them."""
+    """Sample each token. The same seed, text and position give the same token, whatever else is in the batch."""
 
-    temperature: float = 1.0  # below 1: nearer to the likeliest token; above: bolder
-    top_k: int = 0  # draw among this many likeliest tokens; 0: among all
-    top_p: float = 1.0  # draw among the fewest tokens that have this much probability together
-    seed: int = 1
+    temperature: Annotated[
+        float, Option("divide the logits by this: below 1 is more conservative, above more diverse", group="Sampling")
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Option(
+            "sample from this many most likely tokens; 0: from all",
+            ("--sampling-topk", "--random-sampling-topk"),
+            "Sampling",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Option(
+            "sample from the smallest set of tokens with this total probability (nucleus sampling)",
+            ("--sampling-topp", "--random-sampling-topp"),
+            "Sampling",
+        ),
+    ] = 1.0
+    seed: Annotated[int, Option("the same seed and text give the same sample", group="Sampling")] = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
@@ -40,23 +76,61 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How to look for the best target. The defaults are those of section 6.1 of the paper."""
+    """How to search for the best target. The defaults are those of section 6.1 of the paper."""
 
-    beam_size: int = 4  # hypotheses followed side by side; 1: the likeliest token at each step (greedy)
-    length_penalty: float = 0.6  # alpha of FORMULAS
-    length_penalty_type: LengthPenaltyType = "avg"
-    n_best: int = 1  # how many to give
-    max_length: int | None = None  # tokens of a target at most, its end counted; None: those of its source + 50
-    min_length: int = 0  # tokens of a target at least, its end not counted
-    patience: float | None = None  # stop when beam_size * patience have ended; None: when no better one can come
-    beam_groups: int = 1  # diverse beam search: groups of beams that avoid one another's tokens
-    diversity_penalty: float = 0.5  # what a token costs for each earlier group that took it at this step
-    sampling: SamplingOptions | None = None  # draw `n_best` targets by chance instead of searching for the best
-    no_repeat_ngram_size: int = 0  # no sequence of so many tokens comes twice; 0: any may
-    forbid_loops: bool = False  # no sequence of tokens comes again and again, one behind the other
-    rank_truncated_equally: bool = (
-        False  # what is cut at the limit ranks with what has ended, by its score; False: behind it
-    )
+    beam_size: Annotated[
+        int, Option("number of beams, by default 4; 1: greedy search", ("-b", "--beam", "--num-beams"), "Common")
+    ] = 4
+    n_best: Annotated[
+        int,
+        Option("translations per line", ("--nbest", "--nbest-size", "--num-return-sequences"), "Common"),
+    ] = 1
+    length_penalty: Annotated[
+        float,
+        Option(
+            "alpha, by default 0.6; larger values favor longer translations", ("--lenpen", "--normalize", "--alpha")
+        ),
+    ] = 0.6
+    length_penalty_type: Annotated[
+        LengthPenaltyType,
+        Option(
+            "avg (default): score = log_prob / length^alpha, as in fairseq, Hugging Face and CTranslate2. "
+            "wu: score = log_prob / ((5 + length) / 6)^alpha, as in the paper. none: score = log_prob. The length is in "
+            "tokens, including the end token"
+        ),
+    ] = "avg"
+    max_length: Annotated[
+        int | None,
+        Option(
+            "maximum tokens of a translation, by default those of its source + 50",
+            ("--max-decoding-length", "--max-new-tokens"),
+        ),
+    ] = None
+    min_length: Annotated[int, Option("minimum tokens of a translation", ("--min-decoding-length",))] = 0
+    no_repeat_ngram_size: Annotated[
+        int, Option("never generate an n-gram of this size twice", ("--block-ngram-repeat",))
+    ] = 0
+    patience: Annotated[
+        float | None,
+        Option("stop after beam size x patience finished hypotheses; by default when none can become better"),
+    ] = None
+    beam_groups: Annotated[
+        int,
+        Option(
+            "diverse beam search: groups of beams that avoid each other's tokens",
+            ("--diverse-beam-groups", "--num-beam-groups"),
+        ),
+    ] = 1
+    diversity_penalty: Annotated[
+        float,
+        Option(
+            "penalty of a token for each earlier group that chose it at this step, by default 0.5",
+            ("--diverse-beam-strength",),
+        ),
+    ] = 0.5
+    sampling: SamplingOptions | None = None  # sample `n_best` targets instead of searching
+    forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
+    rank_truncated_equally: bool = False  # rank hypotheses cut at max_length by score; False: after finished ones
 
     def __post_init__(self) -> None:
         for name in ("beam_size", "n_best", "beam_groups"):
@@ -72,7 +146,7 @@ class SearchOptions:
             raise ValueError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
         if self.max_length is not None and self.min_length >= self.max_length:
             raise ValueError(
-                f"`min_length` must be less than `max_length`={self.max_length}, which counts the end, but is "
+                f"`min_length` must be less than `max_length`={self.max_length}, which includes the end token, but is "
                 f"{self.min_length}"
             )
         if self.sampling is None and self.n_best > self.beam_size:
@@ -86,12 +160,11 @@ class SearchOptions:
 
     @property
     def score_formula(self) -> str:
-        """How scores are made, as a person reads it."""
         formula = SCORE_FORMULAS[self.length_penalty_type]
         return formula if self.length_penalty_type == "none" else f"{formula}, alpha = {self.length_penalty:g}"
 
     def compute_length_penalty(self, length: int) -> float:
-        """What a sum of log-probabilities is divided by."""
+        """Return the divisor of a sum of log-probabilities."""
         match self.length_penalty_type:
             case "avg":
                 return float(max(length, 1) ** self.length_penalty)
@@ -101,25 +174,112 @@ class SearchOptions:
                 return 1.0
 
     def compute_max_length(self, source_length: int) -> int:
-        """Tokens that the target of a source of so many tokens (its end not counted) may have, its end counted."""
+        """Return the maximum target length (with the end token) for a source (without its end token)."""
         return source_length + MAX_EXTRA_TOKENS if self.max_length is None else self.max_length
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
-    """How a text goes on behind a prompt. By default each token is drawn by chance, among the likely ones."""
+class Constraints:
+    """What the translation of one text must and must not contain."""
 
-    max_new_tokens: int = 200  # the end counted
-    temperature: float = 0.8  # 0: the likeliest token at each step
-    top_k: int = 0  # draw among this many likeliest tokens; 0: among all
-    top_p: float = 0.95  # draw among the fewest tokens that have this much probability together
-    seed: int = 1  # the same seed, prompt and place among the prompts give the same text
-    n: int = 1  # texts for each prompt
-    stop: tuple[str, ...] = ()  # a text ends before the first of these
-    beam_size: int = 1  # more than 1: search for the likeliest text instead
-    length_penalty: float = 1.0  # of that search: score = log_prob / length^alpha
-    min_new_tokens: int = 0
-    no_repeat_ngram_size: int = 0  # no sequence of so many tokens comes twice in what is written; 0: any may
+    prefix: str = ""
+    prefix_is_partial: bool = False  # the last word of the prefix may be continued
+    required: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()  # in any case
+
+    @property
+    def prefix_ends_word(self) -> bool:
+        """True if a new word must follow the prefix. After punctuation, such as an opening quote, a word may go on."""
+        last = self.prefix[-1:]
+        return not self.prefix_is_partial and (last.isspace() or last.isalnum())
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """A tokenized source to search a target for."""
+
+    source_ids: Sequence[int]  # with the end token, as from `Tokenizer.encode_source`
+    prefix_ids: Sequence[int] = ()  # the target starts with these
+    required_phrases: tuple[tuple[int, ...], ...] = ()
+    banned_phrases: tuple[str, ...] = ()  # as text
+    prefix_ends_word: bool = False  # a new word must follow the prefix
+    rng_key: int = 0  # sampling depends on it
+    max_length: int = 0  # of the target, with the end token
+    forbid_loops: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A target that a search has found."""
+
+    token_ids: tuple[int, ...]  # without the end token
+    log_prob: float  # sum over the tokens, including the end token
+    score: float  # with the length penalty
+    is_finished: bool  # False: truncated at max_length
+
+
+class SearchEngine(Protocol):
+    """A search implementation: the PyTorch reference, or CTranslate2 on a CPU."""
+
+    def search(
+        self, requests: Sequence[SearchRequest], options: SearchOptions
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yield (request index, hypotheses, best first) in order of completion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where and how a model runs."""
+
+    engine: Annotated[
+        EngineName | None,
+        Option("by default ctranslate2 (int8) on a CPU for all that it supports, else torch", group="Device"),
+    ] = None
+    device: Annotated[
+        str | None, Option("cuda, cuda:1, mps or cpu; by default the fastest available", group="Device")
+    ] = None
+    dtype: Annotated[
+        DtypeName | None,
+        Option("of the torch engine: by default bfloat16 on an NVIDIA GPU, else float32", group="Device"),
+    ] = None
+    threads: Annotated[int | None, Option("CPU threads, by default all cores", ("--cpu-threads",), "Device")] = None
+    batch_tokens: Annotated[
+        int | None, Option("of the torch engine: source tokens x beams per batch", group="Device")
+    ] = None
+
+
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How to continue a prompt. By default each token is sampled from the likely ones."""
+
+    max_new_tokens: Annotated[
+        int,
+        Option("maximum tokens to generate, including the end token; by default 200", ("--max-length", "-l"), "Common"),
+    ] = 200
+    n: Annotated[int, Option("texts per prompt", ("-n", "--num-return-sequences"), "Common")] = 1
+    stop: Annotated[tuple[str, ...], Option("end the text before this string; may be repeated", group="Common")] = ()
+    temperature: Annotated[
+        float,
+        Option("by default 0.8; below 1 is more conservative, above more diverse; 0: greedy", ("-t",), "Sampling"),
+    ] = 0.8
+    top_k: Annotated[int, Option("sample from this many most likely tokens; 0: from all", group="Sampling")] = 0
+    top_p: Annotated[
+        float,
+        Option("sample from the smallest set of tokens with this total probability, by default 0.95", group="Sampling"),
+    ] = 0.95
+    seed: Annotated[int, Option("the same seed gives the same text; by default random", group="Sampling")] = 1
+    beam_size: Annotated[
+        int, Option("beam search with this many beams instead of sampling", ("-b", "--beam", "--num-beams"))
+    ] = 1
+    length_penalty: Annotated[float, Option("of beam search: score = log_prob / length^alpha, by default 1")] = 1.0
+    min_new_tokens: Annotated[int, Option("minimum tokens to generate", ("--min-length",))] = 0
+    no_repeat_ngram_size: Annotated[int, Option("never generate an n-gram of this size twice")] = 0
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "n", "beam_size"):
@@ -127,11 +287,11 @@ class GenerationOptions:
         for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
             check_minimum(name, getattr(self, name), 0)
         if not all(self.stop):
-            raise ValueError("`stop` must be words to stop at, but one is empty; leave it out")
+            raise ValueError("`stop` must be non-empty strings, but one is empty; leave it out")
         if self.n > 1 and self.beam_size == 1 and not self.temperature:
             raise ValueError(
-                f"`n` must be 1 where each token is the likeliest, since all texts would be the same, but is {self.n}; "
-                f"give a `temperature` above 0, or a `beam_size`"
+                f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a `temperature` "
+                f"above 0, or a `beam_size`"
             )
         if self.min_new_tokens >= self.max_new_tokens:
             raise ValueError(
@@ -151,7 +311,7 @@ class GenerationOptions:
 
     @property
     def search_options(self) -> SearchOptions:
-        """The search for the likeliest text."""
+        """The options of beam search."""
         if self.n > self.beam_size:
             raise ValueError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
         return SearchOptions(
@@ -160,44 +320,8 @@ class GenerationOptions:
             length_penalty=self.length_penalty,
             min_length=self.min_new_tokens,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
-            rank_truncated_equally=True,  # a text may go on for ever, unlike a translation
+            rank_truncated_equally=True,  # unlike a translation, a text may never end by itself
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest:
-    """One source to search a target for, in ids."""
-
-    source_ids: Sequence[int]  # with its end, as `Tokenizer.encode_source` gives it
-    prefix_ids: Sequence[int] = ()  # what the target must begin with
-    required_phrases: tuple[tuple[int, ...], ...] = ()  # sequences that must come in the target
-    banned_phrases: tuple[str, ...] = ()  # words, as text, that must not
-    prefix_ends_word: bool = False  # the prefix ends with a word: what comes next must begin another
-    rng_key: int = 0  # its place among all: chance depends on it
-    max_length: int = 0  # tokens that the target may have, its end counted
-    forbid_loops: bool = False  # as a search may have it for all
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hypothesis:
-    """One target that was found."""
-
-    token_ids: tuple[int, ...]  # without the end
-    log_prob: float  # the sum of the model's log-probabilities, that of the end included
-    score: float  # with the length penalty
-    is_finished: bool  # False: cut at the limit
-
-
-class SearchEngine(Protocol):
-    """Whoever can search: our own PyTorch one is the reference, CTranslate2 the quick one on a CPU."""
-
-    def find_unsupported_reason(self, options: SearchOptions, requests: Sequence[SearchRequest]) -> str | None:
-        """Why it cannot do this, as the end of a sentence; None: it can."""
-
-    def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """For each job its place among `jobs` and its best hypotheses, the best first; in the order of finishing."""
 
 
 def check_minimum(name: str, value: float, minimum: float) -> None:

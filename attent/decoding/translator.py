@@ -1,11 +1,9 @@
-"""Text in, text out: sentences to ids, ids through an engine, ids to text, in the order in which they came.
+"""Translate text: split it into segments, encode them, search with an engine, detokenize and join.
 
     translator = Translator.load("runs/en-de")
     translator.translate(["A man rides a bike."])[0].text
 
-The search is `search`'s, batches are `engine`'s, what CTranslate2 does is `quick`'s. Here is what a text needs before
-and after: long ones are cut into sentences and joined again, words that are demanded become tokens, nothing may run in
-circles, and of many candidates the one is taken that the others agree with.
+The search itself is in `search`, batching in `engines/reference`, CTranslate2 in `engines/ctranslate2`.
 """
 
 from __future__ import annotations
@@ -15,97 +13,108 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from attent import settings
 from attent.decoding import mbr
 from attent.decoding.alignment import Alignment, align_rows, get_default_selection, load_selection
-from attent.decoding.constraints.base import has_loop
-from attent.decoding.constraints.builder import NO_CONSTRAINTS, ConstraintBuilder, Constraints
+from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
+from attent.decoding.engines.gpu.eligibility import release_model
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair, SharedContext, eval_mode
 from attent.decoding.glossary import Glossary
-from attent.decoding.options import Hypothesis, SearchEngine, SearchOptions, SearchRequest
-from attent.decoding.search import NEG_INF, SearchContext, StepModel, make_suppressed_tensor
+from attent.decoding.options import (
+    NO_CONSTRAINTS,
+    Constraints,
+    DeviceOptions,
+    EngineName,
+    Hypothesis,
+    InputError,
+    SearchEngine,
+    SearchOptions,
+    SearchRequest,
+)
+from attent.decoding.search import StepModel, make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.folder import read_extra_files
+from attent.nn.devices import choose_device, get_device
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import SentencePart, join_parts, split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary, add_end_and_tag
 
-EngineName = Literal["torch", "ctranslate2"]
+if TYPE_CHECKING:
+    from attent.decoding.engines.ctranslate2 import CTranslate2Engine
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MAX_SEGMENTS = 2**20  # of a text
-MAX_UNSPLIT_TOKENS = (
-    200  # tokens of a text beyond which it is cut into sentences: hardly any model has seen longer ones
-)
-DEFAULT_MAX_TOKENS = (
-    256  # of the longest text to train on, where nobody said another number; a model with more was meant for it
-)
-# Beams searched for at once: on a CPU more are no faster; on an accelerator, if half of its free memory holds them.
-CPU_MAX_ROWS, CPU_MAX_BYTES = 128, 2**30
-MAX_ROWS, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 4_096, 0.5, 4 * 2**30
+MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
+DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
+# Rows per batch: more are no faster on a CPU; an accelerator takes what fits into half of its free memory.
+CPU_MAX_ROWS, MAX_ROWS = 128, 4_096
+CPU_MAX_BYTES, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 2**30, 0.5, 4 * 2**30
+
+ShouldStop = Callable[[], bool] | None
 
 
 class TranslationError(ValueError):
-    """What cannot be translated as it was asked for, in a sentence."""
+    """The text cannot be translated as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A text that a search has found."""
+    """A hypothesis as text."""
 
     text: str
-    score: float  # with the length penalty: `Search.formula`
-    log_prob: float  # the sum of the model's log-probabilities, that of the end included
+    score: float  # with the length penalty, see `SearchOptions.score_formula`
+    log_prob: float  # sum over the tokens, including the end token
     tokens: tuple[str, ...]
-    is_finished: bool  # False: cut at the length limit
+    is_finished: bool  # False: truncated at max_length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Translation(Candidate):
-    """The best candidate of a source, and what else was found."""
+    """The best candidate for a source, with the n-best list."""
 
     source: str
-    n_best: tuple[Candidate, ...]  # all that were asked for, the best first
+    n_best: tuple[Candidate, ...]  # best first
     alignment: Alignment | None = None
-    segment_count: int = 1  # that a long text was cut into
+    segment_count: int = 1  # that a long text was split into
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A text or a part of one, as it is searched for."""
+    """A text, or a sentence of one, to search a translation for."""
 
     text: str
     constraints: Constraints
-    rng_key: int = field(default=0, compare=False)  # what chance depends on: its place among all
+    rng_key: int = field(default=0, compare=False)
 
 
 class TranslatorLocks:
-    """What threads that share a translator hold."""
+    """Locks of threads that share a translator."""
 
     def __init__(self, translator: Translator) -> None:
-        self.device_lock = threading.RLock()  # to have the device: others get ready meanwhile, or read and write texts
-        self.engine_lock = threading.Lock()  # to open an engine
+        self.device_lock = threading.RLock()  # other threads encode and decode text meanwhile
+        self.engine_lock = threading.Lock()  # held while an engine is loaded
         self.notify_lock = threading.Lock()
         self.eval_mode = SharedContext(lambda: eval_mode(translator.model))
 
 
 class Translator:
-    """A model, or several that write together, with their tokenizer, ready to translate."""
+    """A model, or an ensemble, with its tokenizer, ready to translate."""
 
     def __init__(
         self,
@@ -120,12 +129,11 @@ class Translator:
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        folder        where the model comes from: what was made of it is kept there
-        engine        None: CTranslate2 on a CPU, where it is installed and can do what is asked; else our own
-        batch_tokens  source tokens, filled up and times the beams, searched for at once; None: what suits the device
-        record        let an NVIDIA GPU repeat steps by itself, which is many times as quick; it then keeps some of its
-                      memory for the next call
-        say           is told what a person may want to know, such as that another engine had to be taken
+        folder           the model folder: converted weights and the alignment heads are cached there
+        engine           None: CTranslate2 on a CPU where it is installed and supports the request, else torch
+        batch_tokens     padded source tokens x beams per batch; None: chosen for the device
+        use_cuda_graphs  also the fused GPU engine; keeps some GPU memory for the next call
+        notify           receives messages for the user, such as that another engine is used
         """
         check_tokenizer(model, tokenizer)
         if batch_tokens is not None and batch_tokens < 1:
@@ -155,9 +163,9 @@ class Translator:
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Translator:
-        """The translator of a folder, ours or a Hugging Face Marian or T5 one; of several folders, an ensemble.
+        """Load the model of a folder, ours or Hugging Face's (Marian, T5); several folders make an ensemble.
 
-        `dtype` None: bfloat16 for our own engine on an NVIDIA GPU that computes in it, else float32.
+        dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
         """
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
@@ -167,19 +175,24 @@ class Translator:
         models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
-        where = choose_device() if device is None else torch.device(device)
-        if dtype is None:  # CTranslate2 has formats of its own, and is made from the weights as they are
-            dtype = "float32" if engine == "ctranslate2" else choose_dtype(where)
+        placed = device if isinstance(device, torch.device) else choose_device(device)
+        dtype = dtype or choose_dtype(placed, engine)
         if dtype not in DTYPES:
             raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         model = models[0] if len(models) == 1 else Ensemble(models)
-        model = model.to(device=where, dtype=DTYPES[dtype]).eval()
-        home = paths[0] if len(paths) == 1 else None
+        model = model.to(device=placed, dtype=DTYPES[dtype]).eval()
+        folder = paths[0] if len(paths) == 1 else None
         return cls(
-            model, tokenizers[0], folder=home, engine=engine, threads=threads, batch_tokens=batch_tokens, notify=notify
+            model,
+            tokenizers[0],
+            folder=folder,
+            engine=engine,
+            threads=threads,
+            batch_tokens=batch_tokens,
+            notify=notify,
         )
 
-    # --- what people call ----------------------------------------------------------------------------------------
+    # --- public methods ------------------------------------------------------------------------------------------
 
     def translate(
         self,
@@ -197,43 +210,38 @@ class Translator:
         source_lang: str | None = None,
         prevent_loops: bool = True,
         first_index: int = 0,
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: ShouldStop = None,
     ) -> list[Translation]:
-        """The best translation of each text; of a text that is nothing but space, nothing.
+        """Return the best translation of each text; an empty text gives an empty translation.
 
-        search     how to look for it; `beam_size` and `n_best` alone can be given as they are
-        to         the language to translate into, for a model that was trained with tags
-        control    what must and must not come, for all texts or for each
-        glossary   terms whose translation must come wherever they do
-        alignment  tell which word comes from which
-        risk       of so many candidates (the n best, or samples) take the one most like the others: minimum Bayes risk
-        sentences  cut every text into sentences, not only those that are very long; `language` is that of the source
-        guard      let no translation run in circles, unless its source does
-        first      the place of the first text among all that there are, where they come in parts: chance depends on it
-        stop       asked again and again; if it answers True, `Stopped` is raised
+        options          search options; `beam_size` and `n_best` override theirs
+        to               target language, for a multilingual model
+        constraints      prefix, required and banned phrases, for all texts or for each
+        glossary         terms whose translation is required wherever they occur
+        alignment        also align the words
+        mbr_candidates   choose among so many candidates (n-best or samples) by minimum Bayes risk
+        split_sentences  split every text into sentences, not only long ones; `source_lang` is the source's language
+        prevent_loops    search again without loops where a translation repeats itself and its source does not
+        first_index      index of the first text in the whole input, on which sampling depends
+        should_stop      polled during the search; True raises `SearchCancelled`
         """
         check_texts(texts)
         options = override_options(options or SearchOptions(), beam_size, n_best)
-        controls = broadcast_constraints(constraints, len(texts))
-        pieces, read = self._split_texts(texts, controls, to, split_sentences, source_lang)
-        units = build_segments(
-            pieces, controls, Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary, first_index
-        )
-        for wishes in {id(unit.constraints): unit.constraints for unit in units}.values():
-            check_constraints(wishes, options)
-        rows = self._encode_sources([unit.text for unit in units], to, read)
+        per_text = broadcast_constraints(constraints, len(texts))
+        parts, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang)
+        terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
+        segments = build_segments(parts, per_text, terms, first_index)
+        for distinct in {id(segment.constraints): segment.constraints for segment in segments}.values():
+            check_constraints(distinct, options)
+        rows = self._encode_sources([segment.text for segment in segments], to, encoded)
         with self._locks.eval_mode:
-            found = iter(
-                self._search_segments(
-                    units, rows, options, mbr_candidates, prevent_loops, should_stop, count_special_tokens(to)
-                )
-            )
-            groups = [[next(found) for _ in some] for some in pieces]
-            links = self._align_segments(units, rows, groups) if alignment else [None] * len(texts)
-        written = self._detokenize(groups)
+            found = iter(self._search_segments(segments, rows, options, mbr_candidates, prevent_loops, should_stop, to))
+            hypotheses = [[next(found) for _ in text_parts] for text_parts in parts]
+            aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
+        candidates = self._detokenize(hypotheses)
         return [
-            self._join_segments(text, some, group, options, link)
-            for text, some, group, link in zip(texts, pieces, written, links, strict=True)
+            self._join_segments(text, text_parts, per_part, options, link)
+            for text, text_parts, per_part, link in zip(texts, parts, candidates, aligned, strict=True)
         ]
 
     def stream(
@@ -244,29 +252,28 @@ class Translator:
         to: str | None = None,
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> Iterator[str]:
-        """The translation piece by piece, as soon as it is certain: what all beams agree on."""
+        """Yield the translation in pieces, as soon as all beams agree on them."""
         options = options or SearchOptions()
         check_constraints(constraints, options)
-        (pieces,), _ = self._split_texts([text], [constraints], to, False, None)
-        for piece in pieces:
-            yield from self._stream_segment(Segment(piece.text, constraints), options, to)
-            if piece.gap:
-                yield piece.gap
+        (parts,), _ = self._split_texts([text], [constraints], to, False, None)
+        for part in parts:
+            yield from self._stream_segment(Segment(part.text, constraints), options, to)
+            if part.gap:
+                yield part.gap
 
     def _stream_segment(self, segment: Segment, options: SearchOptions, to: str | None) -> Iterator[str]:
-        job = self._build_request(
-            segment, self.tokenizer.encode_source([segment.text], to)[0], options, count_special_tokens(to)
-        )
-        given = certain = ""
+        source_ids = self.tokenizer.encode_source([segment.text], to)[0]
+        request = self._build_request(segment, source_ids, options, to)
+        given = stable = ""
         with eval_mode(self.model):
-            for ids in self._iterate_stable_prefixes(segment, job, options):
-                certain = self.tokenizer.target.decode(ids)
-                # What is half a character now may be a whole one soon.
-                if len(certain) > len(given) and certain.startswith(given) and not certain.endswith("\ufffd"):
-                    yield certain[len(given) :]
-                    given = certain
-        if len(certain) > len(given):
-            yield certain[len(given) :]
+            for token_ids in self._iterate_stable_prefixes(segment, request, options):
+                stable = self.tokenizer.target.decode(token_ids)
+                # An incomplete character may be completed by the next token.
+                if len(stable) > len(given) and stable.startswith(given) and not stable.endswith("\ufffd"):
+                    yield stable[len(given) :]
+                    given = stable
+        if len(stable) > len(given):
+            yield stable[len(given) :]
 
     def suggest_continuations(
         self,
@@ -277,28 +284,28 @@ class Translator:
         *,
         to: str | None = None,
     ) -> list[Translation]:
-        """How else it could go on behind a beginning: the likeliest next tokens, each with the best end."""
+        """Return translations that start with a prefix: one for each of the most likely next tokens, best first."""
         options = replace(options or SearchOptions(), n_best=1)
-        row = self.tokenizer.encode_source([text.strip()], to)[0]
-        control = Constraints(prefix=prefix) if isinstance(prefix, str) else prefix
-        check_constraints(control, options)
-        job = self._build_request(Segment(text.strip(), control), row, options, count_special_tokens(to))
+        source_ids = self.tokenizer.encode_source([text.strip()], to)[0]
+        constraints = Constraints(prefix=prefix) if isinstance(prefix, str) else prefix
+        check_constraints(constraints, options)
+        request = self._build_request(Segment(text.strip(), constraints), source_ids, options, to)
         with eval_mode(self.model):
-            tokens = self._get_next_tokens(job, count)
-            jobs = [replace(job, prefix_ids=(*job.prefix_ids, token), prefix_ends_word=False) for token in tokens]
-            found = dict(self.build_torch_engine(None).search(jobs, options))
-        made = [
-            build_translation(some, text, 1)
-            for (some,) in self._detokenize([[some[:1]] for some in found.values() if some])
-        ]
-        kept = [one for one in made if not any(has_word(one.text, word) for word in control.banned)]
-        return sorted(kept, key=lambda one: -one.score)
+            requests = [
+                replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
+                for token in self._get_next_tokens(request, count)
+            ]
+            found = dict(self.build_torch_engine(None).search(requests, options))
+        candidates = self._detokenize([[hypotheses[:1]] for hypotheses in found.values() if hypotheses])
+        translations = [build_translation(best, text, 1) for (best,) in candidates]
+        allowed = [item for item in translations if not any(has_word(item.text, word) for word in constraints.banned)]
+        return sorted(allowed, key=lambda item: -item.score)
 
     # --- before the search ---------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return get_device(self.model)
 
     @property
     def end(self) -> int:
@@ -306,25 +313,19 @@ class Translator:
 
     @cached_property
     def _max_lengths(self) -> tuple[int | None, int | None]:
-        """Tokens that the model has positions for, on each side; None: any number."""
+        """Source and target positions of the model; None: unlimited."""
         if isinstance(self.model, Ensemble):
             return self.model.max_source_length, self.model.max_target_length
         return self.model.encoder.positions.max_length, self.model.decoder.positions.max_length
 
-    @property
-    def _max_segment_tokens(self) -> int:
-        """Tokens of a text that is read whole: a summary, for one, is of all of a text."""
-        return max(MAX_UNSPLIT_TOKENS, self._trained_max_tokens)
-
     @cached_property
     def _trained_max_tokens(self) -> int:
-        """`data.max_tokens` of the run that made this model, if it was raised; else 0."""
+        """`data.max_tokens` of the training run if it was raised above the default, else 0."""
         path = None if self.folder is None else self.folder / "run.toml"
-        with suppress(settings.SettingsError, OSError, KeyError, AttributeError):  # a folder made otherwise
-            longest = (
-                0 if path is None or not path.is_file() else settings.read_toml_dict(path)["data"].get("max_tokens", 0)
-            )
-            return longest if isinstance(longest, int) and longest > DEFAULT_MAX_TOKENS else 0
+        with suppress(settings.SettingsError, OSError, KeyError, AttributeError):  # a folder from elsewhere
+            if path is not None and path.is_file():
+                tokens = settings.read_toml_dict(path)["data"].get("max_tokens", 0)
+                return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
         return 0
 
     def _split_texts(
@@ -335,57 +336,54 @@ class Translator:
         split_sentences: bool,
         source_lang: str | None,
     ) -> tuple[list[list[SentencePart]], dict[str, list[int]]]:
-        """The texts as they are translated: whole, or cut into sentences; space around them is not kept. And the ids of
-        those that had to be encoded to know."""
-        limit = min(self._max_segment_tokens, self._max_lengths[0] or self._max_segment_tokens) - count_special_tokens(
-            to
-        )
-        clean = [self.clean_text(text) for text in texts]
-        counted = [] if split_sentences else [text for text in clean if bound_token_count(text) > limit]
-        read = dict(zip(counted, self.tokenizer.source.encode(counted), strict=True))
-        whole = [not split_sentences and len(read.get(text, ())) <= limit for text in clean]
-        pieces = [
-            ([SentencePart(text)] if text else []) if one else self._split_text(text, control, limit, source_lang)
-            for text, control, one in zip(clean, constraints, whole, strict=True)
+        """Return the parts of each text, whole or split into sentences, and the ids of texts that were encoded for it."""
+        max_tokens = max(MAX_UNSPLIT_TOKENS, self._trained_max_tokens)
+        max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
+        cleaned = [self.clean_text(text) for text in texts]
+        uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
+        encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
+        fits = [not split_sentences and len(encoded.get(text, ())) <= max_tokens for text in cleaned]
+        parts = [
+            ([SentencePart(text)] if text else []) if fit else self._split_text(text, some, max_tokens, source_lang)
+            for text, some, fit in zip(cleaned, constraints, fits, strict=True)
         ]
-        return pieces, read
+        return parts, encoded
 
     def _split_text(
         self, text: str, constraints: Constraints, max_tokens: int, source_lang: str | None
     ) -> list[SentencePart]:
         if not text:
             return []
-        pieces = split_by_tokens(split_sentences(text, source_lang), self._count_tokens, max_tokens)
-        if len(pieces) > 1 and (constraints.prefix or constraints.required):
+        parts = split_by_tokens(split_sentences(text, source_lang), self._count_tokens, max_tokens)
+        if len(parts) > 1 and (constraints.prefix or constraints.required):
             raise TranslationError(
-                f"a text with a prefix or with words that must come must be one sentence of at most {max_tokens} tokens, "
-                f"but this one has {len(pieces)} sentences or parts: {text[:60]!r}; give them one by one"
+                f"a text with a prefix or required phrases must be one sentence of at most {max_tokens} tokens, but "
+                f"has {len(parts)}: {text[:60]!r}; translate its sentences one by one"
             )
-        return pieces
+        return parts
 
     def clean_text(self, text: str) -> str:
-        """As the model reads it."""
-        found, plain = self._unknown_chars
-        return (text.translate(plain) if found.search(text) else text).strip()
+        """Replace spaces that the model does not know, and remove unknown invisible characters."""
+        pattern, replacements = self._unknown_chars
+        return (text.translate(replacements) if pattern.search(text) else text).strip()
 
     @cached_property
     def _unknown_chars(self) -> tuple[re.Pattern[str], dict[int, str | None]]:
-        """Spaces that the model has never met become plain ones, and signs that nobody sees go; what it has a piece for
-        it knows. A pattern that finds them is many times as quick as what replaces them."""
+        """Spaces and invisible characters without a token of their own, as a pattern (much faster than `translate`) and
+        as a translation table."""
         source = self.tokenizer.source
-        odd = [*UNICODE_SPACES, *INVISIBLE_CHARS]
-        rows = source.encode([f"a{one}a" for one in odd])
-        plain = source.encode(["aa"])[0]
-        strange = [one for one, row in zip(odd, rows, strict=True) if has_unknown_chars(source, row) or row == plain]
-        return re.compile(f"[{''.join(strange)}]" if strange else "(?!)"), {
-            ord(one): " " if one in UNICODE_SPACES else None for one in strange
-        }
+        chars = [*UNICODE_SPACES, *INVISIBLE_CHARS]
+        rows = source.encode([f"a{char}a" for char in chars])
+        ignored = source.encode(["aa"])[0]
+        unknown = [c for c, row in zip(chars, rows, strict=True) if has_unknown_chars(source, row) or row == ignored]
+        table = {ord(char): " " if char in UNICODE_SPACES else None for char in unknown}
+        return re.compile(f"[{''.join(unknown)}]" if unknown else "(?!)"), table
 
     def _count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in self.tokenizer.source.encode(texts)]
 
     def _encode_sources(self, texts: Sequence[str], to: str | None, encoded: dict[str, list[int]]) -> list[list[int]]:
-        """As `encode_source` has it, without encoding again what was."""
+        """Encode as `Tokenizer.encode_source` does, reusing `encoded`."""
         new = [text for text in texts if text not in encoded]
         encoded.update(zip(new, self.tokenizer.source.encode(new), strict=True))
         return add_end_and_tag([[*encoded[text]] for text in texts], self.tokenizer.source, to)
@@ -395,43 +393,36 @@ class Translator:
         segment: Segment,
         source_ids: Sequence[int],
         options: SearchOptions,
-        special_tokens: int,
-        prevent_loops: bool = False,
+        to: str | None,
+        forbid_loops: bool = False,
     ) -> SearchRequest:
-        """`guard`: it may not go in circles, unless its source does; a text with wishes may have to."""
-        limit = options.compute_max_length(len(source_ids) - special_tokens)
-        limit = min(limit, self._max_lengths[1] or limit)
-        if segment.constraints is NO_CONSTRAINTS:
-            return SearchRequest(
-                source_ids=source_ids,
-                rng_key=segment.rng_key,
-                max_length=limit,
-                forbid_loops=prevent_loops and not has_loop(source_ids),
-            )
-        wanted = [segment.constraints.prefix.strip(), *segment.constraints.required]
-        prefix, *demanded = self.tokenizer.target.encode(wanted) if any(wanted) else ([], *([] for _ in wanted[1:]))
+        """Loops stay allowed where the source has some, and with constraints, which may need them."""
+        max_length = options.compute_max_length(len(source_ids) - count_special_tokens(to))
+        max_length = min(max_length, self._max_lengths[1] or max_length)
+        constraints, key = segment.constraints, segment.rng_key
+        if constraints is NO_CONSTRAINTS:
+            forbid_loops = forbid_loops and not has_loop(source_ids)
+            return SearchRequest(source_ids=source_ids, rng_key=key, max_length=max_length, forbid_loops=forbid_loops)
+        phrases = [constraints.prefix.strip(), *constraints.required]
+        prefix, *required = self.tokenizer.target.encode(phrases) if any(phrases) else [[] for _ in phrases]
         return SearchRequest(
             source_ids=source_ids,
             prefix_ids=tuple(prefix),
-            required_phrases=tuple(tuple(self._drop_leading_space(ids)) for ids in demanded),
-            banned_phrases=segment.constraints.banned,
-            prefix_ends_word=segment.constraints.prefix_ends_word,
-            rng_key=segment.rng_key,
-            max_length=limit,
+            required_phrases=tuple(tuple(self._drop_leading_space(token_ids)) for token_ids in required),
+            banned_phrases=constraints.banned,
+            prefix_ends_word=constraints.prefix_ends_word,
+            rng_key=key,
+            max_length=max_length,
         )
 
     def _drop_leading_space(self, token_ids: list[int]) -> list[int]:
-        """A word as it stands inside a text. Where words have no spaces between them, the one before it is left out; as
-        it is before a sign, such as that of a placeholder, which need not stand alone."""
+        """Drop a separate space token before scripts without spaces and before punctuation, such as a placeholder's."""
         target = self.tokenizer.target
         if len(token_ids) < 2 or target.to_pieces(token_ids[:1]) != [SPACE]:
             return token_ids
         first = target.decode(token_ids).strip()[:1]
-        return (
-            token_ids
-            if first.isalnum() and not compile_letter_pattern(UNSPACED_SCRIPTS).match(first)
-            else token_ids[1:]
-        )
+        needs_space = first.isalnum() and not compile_letter_pattern(UNSPACED_SCRIPTS).match(first)
+        return token_ids if needs_space else token_ids[1:]
 
     # --- the search ----------------------------------------------------------------------------------------------
 
@@ -442,89 +433,104 @@ class Translator:
         options: SearchOptions,
         mbr_candidates: int,
         prevent_loops: bool,
-        should_stop: Callable[[], bool] | None,
-        special_tokens: int,
+        should_stop: ShouldStop,
+        to: str | None,
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each unit, each different unit searched for once; by chance, each by itself."""
-        asked = widen_for_mbr(options, mbr_candidates)
-        alike = all(unit.constraints is segments[0].constraints for unit in segments)
-        same: list[object] = [unit.text for unit in segments] if alike else list(segments)
-        keys = list(range(len(segments))) if options.sampling else same
-        places = {key: place for place, key in reversed(list(enumerate(keys)))}
-        at_once = prevent_loops and not asked.forbid_loops and asked.sampling is None and self.can_forbid_loops
-        jobs = {
-            key: self._build_request(segments[place], rows[place], asked, special_tokens, at_once)
-            for key, place in places.items()
-        }
-        found = dict(zip(jobs, self._run_engines(list(jobs.values()), asked, should_stop), strict=True))
-        for key, some in found.items():
-            check_hypotheses(some, segments[places[key]], jobs[key])
-        if prevent_loops and not asked.forbid_loops:
-            loose = [(key, some[0]) for key, some in found.items() if not jobs[key].forbid_loops]
-            circling = [key for key, best in loose if has_loop(best.token_ids) and not has_loop(jobs[key].source_ids)]
-            again = self.build_torch_engine(should_stop).search(
-                [jobs[key] for key in circling], replace(asked, forbid_loops=True)
-            )
-            found.update((circling[place], some) for place, some in again if some)  # what must come may go in circles
+        """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
+        widened = widen_for_mbr(options, mbr_candidates)
+        prevent_loops = prevent_loops and not widened.forbid_loops
+        keys = self._group_segments(segments, options)
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        forbid = prevent_loops and widened.sampling is None and self.can_forbid_loops
+        requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
+        found = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
+        for key, hypotheses in found.items():
+            check_hypotheses(hypotheses, segments[first[key]], requests[key])
+        if prevent_loops:
+            found |= self._search_without_loops(requests, found, widened, should_stop)
         if mbr_candidates:
-            found = {key: self._rank_by_mbr(some, options) for key, some in found.items()}
+            found = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in found.items()}
         return [found[key] for key in keys]
+
+    def _group_segments(self, segments: Sequence[Segment], options: SearchOptions) -> list[object]:
+        """Return a key for each segment; segments with equal keys have equal translations."""
+        if options.sampling:
+            return list(range(len(segments)))
+        same_constraints = all(segment.constraints is segments[0].constraints for segment in segments)
+        return [segment.text for segment in segments] if same_constraints else list(segments)
+
+    def _search_without_loops(
+        self,
+        requests: dict[object, SearchRequest],
+        found: dict[object, list[Hypothesis]],
+        options: SearchOptions,
+        should_stop: ShouldStop,
+    ) -> dict[object, list[Hypothesis]]:
+        """Search again where the best hypothesis has a loop that the source has not."""
+        keys = [
+            key
+            for key, hypotheses in found.items()
+            if not requests[key].forbid_loops
+            and has_loop(hypotheses[0].token_ids)
+            and not has_loop(requests[key].source_ids)
+        ]
+        options = replace(options, forbid_loops=True)
+        again = self.build_torch_engine(should_stop).search([requests[key] for key in keys], options)
+        return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
 
     @property
     def can_forbid_loops(self) -> bool:
-        """Are loops forbidden from the start? In the lane of a GPU that costs nothing, and to look again much."""
+        """True if loops are forbidden in the first search: free in the GPU engine, where searching again is costly."""
         return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 
     def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: Callable[[], bool] | None = None
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop = None
     ) -> list[list[Hypothesis]]:
-        """For whoever has text and ids elsewhere."""
+        """Search tokenized requests."""
         with self._locks.eval_mode:
             return self._run_engines(requests, options, should_stop)
 
     def search_batch(
-        self, batch: RequestBatch, options: SearchOptions, should_stop: Callable[[], bool] | None = None
+        self, batch: RequestBatch, options: SearchOptions, should_stop: ShouldStop = None
     ) -> HypothesisBatch | Unavailable:
-        """The same for a lot of jobs without wishes, where our own engine has a fast lane."""
+        """Search a batch of unconstrained requests with the fused GPU engine."""
         with self._locks.eval_mode:
             return self.build_torch_engine(should_stop).search_batch(batch, options)
 
     def _run_engines(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: Callable[[], bool] | None
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop
     ) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in requests]
-        for engine, places in self._assign_engines(requests, options, should_stop):
-            with (
-                nullcontext() if isinstance(engine, TorchEngine) else self._locks.device_lock
-            ):  # ours takes it by itself
-                for place, found in engine.search([requests[place] for place in places], options):
-                    results[places[place]] = found
+        for engine, indices in self._assign_engines(requests, options, should_stop):
+            # The torch engine takes the lock itself, later.
+            with nullcontext() if isinstance(engine, TorchEngine) else self._locks.device_lock:
+                for i, hypotheses in engine.search([requests[index] for index in indices], options):
+                    results[indices[i]] = hypotheses
                     if should_stop is not None and should_stop():
                         raise SearchCancelled
         return results
 
     def _assign_engines(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: Callable[[], bool] | None
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop
     ) -> Iterator[tuple[SearchEngine, list[int]]]:
-        """Which engine takes which jobs: the quick one all that it can do."""
+        """Yield engines with the indices of their requests: CTranslate2 takes all that it supports."""
         with self._locks.engine_lock:
-            quick = self._ctranslate2_engine
-        left = list(range(len(requests)))
-        if quick is not None and requests:
-            reasons = {place: quick.find_unsupported_reason(options, [requests[place]]) for place in left}
-            able = [place for place, reason in reasons.items() if reason is None]
-            left = [place for place, reason in reasons.items() if reason is not None]
-            if able:
-                yield quick, able
-            for reason in dict.fromkeys(reasons[place] for place in left):
-                self.notify(f"CTranslate2 {reason}: this is left to the torch engine, which is slower")
-        demanding = [place for place in left if requests[place].required_phrases]
-        for places in (demanding, [place for place in left if not requests[place].required_phrases]):
-            if places:
-                yield self.build_torch_engine(should_stop), places
+            ctranslate2 = self._ctranslate2_engine
+        rest = list(range(len(requests)))
+        if ctranslate2 is not None and requests:
+            reasons = {index: ctranslate2.find_unsupported_reason(options, [requests[index]]) for index in rest}
+            supported = [index for index, reason in reasons.items() if reason is None]
+            rest = [index for index, reason in reasons.items() if reason is not None]
+            if supported:
+                yield ctranslate2, supported
+            for reason in dict.fromkeys(reasons[index] for index in rest):
+                self.notify(f"CTranslate2 {reason}: using the torch engine, which is slower")
+        with_phrases = [index for index in rest if requests[index].required_phrases]
+        for indices in (with_phrases, [index for index in rest if not requests[index].required_phrases]):
+            if indices:
+                yield self.build_torch_engine(should_stop), indices
 
-    def build_torch_engine(self, should_stop: Callable[[], bool] | None = None) -> TorchEngine[Any]:
-        """Our own engine with this model."""
+    def build_torch_engine(self, should_stop: ShouldStop = None) -> TorchEngine[Any]:
         config = self.model.config
         return TorchEngine[Any](
             model=self.step_model,
@@ -534,7 +540,7 @@ class Translator:
             pad=self.tokenizer.source.pad,
             device=self.device,
             choose_batch_size=self._compute_batch_size,
-            build_constraints=self._constraint_builder.build_constraints,
+            build_constraints=partial(build_constraints, vocabulary=self._target_vocabulary),
             should_stop=should_stop,
             use_cuda_graphs=self.use_cuda_graphs,
             notify=self.notify,
@@ -542,44 +548,37 @@ class Translator:
         )
 
     @cached_property
-    def _constraint_builder(self) -> ConstraintBuilder:
-        return ConstraintBuilder(self.tokenizer.target, self.model.config.output_vocab, self.end, self.device)
+    def _target_vocabulary(self) -> TargetVocabulary:
+        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, self.end, self.device)
 
     @cached_property
-    def _ctranslate2_engine(self) -> SearchEngine | None:
-        """CTranslate2, where it is to be taken; it is an error only for who has asked for it by name."""
+    def _ctranslate2_engine(self) -> CTranslate2Engine | None:
+        """CTranslate2 if it is to be used; failing to load it is an error only if it was requested by name."""
         if self.engine == "torch" or (self.engine is None and self.device.type != "cpu"):
             return None
         from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 
         try:
             if isinstance(self.model, Ensemble):
-                raise TranslationError("CTranslate2 has no ensembles of models")
+                raise TranslationError("CTranslate2 does not support ensembles")
             return CTranslate2Engine.open(self.folder, self.model, self.tokenizer, threads=self.threads)
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
-            self.notify(f"{error}; the torch engine is taken, which is slower")
+            self.notify(f"{error}; using the torch engine, which is slower")
             return None
 
     def _compute_batch_size(self, source: int, target: int, beams: int) -> int:
         if self.batch_tokens is not None:
             return max(1, self.batch_tokens // (source * beams))
-        return max(1, self._compute_max_rows(source, target) // beams)
-
-    def _compute_max_rows(self, source: int, target: int) -> int:
-        """Beams that fit into memory: their logits, and what their layers keep."""
         config = self.model.config
         members = len(self.model.members) if isinstance(self.model, Ensemble) else 1
         width = config.decoder.width * config.decoder.layers * members * next(self.model.parameters()).element_size()
-        each = 16 * config.output_vocab + 4 * width * (source + target)
-        if self.device.type == "cpu":
-            return min(CPU_MAX_ROWS, CPU_MAX_BYTES // each)
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else DEFAULT_FREE_BYTES
-        return min(MAX_ROWS, int(FREE_MEMORY_FRACTION * free / each))
+        row_bytes = 16 * config.output_vocab + 4 * width * (source + target)  # logits and KV cache
+        return max(1, fit_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def notify(self, message: str) -> None:
-        """Once each."""
+        """Pass a message on, once."""
         with self._locks.notify_lock:
             if self._notify is not None and message not in self.notified:
                 self._notify(message)
@@ -588,147 +587,240 @@ class Translator:
     # --- after the search ----------------------------------------------------------------------------------------
 
     def _rank_by_mbr(self, hypotheses: list[Hypothesis], options: SearchOptions) -> list[Hypothesis]:
-        texts = [self.tokenizer.target.decode(one.token_ids) for one in hypotheses]
-        shares = None if options.sampling else mbr.normalize_log_probs([one.log_prob for one in hypotheses])
-        worth = mbr.compute_expected_chrf(texts, shares)
-        order = sorted(range(len(hypotheses)), key=lambda place: -float(worth[place]))
-        return [hypotheses[place] for place in order[: options.n_best]]
+        texts = [self.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
+        log_probs = [hypothesis.log_prob for hypothesis in hypotheses]
+        expected = mbr.compute_expected_chrf(texts, None if options.sampling else mbr.normalize_log_probs(log_probs))
+        order = sorted(range(len(hypotheses)), key=lambda index: -float(expected[index]))
+        return [hypotheses[index] for index in order[: options.n_best]]
 
     def _join_segments(
         self,
         text: str,
-        pieces: Sequence[SentencePart],
+        parts: Sequence[SentencePart],
         candidates: Sequence[list[Candidate]],
         options: SearchOptions,
         alignment: Alignment | None,
     ) -> Translation:
-        """The translation of a text from those of its parts."""
+        """Join the best candidates of a text's parts."""
         if len(candidates) == 1:
             return build_translation(candidates[0], text, 1, alignment)
-        best = [group[0] for group in candidates]
-        log_prob = sum(one.log_prob for one in best)
-        length = sum(len(one.tokens) + one.is_finished for one in best)
+        best = [n_best[0] for n_best in candidates]
+        log_prob = sum(candidate.log_prob for candidate in best)
+        length = sum(len(candidate.tokens) + candidate.is_finished for candidate in best)
+        joined = join_parts([SentencePart(item.text, part.gap) for item, part in zip(best, parts, strict=True)])
         whole = Candidate(
-            text=join_parts(
-                [SentencePart(one.text, piece.gap) for one, piece in zip(best, pieces, strict=True)]
-            ).strip(),
+            text=joined.strip(),
             score=log_prob / options.compute_length_penalty(length),
             log_prob=log_prob,
-            tokens=tuple(token for one in best for token in one.tokens),
-            is_finished=all(one.is_finished for one in best),
+            tokens=tuple(token for candidate in best for token in candidate.tokens),
+            is_finished=all(candidate.is_finished for candidate in best),
         )
         return build_translation([whole], text, len(candidates), alignment)
 
     def _detokenize(self, groups: Sequence[Sequence[Sequence[Hypothesis]]]) -> list[list[list[Candidate]]]:
-        """The hypotheses of each part of each text, as text."""
+        """Return the hypotheses of each part of each text as text."""
         target = self.tokenizer.target
-        texts = iter(target.decode_batch([one.token_ids for parts in groups for some in parts for one in some]))
+        rows = [hypothesis.token_ids for parts in groups for n_best in parts for hypothesis in n_best]
+        texts = iter(target.decode_batch(rows))
 
-        def candidate(found: Hypothesis) -> Candidate:
+        def build_candidate(hypothesis: Hypothesis) -> Candidate:
             return Candidate(
                 text=next(texts).strip(),
-                score=found.score,
-                log_prob=found.log_prob,
-                tokens=tuple(target.to_pieces(found.token_ids)),
-                is_finished=found.is_finished,
+                score=hypothesis.score,
+                log_prob=hypothesis.log_prob,
+                tokens=tuple(target.to_pieces(hypothesis.token_ids)),
+                is_finished=hypothesis.is_finished,
             )
 
-        return [[[candidate(one) for one in some] for some in parts] for parts in groups]
+        return [[[build_candidate(item) for item in n_best] for n_best in parts] for parts in groups]
 
     def _align_segments(
-        self,
-        segments: Sequence[Segment],
-        rows: Sequence[Sequence[int]],
-        groups: Sequence[Sequence[list[Hypothesis]]],
+        self, segments: Sequence[Segment], rows: Sequence[Sequence[int]], groups: Sequence[Sequence[list[Hypothesis]]]
     ) -> list[Alignment]:
-        """Which word comes from which: the cross-attention, when the model reads its own translation."""
+        """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self.model.members[0] if isinstance(self.model, Ensemble) else self.model
-        choice = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
-        best = [group[0] for some in groups for group in some]
+        selection = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
+        best = [n_best[0].token_ids for parts in groups for n_best in parts]
         pairs = [
-            EncodedPair(source=list(row), target=[*one.token_ids, self.end], truncated=False)
-            for row, one in zip(rows, best, strict=True)
+            EncodedPair(source=list(row), target=[*token_ids, self.end], truncated=False)
+            for row, token_ids in zip(rows, best, strict=True)
         ]
-        targets = [self.tokenizer.target.decode(one.token_ids) for one in best]
-        sources = [unit.text for unit in segments]
+        targets = [self.tokenizer.target.decode(token_ids) for token_ids in best]
+        sources = [segment.text for segment in segments]
         with self._locks.device_lock:
-            found = iter(align_rows(model, self.tokenizer, sources, targets, pairs, choice))
+            alignments = iter(align_rows(model, self.tokenizer, sources, targets, pairs, selection))
         words = iter(len(source.split()) for source in sources)
-        return [concatenate_alignments([(next(found), next(words)) for _ in some]) for some in groups]
+        return [concatenate_alignments([(next(alignments), next(words)) for _ in parts]) for parts in groups]
 
     # --- step by step --------------------------------------------------------------------------------------------
 
     def _iterate_stable_prefixes(
         self, segment: Segment, request: SearchRequest, options: SearchOptions
     ) -> Iterator[list[int]]:
-        """The beginning of the target that no beam will change any more, again and again; at last, the whole."""
-        session = SearchSession(self.build_torch_engine(None), [request], [0], self._build_context(request, options))
+        """Yield after each step the tokens that all beams share, at last the whole target."""
+        engine = self.build_torch_engine(None)
+        session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
         while session.row_requests:
             session.step()
-            found = list(session.pop_finished())
-            if found:
-                check_hypotheses(found[0][1], segment, request)
-                yield list(found[0][1][0].token_ids)
+            finished = list(session.pop_finished())
+            if finished:
+                hypotheses = finished[0][1]
+                check_hypotheses(hypotheses, segment, request)
+                yield list(hypotheses[0].token_ids)
                 return
             yield get_common_prefix(session.list_candidates())
 
-    def _build_context(self, request: SearchRequest, options: SearchOptions) -> SearchContext:
-        engine = self.build_torch_engine(None)
-        rules, demands = engine.build_constraints(options, [request])
-        never = make_suppressed_tensor(engine.start, engine.end, engine.suppressed_tokens, self.device)
-        return SearchContext(
-            options=options,
-            start=engine.start,
-            end=engine.end,
-            suppressed_tokens=never,
-            constraints=rules,
-            required_phrases=demands,
-        )
-
     def _get_next_tokens(self, request: SearchRequest, count: int) -> list[int]:
-        """The likeliest tokens behind a prefix, other than the end."""
+        """Return the most likely tokens after the prefix, except the end token."""
         engine = self.build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
         state = self.step_model.begin(source, lengths, capacity=len(request.prefix_ids) + 1)
-        read = torch.tensor([[engine.start, *request.prefix_ids]], device=self.device)
-        logits = self.step_model.step(read, state)[0, -1].float()
+        prefix = torch.tensor([[engine.start, *request.prefix_ids]], device=self.device)
+        logits = self.step_model.step(prefix, state)[0, -1].float()
         logits[make_suppressed_tensor(engine.start, engine.end, engine.suppressed_tokens, self.device)] = NEG_INF
         logits[self.end] = NEG_INF
         if request.prefix_ends_word:
-            logits = logits.masked_fill(self._constraint_builder.word_continuations, NEG_INF)
-        likely = logits.topk(min(count, len(logits)))
-        there = zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
-        return [token for value, token in there if value > NEG_INF]
+            logits = logits.masked_fill(self._target_vocabulary.word_continuations, NEG_INF)
+        top = logits.topk(min(count, len(logits)))
+        pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        return [token for value, token in pairs if value > NEG_INF]
 
 
-# --- small things --------------------------------------------------------------------------------------------------
+def translate_texts(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    to: str | None = None,
+    beam_size: int = 4,
+    length_penalty: float = 0.6,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    should_stop: ShouldStop = None,
+) -> list[str]:
+    """Return the best translation of each text by a model in memory, such as one in training."""
+    options = SearchOptions(beam_size=beam_size, length_penalty=length_penalty, max_length=max_length)
+    translator = Translator(model, tokenizer, batch_tokens=batch_tokens)
+    try:
+        return [item.text for item in translator.translate(texts, options, to=to, should_stop=should_stop)]
+    finally:
+        release_model(model)  # training needs the memory
+
+
+# --- loading -------------------------------------------------------------------------------------------------------
+
+
+def load_translator(
+    folders: Sequence[Path], options: DeviceOptions, notify: Callable[[str], None] | None = None
+) -> Translator:
+    """Load the translator of model folders with the given device options."""
+    for folder in folders:
+        check_model_exists(folder)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return Translator.load(
+        *folders,
+        device=options.device,
+        dtype=options.dtype,
+        engine=options.engine,
+        threads=options.threads,
+        batch_tokens=options.batch_tokens,
+        notify=notify,
+    )
+
+
+def check_model_exists(folder: Path) -> None:
+    path = folder.expanduser()
+    if (path / "run.toml").exists() and not (path / "config.json").exists():
+        raise InputError(
+            f"{folder}: must hold a model, but its run has not saved one yet (the first validation does); "
+            f"resume it with: attent train --out {folder}"
+        )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer, verified by the manifest if the folder has one."""
+    files = read_extra_files(folder) if (folder / MANIFEST_FILE).exists() else {}
+    return Tokenizer.from_files(files, f"{folder}/") if files else Tokenizer.load(folder)
+
+
+def check_tokenizer(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
+    for side, size, vocab in (
+        ("source", tokenizer.source.size, model.config.vocab),
+        ("target", tokenizer.target.size, model.config.output_vocab),
+    ):
+        if size > vocab:
+            raise ValueError(
+                f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
+                f"load both from the same folder"
+            )
+
+
+def choose_dtype(device: torch.device, engine: str | None = None) -> str:
+    """Return bfloat16 on an NVIDIA GPU that supports it: half the bytes, many times the speed, three digits.
+
+    CTranslate2 has formats of its own and converts the stored weights.
+    """
+    if engine == "ctranslate2" or device.type != "cuda" or torch.version.hip is not None:
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
+
+
+def resolve_dtype(options: DeviceOptions) -> str:
+    """Return the dtype that a model is loaded in."""
+    if options.dtype or options.engine == "ctranslate2":
+        return options.dtype or "float32"
+    return choose_dtype(choose_device(options.device))
+
+
+def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
+    """Return the language tag of each source, or None. "" means none, for a model fine-tuned without tags."""
+    names = ", ".join(known)
+    if to is None and known:
+        raise InputError(f"{model}: has several target languages; choose one with --to: {names}")
+    if to and not known:
+        raise InputError(f"{model}: has one target language, so --to must be left out, but is `{to}`")
+    if to and to not in known:
+        raise InputError(f"{model}: --to must be one of its target languages ({names}), but is `{to}`")
+    return to or None
+
+
+def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
+    """Return how many rows of a batch fit into memory."""
+    if device.type == "cpu":
+        return min(cpu_limit, CPU_MAX_BYTES // row_bytes)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else DEFAULT_FREE_BYTES
+    return min(limit, int(FREE_MEMORY_FRACTION * free / row_bytes))
+
+
+# --- texts and options ---------------------------------------------------------------------------------------------
 
 
 def check_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
-        raise TranslationError(f"`texts` must be a list of texts, but is one: {texts[:60]!r}; put it in [ ]")
+        raise TranslationError(f"`texts` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise TranslationError(f"`texts` must be texts, but one is a {type(wrong[0]).__name__}; leave it out")
+        raise TranslationError(f"`texts` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
 
 
 def broadcast_constraints(constraints: Constraints | Sequence[Constraints], count: int) -> list[Constraints]:
-    controls = [constraints] * count if isinstance(constraints, Constraints) else list(constraints)
-    if len(controls) != count:
-        raise TranslationError(f"there must be a control for each text, but there are {len(controls)}")
-    return controls
+    per_text = [constraints] * count if isinstance(constraints, Constraints) else constraints
+    if len(per_text) != count:
+        raise TranslationError(f"`constraints` must be one for all or {count}, one per text, but are {len(per_text)}")
+    return [NO_CONSTRAINTS if some == NO_CONSTRAINTS else some for some in per_text]
 
 
 def build_segments(
-    pieces: Sequence[Sequence[SentencePart]],
+    parts: Sequence[Sequence[SentencePart]],
     constraints: Sequence[Constraints],
     glossary: Glossary | None,
     first_index: int,
 ) -> list[Segment]:
-    """The pieces of all texts in a row, each with what it must have."""
+    """Return the segments of all texts, each with its constraints."""
     return [
-        Segment(piece.text, add_glossary_terms(control, piece.text, glossary), place * MAX_SEGMENTS + part)
-        for place, (some, control) in enumerate(zip(pieces, constraints, strict=True), first_index)
-        for part, piece in enumerate(some)
+        Segment(part.text, add_glossary_terms(some, part.text, glossary), index * MAX_SEGMENTS + i)
+        for index, (text_parts, some) in enumerate(zip(parts, constraints, strict=True), first_index)
+        for i, part in enumerate(text_parts)
     ]
 
 
@@ -743,20 +835,20 @@ def add_glossary_terms(constraints: Constraints, text: str, glossary: Glossary |
 
 
 def bound_token_count(text: str) -> int:
-    """A character has at most four bytes, and a token at least one; ASCII stays what it is, behind a space."""
+    """Return an upper bound: at most four bytes per character, one byte per token; ASCII gets a leading space."""
     return len(text) + 1 if text.isascii() else 4 * len(text)
 
 
 def has_unknown_chars(vocabulary: Vocabulary, row: Sequence[int]) -> bool:
-    """Is there a character in it that has no piece of its own?"""
+    """True if a character has no token of its own."""
     return vocabulary.unknown in row or any(BYTE_TOKEN.fullmatch(piece) for piece in vocabulary.to_pieces(row))
 
 
 def check_hypotheses(hypotheses: Sequence[Hypothesis], segment: Segment, request: SearchRequest) -> None:
     if not hypotheses:
         raise TranslationError(
-            f"no translation of {segment.text[:60]!r} can have all that must come and nothing that must not within "
-            f"{request.max_length} tokens; ask for less, or allow a greater `max_length`"
+            f"no translation of {segment.text[:60]!r} within {request.max_length} tokens has all required and no "
+            f"banned phrases; relax them, or raise `max_length`"
         )
 
 
@@ -765,36 +857,36 @@ def has_word(text: str, word: str) -> bool:
 
 
 def check_constraints(constraints: Constraints, options: SearchOptions) -> None:
-    """What must come must not be what must not, and must be looked for."""
     if constraints.required and (options.sampling is not None or options.beam_groups > 1):
         raise TranslationError(
-            "words that must come, and terms of a glossary, are looked for by plain beam search only: leave out "
-            "sampling and groups of beams"
+            "required phrases and glossary terms need plain beam search; leave out sampling and beam groups"
         )
-    for word in constraints.required:
-        if not word.strip():
-            raise TranslationError("what must come must be a word, but is empty; leave it out")
-        for other in constraints.banned:
-            if has_word(word, other):
-                raise TranslationError(f"`{word}` must come, but must not, since `{other}` is forbidden; leave one out")
+    for phrase in constraints.required:
+        if not phrase.strip():
+            raise TranslationError("a required phrase must be a word, but is empty; leave it out")
+        for banned in constraints.banned:
+            if has_word(phrase, banned):
+                raise TranslationError(f"`{phrase}` is required, but contains the banned `{banned}`; leave one out")
 
 
 def widen_for_mbr(options: SearchOptions, mbr_candidates: int) -> SearchOptions:
-    """As many candidates as the choice is made among."""
+    """Return options that give as many candidates as minimum Bayes risk chooses from."""
     if not mbr_candidates:
         return options
     if mbr_candidates < options.n_best:
-        raise TranslationError(f"`risk` must be at least `n_best`={options.n_best} candidates, but is {mbr_candidates}")
-    return replace(
-        options,
-        n_best=mbr_candidates,
-        beam_size=options.beam_size if options.sampling else max(options.beam_size, mbr_candidates),
-    )
+        raise TranslationError(f"`mbr_candidates` must be at least `n_best`={options.n_best}, but is {mbr_candidates}")
+    beam_size = options.beam_size if options.sampling else max(options.beam_size, mbr_candidates)
+    return replace(options, n_best=mbr_candidates, beam_size=beam_size)
 
 
 def count_special_tokens(to: str | None) -> int:
-    """Tokens of a source that are no text: the end and, where there is one, the tag of the language."""
+    """Return the tokens of a source besides its text: the end token, and the language tag if there is one."""
     return 1 if to is None else 2
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+EMPTY_CANDIDATE = Candidate(text="", score=0.0, log_prob=0.0, tokens=(), is_finished=True)
 
 
 def build_translation(
@@ -802,69 +894,27 @@ def build_translation(
 ) -> Translation:
     best = candidates[0] if candidates else EMPTY_CANDIDATE
     return Translation(
-        source=source,
-        text=best.text,
-        score=best.score,
-        log_prob=best.log_prob,
-        tokens=best.tokens,
-        is_finished=best.is_finished,
-        n_best=tuple(candidates),
-        alignment=alignment,
-        segment_count=segment_count,
+        **vars(best), source=source, n_best=tuple(candidates), alignment=alignment, segment_count=segment_count
     )
 
 
-EMPTY_CANDIDATE = Candidate(text="", score=0.0, log_prob=0.0, tokens=(), is_finished=True)
-
-
 def concatenate_alignments(parts: Sequence[tuple[Alignment, int]]) -> Alignment:
-    """One alignment from those of sentences that follow one another, each with the number of its source words."""
+    """Join the alignments of consecutive sentences, each with the number of its source words."""
     links: list[tuple[int, int]] = []
     weights: list[tuple[float, ...]] = []
-    before, behind = 0, sum(words for _, words in parts)
+    before, after = 0, sum(words for _, words in parts)
     for part, words in parts:
-        behind -= words
+        after -= words
         links += [(source + before, target + len(weights)) for source, target in part.links]
-        weights += [(*[0.0] * before, *row, *[0.0] * behind) for row in part.weights]
+        weights += [(*[0.0] * before, *row, *[0.0] * after) for row in part.weights]
         before += words
     return Alignment(links=tuple(links), weights=tuple(weights))
 
 
 def get_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """What all begin with."""
-    same: list[int] = []
+    prefix: list[int] = []
     for column in zip(*rows, strict=False):
         if len(set(column)) > 1:
             break
-        same.append(column[0])
-    return same
-
-
-def check_tokenizer(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
-    for side, size, vocab in (
-        ("source", tokenizer.source.size, model.config.vocab),
-        ("target", tokenizer.target.size, model.config.output_vocab),
-    ):
-        if size > vocab:
-            raise ValueError(
-                f"the tokenizer must be the model's, of {vocab} pieces at most on the {side} side, but has {size}; "
-                f"load both from the same folder"
-            )
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Of the same save as the weights, where the folder can tell."""
-    files = read_extra_files(folder) if (folder / MANIFEST_FILE).exists() else {}
-    return Tokenizer.from_files(files, f"{folder}/") if files else Tokenizer.load(folder)
-
-
-def choose_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def choose_dtype(device: torch.device) -> str:
-    """Half of the bytes and many times the speed, where there are units for it; the numbers then have three digits."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return "bfloat16" if nvidia and torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
+        prefix.append(column[0])
+    return prefix

@@ -14,20 +14,13 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from attent.cli.score import ScoreFlags
-from attent.cli.search_flags import (
-    InputError,
-    build_search_options,
-    load_translator,
-    resolve_dtype,
-    resolve_target_lang,
-    use_flag_names,
-)
+from attent.cli.search_flags import build_search_options, use_flag_names
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.forced_decoding import TargetScores, score_targets
-from attent.decoding.options import MAX_EXTRA_TOKENS, SamplingOptions, SearchOptions
-from attent.decoding.translator import Translator
+from attent.decoding.options import MAX_EXTRA_TOKENS, InputError, SamplingOptions, SearchOptions
+from attent.decoding.translator import Translator, load_translator, resolve_dtype, resolve_target_lang
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,

@@ -20,7 +20,7 @@ import torch
 
 from attent import interop, settings
 from attent.cli.progress import TrainingDisplay
-from attent.decoding.in_memory import SearchCancelled
+from attent.decoding.engines.reference import SearchCancelled
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.cache import try_hold_lock

@@ -55,7 +55,7 @@ def test_json_has_every_label(model: str, capsys: pytest.CaptureFixture[str]) ->
 def test_pairs_are_told_apart_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "The cat\tsat.", "--pairs"]) == 0
     assert main(["classify", model, "The cat sat.", "--pairs"]) == 1
-    assert "two texts with a tab between them" in capsys.readouterr().err
+    assert "two texts separated by a tab" in capsys.readouterr().err
 
 
 def test_images_are_classified_and_a_file_that_is_none_is_told(
@@ -82,12 +82,12 @@ def test_a_labelled_set_of_images_is_tested_on(vision: str, tmp_path: Path, caps
     assert main(["classify", vision, *files, "--json"]) == 0
     found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     right = sum(label == Path(file).parent.name for label, file in zip(found, files, strict=True))
-    assert (facts["count"], facts["right"]) == (8, right)
-    assert sum(one["times"] for one in facts["confused"]) == 8 - right
+    assert (facts["count"], facts["correct"]) == (8, right)
+    assert sum(one["count"] for one in facts["confusions"]) == 8 - right
     assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
     (folder / "dog").rename(folder / "wolf")
     assert main(["classify", vision, "--data", str(folder)]) == 1
-    assert "its labels must be the model's (cat, dog, bird), but `wolf` is not among them" in capsys.readouterr().err
+    assert "its labels must be the model's (cat, dog, bird), but `wolf` is not" in capsys.readouterr().err
 
 
 def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys
     (tmp_path / "test.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
     assert main(["classify", model, "--data", str(tmp_path / "test.tsv"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["count"], facts["right"]) == (3, 2)
+    assert (facts["count"], facts["correct"]) == (3, 2)
     (tmp_path / "test.tsv").write_text("sentence\tlabel\nThe cat\todd\nA dog\teven\n", encoding="utf-8")
     assert main(["classify", model, "--data", str(tmp_path / "test.tsv")]) == 1
     assert "its labels must be the model's (good, bad), but `even` is not" in capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys
 
 def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "A text", "--data", "x.tsv"]) == 2
-    assert "--data is a set of its own: leave the texts out" in capsys.readouterr().err
+    assert "--data names a test set: leave the texts out" in capsys.readouterr().err
     tokenizer = sentencepiece()
     weights.save_model(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
@@ -115,7 +115,7 @@ def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: p
 
 def test_pairs_are_not_for_a_labelled_set(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "--data", str(tmp_path / "set.tsv"), "--pairs"]) == 2
-    assert "with --data leave it out" in capsys.readouterr().err
+    assert "leave it out with --data" in capsys.readouterr().err
 
 
 def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,4 +141,4 @@ def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.
 
 def test_a_mistyped_name_of_a_file_is_not_classified(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "reviews.txt"]) == 1
-    assert "reviews.txt: there is no such file" in capsys.readouterr().err
+    assert "reviews.txt: must be an existing file" in capsys.readouterr().err

@@ -55,9 +55,9 @@ def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ([], "vectors are for a file: name one with --output vectors.npy, or ask for --json"),
+        ([], "name a file with --output vectors.npy, or add --json"),
         (["-o", "vectors.txt"], "--output must end in .npy or .safetensors, but is vectors.txt"),
-        (["-o", "nowhere/vectors.npy"], "must be in a folder that is there"),
+        (["-o", "nowhere/vectors.npy"], "must be in an existing folder"),
         (["--json", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),
     ],
 )

@@ -57,7 +57,7 @@ def test_json_has_every_mask(model: str, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["The cat."], 1, "text 1 must have a mask in the place of a word, such as `The [MASK] sat`"),
         (["The [MASK]", "--top", "0"], 2, "--top must be 1 or more, but is 0"),
-        (["The [MASK]", "--device", "abacus"], 1, "--device must be one of"),
+        (["The [MASK]", "--device", "abacus"], 1, "device abacus: cannot be used"),
     ],
 )
 def test_what_cannot_be_filled_is_told(
@@ -81,7 +81,7 @@ def test_a_line_of_a_file_without_a_mask_stays_and_is_counted(
     lines = out.splitlines()
     assert lines[2:4] == ["", "No mask here."]
     assert [line.count("\t") for line in lines] == [2, 2, 0, 0, 2, 2]
-    assert "without a mask, and printed as read: 2 lines" in err
+    assert "2 lines without a mask, printed unchanged" in err
     assert main(["fill", model, str(tmp_path / "lines.txt"), "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert found[2] == {"source": "No mask here.", "text": "No mask here.", "masks": []}

@@ -26,4 +26,4 @@ def test_placeholders_in_a_text_are_written_because_they_must_be(
     assert first != TEXT.splitlines()[0]
     assert sorted(word for word in ("%s", "{name}") if first.count(word) == 1) == ["%s", "{name}"]
     assert last == TEXT.splitlines()[2]  # twenty-five of them have no room
-    assert "filled 1, kept 0, left 1" in found.err
+    assert "1 filled, 0 kept, 1 skipped" in found.err

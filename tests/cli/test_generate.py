@@ -46,7 +46,7 @@ def test_a_prompt_is_gone_on_with(author: Path, capsys: Capture) -> None:
 
 def test_a_seed_that_was_drawn_is_told(author: Path, capsys: Capture) -> None:
     code, out, err = run(capsys, author, "A man", "-l", 8)
-    seed = err.removeprefix("attent: drawn with --seed ").partition(",")[0]
+    seed = err.removeprefix("attent: sampled with --seed ").partition(";")[0]
     assert code == 0
     assert run(capsys, author, "A man", "-l", 8, "--seed", seed) == (0, out, "")
     assert run(capsys, author, "A man", "-l", 4, "--temperature", 0)[2] == ""
@@ -75,14 +75,14 @@ def test_what_precedes_a_prompt_that_is_too_long_is_written(
     code, out, err = run(capsys, author, "-b", 2, "-t", 0, "-l", 3)
     assert code == 1
     assert [line[:1] for line in out.splitlines()] == ["A", "x"]
-    assert "standard input, line 3: must have at most 60 tokens, as many as the model reads, but has" in err
+    assert "standard input, line 3: must have at most the model's 60 tokens, but has" in err
 
 
 def test_more_than_memory_holds_is_told_in_words_of_the_command(capsys: Capture, tmp_path: Path) -> None:
     save_model(llama(ours()), tmp_path / "model", ours().files)
     code, _, err = run(capsys, tmp_path / "model", "A man", "-l", 10**12)
     assert code == 1
-    assert "`--max-new-tokens` must be so few that one text fits into memory" in err
+    assert "`--max-new-tokens` must be small enough for one text" in err
 
 
 def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) 
     facts = [json.loads(line) for line in out.splitlines()]
     whole = Generator.load(author, device="cpu").generate(PROMPTS, GenerationOptions(n=2, max_new_tokens=6, seed=5))
     assert code == 0
-    assert [(one["prompt"], one["text"], tuple(one["ids"]), one["reason"]) for one in facts] == [
+    assert [(one["prompt"], one["text"], tuple(one["token_ids"]), one["finish_reason"]) for one in facts] == [
         (one.prompt, one.text, one.token_ids, one.finish_reason) for some in whole for one in some
     ]
     assert {one["seed"] for one in facts} == {5}
@@ -108,18 +108,18 @@ def test_several_texts_of_a_prompt_are_set_apart(author: Path, capsys: Capture) 
     ("arguments", "code", "words"),
     [
         (["A", "-l", "0"], 2, "`--max-new-tokens` must be 1 or more, but is 0"),
-        (["A", "-n", "2", "--temperature", "0"], 2, "all texts would be the same"),
+        (["A", "-n", "2", "--temperature", "0"], 2, "all texts would be equal"),
         (["A", "--top-p", "2"], 2, "`--top-p` must be greater than 0 and at most 1"),
         (["A", "--beam-size", "2", "-n", "3"], 2, "`--n` must be at most `--beam-size`=2"),
-        (["A", "--file", "b"], 2, "give a prompt or a --file of them, but not both"),
+        (["A", "--file", "b"], 2, "give a prompt or a --file of prompts, but not both"),
         (["A", "--threads", "0"], 2, "--threads must be 1 or more"),
-        (["A", "--device", "tpu"], 1, "--device must be one of"),
+        (["A", "--device", "tpu"], 1, "device tpu: cannot be used"),
         (["--file", "nowhere.txt"], 1, "nowhere.txt: must be a text file, but cannot be opened"),
-        (["x" * 70, "-l", "4"], 1, "error: the prompt must have at most 60 tokens"),
-        (["A", "-b", "2", "--top-k", "3"], 2, "--top-k is for drawing by chance, but --beam-size 2 searches"),
-        (["A", "-t", "0", "--seed", "3"], 2, "--seed is for drawing by chance, but --temperature 0 takes"),
-        (["A", "-t", "0.5", "-b", "2"], 2, "--temperature is for drawing by chance, but --beam-size 2"),
-        (["A", "--length-penalty", "1"], 2, "--length-penalty is for beams, and would change nothing without"),
+        (["x" * 70, "-l", "4"], 1, "error: the prompt must have at most the model's 60 tokens"),
+        (["A", "-b", "2", "--top-k", "3"], 2, "--top-k is for sampling, but --beam-size 2 is beam search"),
+        (["A", "-t", "0", "--seed", "3"], 2, "--seed is for sampling, but --temperature 0 is greedy"),
+        (["A", "-t", "0.5", "-b", "2"], 2, "--temperature is for sampling, but --beam-size 2"),
+        (["A", "--length-penalty", "1"], 2, "--length-penalty is for beam search and has no effect without"),
         (["caf\udce9"], 2, "the prompt must be UTF-8, but byte 4 is not"),
     ],
 )

@@ -20,13 +20,13 @@ from torch.nn.utils.rnn import pad_sequence
 import attent
 from attent import cli, models
 from attent.cli.interactive import COMMANDS, run_session
+from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
-from attent.cli.translate import TranslateFlags
 from attent.decoding import Translator, input_lines
-from attent.decoding.in_memory import translate_texts
-from attent.decoding.input_lines import InputLine, LineSource
+from attent.decoding.input_lines import InputLine, LineSource, parse_text_line
 from attent.decoding.options import SCORE_FORMULAS, SearchOptions
-from attent.decoding.pipeline import ProgressDisplay, TranslationPipeline, translate_lines
+from attent.decoding.pipeline import TranslationPipeline, translate_lines
+from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
@@ -100,9 +100,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(scope="module")
 def desk(learned: Path) -> TranslationPipeline:
     translator = Translator.load(learned, engine="torch")
-    return TranslationPipeline(
-        translator=translator, options=SearchOptions(), to="de", glossary=None, flags=TranslateFlags()
-    )
+    return TranslationPipeline(translator=translator, options=SearchOptions(), to="de")
 
 
 def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -204,7 +202,7 @@ def test_each_block_is_written_out_before_the_next_is_read(
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: True)
-    translate_lines(desk, source, out, ProgressDisplay(io.StringIO()))
+    translate_lines(desk, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 1, 2]
 
 
@@ -251,7 +249,7 @@ def test_no_block_is_held_back_while_nothing_more_comes(desk: TranslationPipelin
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: more[len(seen) - 1])
-    translate_lines(desk, source, out, ProgressDisplay(io.StringIO()))
+    translate_lines(desk, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 0, 0, 3]
 
 
@@ -262,8 +260,8 @@ def test_a_file_is_written_where_it_is_asked_for_and_never_over_what_is_read(
     text.write_text("a dog\n\na man", encoding="utf-8")
     assert printed(capsys, learned, text, "--to", "de", "-o", out) == ""
     assert out.read_text(encoding="utf-8") == printed(capsys, learned, text, "--to", "de", "-o", "-")
-    assert "must be another file" in refused(capsys, learned, text, "--to", "de", "-o", text)
-    assert "a folder that is there" in refused(capsys, learned, text, "--to", "de", "-o", tmp_path / "no" / "x")
+    assert "must not be the input file" in refused(capsys, learned, text, "--to", "de", "-o", text)
+    assert "in an existing folder" in refused(capsys, learned, text, "--to", "de", "-o", tmp_path / "no" / "x")
     assert text.read_text(encoding="utf-8") == "a dog\n\na man"
 
 
@@ -276,7 +274,7 @@ def test_a_compressed_file_is_unpacked(
     found = [printed(capsys, learned, tmp_path / name, "--to", "de", "-b", 1) for name in ("text.gz", "text.txt")]
     assert found[0] == found[1]
     give(monkeypatch, packed)
-    assert "must be text, but is gz data; unpack it first" in refused(capsys, learned, "--to", "de")
+    assert "must be text, but is gz data; decompress it first" in refused(capsys, learned, "--to", "de")
 
 
 # ---- languages -------------------------------------------------------------------------------------------------------
@@ -300,7 +298,7 @@ def test_a_model_of_one_language_takes_no_other(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     give(monkeypatch, b"a dog\n")
-    assert "one language only" in refused(capsys, trained, "--to", "de")
+    assert "one target language" in refused(capsys, trained, "--to", "de")
 
 
 def test_no_tag_can_be_asked_for(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -366,7 +364,7 @@ def test_what_was_translated_before_a_wish_that_cannot_be_met_stays(
     assert cli.main([*arguments, "--max-length", "30"]) == 1
     found = capsys.readouterr()
     assert len(found.out.splitlines()) == 2
-    assert "standard input, line 3: what is demanded must fit into the 30 tokens" in sentence(found.err)
+    assert "standard input, line 3: the required phrases must fit into" in sentence(found.err)
     assert "--max-length" in found.err
 
 
@@ -378,7 +376,7 @@ def test_help_tells_the_formulas_of_the_length_penalty(capsys: Capture) -> None:
     page = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for formula in SCORE_FORMULAS.values():
         assert formula in page
-    assert page.index("Most used") < page.index("Control") < page.index("Machine")
+    assert page.index("Common") < page.index("Constraints") < page.index("Sampling") < page.index("Device")
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -454,13 +452,13 @@ def test_a_line_that_is_too_long_is_cut_and_told(
     assert cli.main(asked) == 0
     found = capsys.readouterr()
     assert found.out.count("\n") == 2
-    assert "standard input, line 2: is too long to be read at once" in sentence(found.err, "")
+    assert "standard input, line 2: too long to translate at once" in sentence(found.err, "")
     monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 100)
     give(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     assert cli.main([*asked, "--alignment", "hard"]) == 1
     found = capsys.readouterr()
     assert found.out.count("\n") == 1
-    assert "line 2: a line must have at most 100 words to be aligned" in sentence(found.err)
+    assert "line 2: a line must have at most 100 words for alignment" in sentence(found.err)
 
 
 def test_what_does_not_go_together_is_a_wrong_command(learned: Path, capsys: Capture) -> None:
@@ -469,7 +467,7 @@ def test_what_does_not_go_together_is_a_wrong_command(learned: Path, capsys: Cap
     assert "--output-type json" in misused(capsys, learned, "--alignment", "soft")
     assert "the best translation only" in misused(capsys, learned, "--alignment", "hard", "--n-best", 2)
     assert "leave FILE out" in misused(capsys, learned, "text.txt", "--interactive")
-    assert "--in-place writes over FILE" in misused(capsys, learned, "--in-place")
+    assert "--in-place overwrites FILE" in misused(capsys, learned, "--in-place")
     assert "--mbr must be at least --n-best, 3" in misused(capsys, learned, "--mbr", 2, "--n-best", 3)
     assert "--threads must be 1 or more" in misused(capsys, learned, "--threads", 0)
 
@@ -477,9 +475,9 @@ def test_what_does_not_go_together_is_a_wrong_command(learned: Path, capsys: Cap
 def test_a_device_that_is_not_there_is_told(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     give(monkeypatch, b"a dog\n")
     told = refused(capsys, learned, "--device", "cuda:77")
-    assert "--device cuda:77: cannot be used here" in told
+    assert "device cuda:77: cannot be used here" in told
     assert "this machine has" in told
-    assert "--device must be one of cuda, mps, xpu, cpu, but is `gpu`" in refused(capsys, learned, "--device", "gpu")
+    assert "device gpu: cannot be used here" in refused(capsys, learned, "--device", "gpu")
 
 
 # ---- files of translators --------------------------------------------------------------------------------------------
@@ -504,7 +502,7 @@ def test_a_po_file_comes_out_filled_and_only_in_place_if_asked_for(
     arguments = ["translate", str(learned), str(file), "--to", "de", "--engine", "torch"]
     assert cli.main(arguments) == 0
     found = capsys.readouterr()
-    assert f"attent: {file}: filled 1, kept 1, left 0" in found.err
+    assert f"attent: {file}: 1 filled, 1 kept, 0 skipped" in found.err
     assert found.out != PO
     assert "#, fuzzy" in found.out
     assert 'msgstr "Ein Mann"' in found.out
@@ -518,7 +516,7 @@ def test_a_po_file_comes_out_filled_and_only_in_place_if_asked_for(
 
 def test_only_files_of_translators_are_written_over(learned: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("a dog", encoding="utf-8")
-    assert "--in-place is for .po" in refused(capsys, learned, tmp_path / "text.txt", "--in-place")
+    assert "--in-place is for PO" in refused(capsys, learned, tmp_path / "text.txt", "--in-place")
 
 
 def test_a_file_that_is_damaged_is_refused_and_left(learned: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -564,8 +562,8 @@ def test_other_ways_to_go_on_keep_what_comes_before(desk: TranslationPipeline) -
 
 
 def test_wishes_hold_until_they_are_taken_back(desk: TranslationPipeline) -> None:
-    found = said(desk, DOG, ":must Eisenbahn", DOG, ":must", DOG, ":begin Zwei Frauen", DOG)
-    assert found[1] == "must come: Eisenbahn"
+    found = said(desk, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
+    assert found[1] == "required: Eisenbahn"
     assert "Eisenbahn" in found[2]
     assert found[4] == found[0]
     assert found[6].startswith("Zwei Frauen ")
@@ -578,7 +576,7 @@ def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: TranslationPipeline
     assert "did you mean :n?" in found[2]
     assert "there is no sentence yet" in found[3]
     assert "the word must be one of the" in found[5]
-    assert "--to must be one of the model's languages" in found[6]
+    assert "--to must be one of its target languages" in found[6]
     assert [line.split()[0] for line in found[7:]] == [f":{name}" for name in COMMANDS]
 
 
@@ -588,7 +586,7 @@ def test_ctrl_c_ends_a_translation_and_not_the_talk(desk: TranslationPipeline, m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(desk.translator, "stream", interrupted)
-    assert said(desk, DOG, ":must Hund")[:2] == ["Ein ...", "must come: Hund"]
+    assert said(desk, DOG, ":require Hund")[:2] == ["Ein ...", "required: Hund"]
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------
@@ -665,7 +663,7 @@ def test_text_that_is_not_utf8_is_named_by_its_line_and_what_came_before_it_stay
 def test_a_run_without_a_model_yet_says_so(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "run.toml").write_bytes((trained / "run.toml").read_bytes())
     (tmp_path / "text.txt").write_bytes(b"a dog")
-    assert "holds a run without a model yet" in refused(capsys, tmp_path, tmp_path / "text.txt")
+    assert "its run has not saved one yet" in refused(capsys, tmp_path, tmp_path / "text.txt")
 
 
 def test_what_is_not_there_is_named(

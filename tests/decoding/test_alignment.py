@@ -171,7 +171,7 @@ def test_what_a_search_has_found_is_aligned_by_its_own_ids() -> None:
     """A search may segment a word as the tokenizer never would."""
     model, of = made(), tokenizer()
     source = of.encode_source(["a dog"])[0]
-    letters = [i for letter in "▁ein" for i in range(of.target.size) if of.target.pieces([i]) == [letter]]
+    letters = [i for letter in "▁ein" for i in range(of.target.size) if of.target.to_pieces([i]) == [letter]]
     assert len(letters) == 4
     row = EncodedPair(source=source, target=[*letters, of.target.end], truncated=False)
     (got,) = align_rows(model, of, ["a dog"], ["ein"], [row], get_default_selection(model))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from attent.cli.search_flags import InputError
 from attent.decoding import input_lines
 from attent.decoding.input_lines import InputLine, LineSource, build_line_source
+from attent.decoding.options import InputError
 
 
 def source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> LineSource:
@@ -83,11 +83,11 @@ def test_lines_before_a_bad_one_are_given_first() -> None:
     [
         (b"a dog", "line 2: must be a JSON object, but is not JSON"),
         (b'["a dog"]', "line 2: must be a JSON object such as"),
-        (b'{"text": "a", "must-not": "b"}', "`must-not` is no key of a line to translate: did you mean `must_not`?"),
-        (b'{"require": "b"}', "line 2: must have a `text`"),
-        (b'{"text": 3}', "`text` must be text, but is 3"),
-        (b'{"text": "a", "require": [3]}', "`must` must be text, but is 3"),
-        (b'{"text": "\\ud800"}', "`text` must be text"),
+        (b'{"text": "a", "bann": "b"}', "unknown key `bann`: did you mean `ban`?"),
+        (b'{"require": "b"}', "line 2: must have either `text`"),
+        (b'{"text": 3}', "`text` must be a string, but is 3"),
+        (b'{"text": "a", "require": [3]}', "`require` must be a string, but is 3"),
+        (b'{"text": "\\ud800"}', "`text` must be a string"),
         (b"[" * 100_000, "line 2: must be a JSON object"),
     ],
 )

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
+from attent.decoding.alignment import Alignment
 from attent.decoding.output_format import OutputFormat, format_moses, format_pharaoh
+from attent.decoding.translator import Candidate, Translation, build_translation
 
 BREAKS = "a\tb\nc\r\nd\u2028e\x85f"
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    text: str = "Ein Hund läuft."
-    score: float = -0.12345
-    log_prob: float = -0.5
-    tokens: tuple[str, ...] = ("▁Ein", "▁Hund", "▁läuft", ".")
-    is_finished: bool = True
-
-
-@dataclass(frozen=True)
-class Alignment:
-    links: tuple[tuple[int, int], ...] = ((0, 0), (1, 2))
-    weights: tuple[tuple[float, ...], ...] = ((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))
-
-
-@dataclass(frozen=True)
-class Translation(Hypothesis):
-    source: str = "A dog runs."
-    n_best: tuple[Hypothesis, ...] = (Hypothesis(), Hypothesis(text="Ein Hund rennt.", score=-1.0, log_prob=-4.25))
-    alignment: Alignment | None = Alignment()
-
-
-ONE = Translation()
+BEST = Candidate(
+    text="Ein Hund läuft.",
+    score=-0.12345,
+    log_prob=-0.5,
+    tokens=("▁Ein", "▁Hund", "▁läuft", "."),
+    is_finished=True,
+)
+ONE = Translation(
+    **vars(BEST),
+    source="A dog runs.",
+    n_best=(BEST, replace(BEST, text="Ein Hund rennt.", score=-1.0, log_prob=-4.25)),
+    alignment=Alignment(links=((0, 0), (1, 2)), weights=((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))),
+)
 
 
 def lines(translation: Translation = ONE, number: int = 7, **options: object) -> list[str]:
@@ -52,7 +44,7 @@ def test_a_score_stands_before_the_text_and_an_alignment_behind_it() -> None:
 
 
 def test_an_empty_line_stays_empty() -> None:
-    empty = Translation(source="", text="", score=0.0, log_prob=0.0, tokens=(), n_best=(), alignment=None)
+    empty = build_translation([], "", 1)
     assert lines(empty) == [""]
     assert lines(empty, alignment="hard") == [" |||"]
     assert lines(empty, type="tsv") == ["\t"]
@@ -67,7 +59,7 @@ def test_an_n_best_list_is_that_of_moses() -> None:
 
 
 def test_bars_in_a_text_end_no_field() -> None:
-    barred = Hypothesis(text="a ||| b |||| c || d")
+    barred = replace(BEST, text="a ||| b |||| c || d")
     assert format_moses(0, barred).split(" ||| ") == ["0", "a | | | b | | | | c || d", "-0.1235"]
     assert lines(replace(ONE, text="a ||| b"), alignment="hard") == ["a | | | b ||| 0-0 1-2"]
     assert lines(replace(ONE, text="a ||| b")) == ["a ||| b"]
@@ -94,18 +86,18 @@ def test_one_translation_is_one_line_whatever_it_holds(kind: str) -> None:
 
 
 def test_json_has_all_there_is_and_the_formula() -> None:
-    (line,) = lines(type="json", n_best=2, alignment="hard", formula="score = log_prob")
+    (line,) = lines(type="json", n_best=2, alignment="hard", score_formula="score = log_prob")
     assert json.loads(line) == {
         "src": "A dog runs.",
         "hyp": "Ein Hund läuft.",
         "score": -0.12345,
         "log_prob": -0.5,
         "tokens": ["▁Ein", "▁Hund", "▁läuft", "."],
-        "ended": True,
+        "finished": True,
         "alignment": [[0, 0], [1, 2]],
         "n_best": [
-            {"hyp": "Ein Hund läuft.", "score": -0.12345, "log_prob": -0.5, "tokens": list(ONE.tokens), "ended": True},
-            {"hyp": "Ein Hund rennt.", "score": -1.0, "log_prob": -4.25, "tokens": list(ONE.tokens), "ended": True},
+            {"hyp": "Ein Hund läuft.", "score": -0.12345, "log_prob": -0.5, "tokens": list(ONE.tokens), "finished": True},
+            {"hyp": "Ein Hund rennt.", "score": -1.0, "log_prob": -4.25, "tokens": list(ONE.tokens), "finished": True},
         ],
         "formula": "score = log_prob",
     }
@@ -139,5 +131,5 @@ def test_alignments_are_those_of_pharaoh() -> None:
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(ValueError, match="must be one of text, json, tsv, but is 'xml'"):
         lines(type="xml")
-    with pytest.raises(ValueError, match="alignments are of the best translation only"):
+    with pytest.raises(ValueError, match="must be 1 for alignments"):
         lines(alignment="hard", n_best=2)

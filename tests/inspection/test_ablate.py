@@ -14,12 +14,11 @@ import torch
 
 from attent.cli import ablation_report, ablation_run
 from attent.cli.ablation_run import AblationReporter, run_ablation
-from attent.cli.search_flags import DeviceFlags
 from attent.data.pairs import CorpusError
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
-from attent.decoding.options import SearchOptions
+from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate as ablations
 from attent.inspection.ablate import (
@@ -48,7 +47,7 @@ STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
 SEARCH = SearchOptions(beam_size=2, max_length=8)
 SAMPLE = AblationData(name="toy", sources=lines()[0][:4], references=lines()[1][:4], to="de")
 HEAD = ModelPart("decoder.blocks.1.cross_attn", 1)
-MACHINE = DeviceFlags(engine="torch", device="cpu")
+MACHINE = DeviceOptions(engine="torch", device="cpu")
 
 
 def closeness(outputs: Sequence[str], references: Sequence[str]) -> float:

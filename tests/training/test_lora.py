@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attent import interop, models
 from attent.cli import main
-from attent.decoding.in_memory import translate_texts
+from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq
 from attent.nn.lora import LoRAError, LowRankUpdate, add_lora, freeze_parameters, matches_pattern, merge_lora
 from attent.text.tokenizer import Tokenizer

@@ -1,1 +1,49 @@
-"""Search constraints."""
+"""Search constraints: which tokens a hypothesis may not generate next.
+
+To add one: write a module with a class that implements `Constraint` and `build` (None where nothing requests it), and
+add it to CONSTRAINTS. Its option is a field of `SearchOptions` or `SearchRequest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attent.decoding.constraints.banned_phrases import BannedPhrases
+from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, apply_constraints
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
+from attent.decoding.constraints.prefix import ForcedPrefix, PrefixError
+from attent.decoding.constraints.required_phrases import RequiredPhraseError, RequiredPhrases, allocate_beams
+from attent.decoding.constraints.vocabulary import TargetVocabulary
+from attent.decoding.options import SearchOptions, SearchRequest
+
+CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, ForcedPrefix)
+
+__all__ = [
+    "CONSTRAINTS",
+    "NEG_INF",
+    "BannedPhrases",
+    "Constraint",
+    "ForcedPrefix",
+    "GeneratedTokens",
+    "MinLength",
+    "NoLoops",
+    "NoRepeatNgram",
+    "PrefixError",
+    "RequiredPhraseError",
+    "RequiredPhrases",
+    "TargetVocabulary",
+    "allocate_beams",
+    "apply_constraints",
+    "build_constraints",
+    "has_loop",
+]
+
+
+def build_constraints(
+    options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
+) -> tuple[tuple[Constraint, ...], RequiredPhrases | None]:
+    """Return the constraints that the options and requests need; required phrases apart, since beams are allocated by
+    them."""
+    built = (kind.build(options, requests, vocabulary) for kind in CONSTRAINTS)
+    return tuple(filter(None, built)), RequiredPhrases.build(options, requests, vocabulary)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import MinLength, NoLoops
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import NoLoops
 from attent.decoding.search import BeamState, SearchContext, StepModel, map_tensors, search_step
 from attent.nn import Cache
 from attent.nn.cuda_graphs import capture_graph

@@ -1,5 +1,6 @@
-"""Tokens in, text out as soon as it is certain: never half a character, nor what a later token changes; and texts that
-stop at given words, which are not part of them and may lie across tokens. What is there at once is read likewise.
+"""Incremental detokenization: text is released as soon as later tokens cannot change it, and generation stops at strings.
+
+Text is never released with half a character. A stop string is not part of the text and may span tokens.
 """
 
 from __future__ import annotations
@@ -8,21 +9,18 @@ from collections.abc import Sequence
 
 from attent.text.vocabulary import ESCAPE, Vocabulary
 
-CONTEXT_TOKENS = 8  # tokens of a prompt by which those behind it are read: the first of a text loses its space
-INCOMPLETE_ENDINGS = (
-    "\ufffd",
-    ESCAPE,
-)  # half a character; in our own vocabularies, half of one that is spelled otherwise
+CONTEXT_TOKENS = 8  # prompt tokens that the first new ones are decoded with: the first of a text loses its space
+INCOMPLETE_ENDINGS = ("\ufffd", ESCAPE)  # half a character; in our vocabularies, half of an escaped one
 
 
 def decode_continuation(vocabulary: Vocabulary, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
-    """The text of ids as it stands behind a prompt: with the space before its first word, if there is one."""
+    """Return the text of `token_ids` after a prompt, with the space before its first word if there is one."""
     context = get_context(vocabulary, prompt)
     return decode_after_context(vocabulary, context, vocabulary.decode(context), token_ids)
 
 
 def get_context(vocabulary: Vocabulary, prompt: Sequence[int]) -> list[int]:
-    """The end of a prompt, from where what comes behind it can be read: never inside of bytes that belong together."""
+    """Return the last tokens of a prompt, not starting inside a run of byte tokens, which are decoded together."""
     start = max(0, len(prompt) - CONTEXT_TOKENS)
     while start and prompt[start] in vocabulary.byte_ids:
         start -= 1
@@ -32,26 +30,26 @@ def get_context(vocabulary: Vocabulary, prompt: Sequence[int]) -> list[int]:
 def decode_after_context(
     vocabulary: Vocabulary, context: Sequence[int], context_text: str, token_ids: Sequence[int]
 ) -> str:
-    """The text of ids behind that of the context, which is known."""
-    whole = vocabulary.decode([*context, *token_ids])
-    # Bytes that are no characters can spoil those before them, whose text is given already.
-    return whole[len(context_text) :] if whole.startswith(context_text) else vocabulary.decode(token_ids)
+    text = vocabulary.decode([*context, *token_ids])
+    # Invalid bytes can change the text before them, which has been released already.
+    return text[len(context_text) :] if text.startswith(context_text) else vocabulary.decode(token_ids)
 
 
 class IncrementalDetokenizer:
-    """The text behind one prompt. `add` and `rest` give its pieces; joined, these are the whole."""
+    """Turns the tokens after a prompt into text; the pieces from `add_token` and `flush` make up the whole."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.vocabulary, self.stop_words = vocabulary, tuple(stop)
-        self.context = get_context(vocabulary, prompt)  # tokens whose text is known, and needed to read the next
+        self.context = get_context(vocabulary, prompt)  # released tokens, needed to decode the next
         self.context_text = vocabulary.decode(self.context)
-        self.pending_tokens: list[int] = []  # tokens whose text is not certain yet
-        self.held_text = ""  # text that may be the beginning of a word to stop at
-        self.text = ""  # all that was given
-        self.token_count = 0  # tokens that were added before it stopped
+        self.pending_tokens: list[int] = []  # not decoded yet
+        self.held_text = ""  # may be the start of a stop string
+        self.text = ""  # released so far
+        self.token_count = 0  # added before it stopped
         self.is_stopped = False
 
     def add_token(self, token: int) -> str:
+        """Add a token and return the text that it releases."""
         if self.is_stopped:
             return ""
         self.token_count += 1
@@ -64,8 +62,15 @@ class IncrementalDetokenizer:
         self._commit_pending()
         return self._release_text(text, last=False)
 
+    def add_all(self, tokens: Sequence[int]) -> str:
+        """Add the tokens of a finished sequence and return the whole text."""
+        for token in tokens:
+            self.add_token(token)
+        self.flush()
+        return self.text
+
     def flush(self) -> str:
-        """No more tokens come."""
+        """Return the remaining text, after the last token."""
         if self.is_stopped:
             return ""
         text = self._decode_pending()
@@ -73,14 +78,13 @@ class IncrementalDetokenizer:
         return self._release_text(text, last=True)
 
     def _is_inside_bytes(self) -> bool:
-        """May the next token belong to bytes that are read together? What has no text does not part them."""
-        together = self.vocabulary.byte_ids
-        if not together:
+        """True if the next token may belong to the same run of byte tokens; tokens without text do not end a run."""
+        byte_ids = self.vocabulary.byte_ids
+        if not byte_ids:
             return False
-        heard = (
-            token for token in reversed(self.pending_tokens) if token in together or self.vocabulary.decode([token])
-        )
-        return next(heard, None) in together
+        pending = reversed(self.pending_tokens)
+        with_text = (token for token in pending if token in byte_ids or self.vocabulary.decode([token]))
+        return next(with_text, None) in byte_ids
 
     def _decode_pending(self) -> str:
         return decode_after_context(self.vocabulary, self.context, self.context_text, self.pending_tokens)
@@ -91,26 +95,19 @@ class IncrementalDetokenizer:
 
     def _release_text(self, text: str, *, last: bool) -> str:
         self.held_text += text
-        # The word that is complete first, so that it does not matter how the text was cut into tokens.
-        found = [
-            (self.held_text.find(word) + len(word), self.held_text.find(word))
-            for word in self.stop_words
-            if word in self.held_text
-        ]
-        if found:
-            self.is_stopped, keep = True, len(self.held_text) - min(found)[1]
+        # The match that ends first, so that the result does not depend on the tokenization.
+        starts = [(self.held_text.find(word), word) for word in self.stop_words if word in self.held_text]
+        if starts:
+            self.is_stopped, end = True, min((start + len(word), start) for start, word in starts)[1]
         else:
-            keep = 0 if last else count_partial_match(self.held_text, self.stop_words)
-        given, self.held_text = (
-            self.held_text[: len(self.held_text) - keep],
-            self.held_text[len(self.held_text) - keep :],
-        )
-        self.text += given
-        return given
+            end = len(self.held_text) - (0 if last else count_partial_match(self.held_text, self.stop_words))
+        released, self.held_text = self.held_text[:end], self.held_text[end:]
+        self.text += released
+        return released
 
 
 def count_partial_match(text: str, words: Sequence[str]) -> int:
-    """How many letters at the end of a text may begin one of the words."""
+    """Return how many characters at the end of a text may start one of the words."""
     longest = min(len(text), max(map(len, words), default=1) - 1)
     sizes = range(longest, 0, -1)
     return next((n for n in sizes if any(word.startswith(text[-n:]) and len(word) > n for word in words)), 0)

@@ -1,15 +1,13 @@
-"""Texts that go on from prompts, one token after the other: the likeliest, or one drawn by chance. No beams (those are
-`search`'s, through `prompts`), no words (`generator`): ids in, ids out.
+"""Generate tokens after prompts, greedily or by sampling. Token ids in, token ids out; beam search is in `search`.
 
-A step is one function on a small state. On an NVIDIA GPU it is recorded as a CUDA graph and repeated from there: the
-choice of the token, the cache and the test for the end are all part of it, and the host asks only now and then who is
-done. Such a step looks at more columns of the cache than are written, up to the next multiple of STRETCH; the rest is
-hidden. `Desk` is its memory, which stays for the next texts; `Sheet` is memory for once.
+A step is one function on a small state. On an NVIDIA GPU it is captured as a CUDA graph that includes the choice of the
+token, the cache and the end test, and the host polls only now and then for finished sequences. A graph attends to cache
+columns up to the next multiple of GRAPH_COLUMNS, with unused ones masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
@@ -17,7 +15,8 @@ import torch
 from torch import Tensor
 
 from attent.decoding.causal_adapter import prefill_cache
-from attent.decoding.constraints.base import (
+from attent.decoding.constraints import (
+    NEG_INF,
     Constraint,
     GeneratedTokens,
     MinLength,
@@ -25,57 +24,58 @@ from attent.decoding.constraints.base import (
     NoRepeatNgram,
     apply_constraints,
 )
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SamplingOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
 from attent.models import CausalLM
 from attent.nn import Cache
+from attent.nn.cuda_graphs import capture_graph
 
 FinishReason = Literal["end", "stop", "length"]
-NEG_INF = float("-inf")
-GRAPH_COLUMNS = 128  # columns of a cache that one recording more looks at
-WARMUP_STEPS = 2  # steps before one is recorded: what is only done once must not be part of it
-POLL_INTERVAL = 16  # steps on an accelerator before the host asks who is done: to ask is to wait
-COMPACTION_RATIO = 0.75  # texts that are done are cleared away when no more than this share is left
+GRAPH_COLUMNS = 128  # cache columns by which graphs differ
+WARMUP_STEPS = 2  # before a capture, which must not include one-time work
+POLL_INTERVAL = 16  # steps on an accelerator between polls, which synchronize
+COMPACTION_RATIO = 0.75  # finished rows are removed when at most this fraction is left
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """What a text is to go on from, in ids."""
+    """A tokenized prompt."""
 
-    token_ids: Sequence[int]  # one at least
-    max_new_tokens: int  # tokens that may be written, the end counted
-    rng_key: int = 0  # what chance depends on
+    token_ids: Sequence[int]  # at least one
+    max_new_tokens: int  # including the end token
+    rng_key: int = 0  # sampling depends on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How the next token is chosen, the same for all texts."""
+    """How the next token is chosen, for all sequences of a batch."""
 
-    end_ids: tuple[int, ...]  # each ends a text
-    suppressed_tokens: tuple[int, ...] = ()  # ids that are not written
-    sampling: SamplingOptions | None = None  # None: the likeliest; its seed is part of a prompt's number
+    end_ids: tuple[int, ...]
+    suppressed_tokens: tuple[int, ...] = ()
+    sampling: SamplingOptions | None = None  # None: greedy; the seed is part of each prompt's `rng_key`
     min_length: int = 0
     no_repeat_ngram_size: int = 0
     forbid_loops: bool = False
 
     @property
     def is_capturable(self) -> bool:
-        """Rules that look things up in what is written are left as they are."""
+        """False with constraints that look at all generated tokens."""
         return not self.no_repeat_ngram_size and not self.forbid_loops
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedSequence:
-    """What was written behind one prompt."""
+    """The tokens generated after one prompt."""
 
-    token_ids: tuple[int, ...]  # without the end
-    log_probs: tuple[float, ...]  # of each of them, and of the end where there is one
+    token_ids: tuple[int, ...]  # without the end token
+    log_probs: tuple[float, ...]  # of each, and of the end token if there is one
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True, eq=False)
 class GenerationContext:
-    """A manner, on a device."""
+    """The options of a batch on its device."""
 
     options: StepOptions
     end_ids: Tensor
@@ -84,10 +84,9 @@ class GenerationContext:
 
     @classmethod
     def from_options(cls, options: StepOptions, device: torch.device) -> GenerationContext:
-        ends, never = (
-            torch.tensor(ids, dtype=torch.int64, device=device) for ids in (options.end_ids, options.suppressed_tokens)
-        )
-        return cls(options, ends, never, tuple(build_step_constraints(options, device)))
+        end_ids = torch.tensor(options.end_ids, dtype=torch.int64, device=device)
+        suppressed_tokens = torch.tensor(options.suppressed_tokens, dtype=torch.int64, device=device)
+        return cls(options, end_ids, suppressed_tokens, tuple(build_step_constraints(options, device)))
 
 
 def build_step_constraints(options: StepOptions, device: torch.device) -> Iterator[Constraint]:
@@ -99,46 +98,43 @@ def build_step_constraints(options: StepOptions, device: torch.device) -> Iterat
         yield NoLoops(device)
 
 
-# --- the state, and one step ------------------------------------------------------------------------------------------
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceBatch:
-    """B texts under way."""
+    """B sequences in progress."""
 
-    input_tokens: Tensor  # (B,) the token that each reads next
-    tokens: Tensor  # (B, T + 1) what is written; in the last column, what those write who are done
+    input_tokens: Tensor  # (B,) input of the next step
+    tokens: Tensor  # (B, T + 1) generated; finished rows write to the last column
     log_probs: Tensor  # (B, T + 1)
-    lengths: Tensor  # (B,) tokens that are written
-    max_lengths: Tensor  # (B,) tokens that may be
+    lengths: Tensor  # (B,) generated tokens
+    max_lengths: Tensor  # (B,)
     rng_keys: Tensor  # (B,)
-    is_done: Tensor  # (B,) it has ended, or reached its limit: it stays as it is
-    constraint_states: tuple[Tensor, ...]  # (B, S) of each rule
+    is_done: Tensor  # (B,) ended or at its maximum: the row no longer changes
+    constraint_states: tuple[Tensor, ...]  # (B, S) of each constraint
 
     @classmethod
     def from_prompts(
         cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], width: int, context: GenerationContext
     ) -> SequenceBatch:
         B, device = len(prompts), input_tokens.device
-        limits = torch.tensor([prompt.max_new_tokens for prompt in prompts], device=device)
-        numbers = torch.tensor([prompt.rng_key for prompt in prompts], device=device)
+        max_lengths = torch.tensor([prompt.max_new_tokens for prompt in prompts], device=device)
+        rng_keys = torch.tensor([prompt.rng_key for prompt in prompts], device=device)
         tokens = torch.zeros(B, width + 1, dtype=torch.int64, device=device)
-        memories = tuple(
-            rule.build_initial_state([SearchRequest(source_ids=())] * B).to(device) for rule in context.constraints
-        )
-        none = torch.zeros_like(limits)
-        return cls(input_tokens, tokens, tokens.float(), none, limits, numbers, none.bool(), memories)
+        requests = [SearchRequest(source_ids=())] * B
+        states = tuple(item.build_initial_state(requests).to(device) for item in context.constraints)
+        zeros = torch.zeros_like(max_lengths)
+        return cls(input_tokens, tokens, tokens.float(), zeros, max_lengths, rng_keys, zeros.bool(), states)
 
     def select_rows(self, rows: Tensor) -> SequenceBatch:
-        plain = {
-            f.name: getattr(self, f.name).index_select(0, rows) for f in fields(self) if f.name != "constraint_states"
-        }
-        return SequenceBatch(
-            **plain, constraint_states=tuple(memory.index_select(0, rows) for memory in self.constraint_states)
-        )
+        names = [field.name for field in fields(self) if field.name != "constraint_states"]
+        selected = {name: getattr(self, name).index_select(0, rows) for name in names}
+        states = tuple(state.index_select(0, rows) for state in self.constraint_states)
+        return SequenceBatch(**selected, constraint_states=states)
 
     def iterate_tensors(self) -> Iterator[Tensor]:
-        yield from (getattr(self, f.name) for f in fields(self) if f.name != "constraint_states")
+        yield from (getattr(self, field.name) for field in fields(self) if field.name != "constraint_states")
         yield from self.constraint_states
 
 
@@ -146,80 +142,78 @@ class SequenceBatch:
 def advance_sequences(
     model: CausalLM, cache: Cache, sequences: SequenceBatch, context: GenerationContext
 ) -> SequenceBatch:
-    """Every text that is not done one token longer."""
-    held = cache.lengths
+    """Generate one token in every unfinished sequence."""
+    lengths = cache.lengths
     logits = model.step(sequences.input_tokens[:, None], cache)[:, 0]
     token, log_prob = select_tokens(logits, sequences, context)
-    after = append_tokens(sequences, token, log_prob, context)
-    if held is not None:  # who is done stays where it is, and never runs out of room
-        cache.lengths = torch.where(after.is_done, held, held + 1)
-    return after
+    advanced = append_tokens(sequences, token, log_prob, context)
+    if lengths is not None:  # finished rows keep stepping: their cache position stays, so that they never overflow
+        cache.lengths = torch.where(advanced.is_done, lengths, lengths + 1)
+    return advanced
 
 
 def select_tokens(logits: Tensor, sequences: SequenceBatch, context: GenerationContext) -> tuple[Tensor, Tensor]:
-    """(B, V) -> the next token of each, (B,), and its log-probability by the model, whatever rules and chance do."""
+    """Return the next tokens (B,), and their log-probabilities without constraints and sampling, from logits (B, V)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    if context.options.suppressed_tokens:
+    options = context.options
+    if options.suppressed_tokens:
         logits = logits.index_fill(-1, context.suppressed_tokens, NEG_INF)
-    total = logits.logsumexp(-1)
+    log_total = logits.logsumexp(-1)
     if context.constraints:
-        end = context.options.end_ids[0] if context.options.end_ids else 0
-        so_far = GeneratedTokens(sequences.tokens[:, :-1], sequences.lengths, sequences.max_lengths)
-        logits = apply_constraints(context.constraints, logits, sequences.constraint_states, so_far, end)
-    if context.options.sampling is None:
+        end = options.end_ids[0] if options.end_ids else 0
+        generated = GeneratedTokens(sequences.tokens[:, :-1], sequences.lengths, sequences.max_lengths)
+        logits = apply_constraints(context.constraints, logits, sequences.constraint_states, generated, end)
+    if options.sampling is None:
         token = logits.argmax(-1)
     else:
-        token = sample_tokens(
-            logits[:, None], context.options.sampling, sequences.rng_keys[:, None], sequences.lengths
-        )[:, 0]
-    return token, (logits.gather(-1, token[:, None])[:, 0] - total).float()
+        token = sample_tokens(logits[:, None], options.sampling, sequences.rng_keys[:, None], sequences.lengths)[:, 0]
+    return token, (logits.gather(-1, token[:, None])[:, 0] - log_total).float()
 
 
 def append_tokens(
     sequences: SequenceBatch, token: Tensor, log_prob: Tensor, context: GenerationContext
 ) -> SequenceBatch:
-    at = torch.where(sequences.is_done, sequences.tokens.shape[1] - 1, sequences.lengths)[:, None]
-    counts = sequences.lengths + ~sequences.is_done
-    ended = (token[:, None] == context.end_ids).any(-1)
-    memories = zip(context.constraints, sequences.constraint_states, strict=True)
+    column = torch.where(sequences.is_done, sequences.tokens.shape[1] - 1, sequences.lengths)[:, None]
+    lengths = sequences.lengths + ~sequences.is_done
+    is_end = (token[:, None] == context.end_ids).any(-1)
+    pairs = zip(context.constraints, sequences.constraint_states, strict=True)
     return SequenceBatch(
         input_tokens=token,
-        tokens=sequences.tokens.scatter(1, at, token[:, None]),
-        log_probs=sequences.log_probs.scatter(1, at, log_prob[:, None]),
-        lengths=counts,
+        tokens=sequences.tokens.scatter(1, column, token[:, None]),
+        log_probs=sequences.log_probs.scatter(1, column, log_prob[:, None]),
+        lengths=lengths,
         max_lengths=sequences.max_lengths,
         rng_keys=sequences.rng_keys,
-        is_done=sequences.is_done | ended | (counts >= sequences.max_lengths),
-        constraint_states=tuple(rule.advance_state(memory, token) for rule, memory in memories),
+        is_done=sequences.is_done | is_end | (lengths >= sequences.max_lengths),
+        constraint_states=tuple(constraint.advance_state(state, token) for constraint, state in pairs),
     )
 
 
-# --- where it is kept -------------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 
 
 class GenerationState(Protocol):
-    """Texts and what the model keeps of them."""
+    """The sequences of a batch with their KV cache."""
 
     @property
     def sequences(self) -> SequenceBatch: ...
 
     def advance(self, cached_columns: int) -> None:
-        """One token more; no row of the cache holds more than `held` columns before."""
+        """Run one step; `cached_columns` is the longest row of the cache before it."""
 
     def keep_rows(self, rows: Sequence[int]) -> bool:
-        """Go on with these rows alone. False: all stay."""
+        """Drop all other rows; return False if that is not supported."""
 
 
 class DynamicState:
-    """Memory for one batch, as large as it needs."""
+    """State for one batch, as large as needed."""
 
     def __init__(self, model: CausalLM, prompts: Sequence[EncodedPrompt], context: GenerationContext) -> None:
         self.model, self.context = model, context
         self.cache = model.begin(rows=len(prompts), capacity=compute_cache_columns(prompts))
         last = prefill_cache(model, self.cache, [prompt.token_ids for prompt in prompts])
-        self.sequences = SequenceBatch.from_prompts(
-            last, prompts, max(prompt.max_new_tokens for prompt in prompts), context
-        )
+        width = max(prompt.max_new_tokens for prompt in prompts)
+        self.sequences = SequenceBatch.from_prompts(last, prompts, width, context)
 
     def advance(self, cached_columns: int) -> None:
         self.cache.used_columns = cached_columns
@@ -233,21 +227,25 @@ class DynamicState:
 
 
 class StaticState:
-    """Memory that stays in its place, for batches of so many texts one after the other, and the recordings of steps
-    that read and write it. Without a GPU each step is done instead of recorded, which shows that it is the same."""
+    """State at fixed addresses, reused by batches of one size, with the CUDA graphs that read and write it.
+
+    Without a GPU each step runs directly, so that tests can show the results to be equal.
+    """
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, context: GenerationContext) -> None:
         self.model, self.context, self.capacity = model, context, capacity
         self.cache = model.begin(rows=rows, capacity=capacity)
-        self.cache_lengths = torch.zeros(rows, dtype=torch.int64, device=context.end_ids.device)
+        device = context.end_ids.device
+        self.cache_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         empty = [EncodedPrompt(token_ids=(0,), max_new_tokens=1)] * rows
         self.sequences = SequenceBatch.from_prompts(self.cache_lengths.clone(), empty, capacity, context)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.graph_pool = torch.cuda.graph_pool_handle() if self.cache_lengths.is_cuda else None
+        self.graph_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.step_count = 0
 
     def load_prompts(self, prompts: Sequence[EncodedPrompt]) -> None:
-        """Other texts in the same place; what is left of earlier ones is hidden, as all later columns are."""
+        """Start another batch; what earlier ones left in the cache is masked."""
         self.cache.used_columns, self.cache.lengths = 0, None
         last = prefill_cache(self.model, self.cache, [prompt.token_ids for prompt in prompts])
         self._copy_from(SequenceBatch.from_prompts(last, prompts, self.capacity, self.context))
@@ -255,24 +253,19 @@ class StaticState:
         self.cache.lengths = self.cache_lengths
 
     def advance(self, cached_columns: int) -> None:
-        upto = min(-(-(cached_columns + 1) // GRAPH_COLUMNS) * GRAPH_COLUMNS, self.capacity)
+        columns = min(-(-(cached_columns + 1) // GRAPH_COLUMNS) * GRAPH_COLUMNS, self.capacity)
         self.step_count += 1
-        if self.graph_pool is None or self.step_count <= WARMUP_STEPS:
-            self._run_step(upto)
+        if self.stream is None or self.step_count <= WARMUP_STEPS:
+            self._run_step(columns)
             return
-        if upto not in self.graphs:
-            self.graphs[upto] = self._capture_graph(upto)
-        self.graphs[upto].replay()
+        if columns not in self.graphs:
+            self.graphs[columns] = capture_graph(
+                lambda: self._run_step(columns), pool=self.graph_pool, stream=self.stream
+            )
+        self.graphs[columns].replay()
 
     def keep_rows(self, rows: Sequence[int]) -> bool:
         return False
-
-    def _capture_graph(self, columns: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may go on with work of their own.
-        with torch.cuda.graph(graph, pool=self.graph_pool, capture_error_mode="thread_local"):
-            self._run_step(columns)
-        return graph
 
     def _run_step(self, columns: int) -> None:
         self.cache.used_columns = columns - 1
@@ -282,9 +275,9 @@ class StaticState:
         self.cache.lengths = self.cache_lengths
 
     def _copy_from(self, new: SequenceBatch) -> None:
-        for mine, other in zip(self.sequences.iterate_tensors(), new.iterate_tensors(), strict=True):
-            if mine is not other:
-                mine.copy_(other)
+        for ours, theirs in zip(self.sequences.iterate_tensors(), new.iterate_tensors(), strict=True):
+            if ours is not theirs:
+                ours.copy_(theirs)
 
 
 def can_capture_graphs(device: torch.device) -> bool:
@@ -292,20 +285,19 @@ def can_capture_graphs(device: torch.device) -> bool:
 
 
 def get_poll_interval(device: torch.device) -> int:
-    """Steps between questions who is done."""
     return 1 if device.type == "cpu" else POLL_INTERVAL
 
 
 def compute_cache_columns(prompts: Sequence[EncodedPrompt]) -> int:
-    """Columns for the longest, whose last token is never read; one that is done writes its last column again."""
+    """Return the columns of the longest sequence; its last token is never an input."""
     return max(len(prompt.token_ids) + prompt.max_new_tokens - 1 for prompt in prompts)
 
 
-# --- a batch at work --------------------------------------------------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 class GenerationLoop:
-    """A batch of prompts. `rows` are their places among those given; `live` those of which nothing is known yet."""
+    """Runs a batch of prompts. `row_prompts` are the prompts of the rows; `unfinished` those not yet popped."""
 
     def __init__(self, prompts: Sequence[EncodedPrompt], state: GenerationState, end_ids: Sequence[int]) -> None:
         self.prompts, self.state, self.end_ids = prompts, state, frozenset(end_ids)
@@ -315,62 +307,86 @@ class GenerationLoop:
         self.step_count = self.reported_steps = 0
 
     def run_steps(self) -> None:
-        """As many steps as may go by without asking."""
-        most = max(self.prompts[place].max_new_tokens for place in self.unfinished)
-        for _ in range(min(get_poll_interval(self.state.sequences.input_tokens.device), most - self.step_count)):
-            self.state.advance(max(self._count_cached_columns(place) for place in self.row_prompts))
+        """Run the steps up to the next poll."""
+        longest = max(self.prompts[index].max_new_tokens for index in self.unfinished)
+        interval = get_poll_interval(self.state.sequences.input_tokens.device)
+        for _ in range(min(interval, longest - self.step_count)):
+            self.state.advance(max(self._count_cached_columns(index) for index in self.row_prompts))
             self.step_count += 1
 
     def _count_cached_columns(self, index: int) -> int:
-        """Columns of the cache that a row may hold."""
         prompt = self.prompts[index]
         return len(prompt.token_ids) - 1 + min(self.step_count, prompt.max_new_tokens - 1)
 
     def pop_new_tokens(self) -> list[tuple[int, list[int]]]:
-        """What live texts have written since this was last asked: their places, and tokens, the end among them."""
-        texts = self.state.sequences
-        counts, tokens = texts.lengths.tolist(), texts.tokens[:, self.reported_steps : self.step_count].tolist()
-        found = [
-            (place, new[: count - self.reported_steps])
-            for place, count, new in zip(self.row_prompts, counts, tokens, strict=True)
-            if place in self.unfinished
+        """Return (prompt index, tokens since the last call, including the end token) of unfinished sequences."""
+        sequences = self.state.sequences
+        lengths = sequences.lengths.tolist()
+        tokens = sequences.tokens[:, self.reported_steps : self.step_count].tolist()
+        new_tokens = [
+            (index, row[: length - self.reported_steps])
+            for index, length, row in zip(self.row_prompts, lengths, tokens, strict=True)
+            if index in self.unfinished
         ]
         self.reported_steps = self.step_count
-        return found
+        return new_tokens
 
     def stop_prompt(self, index: int) -> None:
-        """Its text is not wanted any further."""
+        """End a sequence early."""
         self.stopped_prompts.add(index)
         self.state.sequences.is_done[self.row_prompts.index(index)] = True
 
     def pop_finished(self) -> list[tuple[int, FinishedSequence]]:
-        """What is done, each once; its rows are given up where that saves work."""
-        done = self.state.sequences.is_done.tolist()
-        over = [row for row, place in enumerate(self.row_prompts) if done[row] and place in self.unfinished]
-        found = list(self._collect_finished(over)) if over else []
-        self.unfinished -= {place for place, _ in found}
-        left = [row for row, place in enumerate(self.row_prompts) if place in self.unfinished]
+        """Return (prompt index, sequence) once each; their rows are dropped when that saves work."""
+        is_done = self.state.sequences.is_done.tolist()
+        rows = [row for row, index in enumerate(self.row_prompts) if is_done[row] and index in self.unfinished]
+        finished = list(self._collect_finished(rows)) if rows else []
+        self.unfinished -= {index for index, _ in finished}
+        left = [row for row, index in enumerate(self.row_prompts) if index in self.unfinished]
         if left and len(left) <= COMPACTION_RATIO * len(self.row_prompts) and self.state.keep_rows(left):
             self.row_prompts = [self.row_prompts[row] for row in left]
-        return found
+        return finished
 
     def _collect_finished(self, rows: list[int]) -> Iterator[tuple[int, FinishedSequence]]:
-        some = self.state.sequences.select_rows(torch.tensor(rows, device=self.state.sequences.input_tokens.device))
-        columns = (some.lengths.tolist(), some.tokens.tolist(), some.log_probs.tolist())
-        for row, count, tokens, log_probs in zip(rows, *columns, strict=True):
-            place, ended = self.row_prompts[row], count > 0 and tokens[count - 1] in self.end_ids
-            reason: FinishReason = "stop" if place in self.stopped_prompts else "end" if ended else "length"
-            ids = tuple(tokens[: count - ended])
-            yield place, FinishedSequence(token_ids=ids, log_probs=tuple(log_probs[:count]), finish_reason=reason)
+        done = self.state.sequences.select_rows(torch.tensor(rows, device=self.state.sequences.input_tokens.device))
+        columns = (done.lengths.tolist(), done.tokens.tolist(), done.log_probs.tolist())
+        for row, length, tokens, log_probs in zip(rows, *columns, strict=True):
+            index, has_end = self.row_prompts[row], length > 0 and tokens[length - 1] in self.end_ids
+            reason: FinishReason = "stop" if index in self.stopped_prompts else "end" if has_end else "length"
+            token_ids = tuple(tokens[: length - has_end])
+            yield (
+                index,
+                FinishedSequence(token_ids=token_ids, log_probs=tuple(log_probs[:length]), finish_reason=reason),
+            )
 
 
 def generate_batch(
-    prompts: Sequence[EncodedPrompt], state: GenerationState, end_ids: Sequence[int]
+    prompts: Sequence[EncodedPrompt],
+    state: GenerationState,
+    end_ids: Sequence[int],
+    should_stop: Callable[[], bool] | None = None,
 ) -> list[FinishedSequence]:
-    """All texts of a batch, for those who have ids."""
-    flow = GenerationLoop(prompts, state, end_ids)
-    found: dict[int, FinishedSequence] = {}
-    while flow.unfinished:
-        flow.run_steps()
-        found.update(flow.pop_finished())
-    return [found[place] for place in range(len(prompts))]
+    """Run a batch to its end."""
+    loop = GenerationLoop(prompts, state, end_ids)
+    finished: dict[int, FinishedSequence] = {}
+    while loop.unfinished:
+        if should_stop is not None and should_stop():
+            raise SearchCancelled
+        loop.run_steps()
+        finished.update(loop.pop_finished())
+    return [finished[index] for index in range(len(prompts))]
+
+
+def generate_greedy(
+    model: CausalLM,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    end_ids: Sequence[int] = (),
+    suppressed_tokens: Sequence[int] = (),
+    should_stop: Callable[[], bool] | None = None,
+) -> FinishedSequence:
+    """Continue one tokenized prompt with the most likely tokens. The model must be in eval mode."""
+    options = StepOptions(end_ids=tuple(end_ids), suppressed_tokens=tuple(suppressed_tokens))
+    context = GenerationContext.from_options(options, next(model.parameters()).device)
+    prompts = [EncodedPrompt(token_ids=prompt, max_new_tokens=max_new_tokens)]
+    return generate_batch(prompts, DynamicState(model, prompts, context), end_ids, should_stop)[0]

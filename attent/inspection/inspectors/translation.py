@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding import Translator
-from attent.decoding.constraints.base import has_loop
+from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.forced_decoding import TeacherForcingBatch, eval_mode
 from attent.decoding.mask_tokens import MaskTokens

@@ -13,7 +13,8 @@ from typing import Any
 
 from attent.data.corpus import Corpus
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
-from attent.decoding.in_memory import SearchCancelled, translate_texts
+from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.translator import translate_texts
 from attent.inspection import head_stats
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty, presets
 from attent.models.weights import assign_weights

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.banned_phrases import BannedPhraseError, BannedPhrases, TokenSpellings
+from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import GeneratedTokens
+from attent.decoding.constraints.phrase_automaton import BannedPhraseError, TokenSpellings
 from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import find_word_continuations, get_token_bytes
 from attent.text import TokenizerConfig, Vocabulary, train_tokenizer
@@ -266,7 +267,7 @@ def test_a_letter_spelled_in_too_many_bytes_is_none() -> None:
 
 def test_a_piece_may_end_a_character_and_go_on_with_text() -> None:
     pieces = [b"", b"Haus", b"\xc3", b"\xa4", b"\xa4.", b"\xa4n"]
-    job = SearchRequest(source=(), forbidden=("Hausä",))
+    job = SearchRequest(source_ids=(), banned_phrases=("Hausä",))
     rule = BannedPhrases([job], TokenSpellings(pieces, 0))
     state = rule.build_initial_state([job])
     for token in (1, 2):

@@ -10,18 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.banned_phrases import BannedPhrases, TokenSpellings
-from attent.decoding.constraints.base import (
-    Constraint,
-    ForcedPrefix,
-    GeneratedTokens,
-    MinLength,
-    NoLoops,
-    NoRepeatNgram,
-    PrefixError,
-    apply_constraints,
-    has_loop,
-)
+from attent.decoding.constraints.banned_phrases import BannedPhrases
+from attent.decoding.constraints.base import Constraint, GeneratedTokens, apply_constraints
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
+from attent.decoding.constraints.phrase_automaton import TokenSpellings
+from attent.decoding.constraints.prefix import ForcedPrefix, PrefixError
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
 from attent.decoding.options import SearchRequest
 
@@ -172,7 +166,7 @@ def test_an_empty_prefix_has_no_last_word() -> None:
 
 
 def test_a_prefix_that_leaves_no_room_is_an_error_that_says_so() -> None:
-    with pytest.raises(PrefixError, match="has 3 tokens of the 3 that the translation may have; shorten it"):
+    with pytest.raises(PrefixError, match="shorter than max_length=3 tokens, but has 3; shorten it"):
         ForcedPrefix([SearchRequest(source_ids=(), prefix_ids=[2, 3, 4], max_length=3)], None)
 
 
@@ -230,12 +224,12 @@ def test_no_step_asks_the_device_for_a_number() -> None:
         ForcedPrefix([job], CONTINUES, "meta"),
         RequiredPhrases([job], end=END, word_continuations=CONTINUES, device="meta"),
     ]
-    some = [rule.begin([replace(job, prefix_ids=())] if isinstance(rule, BannedPhrases) else [job]) for rule in rules]
+    some = [rule.build_initial_state([replace(job, prefix_ids=())] if isinstance(rule, BannedPhrases) else [job]) for rule in rules]
     row = torch.zeros(1, dtype=torch.int64, device="meta")
     for _ in range(2):
         scores = apply_constraints(
             rules, torch.zeros(1, V, device="meta"), some, GeneratedTokens(row[None].expand(1, 5), row, row), END
         )
-        some = [rule.advance(state, row) for rule, state in zip(rules, some, strict=True)]
+        some = [rule.advance_state(state, row) for rule, state in zip(rules, some, strict=True)]
     assert scores.shape == (1, V)
     assert allocate_beams(scores, torch.zeros(1, V, dtype=torch.int64, device="meta"), 2).shape == (1, 2)

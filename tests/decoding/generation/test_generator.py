@@ -119,7 +119,7 @@ class same(list[Any]):
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, list)
         close = all(x.log_probs == pytest.approx(y.log_probs, abs=1e-4) for x, y in zip(self, other, strict=True))
-        return close and [(x.ids, x.reason) for x in self] == [(x.ids, x.reason) for x in other]
+        return close and [(x.token_ids, x.finish_reason) for x in self] == [(x.token_ids, x.finish_reason) for x in other]
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -380,7 +380,7 @@ def test_a_piece_more_than_the_model_has_is_let_pass_where_it_is_no_text() -> No
         if accepted:
             assert Generator(model, more).generate(["A"], max_new_tokens=2)
         else:
-            with pytest.raises(ValueError, match="must be the model's"):
+            with pytest.raises(ValueError, match="at most the model's"):
                 Generator(model, more)
 
 
@@ -416,11 +416,11 @@ def test_texts_longer_than_the_model_was_trained_on_are_told_once() -> None:
     for _ in range(2):
         mine.generate(["A man"], max_new_tokens=30)
     (told,) = said
-    assert "but the model was trained on at most 12: behind those it may write nonsense" in told
+    assert "but the model was trained on at most 12: beyond that the text may be nonsense" in told
 
 
 def test_more_than_memory_holds_is_told_before_it_is_tried() -> None:
-    with pytest.raises(ValueError, match="`max_new_tokens` must be so few that one text fits into memory"):
+    with pytest.raises(ValueError, match="`max_new_tokens` must be small enough for one text"):
         Generator(llama(ours()), ours()).generate(["A man"], max_new_tokens=10**12)
 
 
@@ -452,10 +452,10 @@ def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
     places = [LONGEST - 50 + 1, 40]  # what is written last is not read any more
     assert [len(some[0].token_ids) for some in found] == places
     (told,) = said
-    assert told.startswith("fewer than 40 tokens are written (11 at the least) behind the end of 1 of 2 prompts, since")
+    assert told.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
     both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
     assert [len(some[0].token_ids) for some in both] == places
-    with pytest.raises(ValueError, match=r"prompt 2 must have at most 60 tokens.*but has 61; shorten it"):
+    with pytest.raises(ValueError, match=r"prompt 2 must have at most the model's 60 tokens, but has 61; shorten it"):
         mine.generate(["x", "x" * 61])
 
 
@@ -485,7 +485,7 @@ def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
         ({"max_new_tokens": 0}, "`max_new_tokens` must be 1 or more"),
         ({"temperature": -1}, "`temperature` must be 0 or more"),
         ({"top_p": 0}, "`top_p` must be greater than 0"),
-        ({"temperature": 0, "n": 2}, "all texts would be the same"),
+        ({"temperature": 0, "n": 2}, "all texts would be equal"),
         ({"beam_size": 2, "n": 3}, "`n` must be at most `beam_size`=2"),
         ({"stop": [""]}, "but one is empty"),
         ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
@@ -497,9 +497,9 @@ def test_what_cannot_be_asked_for_is_told(asked: dict[str, Any], words: str) -> 
 
 
 def test_what_is_no_list_of_texts_is_told() -> None:
-    with pytest.raises(ValueError, match="must be a list of texts, but is one: 'A man'"):
+    with pytest.raises(ValueError, match="must be a list of strings, but is one: 'A man'"):
         generator().generate("A man")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be the model's, of"):
+    with pytest.raises(ValueError, match="at most the model's"):
         Generator(gpt2(byte_level()), replace_size(byte_level()))
 
 

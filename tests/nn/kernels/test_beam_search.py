@@ -14,12 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from attent.decoding.constraints.base import (
+from attent.decoding.constraints.base import GeneratedTokens
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import (
     MAX_LOOP_PERIOD,
     MIN_LOOP_REPEATS,
     MIN_LOOP_TOKENS,
-    GeneratedTokens,
-    MinLength,
     NoLoops,
     NoRepeatNgram,
     has_loop,

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from attent.data.arrays import Array
-from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, NEG_INF, MinLength
-from attent.decoding.constraints.base import MIN_LOOP_TOKENS as FILLED
+from attent.decoding.constraints.base import NEG_INF
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, MIN_LOOP_REPEATS
+from attent.decoding.constraints.no_repeat import MIN_LOOP_TOKENS as FILLED
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum

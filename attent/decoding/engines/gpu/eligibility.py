@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attent.decoding.constraints.base import MAX_LOOP_PERIOD, MinLength, NoLoops
+from attent.decoding.constraints.min_length import MinLength
+from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, NoLoops
 from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.engines.gpu.request_batch import RequestBatch
 from attent.decoding.search import SearchContext

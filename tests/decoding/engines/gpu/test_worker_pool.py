@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from attent.cli.translate import TranslateFlags
 from attent.decoding import SearchOptions, Translator
 from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
 from attent.decoding.input_lines import InputLine, LineBlock
 from attent.decoding.options import SearchRequest
+from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import (
     MAX_WORKERS,
     TranslatedBlock,
     TranslationPipeline,
     choose_worker_count,
     compact_block,
-    make_worker_pool,
+    build_worker_pool,
     translate_block,
 )
 from tests.decoding.toy_models import make_hypothesis_batch
@@ -46,14 +46,14 @@ def pipeline() -> TranslationPipeline:
     translator = Translator(model().eval(), tokenizer())
     search = SearchOptions(n_best=2, beam_size=2, max_length=12)
     return TranslationPipeline(
-        translator=translator, options=search, to="de", glossary=None, flags=TranslateFlags(n_best=2)
+        translator=translator, options=search, to="de", output_format=OutputFormat(n_best=2)
     )
 
 
 @pytest.fixture(scope="module")
 def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[TranslatedBlock]]:
     """With one worker who has come."""
-    made = make_worker_pool(pipeline, 1)
+    made = build_worker_pool(pipeline, 1)
     try:
         run_in_worker(made, PLAIN)  # the first is done here, and calls for help
         (worker,) = made.starting_workers
@@ -109,7 +109,7 @@ def test_a_clerk_asks_with_lots_where_these_are_taken(pipeline: TranslationPipel
         assert len(found) == 2 * len(some)
         return make_hypothesis_batch(found)
 
-    made = make_worker_pool(pipeline, 1)
+    made = build_worker_pool(pipeline, 1)
     pipeline.translator.search_batch = taken  # type: ignore[method-assign, assignment]
     try:
         run_in_worker(made, PLAIN)
@@ -131,7 +131,7 @@ def test_a_clerk_asks_with_lots_where_these_are_taken(pipeline: TranslationPipel
 
 @pytest.mark.parametrize("come", [True, False], ids=["come", "on its way"])
 def test_what_a_clerk_leaves_is_done_here(come: bool, pipeline: TranslationPipeline) -> None:
-    made = make_worker_pool(pipeline, 1)
+    made = build_worker_pool(pipeline, 1)
     try:
         run_in_worker(made, PLAIN)
         (worker,) = made.starting_workers
@@ -152,20 +152,20 @@ def test_where_no_process_can_be_started_it_is_done_here(
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
-    made = make_worker_pool(pipeline, 2)
+    made = build_worker_pool(pipeline, 2)
     assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
     assert made.workers == []
     made.close()
 
 
 def test_no_worker_starts_before_it_is_asked_for(pipeline: TranslationPipeline) -> None:
-    pool = make_worker_pool(pipeline, 1)
+    pool = build_worker_pool(pipeline, 1)
     pool.run(compact_block(LineBlock(lines=PLAIN, first_index=10, byte_count=1), "text"), lambda: False, False)
     assert not pool.workers
 
 
 def test_one_who_has_not_come_is_not_waited_for(pipeline: TranslationPipeline) -> None:
-    made = make_worker_pool(pipeline, 1)
+    made = build_worker_pool(pipeline, 1)
     run_in_worker(made, PLAIN)
     began = time.monotonic()
     made.close()
@@ -180,7 +180,7 @@ def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
     monkeypatch.setattr(Translator, "device", type("Gpu", (), {"type": "cuda"})())
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     assert choose_worker_count(pipeline) == MAX_WORKERS
-    assert choose_worker_count(replace(pipeline, flags=TranslateFlags(alignment="hard"))) == 0
+    assert choose_worker_count(replace(pipeline, output_format=OutputFormat(alignment="hard"))) == 0
     assert (
         choose_worker_count(replace(pipeline, translator=Translator(model(), tokenizer(), engine="ctranslate2"))) == 0
     )

@@ -151,7 +151,7 @@ def test_it_works_under_autocast(model: Seq2Seq, tokenizer: Tokenizer) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(tokenizer: Tokenizer) -> None:
     config = Seq2SeqConfig(vocab=tokenizer.source.size - 1, encoder=STACK, decoder=mirror_encoder(STACK))
-    with pytest.raises(ValueError, match=r"the tokenizer must be the model's, of .* pieces at most on the source side"):
+    with pytest.raises(ValueError, match=r"the tokenizer must have at most the model's .* tokens on the source side"):
         translate_texts(Seq2Seq(config), tokenizer, ["a"])
 
 

@@ -1,0 +1,75 @@
+"""A target that starts with given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, build_continuation_masks, keep_only_tokens
+from attent.decoding.constraints.vocabulary import TargetVocabulary
+from attent.decoding.options import SearchOptions, SearchRequest
+
+
+class PrefixError(ValueError):
+    """The prefix leaves no room for a translation."""
+
+
+class ForcedPrefix:
+    """Start each target with its request's prefix. State: the row of the prefix in a table.
+
+    Where the prefix ends a word, tokens that would continue the word (`word_continuations` (V,)) are forbidden next.
+    """
+
+    def __init__(
+        self, requests: Sequence[SearchRequest], word_continuations: Tensor | None, device: torch.device | str = "cpu"
+    ) -> None:
+        for request in requests:
+            check_prefix_length(request)
+        kinds = dict.fromkeys((tuple(request.prefix_ids), request.prefix_ends_word) for request in requests)
+        self.table_rows = {kind: row for row, kind in enumerate(kinds)}
+        longest = max((len(prefix) for prefix, _ in kinds), default=0)
+        rows = [[*prefix, *[-1] * (longest + 1 - len(prefix))] for prefix, _ in kinds]
+        self.token_table = torch.tensor(rows, dtype=torch.int64, device=device).view(len(kinds), longest + 1)
+        # Lengths of the prefixes that a new word must follow; -1: anything may follow.
+        boundaries = [len(prefix) if ends_word and prefix else -1 for prefix, ends_word in kinds]
+        self.boundary_lengths = torch.tensor(boundaries, dtype=torch.int64, device=device)
+        self.continuation_masks = None
+        if word_continuations is not None and max(boundaries, default=-1) >= 0:
+            self.continuation_masks = build_continuation_masks(word_continuations.to(device))
+
+    @classmethod
+    def build(
+        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
+    ) -> ForcedPrefix | None:
+        if not any(request.prefix_ids for request in requests):
+            return None
+        return cls(requests, vocabulary.word_continuations, vocabulary.device)
+
+    def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
+        rows = [[self.table_rows[tuple(request.prefix_ids), request.prefix_ends_word]] for request in requests]
+        return torch.tensor(rows, dtype=torch.int64, device=self.token_table.device).view(len(requests), 1)
+
+    def get_forced_tokens(self, state: Tensor, generated: GeneratedTokens) -> Tensor:
+        column = generated.lengths.clamp_max(self.token_table.shape[1] - 1)
+        return self.token_table[state[:, 0], column]
+
+    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+        token = self.get_forced_tokens(state, generated)[:, None]
+        value = scores.gather(1, token.clamp_min(0))
+        if self.continuation_masks is not None:
+            at_boundary = generated.lengths == self.boundary_lengths[state[:, 0]]
+            scores.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
+        return keep_only_tokens(scores, token[:, 0] >= 0, token, value)
+
+    def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
+        return state
+
+
+def check_prefix_length(request: SearchRequest) -> None:
+    if request.max_length and len(request.prefix_ids) >= request.max_length:
+        raise PrefixError(
+            f"the prefix must be shorter than max_length={request.max_length} tokens, but has "
+            f"{len(request.prefix_ids)}; shorten it or raise max_length"
+        )
