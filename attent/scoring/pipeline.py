@@ -206,7 +206,8 @@ class ScoreRequest:
     def analyze_model(self, model: Path | None) -> ScoreReport:
         """By the model alone: nothing is translated. What is measured has all its digits, unless it is to be short."""
         assert model is not None
-        loaded = LoadedTranslator.from_flags(replace(self.flags, dtype=self.flags.dtype or "float32"), model)
+        flags = replace(self.flags, dtype=self.flags.dtype or "float32")  # type: ignore[call-arg]
+        loaded = LoadedTranslator.from_flags(flags, model)
         return ScoreReport(
             test_set=self.test_set.name,
             num_pairs=len(self.test_set.sources),

@@ -19,9 +19,9 @@ from attent.decoding.pipeline import (
     MAX_WORKERS,
     TranslatedBlock,
     TranslationPipeline,
+    build_worker_pool,
     choose_worker_count,
     compact_block,
-    build_worker_pool,
     translate_block,
 )
 from tests.decoding.toy_models import make_hypothesis_batch
