@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.backends import BACKENDS, AttentionInputs, attend, choose_backend
+from attent.nn.backends import BACKENDS, attend, choose_backend
+from attent.nn.dot_product import AttentionInputs
 from benchmarks.timing import describe_machine, measure_peak_rates, time_by_events, time_run
 
 MEAN_LENGTHS = (15, 29, 64, 128, 256, 512, 1024, 4096)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
-from attent.nn.backends import repeat_kv_heads
+from attent.nn.dot_product import repeat_kv_heads
 
 FORMAT, VERSION = "attent-trace", 1
 REQUIRED_LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")

@@ -1,4 +1,4 @@
-"""Whole models from the one Stack: a config in, a torch module out; and back from a folder on disk."""
+"""Whole models built from the one Stack: a config in, a torch module out; and back from a folder on disk."""
 
 from __future__ import annotations
 
@@ -28,21 +28,9 @@ from attent.models.weights import assign_weights
 from attent.storage.errors import FolderError
 
 __all__ = [
-    "CausalConfig",
-    "CausalLM",
-    "EncoderConfig",
-    "Model",
-    "ModelConfig",
-    "Seq2Seq",
-    "Seq2SeqConfig",
-    "TextEncoder",
-    "VisionConfig",
-    "VisionTransformer",
-    "build",
-    "build_empty",
-    "read_model",
-    "shift_right",
-]
+    "CausalConfig", "CausalLM", "EncoderConfig", "Model", "ModelConfig", "Seq2Seq", "Seq2SeqConfig", "TextEncoder",
+    "VisionConfig", "VisionTransformer", "build", "build_empty", "read_model", "shift_right",
+]  # fmt: skip
 
 Model = Seq2Seq | CausalLM | TextEncoder | VisionTransformer
 
@@ -58,7 +46,7 @@ def build(config: VisionConfig) -> VisionTransformer: ...
 @overload
 def build(config: ModelConfig) -> Model: ...
 def build(config: ModelConfig) -> Model:
-    """A new model with fresh weights, in training mode. `attent.presets` has configs with a name."""
+    """Build a model with new weights, in training mode. `attent.presets` has named configs."""
     match config:
         case Seq2SeqConfig():
             return Seq2Seq(config)
@@ -85,7 +73,7 @@ def build_empty(config: VisionConfig) -> VisionTransformer: ...
 @overload
 def build_empty(config: ModelConfig) -> Model: ...
 def build_empty(config: ModelConfig) -> Model:
-    """The model without memory for its weights: for those who bring them (see `fill`)."""
+    """Build a model on the meta device, without memory for its weights (see `assign_weights`)."""
     with torch.device("meta"):
         return build(config)
 
@@ -93,21 +81,22 @@ def build_empty(config: ModelConfig) -> Model:
 def read_model(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Model:
-    """The model of one of our folders, in eval mode. (`attent.load` reads foreign ones too.)"""
+    """Load a model that attent saved, in eval mode. (`attent.load` reads Hugging Face folders too.)"""
 
-    def placed(tensor: Tensor) -> Tensor:
-        kept = dtype is None or not tensor.is_floating_point()
-        return tensor.to(device or "cpu", tensor.dtype if kept else dtype, copy=True)
+    def copy_tensor(tensor: Tensor) -> Tensor:
+        target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device or "cpu", target, copy=True)
 
     root = Path(folder).expanduser()
-    stored, where = model_folder.read_folder(root, placed), root / model_folder.CONFIG_FILE
+    stored, where = model_folder.read_folder(root, copy_tensor), root / model_folder.CONFIG_FILE
     version, kind = stored.config.get("version", CONFIG_VERSION), stored.config.get("kind", "seq2seq")
-    if version != CONFIG_VERSION or not isinstance(kind, str) or kind not in CONFIG_FILE_TYPES:
-        key, known = (
-            ("version", CONFIG_VERSION) if version != CONFIG_VERSION else ("kind", " or ".join(CONFIG_FILE_TYPES))
-        )
-        found = f"has `{key}` {stored.config[key]!r}, and this attent reads {known!r}"
-        raise FolderError(f"{where}: {found}; it may have been saved by a newer attent: update it")
+    for key, value, known in (("version", version, [CONFIG_VERSION]), ("kind", kind, list(CONFIG_FILE_TYPES))):
+        if value not in known:
+            expected = " or ".join(map(str, known))
+            raise FolderError(
+                f"{where}: has `{key}` {value!r}, and this attent reads {expected}; it may have been saved by a newer "
+                f"attent: update it"
+            )
     try:
         file = settings.from_dict(CONFIG_FILE_TYPES[kind], stored.config, str(where))
     except settings.SettingsError as error:

@@ -1,14 +1,14 @@
-"""What a whole model is made of, as frozen facts. The parts have theirs (`StackConfig`, positions) in `nn`.
+"""The configs of whole models. Those of their parts (`StackConfig`, positions) are in `nn`.
 
 Seq2SeqConfig   encoder and decoder      the paper, Marian, T5
-CausalConfig    a decoder alone          GPT, LLaMA
-EncoderConfig   an encoder of text       BERT
-VisionConfig    an encoder of images     ViT
+CausalConfig    decoder only             GPT, LLaMA
+EncoderConfig   encoder of text          BERT
+VisionConfig    encoder of images        ViT
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from attent import settings
@@ -17,7 +17,7 @@ from attent.nn.argument_checks import check_choice, check_size, is_count
 
 
 def mirror_encoder(encoder: StackConfig) -> StackConfig:
-    """The decoder that mirrors an encoder: it sees no later token, and looks at the encoder's output."""
+    """Return the decoder that mirrors an encoder: causal, with cross-attention."""
     return replace(encoder, causal=True, cross_attention=True, remaining_heads=None)
 
 
@@ -27,20 +27,20 @@ class Seq2SeqConfig:
 
     kind: ClassVar[str] = "seq2seq"
     vocab: int  # token ids are 0 .. vocab - 1
-    target_vocab: int | None = None  # of the target side, where it has one of its own; None: the same
+    target_vocab: int | None = None  # of the target side, if it has its own; None: the same
     encoder: StackConfig = field(default_factory=StackConfig)
     decoder: StackConfig = field(default_factory=lambda: mirror_encoder(StackConfig()))
-    share_embeddings: bool = True  # source and target embeddings are one matrix
-    tie_output: bool = True  # the layer before the softmax is the target embedding, transposed
-    output_bias: bool = False  # a bias on the logits (Marian has one)
+    share_embeddings: bool = True  # one matrix embeds source and target
+    tie_output: bool = True  # the output layer is the target embedding, transposed
+    output_bias: bool = False  # a bias on the logits (Marian)
     scale_embeddings: bool = True  # embeddings times sqrt(width)
     scale_output: bool = False  # states divided by sqrt(width) before the output layer (T5 with a tied output)
-    start_id: int = 1  # the id that the decoder reads first: outputs are shifted right behind it
-    end_id: int = 2  # the id that ends a sentence
+    start_id: int = 1  # the decoder's first input token
+    end_id: int = 2  # the token that ends a sentence
 
     def __post_init__(self) -> None:
-        for name, size in (("vocab", self.vocab), ("target_vocab", self.output_vocab)):
-            check_size(name, size)
+        check_size("vocab", self.vocab)
+        check_size("target_vocab", self.output_vocab)
         if self.share_embeddings and self.output_vocab != self.vocab:
             raise ValueError(
                 f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "
@@ -49,14 +49,9 @@ class Seq2SeqConfig:
         if self.encoder.width != self.decoder.width:
             widths = f"{self.encoder.width} and {self.decoder.width}"
             raise ValueError(f"`encoder.width` must equal `decoder.width`, but they are {widths}")
-        if self.encoder.causal or self.encoder.cross_attention:
-            raise ValueError(
-                "`encoder.causal` and `encoder.cross_attention` must be false: the encoder reads the whole source"
-            )
+        check_encoder_stack(self.encoder, "encoder")
         if not (self.decoder.causal and self.decoder.cross_attention):
-            raise ValueError(
-                "`decoder.causal` and `decoder.cross_attention` must be true: it writes word by word from the source"
-            )
+            raise ValueError("`decoder.causal` and `decoder.cross_attention` must be true in an encoder-decoder model")
         for name, token in (("start_id", self.start_id), ("end_id", self.end_id)):
             if not 0 <= token < self.output_vocab:
                 raise ValueError(f"`{name}` must be a token id from 0 to {self.output_vocab - 1}, but is {token}")
@@ -68,23 +63,21 @@ class Seq2SeqConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConfig:
-    """The decoder alone: a text goes on from what it has. The defaults are as GPT has them."""
+    """A decoder-only language model. The defaults are GPT's."""
 
     kind: ClassVar[str] = "causal"
     vocab: int
     stack: StackConfig
-    tie_output: bool = True  # the layer before the softmax is the embedding, transposed
+    tie_output: bool = True  # the output layer is the embedding, transposed
     output_bias: bool = False
     scale_embeddings: bool = False  # embeddings times sqrt(width), as in the paper
-    start_id: int | None = None  # the id that every text begins with, if any
-    end_ids: tuple[int, ...] = ()  # each of these ids ends a text
+    start_id: int | None = None  # the token that begins every text, if any
+    end_ids: tuple[int, ...] = ()  # each of these tokens ends a text
 
     def __post_init__(self) -> None:
         check_size("vocab", self.vocab)
         if not self.stack.causal or self.stack.cross_attention:
-            raise ValueError(
-                "`stack.causal` must be true and `stack.cross_attention` false: it reads its own text alone"
-            )
+            raise ValueError("`stack.causal` must be true and `stack.cross_attention` false in a decoder-only model")
         for name, token in (("start_id", self.start_id), *(("end_ids", end) for end in self.end_ids)):
             if token is not None and not 0 <= token < self.vocab:
                 raise ValueError(f"`{name}` must be of token ids from 0 to {self.vocab - 1}, but one is {token}")
@@ -92,16 +85,16 @@ class CausalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The encoder alone: a text becomes a vector for each token, which small heads read."""
+    """An encoder-only text model, with optional heads."""
 
     kind: ClassVar[str] = "encoder"
     vocab: int
     stack: StackConfig
-    segments: int = 0  # kinds of text in a row, each with a vector that is added to its tokens (BERT: 2); 0: none
+    segments: int = 0  # BERT's token types (2), each with an embedding that is added to its tokens; 0: none
     scale_embeddings: bool = False
-    masked_lm: bool = False  # a head that tells which words were masked
-    pooler: bool = False  # a layer on the first token's state, for what is said of the whole text
-    labels: tuple[str, ...] = ()  # a head that chooses among these
+    masked_lm: bool = False  # a head that predicts masked tokens
+    pooler: bool = False  # a layer on the first token's state, for the whole text
+    labels: tuple[str, ...] = ()  # a classifier over these
 
     def __post_init__(self) -> None:
         check_size("vocab", self.vocab)
@@ -113,22 +106,22 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """The encoder alone, over patches of an image (Dosovitskiy et al. 2021)."""
+    """An encoder-only model of image patches (Dosovitskiy et al. 2021)."""
 
     kind: ClassVar[str] = "vision"
     image_size: int = 224  # pixels of a side; images are square
     patch_size: int = 16
     channels: int = 3
     stack: StackConfig
-    class_token: bool = True  # a learned vector before the patches, in which the whole image gathers
-    pooling: Literal["class", "mean"] = "class"  # what is said of the whole image: by that vector, or by the mean patch
-    pooler: bool = False  # a layer with tanh behind it
-    labels: tuple[str, ...] = ()  # a head that chooses among these
-    mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, for each channel or one for all:
-    std: tuple[float, ...] = (0.5,)  # the model reads (pixel - mean) / std
-    fit: Literal["crop", "squash"] = "crop"  # of a picture that is not square the middle is read, or all, out of shape
-    resize_to: int | None = None  # pixels of a side before the edges are cut off; None: nothing is cut off
-    resample: Literal["bilinear", "bicubic"] = "bilinear"  # by which a picture is brought to size
+    class_token: bool = True  # a learned vector before the patches
+    pooling: Literal["class", "mean"] = "class"  # the image's representation: the class token, or the mean patch
+    pooler: bool = False  # a layer with tanh after pooling
+    labels: tuple[str, ...] = ()  # a classifier over these
+    mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, one per channel or one for all:
+    std: tuple[float, ...] = (0.5,)  # the model's input is (pixel - mean) / std
+    fit: Literal["crop", "squash"] = "crop"  # an image that is not square is cropped at its center, or distorted
+    resize_to: int | None = None  # pixels of a side before the center crop; None: no crop after resizing
+    resample: Literal["bilinear", "bicubic"] = "bilinear"  # interpolation of the resize
 
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size", "channels"):
@@ -157,67 +150,38 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-def check_encoder_stack(stack: StackConfig) -> None:
+def check_encoder_stack(stack: StackConfig, name: str = "stack") -> None:
     if stack.causal or stack.cross_attention:
-        raise ValueError(
-            "`stack.causal` and `stack.cross_attention` must be false: an encoder reads the whole of its input"
-        )
+        raise ValueError(f"`{name}.causal` and `{name}.cross_attention` must be false in an encoder")
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
     if len(set(labels)) != len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(f"`labels` must differ, but {twice!r} stands there twice")
+        duplicate = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"`labels` must differ, but {duplicate!r} is there twice")
 
 
 ModelConfig = Seq2SeqConfig | CausalConfig | EncoderConfig | VisionConfig
 
 
-# What `config.json` of a model folder holds.
+# --- config.json ---------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class Seq2SeqFile:
-    format: Literal["attent"] = "attent"
-    version: Literal[1] = 1
-    kind: Literal["seq2seq"] = "seq2seq"
-    model: Seq2SeqConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalFile:
-    format: Literal["attent"] = "attent"
-    version: Literal[1] = 1
-    kind: Literal["causal"] = "causal"
-    model: CausalConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderFile:
-    format: Literal["attent"] = "attent"
-    version: Literal[1] = 1
-    kind: Literal["encoder"] = "encoder"
-    model: EncoderConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionFile:
-    format: Literal["attent"] = "attent"
-    version: Literal[1] = 1
-    kind: Literal["vision"] = "vision"
-    model: VisionConfig
-
-
-ConfigFile = Seq2SeqFile | CausalFile | EncoderFile | VisionFile
 CONFIG_VERSION = 1
-CONFIG_FILE_TYPES: dict[str, type[ConfigFile]] = {
-    "seq2seq": Seq2SeqFile,
-    "causal": CausalFile,
-    "encoder": EncoderFile,
-    "vision": VisionFile,
+CONFIG_FILE_TYPES: dict[str, Any] = {  # kind -> the dataclass of a config.json
+    config.kind: make_dataclass(
+        f"{config.__name__}File",
+        [
+            ("format", Literal["attent"], "attent"),
+            ("version", Literal[1], CONFIG_VERSION),
+            ("kind", Literal[config.kind], config.kind),
+            ("model", config),
+        ],
+        frozen=True,
+        kw_only=True,
+    )
+    for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
 }
 
 
 def to_config_json(config: ModelConfig) -> dict[str, Any]:
-    """The contents of config.json."""
-    return settings.to_dict(CONFIG_FILE_TYPES[config.kind](model=config))  # type: ignore[arg-type]  # each with its own
+    return settings.to_dict(CONFIG_FILE_TYPES[config.kind](model=config))

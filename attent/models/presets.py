@@ -1,4 +1,4 @@
-"""Sizes with a name. Each says what it changes of another, so that the difference is the documentation."""
+"""Named configs. Each is written as its difference from another, as documentation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def big(vocab: int) -> Seq2SeqConfig:
 
 
 def small(vocab: int) -> Seq2SeqConfig:
-    """Half as wide as base and half as deep: for some hundred thousand pairs, or for a laptop."""
+    """Half the width and depth of base: for some hundred thousand pairs, or for a laptop."""
     return make_seq2seq(vocab, replace(StackConfig(), layers=3, width=256, ffn_width=1024))
 
 
 def tiny(vocab: int) -> Seq2SeqConfig:
-    """For some ten thousand pairs: about 2.4M parameters with 8,000 subwords. A larger one learns them by heart."""
+    """For some ten thousand pairs: about 2.4M parameters with 8,000 subwords. Larger models overfit."""
     return make_seq2seq(vocab, replace(StackConfig(), layers=4, width=128, ffn_width=256, heads=4, dropout=0.3))
 
 
@@ -34,9 +34,9 @@ def make_seq2seq(vocab: int, encoder: StackConfig) -> Seq2SeqConfig:
     return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=mirror_encoder(encoder))
 
 
-# --- published descendants: what changed since 2017, line by line ---------------------------------------------------
+# --- published models: what changed since 2017, line by line -------------------------------------------------------
 
-GPT2 = StackConfig(  # of the paper's decoder: no encoder to look at, the norm first, learned positions, GELU
+GPT2 = StackConfig(  # of the paper's decoder: no cross-attention, pre-norm, learned positions, GELU
     layers=12,
     width=768,
     heads=12,
@@ -72,7 +72,7 @@ BERT = StackConfig(  # of the paper's encoder: learned positions, GELU, a norm o
     embedding_norm=True,
     attention_dropout=0.1,
 )
-VIT = replace(  # of BERT: the norm first, a position for each patch and one for the class token, no dropout
+VIT = replace(  # of BERT: pre-norm, a position for each patch and the class token, no dropout
     BERT,
     positions=LearnedConfig(max_length=197),
     norm_order="pre",
@@ -80,7 +80,7 @@ VIT = replace(  # of BERT: the norm first, a position for each patch and one for
     dropout=0.0,
     attention_dropout=0.0,
 )
-T5 = StackConfig(  # of the paper's encoder: the norm first, RMS, positions as a bias, unscaled scores, no biases
+T5 = StackConfig(  # of the paper's encoder: pre-norm, RMS, positions as a bias, unscaled scores, no biases
     heads=8,
     head_width=64,
     positions=RelativeConfig(),
@@ -111,7 +111,7 @@ def llama_2_7b() -> CausalConfig:
 
 
 def llama_3_8b() -> CausalConfig:
-    """LLaMA 3 (2024), the smallest: four query heads share keys and values, and the vocabulary is four times larger."""
+    """LLaMA 3 (2024), the smallest: grouped-query attention (groups of 4), a four times larger vocabulary."""
     stack = replace(LLAMA, kv_heads=8, ffn_width=14_336, positions=RotaryConfig(base=500_000.0))
     return replace(llama_2_7b(), vocab=128_256, stack=stack, start_id=128_000, end_ids=(128_001,))
 
@@ -138,7 +138,7 @@ def t5_base() -> Seq2SeqConfig:
 
 
 def t5_v1_1_small() -> Seq2SeqConfig:
-    """T5 1.1, small: a gated feed-forward with GELU, and an output layer of its own."""
+    """T5 1.1, small: a gated feed-forward with GELU, and an untied output layer."""
     config = replace_stacks(t5_small(), layers=8, heads=6, ffn_width=1024, activation="gelu_tanh", gated=True)
     return replace(config, tie_output=False, scale_output=False)
 
@@ -149,5 +149,5 @@ def t5_v1_1_base() -> Seq2SeqConfig:
 
 
 def replace_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
-    """Both stacks changed alike."""
+    """Change both stacks."""
     return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))

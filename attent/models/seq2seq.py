@@ -1,37 +1,42 @@
-"""The Transformer (figure 1): an encoder reads the source, a decoder writes the target while looking at it."""
+"""The encoder-decoder Transformer of figure 1 (the paper's, Marian, T5)."""
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from attent.models import weights
+from attent.models.base import SavableModel
 from attent.models.config import Seq2SeqConfig
-from attent.models.embedding import Embedding, OutputProjection, check_id_shape
+from attent.models.output import OutputProjection
 from attent.nn import Cache, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
+from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape
 
 
-class Seq2Seq(nn.Module):
-    """Source and target ids in, logits over the next target token out.
+class Seq2Seq(SavableModel):
+    """Source and target token ids -> logits over the next target token.
 
-    Padding is on the right, told by lengths; or rows hold several sentences, told by a packing of each side.
+    Rows are padded on the right (lengths), or hold several sentences each (a packing of either side). Another
+    `frontend` in place of the token embedding makes it a model of speech or images.
     """
 
-    def __init__(self, config: Seq2SeqConfig) -> None:
+    def __init__(self, config: Seq2SeqConfig, frontend: FrontEnd | None = None) -> None:
         super().__init__()
         self.config = config
-        width, scaled = config.encoder.width, config.scale_embeddings
-        wide = config.scale_output and config.tie_output
-        self.source_embedding = Embedding(config.vocab, width, scaled=scaled, unit_variance=wide)
-        self.target_embedding = (
-            self.source_embedding
-            if config.share_embeddings
-            else Embedding(config.output_vocab, width, scaled=scaled, unit_variance=wide)
+        width = config.encoder.width
+        make_embedding = partial(
+            TokenEmbedding,
+            width=width,
+            scaled=config.scale_embeddings,
+            unit_variance=config.scale_output and config.tie_output,
         )
+        embedding = make_embedding(config.vocab) if frontend is None else None
+        self.source_embedding = embedding if frontend is None else frontend
+        shared = embedding if config.share_embeddings else None
+        self.target_embedding = make_embedding(config.output_vocab) if shared is None else shared
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder)
         tied_to = self.target_embedding if config.tie_output else None
@@ -48,67 +53,57 @@ class Seq2Seq(nn.Module):
         *,
         packing: tuple[Packing, Packing] | None = None,
     ) -> Tensor:
-        """(B, Ts), (B, Tt) -> (B, Tt, V). `target` is what the decoder reads: already shifted right.
+        """(B, Ts), (B, Tt) -> (B, Tt, V). `target` is the decoder's input, shifted right already.
 
-        These are logits, before the paper's softmax: losses and searches take its logarithm in one stable step.
+        Returns logits: losses and searches compute the softmax's logarithm in one stable step.
         """
-        check_inputs(source, target, source_lengths, target_lengths)
+        self.check_inputs(source, target, source_lengths, target_lengths)
         source_packing, target_packing = packing or (None, None)
         memory = self.encode(source, source_lengths, packing=source_packing)
         states = self.decode(target, memory, target_lengths, packing=target_packing)
         return self.output(states)
 
     def encode(self, source: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Memory:
-        """The encoder: (B, Ts) -> what the decoder will look at."""
-        states = self.encoder(self.source_embedding(source), lengths, packing=packing)
-        return Memory(states, lengths, packing)
+        """Run the front-end and the encoder."""
+        x, lengths = self.source_embedding.embed_source(source, lengths)
+        return Memory(self.encoder(x, lengths, packing=packing), lengths, packing)
 
     def decode(
         self, target: Tensor, memory: Memory, lengths: Tensor | None = None, *, packing: Packing | None = None
     ) -> Tensor:
-        """The decoder: (B, Tt) -> its last states (B, Tt, E), which `output` turns into logits."""
+        """Run the decoder: (B, Tt) -> states (B, Tt, E), the input of `output`."""
         return self.decoder(self.target_embedding(target), lengths, packing=packing, memory=memory)
 
     @torch.no_grad()
     def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> Cache:
-        """Read the source and make ready to write up to `capacity` target tokens, step by step (in `eval` mode).
-
-        With `beams`, so many targets of each source side by side.
-        """
+        """Encode the source and return a cache for `capacity` target tokens of each of its beams (in eval mode)."""
         return self.decoder.new_cache(capacity, memory=self.encode(source, lengths), beams=beams)
 
     @torch.no_grad()
     def step(self, target: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
-        """Read the next target tokens, (B, T), behind those in the cache -> logits (B, T, V).
+        """Decode the next target tokens, (B, T), after those in the cache -> logits (B, T, V).
 
-        `lengths` tells how many of them are real where rows differ, as forced beginnings do. In a cache of beams, T is
-        their number: the next token of each. A cache is written in place, so there is no gradient here: `forward` is
-        for training.
+        `lengths` counts the real tokens of each row where these differ, as forced prefixes do. In a cache of beams, T
+        is their number, one token each. The cache is updated in place, so this has no gradient: train with `forward`.
         """
         return self.output(self.decoder(self.target_embedding(target), lengths, cache=cache))
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
-        weights.save_model(self, folder)
-
-
-def check_inputs(source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None) -> None:
-    """Refuse a mistake in the words of the caller, where the parts would tell it in theirs."""
-    check_id_shape(source, "source")
-    check_id_shape(target, "target")
-    if source.shape[0] != target.shape[0]:
-        rows = f"{source.shape[0]} and {target.shape[0]}"
-        raise ValueError(f"source and target must have the same number of rows, but have {rows}")
-    for name, ids, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
-        if lengths is not None:
-            check_lengths(lengths, ids.shape[0], ids.shape[1], ids.device, f"{name}_lengths")
+    def check_inputs(
+        self, source: Tensor, target: Tensor, source_lengths: Tensor | None, target_lengths: Tensor | None
+    ) -> None:
+        """Report mistakes by the names of `forward`'s arguments."""
+        self.source_embedding.check_source(source)
+        check_id_shape(target, "target")
+        if source.shape[0] != target.shape[0]:
+            rows = f"{source.shape[0]} and {target.shape[0]}"
+            raise ValueError(f"source and target must have the same number of rows, but have {rows}")
+        for name, batch, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
+            if lengths is not None:
+                check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")
 
 
 def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> Tensor:
-    """What the decoder reads to write `target` (B, T): one place to the right, behind the start token.
-
-    In packed rows every sentence has a start of its own.
-    """
+    """Return the decoder's input for `target` (B, T): shifted by one behind the start token of each sentence."""
     check_id_shape(target, "target")
     shifted = F.pad(target, (1, 0), value=start)[:, :-1]
     return shifted if packing is None else shifted.masked_fill(packing.positions == 0, start)

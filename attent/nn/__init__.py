@@ -6,16 +6,17 @@ One letter has one meaning in all comments of this package:
     T  length           H  query heads; Hkv key/value heads    S  sentences packed into a row
     Tq, Tk  length of the queries and of the keys              D  width of one head (d_k = d_v)
 
-Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (visibility), `backends` (equation 1),
-`attention` (multi-head), `feedforward` (equation 2), `positions`, `block` and `stack` (figure 1), `cache`. The fast
-paths are apart, in `fused` and `kernels`.
+Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (visibility), `dot_product` (equation
+1), `attention` (multi-head), `feedforward` (equation 2), `positions`, `block` and `stack` (figure 1), `cache`. The fast
+paths are in `backends`, `fused` and `kernels`.
 """
 
 from attent.nn.attention import Attention, AttentionRecord, attention_layers, set_backend
-from attent.nn.backends import BACKENDS, AttentionInputs, Backend, attend, attend_explicit, choose_backend
+from attent.nn.backends import BACKENDS, Backend, attend, choose_backend
 from attent.nn.block import Block, Memory, Residual
 from attent.nn.cache import KV, Cache, KVCache, LayerCache
 from attent.nn.config import StackConfig
+from attent.nn.dot_product import AttentionInputs, attend_explicit
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import (

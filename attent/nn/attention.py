@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from attent.nn.argument_checks import check_heads
-from attent.nn.backends import attend, attend_explicit, check_backend_name
+from attent.nn.backends import attend, check_backend_name
 from attent.nn.cache import KV
+from attent.nn.dot_product import attend_explicit
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention (section 3.2.1): equation 1 as written, and four faster implementations of it.
+"""The implementations of scaled dot-product attention (section 3.2.1), and the choice between them.
 
     explicit  equation 1, step by step; also returns the weights. The reference that the others are tested against.
     fused     PyTorch's scaled_dot_product_attention; linear memory, except for windows, packing and biases, which need
@@ -14,35 +14,16 @@ All share one signature, and give zeros for a query that may attend to nothing. 
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attent.nn import kernels
-from attent.nn.argument_checks import check_rate
-from attent.nn.kernels.sdpa import MAX_FEW_QUERIES, attend_few_queries, avoid_cudnn
+from attent.nn.dot_product import AttentionInputs, attend_explicit, check_inputs
+from attent.nn.kernels import attention as fast
 from attent.nn.masks import Mask
 
 LONG_ROW_TOKENS = 2048  # packed rows up to here are faster in our tiles than in flash attention's, one sentence each
-TILE_HEAD_WIDTHS = (16, 32, 64, 128)
-MAX_GRID_ROWS = 2**16 - 1  # CUDA's limit of a grid's third dimension, which counts rows
-
-
-class AttentionInputs(NamedTuple):
-    """The arguments of one attention call, in the order in which every backend takes them."""
-
-    q: Tensor  # (B, H, Tq, D)
-    k: Tensor  # (B, Hkv, Tk, D); query head h attends to key head h // (H / Hkv)
-    v: Tensor  # (B, Hkv, Tk, D)
-    mask: Mask
-    bias: Tensor | None  # added to the scaled scores; broadcasts to (B, H, Tq, Tk)
-    scale: float  # 1 / sqrt(D) in the paper
-    dropout: float  # on the weights; the paper has none
 
 
 def attend(
@@ -62,123 +43,6 @@ def attend(
     return choose_backend(backend, inputs).run(*inputs)
 
 
-def attend_explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    bias: Tensor | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also return the weights, before dropout."""
-    mask = Mask() if mask is None else mask
-    scale = q.shape[-1] ** -0.5 if scale is None else scale  # 1 / sqrt(d_k)
-    k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
-    visible = mask.to_dense(q.shape[0], q.shape[2], k.shape[2], q.device)
-
-    scores = q @ k.transpose(-2, -1)  # (B, H, Tq, D) @ (B, H, D, Tk) -> (B, H, Tq, Tk)
-    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
-    scores = scores if bias is None else scores + bias
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1).masked_fill(~visible, 0)  # zeros where a query may attend to nothing
-    return F.dropout(weights, dropout).to(v.dtype) @ v, weights
-
-
-def attend_fused(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
-    """Equation 1 by the SDPA kernel that PyTorch selects."""
-    (B, H, Tq, _), Tk = q.shape, k.shape[2]
-    causal = bias is None and mask.is_plain_causal(Tq, Tk)
-    visible = None if causal or mask.allows_all_keys(Tk) else mask.to_dense(B, Tq, Tk, q.device)
-    attn_mask = visible if bias is None else mask_bias(bias.to(q.dtype), visible)
-    if attn_mask is not None:  # SDPA kernels that take a mask do not support grouped heads
-        k, v = repeat_kv_heads(k, H), repeat_kv_heads(v, H)
-    inference = q.device.type == "cuda" and not dropout and not torch.is_grad_enabled()
-    if inference and attn_mask is not None and Tq <= MAX_FEW_QUERIES:
-        out = attend_few_queries(q, k, v, attn_mask, scale)
-        return out.masked_fill(~mask.has_visible_keys(B, Tq, Tk, q.device), 0)
-    with avoid_cudnn(q):
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask, dropout, is_causal=causal, scale=scale, enable_gqa=k.shape[1] != H
-        )
-    if visible is None or q.device.type == "cpu":
-        return out
-    # cuDNN, which CUDA may select for half precision, returns the mean of all values for a fully masked query.
-    return out.masked_fill(~mask.has_visible_keys(B, Tq, Tk, q.device), 0)
-
-
-def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
-    """Equation 1 compiled around `Mask.allows`."""
-    (B, H, Tq, _), Tk = q.shape, k.shape[2]
-    block_mask = None if mask.allows_all_keys(Tk) else mask.to_block_mask(B, Tq, Tk, q.device)
-    add_bias = None
-    if bias is not None:
-        full_bias = bias.expand(B, H, Tq, Tk)
-
-        def add_bias(score: Tensor, b: Tensor, h: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
-            return score + full_bias[b, h, q_index, k_index]
-
-    # Compiled here unless the caller compiles; on a CPU compiling would take a minute.
-    run = get_flex_kernel(use_compiled=q.device.type != "cpu" and not torch.compiler.is_compiling())
-    return run(q, k, v, score_mod=add_bias, block_mask=block_mask, scale=scale, enable_gqa=k.shape[1] != H)
-
-
-def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
-    """Equation 1 for each packed sentence, in one flash attention call."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    assert mask.packing is not None
-    k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
-    flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B, H, T, D) -> (B * T, H, D)
-    before, after = mask.window or (None, None)
-    after = 0 if mask.causal else after
-    # Padding is a sequence too, and may be as long as a row.
-    max_q, max_k = (max(packing.shape[1], 1) for packing in mask.packing)
-    window = (-1 if before is None else before, -1 if after is None else after)
-    out = varlen_attn(flat_q, flat_k, flat_v, *mask.offsets(), max_q, max_k, scale=scale, window_size=window)
-    assert isinstance(out, Tensor)
-    return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)  # (B * T, H, D) -> (B, H, T, D)
-
-
-def attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
-    """Equation 1 for packed sentences, several in one tile."""
-    from attent.nn.kernels import packed_attention
-
-    q, k, v = (repeat_kv_heads(x, q.shape[1]).transpose(1, 2) for x in (q, k, v))
-    return packed_attention.attend_packed(q[:, :, None], torch.stack([k, v], 2), None, None, mask, scale, dropout)
-
-
-def repeat_kv_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, Hkv, T, D) -> (B, H, T, D): neighbouring query heads share one key/value head."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def mask_bias(bias: Tensor, visible: Tensor | None) -> Tensor:
-    return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
-
-
-def get_flex_kernel(use_compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return compile_once(flex_attention) if use_compiled else flex_attention
-
-
-@functools.cache
-def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
-
-
-# --- selection -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Backend:
     """An implementation of equation 1. `find_limitation` returns why it does not support some inputs, or None."""
@@ -188,73 +52,13 @@ class Backend:
     find_limitation: Callable[[AttentionInputs], str | None]
 
 
-def find_flex_limitation(inputs: AttentionInputs) -> str | None:
-    q, k, v, *_ = inputs
-    if inputs.dropout > 0:
-        return "FlexAttention has no dropout on the weights"
-    if q.shape[2] == 0 or k.shape[2] == 0:
-        return "FlexAttention takes no empty sequences"
-    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        return "FlexAttention has no backward pass on CPU"
-    if q.device.type == "cuda" and q.shape[-1] < 16:
-        return f"FlexAttention needs a head width of at least 16 on CUDA, and it is {q.shape[-1]}"
-    if q.device.type == "cuda" and q.dtype == torch.float64:
-        return "FlexAttention has no float64 on CUDA"
-    return None
-
-
-def find_packed_limitation(inputs: AttentionInputs) -> str | None:
-    q, mask = inputs.q, inputs.mask
-    if mask.packing is None:
-        return "the batch is not packed (`mask.packing` is None)"
-    if q.device.type != "cuda":
-        return f"its flash kernel runs on CUDA only, and the tensors are on {q.device.type}"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"its flash kernel takes bfloat16 and float16, not {q.dtype}"
-    if inputs.bias is not None:
-        return "its flash kernel takes no bias"
-    if inputs.dropout > 0:
-        return "its flash kernel has no dropout on the weights"
-    if (mask.causal or mask.window) and mask.packing[0] is not mask.packing[1]:
-        return "its flash kernel aligns causal masks and windows of two different packings at the end, not at the start"
-    if q.shape[-1] % 8 or q.shape[-1] > 256:
-        return f"its flash kernel takes head widths that are multiples of 8 up to 256, and this is {q.shape[-1]}"
-    return None
-
-
-def find_tiles_limitation(inputs: AttentionInputs) -> str | None:
-    q, k, mask = inputs.q, inputs.k, inputs.mask
-    if mask.packing is None:
-        return "the batch is not packed (`mask.packing` is None)"
-    if not kernels.can_use_kernels(q):
-        if q.device.type == "cuda":
-            return "its kernel needs Triton, a C compiler and an NVIDIA GPU with bfloat16, and one of these is missing"
-        return f"its kernel runs on CUDA only, and the tensors are on {q.device.type}"
-    if inputs.bias is not None:
-        return "its kernel takes no bias"
-    if mask.window is not None:
-        return "its kernel takes no window"
-    if mask.causal and mask.packing[0] is not mask.packing[1]:
-        return "its kernel has no causal mask between two different packings"
-    if q.dtype not in kernels.SUPPORTED_DTYPES:
-        return f"its kernel takes bfloat16, float16 and float32, not {q.dtype}"
-    if q.shape[-1] not in TILE_HEAD_WIDTHS:
-        return f"its kernel takes head widths of {', '.join(map(str, TILE_HEAD_WIDTHS))}, and this is {q.shape[-1]}"
-    if not (q.shape[2] and k.shape[2] and mask.packing[0].ends.shape[1]):
-        return "its kernel takes no empty rows"
-    if q.shape[0] > MAX_GRID_ROWS or 3 * max(q.shape[2], k.shape[2]) * q.shape[1] * q.shape[3] >= 2**31:
-        size = f"{q.shape[0]:,} rows of {k.shape[2]:,} tokens"
-        return f"its kernel takes at most {MAX_GRID_ROWS:,} rows of 2**31 elements, and the batch has {size}"
-    return None
-
-
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("fused", attend_fused, lambda inputs: None),
-        Backend("packed", attend_packed, find_packed_limitation),
-        Backend("tiles", attend_tiles, find_tiles_limitation),
-        Backend("flex", attend_flex, find_flex_limitation),
+        Backend("fused", fast.attend_fused, lambda inputs: None),
+        Backend("packed", fast.attend_packed, fast.find_packed_limitation),
+        Backend("tiles", fast.attend_tiles, fast.find_tiles_limitation),
+        Backend("flex", fast.attend_flex, fast.find_flex_limitation),
         Backend("explicit", lambda *inputs: attend_explicit(*inputs)[0], lambda inputs: None),
     )
 }
@@ -286,32 +90,3 @@ def rank_backends(inputs: AttentionInputs) -> tuple[str, ...]:
     if inputs.mask.packing is None:
         return ("fused",)
     return ("packed", "tiles", "fused") if inputs.k.shape[2] > LONG_ROW_TOKENS else ("tiles", "fused")
-
-
-def check_inputs(inputs: AttentionInputs) -> None:
-    """Reject tensors whose shapes, devices or types do not match."""
-    q, k, v, mask, bias, *_ = inputs
-    if not (q.dim() == k.dim() == v.dim() == 4):
-        raise ValueError(f"q, k, v must be (B, H, T, D), but have {q.dim()}, {k.dim()}, {v.dim()} dimensions")
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        raise ValueError(f"q, k, v must agree in batch and head width, and k, v in heads and length, but are {shapes}")
-    if not isinstance(mask, Mask):
-        raise ValueError(f"`mask` must be a description such as Mask(causal=True), but is a {type(mask).__name__}")
-    if any(x is not None and x.device != q.device for x in (k, v, bias)):
-        devices = sorted({str(x.device) for x in (q, k, v, bias) if x is not None})
-        raise ValueError(f"q, k, v and bias must be on one device, but are on {', '.join(devices)}; move them")
-    if not (q.dtype == k.dtype == v.dtype) or not q.is_floating_point():
-        raise ValueError(f"q, k, v must be of one floating type, but are {q.dtype}, {k.dtype}, {v.dtype}")
-    check_rate("dropout", inputs.dropout)
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
-    B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    if bias is not None and not (can_broadcast(bias.shape, (B, H, Tq, Tk)) and bias.is_floating_point()):
-        is_now = f"{bias.dtype} of {tuple(bias.shape)}"
-        raise ValueError(f"`bias` must be floating and broadcast to {(B, H, Tq, Tk)}, but is {is_now}")
-    mask.check(B, Tq, Tk, q.device)
-
-
-def can_broadcast(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    return len(shape) == len(full) and all(n in (1, m) for n, m in zip(shape, full, strict=True))

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from attent.nn import kernels
 from attent.nn.attention import Attention, concat_heads
-from attent.nn.backends import AttentionInputs, check_inputs, choose_backend
+from attent.nn.backends import choose_backend
 from attent.nn.block import Block, BlockContext, Residual
 from attent.nn.cache import LayerCache
 from attent.nn.config import StackConfig
+from attent.nn.dot_product import AttentionInputs, check_inputs
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask
 
@@ -146,7 +147,8 @@ def zeros_with_gradient(bias: Tensor, like: Tensor) -> Tensor:
 
 
 def attend_fused_projections(attention: Attention, x: Tensor, memory: Tensor | None, context: BlockContext) -> Tensor:
-    """`Attention.attend` without a cache: projections of the same input are one product. `memory` None: self-attention."""
+    """`Attention.attend` without a cache, with one product for all projections of an input. Without `memory`, x attends
+    to itself."""
     is_self = memory is None
     mask = context.self_mask if is_self else context.memory_mask
     angles, bias = (context.angles, context.bias) if is_self else (None, None)

@@ -48,7 +48,7 @@ class Positions(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig:
-    """`interleaved` as printed in the paper (sin, cos, sin, cos ...); `halves` as in Marian and fairseq (sines first)."""
+    """`interleaved` as printed in the paper (sin, cos, sin ...); `halves` as in Marian and fairseq (sines first)."""
 
     kind: ClassVar[str] = "sinusoidal"
     order: FeatureOrder = "interleaved"

@@ -141,7 +141,7 @@ def must_refuse(backend: str, request: AttentionInputs) -> str | None:
     if mask.packing is None:
         return "not packed"
     if on_cpu:
-        return "CUDA only, and these tensors are on cpu"
+        return "CUDA only, and the tensors are on cpu"
     return not_by_flash(request) if backend == "packed" else not_in_tiles(request)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attent.nn import Attention, AttentionRecord, Mask, Memory, Packing, Stack, StackConfig
-from attent.nn.backends import repeat_kv_heads
+from attent.nn.dot_product import repeat_kv_heads
 from tests.laws.helpers import close, every_decoder, every_stack, make, memory_for, new_cache, numbers, states
 
 T = 7

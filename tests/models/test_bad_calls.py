@@ -35,7 +35,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             "another model's tokenizer?"
         ),
     ),
-    "negative id": (lambda: model()(ids(3), ids(1, -1)), "from 0 to 8, the vocabulary, but reach from -1 to 1"),
+    "negative id": (lambda: model()(ids(3), ids(1, -1)), "from 0 to 8, the vocabulary, but range from -1 to 1"),
     "ids of the other vocabulary": (
         lambda: build(replace(CONFIG, target_vocab=5, share_embeddings=False))(ids(8), ids(6)),
         "token ids must be from 0 to 4",
@@ -47,7 +47,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "ids with a point": (lambda: model()(ids(1).float(), ids(1)), "but is torch.float32 of (2, 1)"),
     "source lengths": (
         lambda: model()(ids(1, 2), ids(1), torch.tensor([3, 1])),
-        "must be between 0 and 2, the length of the tensor, but reaches from 1 to 3",
+        "must be between 0 and 2, the length of the tensor, but ranges from 1 to 3",
     ),
     "target lengths": (
         lambda: model()(ids(1, 2), ids(1), None, torch.tensor([2, 1])),

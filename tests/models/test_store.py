@@ -100,7 +100,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ),
         (
             lambda c: c.update(kind="rnn"),
-            "config.json: has `kind` 'rnn', and this attent reads 'seq2seq or causal or encoder or vision'; it may",
+            "config.json: has `kind` 'rnn', and this attent reads seq2seq or causal or encoder or vision; it may",
         ),
         (lambda c: c["model"].update(vocabs=3), "config.json: unknown key `model.vocabs`; did you mean `model.vocab`?"),
         (lambda c: c["model"].update(zzzz=3), "config.json: unknown key `model.zzzz`; remove it, or update attent."),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.nn import Attention, Block, Mask, Memory, Residual, Stack, StackConfig, make_sinusoids
-from attent.nn.backends import attend_explicit
+from attent.nn.dot_product import attend_explicit
 from attent.nn.kernels.sdpa import attend_few_queries
 
 B, T, E, H = 2, 5, 16, 4

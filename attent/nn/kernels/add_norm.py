@@ -31,9 +31,9 @@ def add_norm(
     *,
     duplicate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(..., E) -> (..., E), and a copy or the same tensor. `y_bias` is added to y. LayerNorm with a bias, else RMSNorm.
+    """(..., E) -> (..., E), and a copy or the same tensor. `y_bias` is added to y. LayerNorm with `bias`, else RMSNorm.
 
-    With `duplicate` the result is written duplicate. Two users of it then return two gradients, which the backward kernel
+    With `duplicate` the result is written twice. Its two users then return two gradients, which the backward kernel
     adds while it reads them: that is cheaper than another pass that adds them.
     """
     shape, width = x.shape, x.shape[-1]

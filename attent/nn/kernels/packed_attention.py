@@ -140,7 +140,8 @@ def _packed_attention_backward(
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             dq.stride(0), dq.stride(1), dq.stride(2), dk.stride(0), dk.stride(1), dk.stride(2), grad.stride(0),
             Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
-            CAUSAL=causal, HAS_DROPOUT=dropout > 0, HAS_BIAS=has_bias, D=D, M=tile.queries, N=tile.keys, EXACT=tile.exact,
+            CAUSAL=causal, HAS_DROPOUT=dropout > 0, HAS_BIAS=has_bias,
+            D=D, M=tile.queries, N=tile.keys, EXACT=tile.exact,
             num_warps=4, num_stages=1, maxnreg=tile.max_registers,
         )  # fmt: skip
     return grad_qkv, grad_kv, sum_rows(sums) if has_bias else sums
@@ -217,7 +218,8 @@ def _forward_kernel(
     Q, K, V, Out, LogSums, SegmentsQ, EndsQ, SegmentsK, EndsK, Seeds,
     q_row, q_token, q_head, k_row, k_token, k_head,
     Tq, Tk, S, H, scale, rate,
-    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head."""
     precision: tl.constexpr = "ieee" if EXACT else "tf32"

@@ -35,7 +35,7 @@ from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
-from attent.nn.backends import attend_explicit
+from attent.nn.dot_product import attend_explicit
 from attent.nn.kernels import INTERPRETER_MODE
 from tests.decoding.toy_models import to_ids
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from attent.nn import Mask, Packing
-from attent.nn.backends import attend, attend_explicit
+from attent.nn.backends import attend
+from attent.nn.dot_product import attend_explicit
 from attent.nn.fused import FusedQKV, attend_qkv
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

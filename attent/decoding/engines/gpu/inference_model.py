@@ -18,22 +18,26 @@ from torch.nn.modules import module as hooked
 
 from attent.decoding.engines.gpu import kernels
 from attent.models import Seq2Seq
-from attent.models.embedding import Embedding, OutputProjection
+from attent.models.output import OutputProjection
 from attent.nn import Attention, Stack
 from attent.nn.block import Block, Residual
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import ACTIVATIONS, FeedForward
+from attent.nn.frontends import TokenEmbedding
+from attent.nn.fused import FusedBlock, FusedFeedForward
 from attent.nn.positions import LearnedPositions, Positions, SinusoidalPositions
 
 SUPPORTED_MODULES = (
     Attention,
     Block,
     Dropout,
-    Embedding,
     FeedForward,
+    FusedBlock,
+    FusedFeedForward,
     OutputProjection,
     Residual,
     Stack,
+    TokenEmbedding,
     LearnedPositions,
     Positions,
     SinusoidalPositions,
@@ -90,7 +94,9 @@ def has_forward_hooks(modules: Sequence[nn.Module]) -> bool:
 def is_standard_block(block: Block) -> bool:
     """Are sub-layers what they are called, and do layers that will lie side by side have biases together?"""
     attentions = [one for one in (block.self_attn, block.cross_attn) if one is not None]
-    if type(block.feedforward) is not FeedForward or any(type(one) is not Attention for one in attentions):
+    if type(block.feedforward) not in (FeedForward, FusedFeedForward) or any(
+        type(one) is not Attention for one in attentions
+    ):
         return False
     return all((one.query.bias is None) == (one.key.bias is None) == (one.value.bias is None) for one in attentions)
 
@@ -246,7 +252,7 @@ class GpuLayerCache:
 class InferenceStack:
     """An embedding and a stack: what encoder and decoder have in common."""
 
-    def __init__(self, embedding: Embedding, stack: Stack) -> None:
+    def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
         self.embedding_weight, self.scale = embedding.weight.detach(), embedding.scale
         self.layers = [InferenceBlock.from_block(block) for block in stack.blocks]
         self.pre_norm = stack.config.norm_order == "pre"
@@ -371,6 +377,7 @@ class InferenceModel:
     """Both sides of a model."""
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
+        assert isinstance(model.source_embedding, TokenEmbedding)
         self.encoder = InferenceEncoder(model.source_embedding, model.encoder)
         self.decoder = InferenceDecoder(model, suppressed_tokens)
         self.fingerprint = compute_fingerprint(model)
