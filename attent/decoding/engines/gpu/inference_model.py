@@ -1,9 +1,8 @@
-"""A model as the fast lane runs it: a few large products, and the kernels of `steps` between them. The encoder reads
-sources that lie end to end, the decoder takes a step of many beams.
+"""A model as the GPU engine runs it: a few large matrix products, and the kernels of `kernels` between them. The
+encoder reads concatenated sources, the decoder steps many beams at once.
 
-The numbers are those of `attent.nn.Stack`. Matrices that read the same input lie side by side, in memory that stays and
-is written anew for each search; all others are the model's own. Which models can be run so, `refuses` tells; the search
-itself is `lane`'s.
+The numbers are those of `attent.nn.Stack`. Matrices with the same input are concatenated, in memory that stays in place
+and is refreshed for each search; all others are the model's own. `find_unsupported_reason` says which models qualify.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as hooked
+from torch.nn.modules import module as torch_module
 
 from attent.decoding.engines.gpu import kernels
 from attent.models import Seq2Seq
@@ -28,82 +27,69 @@ from attent.nn.fused import FusedBlock, FusedFeedForward
 from attent.nn.positions import LearnedPositions, Positions, SinusoidalPositions
 
 SUPPORTED_MODULES = (
-    Attention,
-    Block,
-    Dropout,
-    FeedForward,
-    FusedBlock,
-    FusedFeedForward,
-    OutputProjection,
-    Residual,
-    Stack,
-    TokenEmbedding,
-    LearnedPositions,
-    Positions,
-    SinusoidalPositions,
-)
-TORCH_MODULES = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList)
+    Attention, Block, FusedBlock, Dropout, FeedForward, FusedFeedForward, OutputProjection, Residual, Stack,
+    TokenEmbedding, LearnedPositions, Positions, SinusoidalPositions,
+    nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList,
+)  # fmt: skip
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEAD_WIDTHS = (16, 32, 64, 128)  # widths
-MIN_POSITIONS = 256  # that there are positions for
-LOGITS_ALIGNMENT = 8  # words: rows of logits that begin anywhere would be read one by one
+HEAD_WIDTHS = (16, 32, 64, 128)
+MIN_POSITIONS = 256
+LOGITS_ALIGNMENT = 8  # columns: unaligned rows of logits would be loaded element by element
 
 
 def find_unsupported_reason(model: object) -> str | None:
-    """Why a model cannot be run so, as the end of a sentence; None: it can."""
+    """Return why a model is not supported, as the end of a sentence; None if it is."""
     if type(model) is not Seq2Seq:
         return f"it is a {type(model).__name__}"
-    parts = list(model.modules())[1:]
-    if model.training or any(part.training for part in parts):
-        return "it, or a part of it, is being trained"
-    if {"begin", "step"} & vars(model).keys() or any(is_customized(part) for part in parts) or has_forward_hooks(parts):
-        return "a part of it was replaced, or is hooked"
-    weights, first = list(model.parameters()), model.output.weight
-    if first.dtype not in SUPPORTED_DTYPES or any(
-        one.dtype != first.dtype or one.device != first.device for one in weights
-    ):
-        return "its numbers are not all of one format and on one device"
-    if any(type(one) is not nn.Parameter for one in weights):
-        return "its weights are no plain ones"
+    modules = list(model.modules())[1:]
+    if model.training or any(module.training for module in modules):
+        return "it, or a part of it, is in training mode"
+    if {"begin", "step"} & vars(model).keys() or any(map(is_customized, modules)) or has_forward_hooks(modules):
+        return "a part of it was replaced, or has a hook"
+    weights, dtype, device = list(model.parameters()), model.output.weight.dtype, model.output.weight.device
+    if dtype not in SUPPORTED_DTYPES or any((weight.dtype, weight.device) != (dtype, device) for weight in weights):
+        return "its weights do not all have one supported dtype and one device"
+    if any(type(weight) is not nn.Parameter for weight in weights):
+        return "its weights are of a subclass of nn.Parameter"
     stacks = (model.encoder, model.decoder)
-    if not all(
-        isinstance(stack.positions, LearnedPositions | SinusoidalPositions) and stack.config.window is None
-        for stack in stacks
-    ):
+    absolute = LearnedPositions | SinusoidalPositions
+    if not all(isinstance(stack.positions, absolute) and stack.config.window is None for stack in stacks):
         return "it has relative positions, or a window"
     if not all(is_standard_block(block) for stack in stacks for block in stack.blocks):
-        return "a part of it is of another kind"
-    attentions = [part for part in parts if isinstance(part, Attention)]
-    if any(one.taps or not one.heads or one.head_width not in HEAD_WIDTHS for one in attentions):
-        return f"its heads are tapped, gone, or of a width other than {HEAD_WIDTHS}"
+        return "a sub-layer is of another kind"
+    attentions = [module for module in modules if isinstance(module, Attention)]
+    if any(each.taps or not each.heads or each.head_width not in HEAD_WIDTHS for each in attentions):
+        return f"its heads are tapped, pruned, or of a width other than {HEAD_WIDTHS}"
     return None
 
 
 def is_customized(module: nn.Module) -> bool:
-    """Is it of a class of its own, or was it given a `forward` of its own?"""
-    return type(module) not in (*SUPPORTED_MODULES, *TORCH_MODULES) or "forward" in vars(module)
+    """True for another class, or an instance with its own `forward`."""
+    return type(module) not in SUPPORTED_MODULES or "forward" in vars(module)
 
 
 def has_forward_hooks(modules: Sequence[nn.Module]) -> bool:
-    """Does somebody wait for a part to be called, or for anything?"""
-    if hooked._global_forward_hooks or hooked._global_forward_pre_hooks:
+    """True if any forward hook is registered, on a module or globally."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return True
-    return any(part._forward_hooks or part._forward_pre_hooks for part in modules)
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def is_standard_block(block: Block) -> bool:
-    """Are sub-layers what they are called, and do layers that will lie side by side have biases together?"""
-    attentions = [one for one in (block.self_attn, block.cross_attn) if one is not None]
-    if type(block.feedforward) not in (FeedForward, FusedFeedForward) or any(
-        type(one) is not Attention for one in attentions
-    ):
+    """True if the sub-layers have the expected classes, and matrices to concatenate have biases together."""
+    attentions = [each for each in (block.self_attn, block.cross_attn) if each is not None]
+    standard = type(block.feedforward) in (FeedForward, FusedFeedForward)
+    if not standard or any(type(each) is not Attention for each in attentions):
         return False
-    return all((one.query.bias is None) == (one.key.bias is None) == (one.value.bias is None) for one in attentions)
+    return all((each.query.bias is None) == (each.key.bias is None) == (each.value.bias is None) for each in attentions)
+
+
+# --- layers --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class FusedLinear:
-    """One or several linear layers side by side: of one, its own weights."""
+    """One linear layer with its own weights, or several with concatenated copies."""
 
     weight: Tensor
     bias: Tensor | None
@@ -116,7 +102,7 @@ class FusedLinear:
         return cls(torch.cat([layer.weight.detach() for layer in layers]), bias)
 
     def refresh(self, *layers: nn.Linear) -> None:
-        """The layers may have been changed, also by those whom nothing counts: through `data`, or by a CUDA graph."""
+        """Copy the weights again. No version counter would tell: `data` or a CUDA graph may have changed them."""
         if len(layers) > 1:
             torch.cat([layer.weight.detach() for layer in layers], out=self.weight)
             if self.bias is not None:
@@ -132,7 +118,7 @@ class FusedLinear:
             torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def forward_relu(self, x: Tensor) -> Tensor:
-        """max(0, x W + b), at the end of the product itself."""
+        """max(0, x W + b), in the epilogue of the product."""
         if self.bias is None:
             return self(x).relu_()
         return torch._addmm_activation(self.bias, x, self.weight.t())
@@ -154,10 +140,8 @@ class NormWeights:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What one attention is, besides its matrices."""
-
     heads: int
-    kv_heads: int  # those of keys and values
+    kv_heads: int
     head_width: int
     scale: float
 
@@ -166,74 +150,43 @@ class HeadShape:
         return cls(attention.heads, attention.kv_heads, attention.head_width, attention.scale)
 
 
-@dataclass(frozen=True, eq=False)
 class InferenceFeedForward:
-    """A feed-forward network."""
-
-    expand: FusedLinear
-    gate: FusedLinear | None
-    contract: FusedLinear
-    activation: str
-
-    @classmethod
-    def from_module(cls, feedforward: FeedForward) -> InferenceFeedForward:
-        gate = None if feedforward.gate is None else FusedLinear.from_layers(feedforward.gate)
-        return cls(
-            FusedLinear.from_layers(feedforward.expand),
-            gate,
-            FusedLinear.from_layers(feedforward.contract),
-            feedforward.activation,
-        )
+    def __init__(self, feedforward: FeedForward) -> None:
+        self.expand = FusedLinear.from_layers(feedforward.expand)
+        self.gate = None if feedforward.gate is None else FusedLinear.from_layers(feedforward.gate)
+        self.contract = FusedLinear.from_layers(feedforward.contract)
+        self.activation = feedforward.activation
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.activation == "relu" and self.gate is None:
             return self.contract(self.expand.forward_relu(x))
-        inner = ACTIVATIONS[self.activation](self.expand(x))
-        return self.contract(inner if self.gate is None else inner * self.gate(x))
+        hidden = ACTIVATIONS[self.activation](self.expand(x))
+        return self.contract(hidden if self.gate is None else hidden * self.gate(x))
 
 
-@dataclass(frozen=True, eq=False)
 class InferenceBlock:
-    """A block of an encoder."""
+    """Self-attention and feed-forward of a block."""
 
-    qkv: FusedLinear
-    self_attn_shape: HeadShape
-    self_attn_output: FusedLinear
-    feedforward: InferenceFeedForward
-
-    @classmethod
-    def from_block(cls, block: Block) -> InferenceBlock:
-        own = block.self_attn
-        return cls(
-            FusedLinear.from_layers(own.query, own.key, own.value),
-            HeadShape.from_attention(own),
-            FusedLinear.from_layers(own.output),
-            InferenceFeedForward.from_module(block.feedforward),
-        )
+    def __init__(self, block: Block) -> None:
+        attention = block.self_attn
+        self.qkv = FusedLinear.from_layers(attention.query, attention.key, attention.value)
+        self.self_attn_shape = HeadShape.from_attention(attention)
+        self.self_attn_output = FusedLinear.from_layers(attention.output)
+        self.feedforward = InferenceFeedForward(block.feedforward)
 
     def refresh(self, block: Block) -> None:
         self.qkv.refresh(block.self_attn.query, block.self_attn.key, block.self_attn.value)
 
 
-@dataclass(frozen=True, eq=False)
 class InferenceCrossAttention:
-    """What a block of a decoder has besides."""
+    """Cross-attention of a block."""
 
-    query: FusedLinear
-    shape: HeadShape
-    output: FusedLinear
-    key_value: FusedLinear  # keys and values of the source
-
-    @classmethod
-    def from_attention(cls, cross_attn: Attention | None) -> InferenceCrossAttention:
+    def __init__(self, cross_attn: Attention | None) -> None:
         assert cross_attn is not None
-        remember = FusedLinear.from_layers(cross_attn.key, cross_attn.value)
-        return cls(
-            FusedLinear.from_layers(cross_attn.query),
-            HeadShape.from_attention(cross_attn),
-            FusedLinear.from_layers(cross_attn.output),
-            remember,
-        )
+        self.query = FusedLinear.from_layers(cross_attn.query)
+        self.shape = HeadShape.from_attention(cross_attn)
+        self.output = FusedLinear.from_layers(cross_attn.output)
+        self.key_value = FusedLinear.from_layers(cross_attn.key, cross_attn.value)
 
     def refresh(self, cross_attn: Attention | None) -> None:
         assert cross_attn is not None
@@ -242,53 +195,56 @@ class InferenceCrossAttention:
 
 @dataclass(frozen=True, eq=False)
 class GpuLayerCache:
-    """What one layer keeps of the targets (Hkv, columns, D) and of the sources (tokens, 2, Hkv, D)."""
+    """The KV cache of one layer: of targets (Hkv, columns, D), and of sources (tokens, 2, Hkv, D)."""
 
     keys: Tensor
     values: Tensor
     memory: Tensor
 
+    @classmethod
+    def allocate(cls, decoder: InferenceDecoder, layer: int, columns: int, source_tokens: int) -> GpuLayerCache:
+        own, cross = decoder.layers[layer].self_attn_shape, decoder.cross_attns[layer].shape
+        keys, values = (decoder.embedding_weight.new_zeros(own.kv_heads, columns, own.head_width) for _ in range(2))
+        memory = decoder.embedding_weight.new_zeros(source_tokens, 2, cross.kv_heads, cross.head_width)
+        return cls(keys, values, memory)
+
+
+# --- stacks --------------------------------------------------------------------------------------------------------
+
 
 class InferenceStack:
-    """An embedding and a stack: what encoder and decoder have in common."""
+    """An embedding and a stack: the common part of encoder and decoder."""
 
     def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
         self.embedding_weight, self.scale = embedding.weight.detach(), embedding.scale
-        self.layers = [InferenceBlock.from_block(block) for block in stack.blocks]
+        self.layers = [InferenceBlock(block) for block in stack.blocks]
         self.pre_norm = stack.config.norm_order == "pre"
         norms = [NormWeights.from_module(residual.norm) for block in stack.blocks for residual in iter_residuals(block)]
         self.first_norm = norms.pop(0) if self.pre_norm else None
-        self.norms = [*norms, NormWeights.from_module(stack.norm)] if self.pre_norm else norms  # behind each sub-layer
+        self.norms = [*norms, NormWeights.from_module(stack.norm)] if self.pre_norm else norms  # after each sub-layer
         self.embedding_norm = NormWeights.from_module(stack.embedding_norm) if stack.config.embedding_norm else None
         self.position_embeddings = self.embedding_weight.new_zeros(0, self.embedding_weight.shape[1])
 
     def refresh(self, stack: Stack) -> None:
-        """Copies of weights are made anew, where they are."""
+        """Update the copies of weights in place."""
         for layer, block in zip(self.layers, stack.blocks, strict=True):
             layer.refresh(block)
         if isinstance(stack.positions, LearnedPositions):
             self.position_embeddings.copy_(stack.positions.weight[: len(self.position_embeddings)])
 
     def ensure_positions(self, stack: Stack, max_length: int) -> bool:
-        """Are there positions for so many tokens? If not, there are now, elsewhere."""
+        """Compute position embeddings up to this length; False if they had to move in memory."""
         if max_length <= len(self.position_embeddings):
             return True
-        self.position_embeddings = self._embed_positions(
-            stack.positions, max(max_length, 2 * len(self.position_embeddings), MIN_POSITIONS)
-        )
+        count = max(max_length, 2 * len(self.position_embeddings), MIN_POSITIONS)
+        count = min(count, stack.positions.max_length or count)
+        zeros = self.embedding_weight.new_zeros(count, self.embedding_weight.shape[1])
+        positions = torch.arange(count, device=zeros.device)
+        self.position_embeddings = stack.positions.embed(zeros, positions).detach().contiguous()
         return False
 
-    def _embed_positions(self, positions: Positions, max_length: int) -> Tensor:
-        max_length = min(max_length, positions.max_length or max_length)
-        at = torch.arange(max_length, device=self.embedding_weight.device)
-        return (
-            positions.embed(self.embedding_weight.new_zeros(max_length, self.embedding_weight.shape[1]), at)
-            .detach()
-            .contiguous()
-        )
-
     def start_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, and what the first sub-layer reads of it."""
+        """Return the residual stream and the input of the first sub-layer."""
         if self.embedding_norm is not None:
             x, _ = self.add_and_norm(x, None, self.embedding_norm, keep_sum=False)
         return x, x if self.first_norm is None else self.add_and_norm(x, None, self.first_norm, keep_sum=True)[1]
@@ -296,34 +252,33 @@ class InferenceStack:
     def add_and_norm(
         self, x: Tensor, y: Tensor | None, norm: NormWeights, *, keep_sum: bool | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The stream with what a sub-layer adds, and what the next one reads of it."""
+        """Add a sub-layer's output to the residual stream; return the stream and the input of the next sub-layer."""
         return kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps, self.pre_norm if keep_sum is None else keep_sum)
 
 
 class InferenceEncoder(InferenceStack):
-    """Of sources that lie end to end."""
+    """Encodes concatenated sources."""
 
     def encode(self, token_ids: Tensor, positions: Tensor, offsets: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-        """Tokens (N,) at their places (N,) in S sources, which begin at `begins` (S,): (N, E)."""
+        """Tokens (N,) at positions (N,) of S sources that start at `offsets` (S,) -> (N, E)."""
         norms = iter(self.norms)
-        x, h = self.start_residual(
-            F.embedding(token_ids, self.embedding_weight) * self.scale + self.position_embeddings[positions]
-        )
+        embedded = F.embedding(token_ids, self.embedding_weight) * self.scale + self.position_embeddings[positions]
+        x, h = self.start_residual(embedded)
         for layer in self.layers:
-            own = layer.self_attn_shape
-            heads = (own.heads, own.kv_heads, own.head_width)
-            y = kernels.attend_packed(layer.qkv(h), offsets, lengths, max_length, heads, own.scale)
+            shape = layer.self_attn_shape
+            heads = (shape.heads, shape.kv_heads, shape.head_width)
+            y = kernels.attend_packed(layer.qkv(h), offsets, lengths, max_length, heads, shape.scale)
             x, h = self.add_and_norm(x, layer.self_attn_output(y), next(norms))
             x, h = self.add_and_norm(x, layer.feedforward(h), next(norms))
         return h
 
 
 class InferenceDecoder(InferenceStack):
-    """Of beams side by side; `never` are words that it does not write."""
+    """Steps the beams of many rows; never generates `suppressed_tokens`."""
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
         super().__init__(model.target_embedding, model.decoder)
-        self.cross_attns = [InferenceCrossAttention.from_attention(block.cross_attn) for block in model.decoder.blocks]
+        self.cross_attns = [InferenceCrossAttention(block.cross_attn) for block in model.decoder.blocks]
         self.suppressed_tokens = suppressed_tokens.clone()
         self.output_scale = model.output.scale
         weight = model.output.weight.detach()
@@ -334,12 +289,12 @@ class InferenceDecoder(InferenceStack):
 
     def refresh_model(self, model: Seq2Seq) -> None:
         self.refresh(model.decoder)
-        for across, block in zip(self.cross_attns, model.decoder.blocks, strict=True):
-            across.refresh(block.cross_attn)
+        for cross_attn, block in zip(self.cross_attns, model.decoder.blocks, strict=True):
+            cross_attn.refresh(block.cross_attn)
         self._refresh_output(model.output)
 
     def _refresh_output(self, output: OutputProjection) -> None:
-        """The words that are never written have a bias of -inf, and so have those that fill up the last row."""
+        """Suppressed tokens and alignment columns have a bias of -inf."""
         V, weight, bias = len(output.weight), self.output.weight, self.output.bias
         assert bias is not None
         if len(weight) > V:
@@ -351,30 +306,30 @@ class InferenceDecoder(InferenceStack):
         bias.index_fill_(0, self.suppressed_tokens, float("-inf"))
 
     def cache_memory(self, states: Tensor, caches: Sequence[GpuLayerCache], offset: int) -> None:
-        """The keys and values of some sources' states (N, E), behind those of so many tokens."""
-        for across, held in zip(self.cross_attns, caches, strict=True):
-            across.key_value.forward_into(states, held.memory[offset : offset + len(states)].flatten(1))
+        """Project encoder states (N, E) to keys and values, stored from token `offset` on."""
+        for cross_attn, cache in zip(self.cross_attns, caches, strict=True):
+            cross_attn.key_value.forward_into(states, cache.memory[offset : offset + len(states)].flatten(1))
 
     def compute_logits(
         self, rows: Tensor, input_tokens: Tensor, ancestors: Tensor, caches: Sequence[GpuLayerCache]
     ) -> Tensor:
-        """What may come behind the tokens read (R, K): (R * K, V)."""
+        """Step by the input tokens (R, K): logits (R * K, V)."""
         K, norms = input_tokens.shape[1], iter(self.norms)
-        x, h = self.start_residual(
-            kernels.embed_tokens(input_tokens, rows, self.embedding_weight, self.position_embeddings, self.scale)
-        )
-        for layer, across, held in zip(self.layers, self.cross_attns, caches, strict=True):
-            own = layer.self_attn_shape
-            y = kernels.attend_past(layer.qkv(h), held.keys, held.values, ancestors, rows, K, own.heads, own.scale)
+        embedded = kernels.embed_tokens(input_tokens, rows, self.embedding_weight, self.position_embeddings, self.scale)
+        x, h = self.start_residual(embedded)
+        for layer, cross_attn, cache in zip(self.layers, self.cross_attns, caches, strict=True):
+            shape = layer.self_attn_shape
+            qkv = layer.qkv(h)
+            y = kernels.attend_past(qkv, cache.keys, cache.values, ancestors, rows, K, shape.heads, shape.scale)
             x, h = self.add_and_norm(x, layer.self_attn_output(y), next(norms))
-            y = kernels.attend_memory(across.query(h), held.memory, rows, K, across.shape.scale)
-            x, h = self.add_and_norm(x, across.output(y), next(norms))
+            y = kernels.attend_memory(cross_attn.query(h), cache.memory, rows, K, cross_attn.shape.scale)
+            x, h = self.add_and_norm(x, cross_attn.output(y), next(norms))
             x, h = self.add_and_norm(x, layer.feedforward(h), next(norms))
         return self.output(h if self.output_scale is None else h * self.output_scale)
 
 
 class InferenceModel:
-    """Both sides of a model."""
+    """Encoder and decoder of a model."""
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
         assert isinstance(model.source_embedding, TokenEmbedding)
@@ -383,11 +338,11 @@ class InferenceModel:
         self.fingerprint = compute_fingerprint(model)
 
     def matches_model(self, model: Seq2Seq) -> bool:
-        """Are the weights still at their places? What is recorded reads them there."""
+        """True if the weights are still where the CUDA graphs read them."""
         return self.fingerprint == compute_fingerprint(model)
 
     def refresh(self, model: Seq2Seq) -> None:
-        """The weights as they are now."""
+        """Take over the current values of the weights."""
         self.encoder.refresh(model.encoder)
         self.decoder.refresh_model(model)
 
@@ -400,11 +355,11 @@ def iter_residuals(block: Block) -> Iterator[Residual]:
 
 
 def compute_fingerprint(model: Seq2Seq) -> list[object]:
-    """Where each weight lies, and the numbers besides that become part of a recording."""
-    parts = list(model.modules())
+    """Return the address of each weight and the constants that become part of a CUDA graph."""
+    modules = list(model.modules())
     return [
-        *(one.data_ptr() for one in model.parameters()),
-        *(HeadShape.from_attention(part) for part in parts if isinstance(part, Attention)),
-        *(part.eps for part in parts if isinstance(part, nn.LayerNorm | nn.RMSNorm)),
-        *(part.scale for part in (model.source_embedding, model.target_embedding, model.output)),
+        *(weight.data_ptr() for weight in model.parameters()),
+        *(HeadShape.from_attention(module) for module in modules if isinstance(module, Attention)),
+        *(module.eps for module in modules if isinstance(module, nn.LayerNorm | nn.RMSNorm)),
+        *(module.scale for module in (model.source_embedding, model.target_embedding, model.output)),
     ]
