@@ -1,4 +1,4 @@
-"""Input of `attent fill`, `classify` and `embed`: device flags, the predictor, and texts from arguments, files or stdin."""
+"""Input of `attent fill`, `classify` and `embed`: flags, the predictor, texts from arguments, files or stdin."""
 
 # No `from __future__ import annotations`: classes of other modules inherit these flags and need their types.
 

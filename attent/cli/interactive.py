@@ -167,15 +167,21 @@ class InteractiveSession:
 
 COMMANDS = {
     "n": SessionCommand(":n 5", "the five best translations of the last sentence", InteractiveSession.print_n_best),
-    "alt": SessionCommand(":alt 3", "alternatives from the third word of its translation on", InteractiveSession.print_continuations),
+    "alt": SessionCommand(
+        ":alt 3", "alternatives from the third word of its translation on", InteractiveSession.print_continuations
+    ),
     "align": SessionCommand(":align", "its word alignment", InteractiveSession.print_alignment),
-    "require": SessionCommand(":require PHRASE", "require a phrase from now on; without one: none", InteractiveSession.add_required),
+    "require": SessionCommand(
+        ":require PHRASE", "require a phrase from now on; without one: none", InteractiveSession.add_required
+    ),
     "ban": SessionCommand(":ban PHRASE", "ban a phrase from now on; without one: none", InteractiveSession.add_banned),
-    "prefix": SessionCommand(":prefix WORDS", "start translations with these words; without any: no prefix", InteractiveSession.set_prefix),
+    "prefix": SessionCommand(
+        ":prefix WORDS", "start translations with these words; without any: no prefix", InteractiveSession.set_prefix
+    ),
     "to": SessionCommand(":to LANGUAGE", "target language, for a multilingual model", InteractiveSession.set_language),
     "help": SessionCommand(":help", "this list", InteractiveSession.print_help),
     "quit": SessionCommand(":quit", "leave; so does Ctrl-D", InteractiveSession.end_session),
-}  # fmt: skip
+}
 
 
 def parse_count(text: str, name: str) -> int:

@@ -21,7 +21,7 @@ DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
 def derive_flags(options: type, unset: Container[str] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, type, default) of a flag for each field with an `Option`; None is the default of those in `unset`."""
+    """Yield (name, type, default) of the flag of each field with an `Option`; those in `unset` default to None."""
     hints = get_type_hints(options, include_extras=True)
     groups = {group.name: group for group in GROUPS}
     for field in fields(options):

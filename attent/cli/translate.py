@@ -113,8 +113,8 @@ def translate(
     file: Annotated[
         Path | None,
         Parameter(
-            help="text with one sentence per line, or a .po, .xlf, .tmx or .md document, whose missing translations are "
-            "filled in; by default, or with -, standard input"
+            help="text with one sentence per line, or a .po, .xlf, .tmx or .md document to fill in; "
+            "by default, or with -, standard input"
         ),
     ] = None,
     /,

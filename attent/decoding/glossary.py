@@ -1,8 +1,7 @@
-"""A glossary: a file of `term<TAB>translation` lines, and which of its translations a text calls for.
+"""A glossary of `term<TAB>translation` lines, and the translations that a text requires.
 
-Only the words are found here; that a translation comes in the target is left to the search. A term is met as a whole
-word, the longest first; one in lower case also with a capital, others only as they are written. Translations that are
-parted by `|` are all right, and the first is the one to ask for.
+The search then enforces them as required phrases. A term matches as a whole word, the longest first; a lower-case term
+also matches with a capital, others only as written. Translations separated by `|` are alternatives; the first is used.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 
 
 class GlossaryError(ValueError):
-    """A glossary that cannot be read; the message says which line and what it must be."""
+    """The glossary is invalid; the message names the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlossaryEntry:
-    """One line: a term and what it may be translated as."""
+    """A term and its possible translations."""
 
     term: str
     translations: tuple[str, ...]
@@ -47,7 +46,7 @@ class Glossary:
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, str]) -> Glossary:
-        """From terms and their translations, `|` between several."""
+        """Build a glossary from terms and translations; `|` separates alternatives."""
         entries = (_build_entry([term, text], f"`{term}` of the glossary", 0) for term, text in terms.items())
         return cls(tuple(entries))
 
@@ -57,41 +56,40 @@ class Glossary:
             content = Path(path).expanduser().read_bytes()
         except OSError as error:
             raise GlossaryError(
-                f"{path}: must be a text file, but cannot be read ({error.strerror}); "
-                f"give a file whose lines are {LINE_FORMAT}"
+                f"{path}: must be a text file, but cannot be read ({error.strerror}); its lines must be {LINE_FORMAT}"
             ) from error
         return cls.from_bytes(content, str(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> Glossary:
-        """Empty lines and those that begin with # say nothing. `name` is what errors call the file."""
-        found: dict[str, GlossaryEntry] = {}
+        """Parse a file, whose `name` is for messages. Empty lines and lines that start with # are skipped."""
+        entries: dict[str, GlossaryEntry] = {}
         for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
             entry = _parse_line(line, f"{name}:{number}", number)
             if entry is None:
                 continue
-            before = found.setdefault(entry.term, entry)
-            if before.translations != entry.translations:
+            first = entries.setdefault(entry.term, entry)
+            if first.translations != entry.translations:
                 raise GlossaryError(
-                    f"{name}:{number}: must be a term that comes once, but `{entry.term}` has another translation in "
-                    f"line {before.line_number}; put both there, with {ALTERNATIVE_SEPARATOR} between them, or take one out"
+                    f"{name}:{number}: must be a new term, but `{entry.term}` has another translation in line "
+                    f"{first.line_number}; join both with {ALTERNATIVE_SEPARATOR} there, or remove one"
                 )
-        return cls(tuple(found.values()))
+        return cls(tuple(entries.values()))
 
     def find_translations(self, text: str) -> tuple[str, ...]:
-        """The translations that a text calls for, each once, in the order of its words."""
+        """Return the translations that a text requires, each once, in order of occurrence."""
         return tuple(dict.fromkeys(entry.translations[0] for entry in self.find_entries(text)))
 
     def find_entries(self, text: str) -> Iterator[GlossaryEntry]:
-        """The entries whose terms stand in a text, without overlap, from left to right; the longest at each place."""
-        text, place = _normalize_text(text), 0
-        while unit := _WORD.search(text, place):
-            entry, place = self._match_longest(text, unit)
+        """Yield the entries whose terms occur in a text, without overlap, the longest at each position."""
+        text, start = _normalize_text(text), 0
+        while unit := _WORD.search(text, start):
+            entry, start = self._match_longest(text, unit)
             if entry is not None:
                 yield entry
 
     def _match_longest(self, text: str, word: re.Match[str]) -> tuple[GlossaryEntry | None, int]:
-        """The longest term that begins with this unit, and where to look on."""
+        """Return the longest term that starts with this word, and where to continue."""
         start = word.start()
         if _is_word_boundary(text[max(start - 1, 0) : start], text[start]):
             for length in self._term_lengths.get(word[0], ()):
@@ -104,19 +102,19 @@ class Glossary:
 
     @cached_property
     def _spellings(self) -> dict[str, GlossaryEntry]:
-        """Every way in which a term may be written. What is written so in the file goes before what has a capital."""
+        """Entries by spelling; a spelling of the file takes precedence over a capitalized one."""
         capital = {_capitalize_term(entry.term): entry for entry in self.entries if entry.term == entry.term.lower()}
         return {**capital, **{entry.term: entry for entry in self.entries}}
 
     @cached_property
     def _term_lengths(self) -> dict[str, list[int]]:
-        """For each first unit the lengths of the terms that begin with it, the longest first."""
+        """Lengths of the terms by their first word, longest first."""
         lengths: dict[str, set[int]] = {}
         for term in self._spellings:
-            unit = _WORD.match(term)
-            assert unit is not None  # a term is not empty
-            lengths.setdefault(unit[0], set()).add(len(term))
-        return {unit: sorted(found, reverse=True) for unit, found in lengths.items()}
+            word = _WORD.match(term)
+            assert word is not None  # a term is not empty
+            lengths.setdefault(word[0], set()).add(len(term))
+        return {word: sorted(sizes, reverse=True) for word, sizes in lengths.items()}
 
 
 def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry | None:
@@ -124,8 +122,8 @@ def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry |
         text = line.decode().strip("\r ")
     except UnicodeDecodeError as error:
         raise GlossaryError(
-            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, "
-            f"such as by `iconv -f latin1 -t utf-8`"
+            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, for "
+            f"example with `iconv -f latin1 -t utf-8`"
         ) from error
     if not text.strip() or text.startswith(COMMENT_PREFIX):
         return None
@@ -141,7 +139,8 @@ def _build_entry(columns: list[str], location: str, line_number: int) -> Glossar
     translations = tuple(part.strip() for part in columns[1].split(ALTERNATIVE_SEPARATOR))
     if not all(translations):
         raise GlossaryError(
-            f"{location}: must have a translation on each side of {ALTERNATIVE_SEPARATOR}, but is `{_shorten_line(columns)}`; add it"
+            f"{location}: must have a translation on each side of {ALTERNATIVE_SEPARATOR}, but is "
+            f"`{_shorten_line(columns)}`; add it"
         )
     return GlossaryEntry(term=_normalize_text(columns[0]), translations=translations, line_number=line_number)
 
@@ -150,8 +149,8 @@ def _suggest_fix(columns: list[str]) -> str:
     if len(columns) == 1:
         return "put a tab (not spaces) between the two"
     if len(columns) > 2:
-        return f"leave out all but two of its {len(columns)} columns"
-    return "write what is missing, or put # before the line"
+        return f"remove all but two of its {len(columns)} columns"
+    return "add what is missing, or start the line with #"
 
 
 def _shorten_line(columns: list[str]) -> str:
@@ -160,7 +159,7 @@ def _shorten_line(columns: list[str]) -> str:
 
 
 def _normalize_text(text: str) -> str:
-    """Composed signs, and one space between words: however it is typed, it is the same word."""
+    """Compose characters (NFC) and collapse whitespace."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -169,7 +168,7 @@ def _capitalize_term(term: str) -> str:
 
 
 def _is_word_boundary(before: str, after: str) -> bool:
-    """Is there no word that goes through between these two? Either may be empty, at an end of the text."""
+    """True if no word spans these two characters; either is empty at an end of the text."""
     if not before or not after:
         return True
     if unicodedata.category(after)[0] == "M":

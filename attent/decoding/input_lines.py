@@ -145,7 +145,7 @@ def split_lines(chunks: Iterable[bytes], name: str) -> Iterator[list[bytes]]:
         size += len(rest)
         if size > MAX_LINE_BYTES:
             raise InputError(
-                f"{name}: a line must have at most {MAX_LINE_BYTES // 2**20} MiB, but one is longer; is this a text file?"
+                f"{name}: a line must have at most {MAX_LINE_BYTES // 2**20} MiB, but one is longer; is it a text file?"
             )
     if size:
         yield [b"".join(parts)]

@@ -95,8 +95,8 @@ class SearchOptions:
         LengthPenaltyType,
         Option(
             "avg (default): score = log_prob / length^alpha, as in fairseq, Hugging Face and CTranslate2. "
-            "wu: score = log_prob / ((5 + length) / 6)^alpha, as in the paper. none: score = log_prob. The length is in "
-            "tokens, including the end token"
+            "wu: score = log_prob / ((5 + length) / 6)^alpha, as in the paper. none: score = log_prob. The length is "
+            "in tokens, including the end token"
         ),
     ] = "avg"
     max_length: Annotated[
@@ -290,8 +290,8 @@ class GenerationOptions:
             raise ValueError("`stop` must be non-empty strings, but one is empty; leave it out")
         if self.n > 1 and self.beam_size == 1 and not self.temperature:
             raise ValueError(
-                f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a `temperature` "
-                f"above 0, or a `beam_size`"
+                f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a "
+                f"`temperature` above 0, or a `beam_size`"
             )
         if self.min_new_tokens >= self.max_new_tokens:
             raise ValueError(

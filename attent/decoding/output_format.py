@@ -7,7 +7,7 @@ One translation is one line, or `n_best` lines:
     text with alignment     hyp ||| 0-0 1-2
     text, n-best            index ||| hyp ||| score          (from 0, as in Moses)
     tsv                     src<TAB>hyp, then <TAB>score and <TAB>alignment if requested
-    json                    {"src": ..., "hyp": ..., "score": ..., "log_prob": ..., "tokens": [...], "finished": true, ...}
+    json                    {"src": ..., "hyp": ..., "score": ..., "log_prob": ..., "tokens": [...], "finished": ..., ...}
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, Markdown).
 
-On a GPU several blocks are in flight: one is searched while threads, or worker processes, tokenize and detokenize others.
+On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def check_word_counts(lines: Sequence[InputLine]) -> None:
     words = max((len(line.text.split()) for line in lines), default=0)
     if words > MAX_ALIGNED_WORDS:
         raise InputError(
-            f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or leave "
-            f"the alignment out"
+            f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or "
+            f"leave the alignment out"
         )
 
 

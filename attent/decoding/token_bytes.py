@@ -1,7 +1,7 @@
-"""What each piece of a vocabulary writes, as bytes, and which characters make up words.
+"""The text of each vocabulary token as bytes, and the kinds of characters that make up words.
 
-Rules about words (`forbidden`, and those that keep words whole) ask here; they know no tokenizer. A piece need not be
-whole characters: `<0xC3>` of a SentencePiece model is a byte, and so is a part of many a piece of GPT-2's kind.
+Constraints on words use this and need no tokenizer. A token may be part of a character: `<0xC3>` of SentencePiece is
+one byte, and many tokens of GPT-2's kind contain incomplete characters.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from numpy.typing import NDArray
 from attent.text import Vocabulary
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 
-ESCAPE = "\x1a"  # in our own vocabularies, before a 0 it is itself, before a 1 it is `▁`
+ESCAPE = "\x1a"  # in our vocabularies: with 0 after it itself, with 1 after it `▁`
 SPACE = "▁"
 UNICODE_SIZE = 0x110000
 
-# What a character is to a word. Those that are not seen do not part a word ("Donau\u00addampfer"); letters of scripts
-# without spaces do not make words that end somewhere: each may be the first or the last of one.
+# Kinds of characters. HIDDEN ones do not separate words ("Donau\u00addampfer"). Letters of scripts without spaces are
+# OTHER: each may be the first or the last of a word.
 HIDDEN, OTHER, WORD, BLANK = 0, 1, 2, 3
 ZERO_WIDTH_CHARS = "\u00ad\u200b\u200c\u200d\u2060\ufeff"  # soft hyphen, zero-width spaces and joiners
 LETTER_RANGES = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has letters and marks
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-SPECIAL_TOKEN = re.compile(r"[<>\[].*[\]<>]")  # a name that need not be text: </s>, [PAD], >>deu<<, <|endoftext|>
+SPECIAL_TOKEN = re.compile(r"[<>\[].*[\]<>]")  # may have no text: </s>, [PAD], >>deu<<, <|endoftext|>
 
 
 @cache
 def get_char_kinds() -> NDArray[np.uint8]:
-    """For each code point HIDDEN, OTHER, WORD or BLANK."""
-    found = np.full(UNICODE_SIZE, OTHER, dtype=np.uint8)
-    for some in LETTER_RANGES:
-        found[some] = [WORD if unicodedata.category(chr(i))[0] in "LMN" else OTHER for i in some]
-    found[[i for i in LETTER_RANGES[0] if chr(i).isspace()]] = BLANK
-    for run in re.finditer(compile_letter_pattern(UNSPACED_SCRIPTS).pattern + "+", "".join(map(chr, LETTER_RANGES[0]))):
-        found[run.start() : run.end()] = OTHER
-    found[[ord(one) for one in ZERO_WIDTH_CHARS]] = HIDDEN
-    return found
+    """Return HIDDEN, OTHER, WORD or BLANK for each code point."""
+    kinds = np.full(UNICODE_SIZE, OTHER, dtype=np.uint8)
+    for codes in LETTER_RANGES:
+        kinds[codes] = [WORD if unicodedata.category(chr(i))[0] in "LMN" else OTHER for i in codes]
+    kinds[[i for i in LETTER_RANGES[0] if chr(i).isspace()]] = BLANK
+    unspaced = compile_letter_pattern(UNSPACED_SCRIPTS).pattern + "+"
+    for run in re.finditer(unspaced, "".join(map(chr, LETTER_RANGES[0]))):
+        kinds[run.start() : run.end()] = OTHER
+    kinds[[ord(char) for char in ZERO_WIDTH_CHARS]] = HIDDEN
+    return kinds
 
 
 def get_token_bytes(vocabulary: Vocabulary, size: int | None = None) -> list[bytes]:
-    """What each id writes into a text, a space before a word included; nothing where it is no text. Ids up to `size`
-    that the vocabulary does not have, as a model may, write nothing."""
+    """Return the bytes of each token, with the space before a word; empty for tokens without text, and for ids up to
+    `size` that the vocabulary does not have."""
     names = vocabulary.to_pieces(range(vocabulary.size))
-    write = _select_decoder(vocabulary, names)
-    found = [write(name) for name in names]
+    decode = _select_decoder(vocabulary, names)
+    token_bytes = [decode(name) for name in names]
     special = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown}
     for i, name in enumerate(names):
-        if i in special or (SPECIAL_TOKEN.fullmatch(name) and not BYTE_TOKEN.fullmatch(name)):
-            found[i] = found[i] if _adds_text(vocabulary, names, i) else b""
-    return found + [b""] * ((size or 0) - len(found))
+        may_be_special = i in special or (SPECIAL_TOKEN.fullmatch(name) and not BYTE_TOKEN.fullmatch(name))
+        if may_be_special and not _adds_text(vocabulary, names, i):
+            token_bytes[i] = b""
+    return token_bytes + [b""] * ((size or 0) - len(token_bytes))
 
 
 def _select_decoder(vocabulary: Vocabulary, names: Sequence[str]) -> Callable[[str], bytes]:
-    """How names of pieces are read: SentencePiece's way, GPT-2's or BERT's."""
+    """Return the decoder of token names: SentencePiece's, GPT-2's or BERT's."""
     if any(SPACE in name for name in names):
-        byte = "<0x41>" in names and vocabulary.decode([names.index("<0x41>")]) == "A"
-        return _decode_byte_fallback if byte else _decode_sentencepiece
+        has_bytes = "<0x41>" in names and vocabulary.decode([names.index("<0x41>")]) == "A"
+        return _decode_byte_fallback if has_bytes else _decode_sentencepiece
     if any(name.startswith("Ġ") for name in names):
         return _decode_byte_level
     if any(name.startswith("##") for name in names):
@@ -70,7 +72,7 @@ def _select_decoder(vocabulary: Vocabulary, names: Sequence[str]) -> Callable[[s
 
 
 def _adds_text(vocabulary: Vocabulary, names: Sequence[str], i: int) -> bool:
-    """Does the id add anything to a text? Asked behind a word, since alone a space would vanish."""
+    """True if the token adds text after a word; alone, a space would be stripped."""
     word = next((j for j, name in enumerate(names) if name.lstrip(SPACE + "Ġ").isalpha()), None)
     before = [] if word is None else [word]
     return vocabulary.decode([*before, i]) != vocabulary.decode(before)
@@ -91,19 +93,19 @@ def _decode_wordpiece(name: str) -> bytes:
 
 def _decode_byte_level(name: str) -> bytes:
     table = _build_gpt2_bytes()
-    return bytes(table[one] for one in name) if all(one in table for one in name) else name.encode()
+    return bytes(table[char] for char in name) if all(char in table for char in name) else name.encode()
 
 
 @cache
 def _build_gpt2_bytes() -> dict[str, int]:
-    """GPT-2 shows bytes that are visible characters of Latin-1 as these, the others as those from U+0100 on."""
+    """GPT-2 writes visible Latin-1 characters as themselves, other bytes as characters from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def find_word_continuations(pieces: Sequence[bytes]) -> NDArray[np.bool_]:
-    """Which pieces, behind a word, would make it longer. A byte that begins a character may do so, so it counts."""
+    """Return which tokens would extend a word before them. The first byte of a character may, so it counts."""
     return np.array([_is_word_continuation(piece) for piece in pieces], dtype=np.bool_)
 
 

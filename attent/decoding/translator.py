@@ -336,7 +336,7 @@ class Translator:
         split_sentences: bool,
         source_lang: str | None,
     ) -> tuple[list[list[SentencePart]], dict[str, list[int]]]:
-        """Return the parts of each text, whole or split into sentences, and the ids of texts that were encoded for it."""
+        """Return the parts of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._trained_max_tokens)
         max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
         cleaned = [self.clean_text(text) for text in texts]

@@ -693,6 +693,8 @@ def test_the_card_tells_checksums_reasons_and_how_to_ask(trained: Path, tagged: 
     card = (trained / "card.md").read_text(encoding="utf-8")
     assert f"| `{digest(corpus)}` |" in card
     assert "| `train.label_smoothing` | `0.1` |" in card
+    assert "| `train.lr` | `0.01` |" in card
+    assert "| `model.dropout` | `0.3` |" in card
     assert "--to" not in card
     card = (tagged / "card.md").read_text(encoding="utf-8")
     assert " --to de < input.txt" in card

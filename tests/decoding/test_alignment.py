@@ -249,10 +249,10 @@ def test_half_precision_is_the_same_model() -> None:
 def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     model = made()
     save_measured_selection(tmp_path, measured(model, layer=3))
-    with pytest.raises(AlignmentError, match=r"alignment.json: the layer to align by must be from 0 to 2, but is 3"):
+    with pytest.raises(AlignmentError, match=r"alignment.json: the alignment layer must be from 0 to 2, but is 3"):
         load_selection(tmp_path, model)
     for heads in ((2,), (-1,), ()):
-        with pytest.raises(AlignmentError, match="heads to align by must be from 0 to 1"):
+        with pytest.raises(AlignmentError, match="alignment heads must be from 0 to 1"):
             align_texts(model, tokenizer(), ["a"], ["b"], HeadSelection(layer=0, heads=heads))
     (tmp_path / module.ALIGNMENT_FILE).write_text("{", encoding="utf-8")
     with pytest.raises(SettingsError, match="is not valid JSON"):
@@ -260,7 +260,7 @@ def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_look_across_is_refused() -> None:
-    with pytest.raises(AlignmentError, match="must have cross-attention to align with, but this Linear has none"):
+    with pytest.raises(AlignmentError, match="must have cross-attention to align words, but this Linear has none"):
         get_default_selection(nn.Linear(2, 2))
 
 

@@ -30,11 +30,11 @@ def test_a_file_with_comments_empty_lines_a_mark_and_foreign_line_ends_is_read(t
     ("line", "says"),
     [
         ("dog Hund", "terms.tsv:2: must be a term, a tab and its translation, but is `dog Hund`; put a tab"),
-        ("dog\t", "but is `dog<TAB>`; write what is missing"),
-        ("\tHund", "but is `<TAB>Hund`; write what is missing"),
-        ("dog\tHund\tnoun", "leave out all but two of its 3 columns"),
+        ("dog\t", "but is `dog<TAB>`; add what is missing"),
+        ("\tHund", "but is `<TAB>Hund`; add what is missing"),
+        ("dog\tHund\tnoun", "remove all but two of its 3 columns"),
         ("dog\tHund|", "terms.tsv:2: must have a translation on each side of |"),
-        ("cat\tKater", "terms.tsv:2: must be a term that comes once, but `cat` has another translation in line 1"),
+        ("cat\tKater", "terms.tsv:2: must be a new term, but `cat` has another translation in line 1"),
         ("x" * 300, f"`{'x' * 60}...`"),
     ],
 )

@@ -66,7 +66,7 @@ def test_long_lines_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
     assert [len(block.lines) for block in blocks] == [3, 1]
     monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 30)
-    with pytest.raises(InputError, match="is this a text"):
+    with pytest.raises(InputError, match="is it a text file"):
         texts([b"a\n", *[b"0" * 10] * 5])
 
 

@@ -96,7 +96,13 @@ def test_json_has_all_there_is_and_the_formula() -> None:
         "finished": True,
         "alignment": [[0, 0], [1, 2]],
         "n_best": [
-            {"hyp": "Ein Hund läuft.", "score": -0.12345, "log_prob": -0.5, "tokens": list(ONE.tokens), "finished": True},
+            {
+                "hyp": "Ein Hund läuft.",
+                "score": -0.12345,
+                "log_prob": -0.5,
+                "tokens": list(ONE.tokens),
+                "finished": True,
+            },
             {"hyp": "Ein Hund rennt.", "score": -1.0, "log_prob": -4.25, "tokens": list(ONE.tokens), "finished": True},
         ],
         "formula": "score = log_prob",

@@ -124,9 +124,9 @@ def test_top_p_counts_among_what_top_k_has_left() -> None:
 
 def test_what_is_left_keeps_its_chances() -> None:
     kept = torch.where(LOGITS >= 1.0, LOGITS, NEVER)
-    for sampling in (SamplingOptions(top_k=3, seed=8), SamplingOptions(top_p=0.75, seed=9)):
-        assert left(sampling) == [0, 1, 9]
-        assert surprise(draws(LOGITS, sampling), kept.softmax(-1)) < 6.9
+    for options in (SamplingOptions(top_k=3, seed=8), SamplingOptions(top_p=0.75, seed=9)):
+        assert left(options) == [0, 1, 9]
+        assert surprise(draws(LOGITS, options), kept.softmax(-1)) < 6.9
 
 
 @pytest.mark.parametrize(

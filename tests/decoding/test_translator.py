@@ -377,9 +377,7 @@ def test_a_glossary_makes_its_terms_come_where_they_are_called_for(here: Transla
 
 def test_a_prefix_or_demand_is_for_one_sentence(here: Translator) -> None:
     for control in (Constraints(prefix="Ein"), Constraints(required=("Hund",))):
-        with pytest.raises(
-            TranslationError, match=r"must be one sentence of at most .* tokens, but has 2"
-        ):
+        with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but has 2"):
             here.translate([f"{TEXTS[0]} {TEXTS[1]}"], constraints=control, split_sentences=True)
     with pytest.raises(PrefixError, match="must be shorter than max_length"):
         here.translate(TEXTS[:1], SearchOptions(max_length=2), constraints=Constraints(prefix="Ein hund steht"))

@@ -1,7 +1,7 @@
 """Phrases that must not occur in a target, however the tokenizer splits them and in any case.
 
-The rows of a search run the automaton of `phrase_automaton` on the device. Tokens with incomplete characters are decoded
-byte by byte, as UTF-8.
+The rows of a search run the automaton of `phrase_automaton` on the device. Tokens with incomplete characters are
+decoded byte by byte, as UTF-8.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from attent.decoding.constraints.vocabulary import TargetVocabulary
 from attent.decoding.options import SearchOptions, SearchRequest
 
 # A loop is a unit of up to MAX_LOOP_PERIOD tokens that occurs MIN_LOOP_REPEATS times in a row and then fills at least
-# MIN_LOOP_TOKENS tokens. Sound text repeats too, but less: "ha ha ha", "very, very, very". A single token may occur more
-# often ("........", a million digit by digit), hence MIN_LOOP_TOKENS. Longer units are left to NoRepeatNgram.
+# MIN_LOOP_TOKENS tokens. Good text repeats too, but less: "ha ha ha", "very, very, very". A single token may occur
+# more often ("........", a million digit by digit), hence MIN_LOOP_TOKENS. Longer units are left to NoRepeatNgram.
 MAX_LOOP_PERIOD = 8
 MIN_LOOP_REPEATS = 4
 MIN_LOOP_TOKENS = 8

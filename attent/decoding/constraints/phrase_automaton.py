@@ -1,8 +1,8 @@
 """A finite automaton that finds banned phrases in text, compiled to transitions per vocabulary token.
 
 A phrase is found where it stands as whole words: no letter or digit before or after it. Scripts without spaces have no
-such boundaries, so there it is found anywhere. Case is ignored. The automaton reads characters; each token is, from each
-state, one long transition. Tokens with incomplete characters (`<0xC3>`) are left to `banned_phrases`.
+such boundaries, so there it is found anywhere. Case is ignored. The automaton reads characters; each token is, from
+each state, one long transition. Tokens with incomplete characters (`<0xC3>`) are left to `banned_phrases`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Phrases that must occur in a target, by dynamic beam allocation (Post and Vilar 2018).
 
-A phrase is a sequence of tokens. It counts as met once its tokens have been generated consecutively, by the constraint or
-by the model; one that is required twice must occur twice, without overlap. Different phrases may overlap (`New York`
+A phrase is a sequence of tokens. It is met once its tokens have been generated consecutively, by the constraint or by
+the model; one that is required twice must occur twice, without overlap. Different phrases may overlap (`New York`
 contains `York`).
 """
 
@@ -61,9 +61,9 @@ def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
 class RequiredPhrases:
     """Generate each request's required phrases before the end token.
 
-    State: for each of C phrases its row in the table, its remaining count, its tokens matched so far; then the number of
-    required tokens in total, and whether a phrase has just been met. Right after a met phrase, tokens that would extend
-    its last word (`word_continuations` (V,)) are forbidden: `Hausboot` does not contain `Haus`.
+    State: for each of C phrases its row in the table, its remaining count, its tokens matched so far; then the total
+    number of required tokens, and whether a phrase has just been met. Right after a met phrase, tokens that would
+    extend its last word (`word_continuations` (V,)) are forbidden: `Hausboot` does not contain `Haus`.
     """
 
     def __init__(
@@ -161,8 +161,11 @@ class RequiredPhrases:
 
 
 def allocate_beams(scores: Tensor, banks: Tensor, beam_size: int) -> Tensor:
-    """Select (B, k) of N candidates by score and bank (B, N): the best of each bank, fullest bank first, then the second
-    best of each, and so on; candidates with score -inf come last."""
+    """Select (B, k) of N candidates by score and bank (B, N).
+
+    The best of each bank comes first, from the fullest bank down, then the second best of each, and so on; candidates
+    with score -inf come last.
+    """
     order = scores.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, banks.gather(1, order).argsort(dim=1, descending=True, stable=True))
     sorted_banks = banks.gather(1, order)  # bank by bank, each from its best to its worst

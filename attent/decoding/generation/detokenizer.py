@@ -1,4 +1,4 @@
-"""Incremental detokenization: text is released as soon as later tokens cannot change it, and generation stops at strings.
+"""Incremental detokenization with stop strings: text is released as soon as later tokens cannot change it.
 
 Text is never released with half a character. A stop string is not part of the text and may span tokens.
 """

@@ -251,8 +251,8 @@ class Generator:
         if reduced and self._notify is not None:
             which = "the prompt" if len(rows) == 1 else f"{len(reduced):,} of {len(rows):,} prompts"
             self._notify(
-                f"fewer than {options.max_new_tokens:,} tokens (at least {min(reduced):,}) are generated after {which}: "
-                f"prompt and text have at most {max_positions:,} tokens in this model"
+                f"fewer than {options.max_new_tokens:,} tokens (at least {min(reduced):,}) are generated after {which}"
+                f": prompt and text have at most {max_positions:,} tokens in this model"
             )
 
     def _check_memory(self, columns: int, options: GenerationOptions) -> None:
@@ -261,8 +261,8 @@ class Generator:
         needed = self._compute_sequence_bytes(columns) * options.beam_size
         if total is not None and needed > total:
             raise GenerationError(
-                f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, but "
-                f"is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
+                f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
+                f"but is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
             )
 
     def _warn_beyond_trained_length(self, longest: int) -> None:
@@ -272,8 +272,8 @@ class Generator:
         if trained is not None and longest > trained and self._notify is not None and not self._warned_about_length:
             self._warned_about_length = True
             self._notify(
-                f"prompt and text may have {longest:,} tokens, but the model was trained on at most {trained:,}: beyond "
-                f"that the text may be nonsense"
+                f"prompt and text may have {longest:,} tokens, but the model was trained on at most {trained:,}: "
+                f"beyond that the text may be nonsense"
             )
 
     # --- greedy search and sampling ------------------------------------------------------------------------------
@@ -469,8 +469,8 @@ def check_tokenizer(tokenizer: Tokenizer, vocab: int) -> None:
     vocabulary = tokenizer.target
     if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
         raise GenerationError(
-            f"the tokenizer must have at most the model's {vocab} tokens, but has {vocabulary.size}; load both from the "
-            f"same folder"
+            f"the tokenizer must have at most the model's {vocab} tokens, but has {vocabulary.size}; load both "
+            f"from the same folder"
         )
 
 

@@ -224,7 +224,8 @@ def test_no_step_asks_the_device_for_a_number() -> None:
         ForcedPrefix([job], CONTINUES, "meta"),
         RequiredPhrases([job], end=END, word_continuations=CONTINUES, device="meta"),
     ]
-    some = [rule.build_initial_state([replace(job, prefix_ids=())] if isinstance(rule, BannedPhrases) else [job]) for rule in rules]
+    unprefixed = replace(job, prefix_ids=())
+    some = [rule.build_initial_state([unprefixed if isinstance(rule, BannedPhrases) else job]) for rule in rules]
     row = torch.zeros(1, dtype=torch.int64, device="meta")
     for _ in range(2):
         scores = apply_constraints(

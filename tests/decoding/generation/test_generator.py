@@ -119,7 +119,9 @@ class same(list[Any]):
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, list)
         close = all(x.log_probs == pytest.approx(y.log_probs, abs=1e-4) for x, y in zip(self, other, strict=True))
-        return close and [(x.token_ids, x.finish_reason) for x in self] == [(x.token_ids, x.finish_reason) for x in other]
+        return close and [(x.token_ids, x.finish_reason) for x in self] == [
+            (x.token_ids, x.finish_reason) for x in other
+        ]
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -45,9 +45,7 @@ WRONG = [InputLine(text="a dog"), InputLine(text="a man", required=("",)), Input
 def pipeline() -> TranslationPipeline:
     translator = Translator(model().eval(), tokenizer())
     search = SearchOptions(n_best=2, beam_size=2, max_length=12)
-    return TranslationPipeline(
-        translator=translator, options=search, to="de", output_format=OutputFormat(n_best=2)
-    )
+    return TranslationPipeline(translator=translator, options=search, to="de", output_format=OutputFormat(n_best=2))
 
 
 @pytest.fixture(scope="module")
