@@ -45,9 +45,3 @@ def _iterate_flags(table: type, group: Group) -> Iterator[inspect.Parameter]:
             )
             annotation: Any = Annotated[kind | None, parameter]
             yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def collect_overrides(flags: Mapping[str, Any], tables: Mapping[str, tuple[type, Group]]) -> dict[str, Any]:
-    """Return the given flags by table: {"steps": 20, "src": None} -> {"train.steps": 20}."""
-    homes = {field.name: name for name, (table, _) in tables.items() for field in fields(table)}
-    return {f"{homes[name]}.{name}": value for name, value in flags.items() if value is not None}

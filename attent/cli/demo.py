@@ -52,20 +52,21 @@ def demo(
     out: Annotated[Path, Parameter(help="folder for the trained model")] = Path("runs/demo"),
 ) -> int:
     """Train a small Transformer to read dates, test it on unseen ones, and show its attention."""
-    from attent import settings
+    from attent.cli.progress import TrainingDisplay
     from attent.interop import load_as
     from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
-    from attent.training.run import FINISHED_FILE, STATE_FOLDER, TrainRequest, run_training
+    from attent.training.run import train
 
     if steps < 1:
         raise ValueError(f"`--steps` must be 1 or more, but is {steps}")
     Console(stderr=True, highlight=False).print(WELCOME)
-    code = run_training(TrainRequest(out=out, flags=demo_overrides(steps, seed)))
-    if code:
-        return code
+    with TrainingDisplay() as display:
+        result = train(out=out, settings=demo_overrides(steps, seed), listeners=[display], force_exit=True)
+    if result.exit_code:
+        return result.exit_code
     model, tokenizer = load_as(out, Seq2Seq), Tokenizer.load(out)
-    test = settings.read_json(out / STATE_FOLDER / FINISHED_FILE)["scores"][-1]
+    test = result.scores[-1]
     print(f"\n{test['metrics']['exact']:.1f}% of {test['num_examples']:,} unseen dates are translated exactly. Some:\n")
     print_translations(model, tokenizer)
     print_attention(model, tokenizer, *TEST_DATES[PLOTTED_INDEX])

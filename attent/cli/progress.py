@@ -1,8 +1,6 @@
-"""Training as a person watches it: a display that renews itself at a terminal, plain lines in a file or a pipe.
+"""The progress display of training on stderr: live at a terminal, plain lines in a file or a pipe.
 
-It listens to events and writes to stderr. It never reads, computes or decides anything about the training itself, and
-draws only when an event comes, at most four times a second and in one hundredth of the time, so that it costs next to
-nothing.
+It draws only when an event arrives, at most four times a second and in at most 1% of the time.
 """
 
 from __future__ import annotations
@@ -25,18 +23,18 @@ from attent.scoring.metrics import METRICS
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
-MIN_REDRAW_INTERVAL = 0.25  # seconds between drawings, at least
-MAX_DRAW_FRACTION = 0.01  # of the time may go into drawing: slow machines draw less often
-MAX_VALIDATIONS = 8  # validations shown
+MIN_REDRAW_INTERVAL = 0.25  # seconds
+MAX_DRAW_FRACTION = 0.01  # of the time, so that slow machines draw less often
+MAX_VALIDATIONS = 8
 MAX_SAMPLES = 3
-MAX_WIDTH = 100  # columns: numbers far apart are hard to read
-MAX_LOSSES = 512  # losses remembered for the sparkline
+MAX_WIDTH = 100  # columns
+MAX_LOSSES = 512  # points of the sparkline
 BLOCK_BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-MIN_SAMPLE_HEIGHT = 16  # of a terminal: there is no room for samples
+MIN_SAMPLE_HEIGHT = 16  # lines of a terminal, below which no samples are shown
 
 
 class TrainingDisplay:
-    """A context manager that is told events. `title` is what is trained, `before` what a resumed run told earlier."""
+    """A context manager and event handler. `history` holds the events of a run that is resumed."""
 
     def __init__(
         self,
@@ -53,22 +51,17 @@ class TrainingDisplay:
         self._clock = clock
         self._history = EventHistory()
         self._live: Live | None = None
-        self._next_draw = (
-            self._last_line
-        ) = -math.inf  # when it may be drawn again, and when the last plain line was written
+        self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        self._next_draw = self._last_line = -math.inf  # times
         self._unprinted: Progress | None = None
-        self.load_history(history)
+        self.begin_run(title, history)
 
-    def load_history(self, events: Iterable[Event]) -> None:
-        """What a resumed run told before."""
-        for event in events:
+    def begin_run(self, title: str, history: Iterable[Event]) -> None:
+        self.title = title
+        for event in history:
             self._history.add(event)
 
     def __enter__(self) -> TrainingDisplay:
-        if self.console.is_terminal and not self.console.is_dumb_terminal and not self.quiet:
-            # Without its thread: it would draw, and hold the interpreter, while nothing has changed.
-            self._live = Live(console=self.console, auto_refresh=False, redirect_stdout=False)
-            self._live.start()
         return self
 
     def __exit__(
@@ -77,6 +70,10 @@ class TrainingDisplay:
         self._stop_display()
 
     def __call__(self, event: Event) -> None:
+        if self._is_live and self._live is None:  # on the first event: ranks other than 0 receive none
+            # No refresh thread: it would redraw, and hold the interpreter, while nothing changes.
+            self._live = Live(console=self.console, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
         self._history.add(event)
         if isinstance(event, Ended):
             self._print_end(event)
@@ -101,7 +98,7 @@ class TrainingDisplay:
         self._print(Text(format_end(event, self._history.best), "bold"))
 
     def _print(self, line: Text) -> None:
-        """A line that stays, above the display where there is one; never broken in a pipe."""
+        """Print a permanent line above the live display; in a pipe it is never wrapped."""
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     # ---- at a terminal
@@ -123,6 +120,7 @@ class TrainingDisplay:
                 self._draw(force=True)
             self._live.stop()
             self._live = None
+        self._is_live = False
 
     # ---- in a file or a pipe
 
@@ -134,8 +132,8 @@ class TrainingDisplay:
         elif isinstance(event, Validated):
             self._print(Text(format_validation(event)))
             for sample in event.samples[:MAX_SAMPLES]:
-                for mark, words in (("source", sample.source), ("wanted", sample.reference), ("output", sample.output)):
-                    self._print(Text(f"    {mark}  {escape_invisible(words)}"))
+                for label, text in (("source", sample.source), ("target", sample.reference), ("output", sample.output)):
+                    self._print(Text(f"    {label}  {escape_invisible(text)}"))
 
     def _print_progress(self, event: Progress) -> None:
         self._unprinted = event
@@ -145,7 +143,7 @@ class TrainingDisplay:
 
 
 class EventHistory:
-    """What is remembered of the events: little, however long the run."""
+    """What the display needs of past events, in bounded memory."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
@@ -154,7 +152,7 @@ class EventHistory:
         self.best: Validated | None = None
         self.saved: Saved | None = None
         self.losses: list[float] = []
-        self._bin_size = 1  # this many losses become one of `losses`, by their mean
+        self._bin_size = 1  # losses averaged into one of `losses`
         self._bin: list[float] = []
 
     @property
@@ -169,7 +167,7 @@ class EventHistory:
             self._add_loss(event.loss)
         elif isinstance(event, Validated):
             if self.validations and self.validations[-1].step == event.step:
-                self.validations.pop()  # told again by a resumed run
+                self.validations.pop()  # repeated by a resumed run
             self.validations.append(event)
             self.best = event if event.best else self.best
         elif isinstance(event, Saved):
@@ -193,7 +191,7 @@ class EventHistory:
 def render_display(
     history: EventHistory, title: str, width: int, height: int, *, plain: bool = False
 ) -> RenderableType:
-    """All that fits; where a terminal is low, the samples and then the older validations make room."""
+    """Render what fits; at a low terminal, samples and then older validations are left out."""
     parts: list[RenderableType] = []
     if history.started:
         parts += [truncate_line(format_header(title, history.started), width, "bold"), _render_bar(history, width)]
@@ -217,13 +215,10 @@ def truncate_line(text: str, width: int, style: str = "") -> Text:
 
 
 def format_header(title: str, started: Started) -> str:
-    learned = (
-        f", {format_short(started.trainable_parameters)} trained"
-        if started.trainable_parameters != started.parameters
-        else ""
-    )
-    facts = [title, f"{format_short(started.parameters)} parameters{learned}", started.device]
-    return "  ".join(fact for fact in facts if fact)
+    trainable, total = started.trainable_parameters, started.parameters
+    trained = f", {format_short(trainable)} trainable" if trainable != total else ""
+    parts = [title, f"{format_short(total)} parameters{trained}", started.device]
+    return "  ".join(part for part in parts if part)
 
 
 def _render_bar(history: EventHistory, width: int) -> RenderableType:
@@ -233,11 +228,12 @@ def _render_bar(history: EventHistory, width: int) -> RenderableType:
         words += [f"epoch {history.progress.epoch:.1f}", format_time_left(history.progress.seconds_left)]
     if history.saved and width >= 80:
         words.append(f"saved at {history.saved.step:,}")
-    told = "  ".join(word for word in words if word)
+    text = "  ".join(word for word in words if word)
     table = Table.grid(padding=(0, 2))
-    room = max(8, width - len(told) - 2)
-    bar = ProgressBar(total=max(history.steps, 1), completed=done, width=room, complete_style="cyan")
-    table.add_row(bar, told)
+    bar_width = max(8, width - len(text) - 2)
+    table.add_row(
+        ProgressBar(total=max(history.steps, 1), completed=done, width=bar_width, complete_style="cyan"), text
+    )
     return table
 
 
@@ -272,11 +268,11 @@ def _render_sparkline(history: EventHistory, width: int, plain: bool) -> Rendera
 
 
 def draw_sparkline(values: Sequence[float], width: int, bars: str = BLOCK_BARS) -> str:
-    """Values as a row of bars, low to high; more values than columns are averaged."""
+    """Draw values as a row of bars; more values than columns are averaged."""
     if len(values) > width:
         ends = [round(i * len(values) / width) for i in range(width + 1)]
         values = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
-    # Scaled by what comes after the first fall, which would press all the rest flat.
+    # The scale leaves out the first 5%, whose steep fall would flatten the rest.
     low, high = min(values), max(values[len(values) // 20 :])
     size = (high - low) or 1.0
     return "".join(bars[min(int((value - low) / size * len(bars)), len(bars) - 1)] for value in values)
@@ -302,14 +298,10 @@ def _render_validations(rows: Sequence[Validated], best: Validated | None, width
 
 
 def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
-    right = sample.output == sample.reference
-    rows = (
-        ("source", sample.source, "dim"),
-        ("wanted", sample.reference, ""),
-        ("output", sample.output, "bold green" if right else "bold"),
-    )
+    style = "bold green" if sample.output == sample.reference else "bold"
+    rows = (("source", sample.source, "dim"), ("target", sample.reference, ""), ("output", sample.output, style))
     return Group(
-        *(Text.assemble((f"{mark}  ", "dim"), truncate_line(words, width - 8, style)) for mark, words, style in rows)
+        *(Text.assemble((f"{label}  ", "dim"), truncate_line(text, width - 8, style)) for label, text, style in rows)
     )
 
 
@@ -335,20 +327,15 @@ def format_validation(event: Validated) -> str:
     parts = [f"validated at step {event.step:,}", f"loss {format_loss(event.loss)}"]
     known = [(METRICS[name], value) for name, value in event.metrics.items() if name in METRICS]
     parts += [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
-    parts.append(
-        "best so far" if event.best else f"best was {format_count(event.validations_since_best, 'validation')} ago"
-    )
+    since = format_count(event.validations_since_best, "validation")
+    parts.append("best so far" if event.best else f"best was {since} ago")
     return "  ".join(parts)
 
 
 def format_end(event: Ended, best: Validated | None) -> str:
-    reasons = {
-        "steps": f"done: {format_count(event.step, 'update')}",
-        "patience": f"done: no longer getting better, stopped after {format_count(event.step, 'update')}",
-        "stopped": f"stopped after {format_count(event.step, 'update')}",
-    }
-    told = f"{reasons[event.reason]} in {format_duration(event.seconds)}"
-    return f"{told}; best at step {best.step:,}: {_format_scores(best)}" if best else told
+    reasons = {"steps": "done:", "patience": "done: stopped early, no improvement after", "stopped": "stopped after"}
+    text = f"{reasons[event.reason]} {format_count(event.step, 'step')} in {format_duration(event.seconds)}"
+    return f"{text}; best at step {best.step:,}: {_format_scores(best)}" if best else text
 
 
 def _format_scores(event: Validated) -> str:
@@ -386,7 +373,7 @@ def format_score(value: float | None) -> str:
 
 
 def format_time_left(seconds: float | None) -> str:
-    """As rough as such a guess is: 12 min left, 2 h 10 min left."""
+    """12 min left, 2 h 10 min left."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 90:

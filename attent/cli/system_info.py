@@ -208,7 +208,7 @@ def get_torch_info() -> TorchInfo:
         import torch
     except (ImportError, OSError, RuntimeError) as error:  # OSError: a shared library that does not load
         return TorchInfo(None, None, (), None, None, error=f"torch cannot be imported: {error}")
-    from attent.training.matmul_speed import measure_bf16_speedup
+    from attent.nn.devices import measure_bf16_speedup
 
     devices = list_accelerators()
     return TorchInfo(

@@ -1,32 +1,24 @@
-"""`attent train`: from data to a model in one command, and on from where it was when run again.
-
-The parts are `attent.train`'s; here they are put together with what translates and scores, and with those who listen.
-"""
+"""`attent train`: train a model in one command, or resume a run."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from attent.cli.config_flags import add_config_flags, collect_overrides
-from attent.data.images import ImageDataConfig
-from attent.training.run_options import DataConfig, DecodeConfig, Size, TrainConfig
+from attent.cli.config_flags import add_config_flags
+from attent.training.run_options import SETTING_TABLES, Size
 from attent.training.tasks import TASK_HELP, TaskName
 
 COMMON, TEXT, IMAGES, RECIPE, SCORES = (
     Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
 )
-TABLES: dict[str, tuple[type, Group]] = {
-    "data": (DataConfig, TEXT),
-    "data.images": (ImageDataConfig, IMAGES),
-    "train": (TrainConfig, RECIPE),
-    "decode": (DecodeConfig, SCORES),
-}
+GROUPS = {"data": TEXT, "data.images": IMAGES, "train": RECIPE, "decode": SCORES}
 
 
-@add_config_flags(TABLES)
+@add_config_flags({path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items()})
 def train(
     *,
     data: Annotated[
@@ -36,12 +28,12 @@ def train(
             consume_multiple=True,
             allow_repeating=True,
             negative_iterable="",
-            help="pairs: files, folders, built-in names, - for stdin, each with a weight if you like: own.tmx:3. "
-            "lm: .txt or .jsonl of running text; mlm, spans: a text a line; classify: .tsv of text and label; "
-            "images: a folder for each class, or idx files",
+            help="translate: files, folders, built-in corpora, - for stdin, each with an optional weight (own.tmx:3). "
+            "lm: .txt or .jsonl documents; mlm, spans: one text per line; classify: .tsv of text and label; "
+            "images: one folder per class, or idx files",
         ),
     ] = None,
-    out: Annotated[Path, Parameter(group=COMMON, help="folder for the model; run again with it to go on")],
+    out: Annotated[Path, Parameter(group=COMMON, help="folder of the model; the same folder again resumes the run")],
     task: Annotated[
         TaskName | None,
         Parameter(
@@ -49,7 +41,7 @@ def train(
             help=TASK_HELP,
         ),
     ] = None,
-    size: Annotated[Size | None, Parameter(group=COMMON, help="by default what suits the amount of data")] = None,
+    size: Annotated[Size | None, Parameter(group=COMMON, help="model size [default: from the amount of data]")] = None,
     config: Annotated[Path | None, Parameter(group=COMMON, help="a run file, such as the run.toml of a model")] = None,
     set_: Annotated[
         list[str] | None,
@@ -57,36 +49,44 @@ def train(
             name="--set",
             group=COMMON,
             negative_iterable="",
-            help="any setting of the run file: model.dropout=0.2, data.filters.script=false; may be repeated",
+            help="any setting of the run file: model.dropout=0.2, data.filters.script=false; repeatable",
         ),
     ] = None,
     from_: Annotated[
-        str | None, Parameter(name="--from", group=COMMON, help="a model to train further, ours or Hugging Face's")
+        str | None, Parameter(name="--from", group=COMMON, help="a model to fine-tune, of attent or Hugging Face")
     ] = None,
     tokenizer: Annotated[
-        Literal["bpe", "unigram", "char"] | None,
-        Parameter(group=TEXT, help="how text is cut: subwords by bpe (the default) or unigram, or single characters"),
+        Literal["bpe", "unigram", "char"] | None, Parameter(group=TEXT, help="tokenizer to train [default: bpe]")
     ] = None,
-    vocab: Annotated[int | None, Parameter(group=TEXT, help="subwords; by default chosen from the data")] = None,
-    dropout: Annotated[float | None, Parameter(group=RECIPE, help="by default chosen from the amount of data")] = None,
-    quiet: Annotated[bool, Parameter(group=COMMON, negative="", help="print only warnings and the end")] = False,
+    vocab: Annotated[int | None, Parameter(group=TEXT, help="vocabulary size [default: from the data]")] = None,
+    dropout: Annotated[float | None, Parameter(group=RECIPE, help="[default: from the amount of data]")] = None,
+    quiet: Annotated[bool, Parameter(group=COMMON, negative="", help="print only warnings and the result")] = False,
     **flags: Any,
 ) -> int:
-    """Train a translator, or another model of the family: see --task.
+    """Train a model; run the same command again to resume.
 
     attent train --data corpus.tsv --src en --tgt de --out runs/en-de
     attent train --task lm --data text.txt --out runs/lm
     """
-    from attent.training.run import TrainRequest, run_training
+    from attent.cli.progress import TrainingDisplay
+    from attent.training import run
 
-    more = {
-        "data.train": tuple(data) if data else None,
-        "task": task,
-        "size": size,
-        "init_from": from_,
-        "data.tokenizer.kind": tokenizer,
-        "data.tokenizer.vocab": vocab,
-        "model.dropout": dropout,
-    }
-    said = collect_overrides(flags, TABLES) | {name: value for name, value in more.items() if value is not None}
-    return run_training(TrainRequest(out=out, config_file=config, flags=said, overrides=tuple(set_ or ()), quiet=quiet))
+    with TrainingDisplay(quiet=quiet) as display:
+        result = run.train(
+            data or (),
+            out=out,
+            task=task,
+            size=size,
+            init_from=from_,
+            config=config,
+            overrides=tuple(set_ or ()),
+            listeners=[display],
+            force_exit=True,
+            tokenizer=tokenizer,
+            vocab=vocab,
+            dropout=dropout,
+            **flags,
+        )
+    if result.resume_command:
+        print(f"attent: saved; resume with: {result.resume_command}", file=sys.stderr)
+    return result.exit_code

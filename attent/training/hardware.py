@@ -1,4 +1,4 @@
-"""What the machine can do, asked of the machine itself: which device, which precision, and its name."""
+"""The device, precision and compile cache of a training run."""
 
 from __future__ import annotations
 
@@ -7,42 +7,32 @@ from pathlib import Path
 
 import torch
 
+from attent.nn.devices import choose_device, measure_bf16_speedup
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import StorageError
-from attent.training.config import Precision, TrainError
-from attent.training.matmul_speed import measure_bf16_speedup
+from attent.training.run_options import Precision
 
-INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"  # torch's own name for the folder
-MIN_BF16_SPEEDUP = 1.3  # times as fast as float32, below which bfloat16 would give away digits for nothing
+INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"
+MIN_BF16_SPEEDUP = 1.3  # below this, bfloat16 would cost precision for no gain
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The one that was asked for, if it is there; else the best there is."""
-    if name is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # kernels and events are of the current one
-    except (RuntimeError, AssertionError) as error:
-        found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "only cpu"
-        reason = str(error).splitlines()[0]
-        raise TrainError(f"`train.device` {name}: cannot be used here ({reason}); this machine has {found}") from error
+    """Return the named device, or the fastest there is, and make it the current one."""
+    device = choose_device(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels and events use the current device
     return device
 
 
 def pick_precision(device: torch.device) -> tuple[Precision, str]:
-    """What the device is fast with, and why."""
+    """Return the precision that the device is fast with, and the reason."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "float32", "this GPU has no bfloat16"
-    gain = measure_bf16_speedup(device.type)
-    if gain is None:
-        return "float32", "bfloat16 does not work here"
-    name: Precision = "bfloat16" if gain >= MIN_BF16_SPEEDUP else "float32"
-    return name, f"a bfloat16 product is {gain:.1f}x as fast as a float32 one here"
+    speedup = measure_bf16_speedup(device.type)
+    if speedup is None:
+        return "float32", "bfloat16 is not available here"
+    precision: Precision = "bfloat16" if speedup >= MIN_BF16_SPEEDUP else "float32"
+    return precision, f"a bfloat16 matrix product is {speedup:.1f}x as fast as float32 here"
 
 
 def describe_device(device: torch.device, precision: Precision, compiled: bool) -> str:
@@ -56,9 +46,11 @@ def describe_device(device: torch.device, precision: Precision, compiled: bool) 
 
 
 def persist_compile_cache() -> Path | None:
-    """What is compiled goes where the next start finds it: torch's own choice, a temporary folder, is lost when the
-    machine restarts. To be called before anything is compiled; None: it cannot be kept, and torch does as it likes."""
-    if os.environ.get(INDUCTOR_CACHE_ENV, _default_inductor_cache()) != _default_inductor_cache():  # a person's
+    """Point torch's compile cache at a folder that survives a reboot, unless the user has set one; call it first.
+
+    torch's default is a temporary folder. Returns None if the cache folder is not writable.
+    """
+    if os.environ.get(INDUCTOR_CACHE_ENV, _default_inductor_cache()) != _default_inductor_cache():
         return Path(os.environ[INDUCTOR_CACHE_ENV])
     try:
         folder = get_cache_folder() / "compiled"
@@ -72,7 +64,7 @@ def persist_compile_cache() -> Path | None:
 
 
 def _default_inductor_cache() -> str:
-    """As soon as torch is asked to compile something it writes this into the environment, as if someone had said so."""
+    """torch's own choice, which it also writes into the environment as soon as something is compiled."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return os.path.abspath(default_cache_dir())

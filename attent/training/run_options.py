@@ -132,6 +132,13 @@ class DecodeConfig:
         check_at_least("beam_size", self.beam_size, 1)
 
 
+# The tables of a run file whose fields are flags, and flags for fields that are nested deeper.
+SETTING_TABLES: dict[str, type] = {
+    "data": DataConfig, "data.images": ImageDataConfig, "train": TrainConfig, "decode": DecodeConfig,
+}  # fmt: skip
+SHORT_FLAGS = {"tokenizer": "data.tokenizer.kind", "vocab": "data.tokenizer.vocab", "dropout": "model.dropout"}
+
+
 def check_at_least(name: str, value: float, minimum: float) -> None:
     if not value >= minimum:
         raise ValueError(f"`{name}` must be {minimum} or more, but is {value}")

@@ -79,4 +79,4 @@ def test_no_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_bad_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("here")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 1
-    assert "is a file; give another --out" in capsys.readouterr().err
+    assert "but is a file; give another --out" in capsys.readouterr().err

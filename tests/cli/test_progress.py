@@ -131,7 +131,7 @@ def test_quiet_tells_warnings_and_the_end_only() -> None:
         page = re.sub(r"\x1b\[[^m]*m", "", watched(story, quiet=True, terminal=terminal, width=200))
         warning, end = page.splitlines()
         assert warning == "warning: split"
-        assert end.startswith("done: no longer getting better, stopped after 5 updates in 1 min 0 s; best at step 5: ")
+        assert end.startswith("done: stopped early, no improvement after 5 steps in 1 min 0 s; best at step 5: ")
 
 
 # ---- at a terminal
@@ -182,7 +182,7 @@ def test_notes_stay_above_the_display_and_the_last_state_stays() -> None:
         terminal=True,
     )
     assert page.count("a batch was split") == 1
-    assert page.rstrip().endswith("stopped after 9 updates in 5 s")
+    assert page.rstrip().endswith("stopped after 9 steps in 5 s")
     assert page.rindex("1,200/8,000") < page.index("stopped after")
 
 

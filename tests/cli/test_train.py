@@ -19,10 +19,11 @@ import pytest
 
 from attent import cli
 from attent.models import folder
+from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
 from attent.training import checkpoint
 from attent.training import run as training_run
-from attent.training.config import TrainConfig, read_run, read_user_settings
+from attent.training.config import TrainConfig, TrainError, UserSettings, read_run
 from attent.training.tasks import translation
 from tests.training.runs import (
     MAX_EXTRA_TOKENS,
@@ -136,7 +137,7 @@ def test_a_part_is_held_out_by_itself_and_never_trained_on(finished: Path) -> No
 def test_a_finished_run_says_so_and_changes_nothing(run: Path, corpus: Path, capsys: Capture) -> None:
     before = contents(run)
     assert train(corpus, run) == 0
-    assert "this run is complete, after 4 updates" in capsys.readouterr().err
+    assert "this run is complete at step 4" in capsys.readouterr().err
     after = contents(run)
     assert {name for name in before if before[name] != after[name]} <= {"log.jsonl"}
     assert before.keys() == after.keys()
@@ -156,7 +157,7 @@ def test_quiet_says_only_how_it_ended(corpus: Path, tmp_path: Path, capsys: Capt
     assert train(corpus, tmp_path / "run", "--quiet") == 0
     printed = capsys.readouterr()
     assert not printed.out
-    assert printed.err.startswith("done: 4 updates")
+    assert printed.err.startswith("done: 4 steps")
     assert len(printed.err.splitlines()) == 1
 
 
@@ -243,17 +244,17 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
     file.write_text(f"[train]\n{name} = {value}\n")
     found: list[Any] = []
 
-    def look(request: training_run.TrainRequest) -> int:
-        found.append(read_user_settings(request.config_file, request.flags, request.overrides))
-        return 0
+    def capture(_: Path, requested: UserSettings) -> None:
+        found.append(requested)
+        raise TrainError("captured")
 
-    monkeypatch.setattr(training_run, "run_training", look)
+    monkeypatch.setattr(training_run, "check_folder", capture)
     for words in (
         [f"--{name.replace('_', '-')}", str(value)],
         ["--set", f"train.{name}={value}"],
         ["--config", str(file)],
     ):
-        assert cli.main(["train", "--data", "x", "--out", "y", *words]) == 0
+        assert cli.main(["train", "--data", "x", "--out", "y", *words]) == 1
     assert found == [{"data": {"train": ["x"]}, "train": {name: value}}] * 3
     assert type(found[0]["train"][name]) is type(getattr(replace(TrainConfig(), **{name: value}), name))
 
@@ -266,13 +267,13 @@ def test_the_run_file_of_a_run_repeats_it_bit_for_bit(finished: Path, tmp_path: 
 
 def test_more_steps_go_on(run: Path, corpus: Path, capsys: Capture) -> None:
     assert train(corpus, run, "--set", "train.steps=6") == 0
-    assert "going on from update 4" in capsys.readouterr().err
+    assert "from step 4" in capsys.readouterr().err
     assert max(checkpoints(run)) == 6
     assert cli.main(["train", "--out", str(run), "--steps", "8"]) == 0
     assert max(checkpoints(run)) == 8
     assert read_run(run / "run.toml").train.steps == 8
     assert cli.main(["train", "--out", str(run)]) == 0
-    assert "complete, after 8 updates" in capsys.readouterr().err
+    assert "complete at step 8" in capsys.readouterr().err
 
 
 def test_help_lists_every_flag_and_needs_no_torch() -> None:
@@ -303,7 +304,7 @@ def test_help_lists_every_flag_and_needs_no_torch() -> None:
 
 
 def test_no_data_and_no_folder(tmp_path: Path, capsys: Capture) -> None:
-    refused(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name your text with --data")
+    refused(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name a corpus with --data")
     refused(capsys, lambda: cli.main(["train", "--data", "x.tsv"]), "--out", code=2)
     assert list(tmp_path.iterdir()) == []
 
@@ -384,28 +385,28 @@ def test_a_folder_that_holds_another_run(run: Path, corpus: Path, untouched: Non
     told = refused(
         capsys,
         lambda: train(corpus, run, "--seed", "5", "--set", "model.layers=2", "--set", "train.keep_last=9"),
-        str(run), "other settings", "train.seed: (not said) -> 5", "model.encoder.layers: 1 -> 2", "another --out",
+        str(run), "other settings", "train.seed: (not set) -> 5", "model.encoder.layers: 1 -> 2", "another --out",
     )  # fmt: skip
     assert "keep_last" not in told
-    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--lr", "1"]), "train.lr: (not said) -> 1")
+    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--lr", "1"]), "train.lr: (not set) -> 1")
 
 
 def test_a_folder_that_holds_a_model_or_foreign_files(run: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.rmtree(run / "state")
     before = contents(run)
-    refused(capsys, lambda: train(corpus, run), str(run), "holds a model already", f"--from {run}")
+    refused(capsys, lambda: train(corpus, run), str(run), "contains a model", f"--from {run}")
     assert contents(run) == before
     other = tmp_path / "photos"
     other.mkdir()
     (other / "sea.jpg").write_bytes(b"sea")
-    refused(capsys, lambda: train(corpus, other), "holds other files (sea.jpg)")
+    refused(capsys, lambda: train(corpus, other), "contains other files (sea.jpg)")
     assert contents(other) == contents(tmp_path / "photos")
     assert [path.name for path in other.iterdir()] == ["sea.jpg"]
 
 
 def test_two_attents_in_one_folder(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
     with training_run.lock_folder(run):
-        refused(capsys, lambda: train(corpus, run), "another attent is training into this folder")
+        refused(capsys, lambda: train(corpus, run), "in use by another training process")
 
 
 def test_a_corpus_that_has_changed(run: Path, tmp_path: Path, capsys: Capture, corpus: Path) -> None:
@@ -436,7 +437,7 @@ def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
     assert train(corpus, tmp_path / "large", "--set", "data.tokenizer.vocab=320") == 0
     shutil.copy(tmp_path / "large" / "tokenizer.model", run / "tokenizer.model")
     manifest = json.loads((run / "manifest.json").read_text())
-    entry = manifest.hash_file(run / "tokenizer.model")
+    entry = hash_file(run / "tokenizer.model")
     manifest["files"]["tokenizer.model"] = {"sha256": entry.sha256, "bytes": entry.bytes}
     (run / "manifest.json").write_text(json.dumps(manifest, indent=2))
     call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]
@@ -482,7 +483,7 @@ def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, c
     assert train(corpus, run, "--set", "train.steps=6") == 0
     told = capsys.readouterr().err
     assert f"warning: {path}" in told
-    assert "No mean" in told
+    assert "averaging is skipped" in told
 
 
 # ---- asked to stop ---------------------------------------------------------------------------------------------------
@@ -508,7 +509,7 @@ def test_stopped_while_it_translates_it_goes_on_exactly(
     monkeypatch.setattr(translation, "translate_texts", translate)
     out = tmp_path / "run"
     assert train(corpus, out) == 143
-    assert f"go on with: attent train --out {out}" in capsys.readouterr().err
+    assert f"resume with: attent train --out {out}" in capsys.readouterr().err
     assert train(corpus, out) == 0
     assert fingerprint(out) == fingerprint(finished)
     assert (out / "card.md").exists()
@@ -527,7 +528,7 @@ def full_disk(*_: object, **__: object) -> None:
         "write_safetensors",
         pytest.param("write_synced", marks=pytest.mark.slow),
         pytest.param("write_manifest", marks=pytest.mark.slow),
-        "sync",
+        "fsync_path",
     ],
 )
 def test_a_disk_that_fills_up_while_saving(

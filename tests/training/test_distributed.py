@@ -219,7 +219,7 @@ def test_a_team_that_is_asked_to_stop_saves_and_leaves(corpus: Path, tmp_path: P
         wait_for(out / "model.safetensors", run)  # the first validation
         run.send_signal(signal.SIGTERM)
         _, said = run.communicate(timeout=60)
-    assert said.count("attent: saved; go on with: the same command") == 1
+    assert said.count("attent: saved; resume with: the same command") == 1
     assert "has gone" not in said
     steps = checkpoint.list_steps(out / "state")
     assert len(steps) == 1

@@ -188,7 +188,7 @@ def test_asked_to_stop_it_saves_says_how_to_go_on_and_goes_on_exactly(
     os.kill(child, number)
     assert nursery.wait() == code, nursery.stderr
     assert time.monotonic() - began < 10
-    goes_on = f"go on with: attent train --out {out}"
+    goes_on = f"resume with: attent train --out {out}"
     assert goes_on in nursery.stderr
     assert events(out, "ended")[-1]["reason"] == "stopped"
     assert max(checkpoints(out)) == events(out, "ended")[-1]["step"]
@@ -281,7 +281,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert nursery.run(command(corpus, out)) == 0, nursery.stderr
     assert f"warning: {path}" in nursery.stderr
     assert f"The checkpoint of step {newest - 3}, before it, is used instead" in nursery.stderr
-    assert f"going on from update {newest - 3}" in nursery.stderr
+    assert f"from step {newest - 3}" in nursery.stderr
     assert fingerprint(out) == unbroken.fingerprint
 
 
@@ -292,7 +292,7 @@ def test_a_damaged_last_checkpoint_is_made_again(
     assert nursery.run(command(corpus, out)) == 0, nursery.stderr
     flip(out / "state" / f"step-{STEPS:08}" / "weights.safetensors", 0.5)
     assert nursery.run(command(corpus, out)) == 0, nursery.stderr
-    assert f"going on from update {STEPS - 3}" in nursery.stderr
+    assert f"from step {STEPS - 3}" in nursery.stderr
     assert fingerprint(out) == unbroken.fingerprint
 
 
