@@ -110,12 +110,12 @@ def untouched(run: Path) -> Iterator[None]:
 
 
 def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()} - {"curves.png"}  # which needs matplotlib
+    names = {path.name for path in finished.iterdir()}
     assert names == {
         "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "run.toml", "card.md", "log.jsonl",
         "curves.svg", "state", "alignment.json", "heads.json",
     }  # fmt: skip
-    assert (finished / "curves.svg").read_text().startswith("<svg")
+    assert "<svg" in (finished / "curves.svg").read_text()
     card = (finished / "card.md").read_text()
     assert "corpus.tsv" in card
     assert "|version:" in card  # sacreBLEU's signature
