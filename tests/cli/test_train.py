@@ -131,7 +131,7 @@ def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
 def test_a_part_is_held_out_by_itself_and_never_trained_on(finished: Path) -> None:
     notes = [event["text"] for event in events(finished, "note")]
     assert any("6 of 60 pairs" in text for text in notes)
-    assert any(text.startswith("data: 54 pairs to train on") for text in notes)
+    assert any(text.startswith("data: 54 pairs for training") for text in notes)
 
 
 def test_a_finished_run_says_so_and_changes_nothing(run: Path, corpus: Path, capsys: Capture) -> None:
