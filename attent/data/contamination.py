@@ -1,15 +1,14 @@
-"""Is the test set in the training data? Exactly, or nearly word for word: then scores on it would be too good.
+"""Test set contamination: which test sentences occur in the training data, exactly or nearly.
 
-Texts are compared by their words, in small letters and without punctuation; a script without spaces is compared by
-pairs of neighbouring characters. Near means that two sentences share 70% of all the words they have together (the
-Jaccard index). The test set is indexed; the training data streams past in chunks, at some ten microseconds a line.
-Equal texts meet by a hash of 64 bits, which costs little for test sets of any size. Of a line and a test sentence that
-are near, the rarest words must meet (the prefix filter of Chaudhuri, Ganti and Kaushik 2006), so that few test
-sentences are ever compared in full.
+Texts are compared by their words, case-folded and without punctuation; scripts without spaces by character bigrams.
+Near duplicates share 70% of all their words (Jaccard index). The test set is indexed and the training data streamed in
+chunks, at some ten microseconds a line. Equal texts are found by a 64-bit hash, cheaply for test sets of any size. The
+rarest words of near duplicates must have one in common (the prefix filter of Chaudhuri, Ganti and Kaushik 2006), so
+that few test sentences are compared in full.
 
-Text that is made from a template ("Open file 17") would still make everything meet everything. So equal lines are
-looked at once a chunk, a test sentence that many lines came near to is looked for no longer, and what a chunk may cost
-has a limit. Only this last can miss something: the lines that were not compared are counted.
+Template text ("Open file 17") would still make everything a candidate of everything. So equal lines are compared once
+per chunk, a test sentence with many near duplicates is retired, and the comparisons per chunk are limited. Only the
+limit can miss a match: the lines that were not compared are counted.
 """
 
 from __future__ import annotations
@@ -33,46 +32,40 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-NEAR_THRESHOLD = 0.7  # of the words of both together are shared
-MIN_WORDS = 4  # a sentence of fewer words ("Yes.", "Thank you.") is expected to come again
-MIN_NEAR_WORDS = 6  # below this, "near" would mean a single common word more or less
-MAX_NEAR_SENTENCES = 20_000  # test sentences whose near twins are looked for; twins word for word are found for all
-MAX_NEAR_MATCHES = 50  # lines near to a test sentence, after which no closer one is looked for
-CHUNK_SENTENCES = 5_000  # test sentences that are read together
-COMPARISONS_PER_SLICE = 1 << 19  # comparisons that are made at once: some 50 MB
-MAX_COMPARISONS = (
-    1 << 24
-)  # comparisons for a chunk of lines: some two seconds; speeches against 20,000 others take a third
+NEAR_THRESHOLD = 0.7  # Jaccard index of near duplicates
+MIN_WORDS = 4  # shorter sentences ("Yes.", "Thank you.") are expected to recur
+MIN_NEAR_WORDS = 6  # with fewer, a near duplicate could differ in its only important word
+MAX_NEAR_SENTENCES = 20_000  # test sentences with a search for near duplicates; exact ones are found for all
+MAX_NEAR_MATCHES = 50  # near duplicates of a test sentence, after which it is retired
+CHUNK_SENTENCES = 5_000  # test sentences read together
+COMPARISONS_PER_SLICE = 1 << 19  # some 50 MB
+MAX_COMPARISONS = 1 << 24  # per chunk of lines, some two seconds; speeches against 20,000 others take a third
 
 MATCH_KINDS = ("pair", "source", "target", "near source", "near target")
 
 
 @dataclass(frozen=True)
 class ContaminationMatch:
-    """A test sentence and a line of the training data that equals it, or one of the closest to it."""
+    """A test sentence and an equal or near-duplicate training line."""
 
-    kind: str  # one of KINDS
+    kind: str  # one of MATCH_KINDS
     test: Pair
     train: Pair
-    overlap: float  # share of the words that both have, 1 where they are the same
+    overlap: float  # Jaccard index of the words
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """How many test sentences have a twin in the training data; each is counted once, by its closest."""
+    """Counts of contaminated test sentences, each counted once by its closest match."""
 
     sentences: int  # of the test set
-    near_checked: int  # of these, from the first on: those whose near twins were looked for
-    same_pair: int = 0  # the same on both sides
-    same_source: int = 0  # the same source, with another translation
-    same_target: int = 0  # the same target, of another source
-    near_duplicates: int = 0  # nearly the same on one of the sides
-    short_matches: int = (
-        0  # sentences of three words or less that came again: expected, and in none of the counts above
-    )
-    uncompared_lines: int = (
-        0  # lines of the training data that met too many test sentences to seek near twins among them
-    )
+    near_checked: int  # the first of these, with a search for near duplicates
+    same_pair: int = 0
+    same_source: int = 0  # with another target
+    same_target: int = 0  # with another source
+    near_duplicates: int = 0  # on one of the sides
+    short_matches: int = 0  # of three words or less: expected, and in none of the counts above
+    uncompared_lines: int = 0  # training lines with too many candidates
     matches: tuple[ContaminationMatch, ...] = field(default=(), repr=False)  # examples, the closest first
 
     @property
@@ -82,63 +75,62 @@ class Contamination:
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 
-_UNSPACED_RUN = re.compile(
-    "[" + "".join(scripts.SCRIPT_LETTERS[code] for code in sorted(scripts.UNSPACED_SCRIPTS)) + "]+"
-)
-_FIRST_UNSPACED_CODE = 0x0E00  # Thai; no script without spaces stands before it
+_UNSPACED_LETTERS = "".join(scripts.SCRIPT_LETTERS[code] for code in sorted(scripts.UNSPACED_SCRIPTS))
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED_LETTERS}]+")
+_FIRST_UNSPACED_CODE = 0x0E00  # Thai, the first script without spaces
 _NEWLINE_HASH = hash("\n")
 
 
 @cache
 def _fold_table() -> npt.NDArray[np.uint32]:
-    """What each character becomes: a space, where it is punctuation, a symbol or a space; else itself."""
+    """Return a table from code point to code point that maps punctuation, symbols and separators to a space."""
     table = np.arange(0x110000, dtype="<u4")
-    for place in (range(0x3100), range(0xFE10, 0xFFF0), range(0x1F000, 0x1FB00)):
-        table[[code for code in place if unicodedata.category(chr(code))[0] in "PSZC" and code != ord("\n")]] = 32
+    for block in (range(0x3100), range(0xFE10, 0xFFF0), range(0x1F000, 0x1FB00)):
+        table[[code for code in block if unicodedata.category(chr(code))[0] in "PSZC" and code != ord("\n")]] = 32
     return table
 
 
 def fold_texts(texts: Sequence[str]) -> str:
-    """A line for each text: its words in small letters, with spaces in the place of punctuation.
+    """Return one line per text: its case-folded words, with spaces instead of punctuation.
 
-    All texts in one go and by way of numpy, since that costs a third of working on each string.
+    All texts at once with NumPy, in a third of the time of single strings.
     """
-    whole = "\n".join(texts)
-    if whole.count("\n") >= max(len(texts), 1):  # a text has line ends of its own
-        whole = "\n".join([text.replace("\n", " ") for text in texts])
-    codes = np.frombuffer(whole.casefold().encode("utf-32-le", "surrogatepass"), "<u4")
+    joined = "\n".join(texts)
+    if joined.count("\n") >= max(len(texts), 1):  # a text contains newlines
+        joined = "\n".join([text.replace("\n", " ") for text in texts])
+    codes = np.frombuffer(joined.casefold().encode("utf-32-le", "surrogatepass"), "<u4")
     codes = _fold_table()[codes]
-    whole = codes.tobytes().decode("utf-32-le", "surrogatepass")
-    return _UNSPACED_RUN.sub(_split_bigrams, whole) if codes.max(initial=0) >= _FIRST_UNSPACED_CODE else whole
+    folded = codes.tobytes().decode("utf-32-le", "surrogatepass")
+    return _UNSPACED_RUN.sub(_split_bigrams, folded) if codes.max(initial=0) >= _FIRST_UNSPACED_CODE else folded
 
 
 class FoldedTexts(NamedTuple):
-    """Texts as they are compared: a key for each, and their words, each as its line and its hash."""
+    """Texts prepared for comparison: a key per text, and for each word its line and hash."""
 
-    keys: IntArray  # equal texts have equal keys, spaces aside; 0 where nothing is left to compare
+    keys: IntArray  # equal for texts that are equal except for spaces; 0 for empty ones
     lines: IntArray
     word_hashes: IntArray
 
     def select_lines(self, lines: IntArray) -> FoldedTexts:
-        """With words of these lines alone."""
-        kept = np.zeros(len(self.keys), dtype=bool)
-        kept[lines] = True
-        inside = kept[self.lines]
-        return FoldedTexts(self.keys, self.lines[inside], self.word_hashes[inside])
+        """Keep the words of these lines only."""
+        is_selected = np.zeros(len(self.keys), dtype=bool)
+        is_selected[lines] = True
+        mask = is_selected[self.lines]
+        return FoldedTexts(self.keys, self.lines[mask], self.word_hashes[mask])
 
     def hash_word_bags(self) -> IntArray:
-        """A key for each line that those with the same words share, in whatever order: the sum of their hashes."""
-        sums = np.concatenate([[0], np.cumsum(self.word_hashes)])  # wraps around, as it should
+        """Return a key per line that lines with the same words in any order share: the sum of the word hashes."""
+        sums = np.concatenate([[0], np.cumsum(self.word_hashes)])  # modulo 2**64
         return np.diff(sums[np.searchsorted(self.lines, np.arange(len(self.keys) + 1))])
 
 
 def fold_words(texts: Sequence[str]) -> FoldedTexts:
-    text = fold_texts(texts)
-    key = np.fromiter(map(hash, text.replace(" ", "").split("\n")), np.int64)[: len(texts)]  # hash("") is 0
-    hashes = np.fromiter(map(hash, text.replace("\n", " \n ").split(" ")), np.int64)
-    ends = hashes == _NEWLINE_HASH
-    real = ~ends & (hashes != 0)
-    return FoldedTexts(key, np.cumsum(ends)[real], hashes[real])
+    folded = fold_texts(texts)
+    keys = np.fromiter(map(hash, folded.replace(" ", "").split("\n")), np.int64)[: len(texts)]  # hash("") is 0
+    hashes = np.fromiter(map(hash, folded.replace("\n", " \n ").split(" ")), np.int64)
+    is_newline = hashes == _NEWLINE_HASH
+    is_word = ~is_newline & (hashes != 0)
+    return FoldedTexts(keys, np.cumsum(is_newline)[is_word], hashes[is_word])
 
 
 def fold_pairs(pairs: Sequence[Pair]) -> tuple[FoldedTexts, FoldedTexts]:
@@ -146,30 +138,28 @@ def fold_pairs(pairs: Sequence[Pair]) -> tuple[FoldedTexts, FoldedTexts]:
 
 
 def _split_bigrams(run: re.Match[str]) -> str:
-    """Words of a script without spaces are not known: pairs of neighbours stand for them."""
+    """Split text of a script without spaces into overlapping bigrams, in place of words."""
     text = run[0]
     return f" {' '.join(text[i : i + 2] for i in range(max(len(text) - 1, 1)))} "
 
 
 def number_unique(keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Numbers for the different keys, as they come up: the number at each place, and the first place of each number."""
+    """Number unique keys in order of occurrence; return the number of each key and the first index of each number."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return number[inverse], first[order]
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(len(order))
+    return numbers[inverse], first[order]
 
 
-# ---- near twins ------------------------------------------------------------------------------------------------------
+# ---- near duplicates -------------------------------------------------------------------------------------------------
 
-_LINE_SHIFT, _UNKNOWN_WORD = (
-    47,
-    1 << 46,
-)  # of a word in a line: the line above, "not in the test set", and 46 bits of hash
+# A word in a line as one integer: the line above bit 47, a flag for words not in the test set, and 46 bits of hash.
+_LINE_SHIFT, _UNKNOWN_WORD = 47, 1 << 46
 
 
 class NearMatches(NamedTuple):
-    """Line i of a chunk is near to test sentence j: three columns of the same length."""
+    """Training line `lines[i]` is a near duplicate of test text `texts[i]`."""
 
     lines: IntArray
     texts: IntArray
@@ -177,46 +167,46 @@ class NearMatches(NamedTuple):
 
 
 class _ChunkWords(NamedTuple):
-    """The different words of a chunk, line by line: those of the test set first, from the rarest, then the others."""
+    """The unique words of a chunk, line by line: those of the test set first, from the rarest, then the others."""
 
     lines: IntArray
-    ranks: IntArray  # how rare in the test set, from 0; _UNKNOWN or more where it is not there
-    sizes: IntArray  # of each line: different words
-    known_counts: IntArray  # of each line: those among them that the test set has
-    positions: IntArray  # where the word stands in its line, unknown words counted first: they are the rarest of all
+    ranks: IntArray  # by rarity in the test set, from 0; _UNKNOWN_WORD or more if not in it
+    sizes: IntArray  # per line: unique words
+    known_counts: IntArray  # per line: those in the test set
+    positions: IntArray  # within the line, counting unknown words first: they are the rarest
 
     def select_probes(self) -> _ChunkWords:
-        """The rarest of each line alone: in one of them every test sentence near to it must meet it."""
-        rare = (self.ranks < _UNKNOWN_WORD) & (self.positions < prefix_length(self.sizes)[self.lines])
-        return _ChunkWords(self.lines[rare], self.ranks[rare], self.sizes, self.known_counts, self.positions[rare])
+        """Keep the rarest words of each line: every near duplicate in the test set contains one of them."""
+        mask = (self.ranks < _UNKNOWN_WORD) & (self.positions < prefix_length(self.sizes)[self.lines])
+        return _ChunkWords(self.lines[mask], self.ranks[mask], self.sizes, self.known_counts, self.positions[mask])
 
 
 def prefix_length(sizes: IntArray) -> IntArray:
-    """So many of the rarest words of a set must hold one that a set near it has among its own rarest."""
+    """Return how many of the rarest words of two near-duplicate sets must have one in common."""
     return sizes - np.ceil(NEAR_THRESHOLD * sizes - 1e-9).astype(np.int64) + 1
 
 
 def unique_words(folded: FoldedTexts, ranks: IntArray) -> tuple[IntArray, IntArray]:
-    """(line, rank) of every word, without repeats in a line, sorted."""
+    """Return (line, rank) of every word, sorted, without repetitions in a line."""
     keys = folded.lines << _LINE_SHIFT | ranks
     keys.sort()
-    keys = keys[np.diff(keys, prepend=-1) != 0]  # np.unique would do the same, three times as slowly
+    keys = keys[np.diff(keys, prepend=-1) != 0]  # np.unique is three times as slow
     return keys >> _LINE_SHIFT, keys & ((1 << _LINE_SHIFT) - 1)
 
 
 def positions_in_line(sizes: IntArray, lines: IntArray) -> IntArray:
-    """Where each of the sorted words stands in its line."""
+    """Return the position of each sorted word within its line."""
     return np.arange(len(lines)) - (np.cumsum(sizes) - sizes)[lines]
 
 
 def expand_counts(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """`counts[i]` entries for each i: the i of every entry, and its place among those of the same i."""
-    origin = np.repeat(np.arange(len(counts)), counts)
-    return origin, positions_in_line(counts, origin)
+    """Return for `counts[i]` entries of each i: the i of every entry, and its index among those of the same i."""
+    origins = np.repeat(np.arange(len(counts)), counts)
+    return origins, positions_in_line(counts, origins)
 
 
 def iter_slices(counts: IntArray, max_total: int) -> Iterator[slice]:
-    """Neighbours whose counts together are `most` or less; but one by itself may be more."""
+    """Yield slices whose counts add up to `max_total` at most; a single larger count is a slice of its own."""
     ends, start = np.cumsum(counts), 0
     while start < len(counts):
         before = int(ends[start - 1]) if start else 0
@@ -226,156 +216,152 @@ def iter_slices(counts: IntArray, max_total: int) -> Iterator[slice]:
 
 
 class NearDuplicateIndex:
-    """The different texts of one side of the test set, numbered as they come up: finds the lines near to each."""
+    """Inverted index of the unique texts of one side of the test set; finds near-duplicate training lines."""
 
     def __init__(self, folded: FoldedTexts) -> None:
-        self.text_ids, first = number_unique(folded.hash_word_bags())  # sentence -> its text
-        self.uncompared_lines = 0  # lines that there was too much to compare with
-        self.best_overlaps = np.zeros(len(first))  # of the closest line up to now
+        self.text_ids, first = number_unique(folded.hash_word_bags())  # of each sentence
+        self.uncompared_lines = 0
+        self.best_overlaps = np.zeros(len(first))  # of the closest line so far
         self.closest_lines: dict[int, Pair] = {}
-        self._match_counts = np.zeros(len(first), np.int64)  # lines that came near to it
+        self._match_counts = np.zeros(len(first), np.int64)
         folded = folded.select_lines(first)
-        word, first_word = number_unique(folded.word_hashes)
-        _, rank = unique_words(folded, word)
-        by_rarity = np.argsort(np.bincount(rank, minlength=len(first_word)), kind="stable")
+        words, first_word = number_unique(folded.word_hashes)
+        _, word_ids = unique_words(folded, words)
+        by_rarity = np.argsort(np.bincount(word_ids, minlength=len(first_word)), kind="stable")
         ranks = np.empty_like(by_rarity)
         ranks[by_rarity] = np.arange(len(by_rarity))
         hashes = folded.word_hashes[first_word][by_rarity]
-        self._hash_order = np.argsort(hashes)  # place in `_hashes` -> rank
+        self._hash_order = np.argsort(hashes)  # index in `_hashes` -> rank
         self._hashes = hashes[self._hash_order]
-        line, rank = unique_words(folded, ranks[word])
-        self._build_postings(self.text_ids[line], rank)
+        lines, line_ranks = unique_words(folded, ranks[words])
+        self._build_postings(self.text_ids[lines], line_ranks)
 
-    def _build_postings(self, test: IntArray, rank: IntArray) -> None:
-        """For each word the texts that have it among their rarest, and where; and all (text, word) that there are."""
-        self._sizes = np.bincount(test, minlength=len(self.best_overlaps))
-        self._memberships = test * len(self._hashes) + rank
-        place = positions_in_line(self._sizes, test)
-        rare = (self._sizes[test] >= MIN_NEAR_WORDS) & (place < prefix_length(self._sizes)[test])
-        order = np.argsort(rank[rare], kind="stable")
-        self._posting_ranks, self._posting_texts, self._posting_positions = (
-            rank[rare][order],
-            test[rare][order],
-            place[rare][order],
-        )
+    def _build_postings(self, texts: IntArray, ranks: IntArray) -> None:
+        """Store for each word the texts that have it among their rarest, and all (text, word) memberships."""
+        self._sizes = np.bincount(texts, minlength=len(self.best_overlaps))
+        self._memberships = texts * len(self._hashes) + ranks
+        positions = positions_in_line(self._sizes, texts)
+        is_prefix = (self._sizes[texts] >= MIN_NEAR_WORDS) & (positions < prefix_length(self._sizes)[texts])
+        order = np.argsort(ranks[is_prefix], kind="stable")
+        self._posting_ranks = ranks[is_prefix][order]
+        self._posting_texts = texts[is_prefix][order]
+        self._posting_positions = positions[is_prefix][order]
         self._posting_starts = np.searchsorted(self._posting_ranks, np.arange(len(self._hashes) + 1))
 
     def update(self, train: Sequence[Pair], folded: FoldedTexts) -> None:
-        """Note the lines that are closer to a test sentence than any before."""
+        """Record the lines that are closer to a test sentence than all before."""
         for near in self.find_near(folded):
             best = np.lexsort((near.lines, -near.overlaps, near.texts))
-            best = best[np.diff(near.texts[best], prepend=-1) != 0]  # the closest to each test sentence, and the first
+            best = best[np.diff(near.texts[best], prepend=-1) != 0]  # the first of the closest to each text
             best = best[near.overlaps[best] > self.best_overlaps[near.texts[best]]]
             self.best_overlaps[near.texts[best]] = near.overlaps[best]
-            for line, test in zip(near.lines[best].tolist(), near.texts[best].tolist(), strict=True):
-                self.closest_lines[test] = train[line]
+            for line, text in zip(near.lines[best].tolist(), near.texts[best].tolist(), strict=True):
+                self.closest_lines[text] = train[line]
 
     def find_near(self, folded: FoldedTexts) -> Iterator[NearMatches]:
-        """Every line that shares enough of its words with a test sentence, some at a time; of equal lines the first."""
+        """Yield all near duplicates, some at a time; of equal lines the first."""
         words = self._rank_words(folded.select_lines(number_unique(folded.hash_word_bags())[1]))
         probes = words.select_probes()
-        costs = np.bincount(
-            probes.lines, weights=self._count_postings(probes.ranks), minlength=len(folded.keys)
-        ).astype(np.int64)
-        work = 0
-        for cut in iter_slices(costs, COMPARISONS_PER_SLICE):
-            if work > MAX_COMPARISONS:
-                self.uncompared_lines += int(np.count_nonzero(costs[cut.start :]))
+        weights = self._count_postings(probes.ranks)
+        costs = np.bincount(probes.lines, weights=weights, minlength=len(folded.keys)).astype(np.int64)
+        comparisons = 0
+        for lines in iter_slices(costs, COMPARISONS_PER_SLICE):
+            if comparisons > MAX_COMPARISONS:
+                self.uncompared_lines += int(np.count_nonzero(costs[lines.start :]))
                 return
-            start, stop = np.searchsorted(probes.lines, (cut.start, cut.stop))
-            line, test = self._find_candidates(probes, slice(int(start), int(stop)))
-            work += int(self._count_postings(probes.ranks[start:stop]).sum() + words.known_counts[line].sum())
-            near = self._compare_candidates(words, line, test)
+            start, stop = np.searchsorted(probes.lines, (lines.start, lines.stop))
+            line, text = self._find_candidates(probes, slice(int(start), int(stop)))
+            comparisons += int(self._count_postings(probes.ranks[start:stop]).sum() + words.known_counts[line].sum())
+            near = self._compare_candidates(words, line, text)
             self._retire_matched(near)
             yield near
 
-    def _count_postings(self, rank: IntArray) -> IntArray:
-        return self._posting_starts[rank + 1] - self._posting_starts[rank]
+    def _count_postings(self, ranks: IntArray) -> IntArray:
+        return self._posting_starts[ranks + 1] - self._posting_starts[ranks]
 
     def _rank_words(self, folded: FoldedTexts) -> _ChunkWords:
-        line, rank = unique_words(folded, self._look_up_ranks(folded.word_hashes))
-        size = np.bincount(line, minlength=len(folded.keys))
-        known = np.bincount(line[rank < _UNKNOWN_WORD], minlength=len(folded.keys))
-        return _ChunkWords(line, rank, size, known, positions_in_line(size, line) + (size - known)[line])
+        lines, ranks = unique_words(folded, self._look_up_ranks(folded.word_hashes))
+        sizes = np.bincount(lines, minlength=len(folded.keys))
+        known_counts = np.bincount(lines[ranks < _UNKNOWN_WORD], minlength=len(folded.keys))
+        positions = positions_in_line(sizes, lines) + (sizes - known_counts)[lines]
+        return _ChunkWords(lines, ranks, sizes, known_counts, positions)
 
     def _look_up_ranks(self, hashes: IntArray) -> IntArray:
-        """The rank of each word; one that the test set does not have is told apart from others by its hash."""
+        """Return the rank of each word; words that are not in the test set are distinguished by their hash."""
         unknown = hashes & (_UNKNOWN_WORD - 1) | _UNKNOWN_WORD
         if not len(self._hashes):
             return unknown
-        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        return np.where(self._hashes[at] == hashes, self._hash_order[at], unknown)
+        indices = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return np.where(self._hashes[indices] == hashes, self._hash_order[indices], unknown)
 
-    def _find_candidates(self, probes: _ChunkWords, part: slice) -> tuple[IntArray, IntArray]:
-        """(line, test sentence) that meet in their rarest words and could share enough, by size and place."""
-        rank, line, place = probes.ranks[part], probes.lines[part], probes.positions[part]
-        origin, inside = expand_counts(self._count_postings(rank))
-        posting = self._posting_starts[rank][origin] + inside
-        test, line = self._posting_texts[posting], line[origin]
-        # The first word in which they meet tells the most that they can share: itself, and all behind it on a side.
-        # Later ones tell less, so that one word that leaves it possible is enough.
-        size, other = probes.sizes[line], self._sizes[test]
-        left = np.minimum(size - place[origin], other - self._posting_positions[posting])
-        possible = left >= (size + other) * (NEAR_THRESHOLD / (1 + NEAR_THRESHOLD)) - 1e-6
-        pairs = np.unique(line[possible] * len(self.best_overlaps) + test[possible])
+    def _find_candidates(self, probes: _ChunkWords, selection: slice) -> tuple[IntArray, IntArray]:
+        """Return (line, text) that share a rare word and could share enough, by size and position."""
+        ranks, lines, positions = probes.ranks[selection], probes.lines[selection], probes.positions[selection]
+        origins, offsets = expand_counts(self._count_postings(ranks))
+        postings = self._posting_starts[ranks][origins] + offsets
+        texts, lines = self._posting_texts[postings], lines[origins]
+        # The first shared word bounds what they can share: itself and all words after it on either side. Later shared
+        # words give lower bounds, so that a single word above the threshold is enough.
+        sizes, text_sizes = probes.sizes[lines], self._sizes[texts]
+        bound = np.minimum(sizes - positions[origins], text_sizes - self._posting_positions[postings])
+        is_possible = bound >= (sizes + text_sizes) * (NEAR_THRESHOLD / (1 + NEAR_THRESHOLD)) - 1e-6
+        pairs = np.unique(lines[is_possible] * len(self.best_overlaps) + texts[is_possible])
         return pairs // len(self.best_overlaps), pairs % len(self.best_overlaps)
 
-    def _compare_candidates(self, words: _ChunkWords, line: IntArray, test: IntArray) -> NearMatches:
-        """Those candidates that do share enough."""
-        shared = [
-            self._count_shared(words, line[cut], test[cut])
-            for cut in iter_slices(words.known_counts[line], COMPARISONS_PER_SLICE)
-        ]
-        both = np.concatenate(shared) if shared else np.zeros(0, np.int64)
-        overlap = both / np.maximum(words.sizes[line] + self._sizes[test] - both, 1)
-        enough = overlap >= NEAR_THRESHOLD
-        return NearMatches(line[enough], test[enough], overlap[enough])
+    def _compare_candidates(self, words: _ChunkWords, lines: IntArray, texts: IntArray) -> NearMatches:
+        """Return the candidates that share enough words."""
+        slices = iter_slices(words.known_counts[lines], COMPARISONS_PER_SLICE)
+        counts = [self._count_shared(words, lines[part], texts[part]) for part in slices]
+        shared = np.concatenate(counts) if counts else np.zeros(0, np.int64)
+        overlaps = shared / np.maximum(words.sizes[lines] + self._sizes[texts] - shared, 1)
+        is_near = overlaps >= NEAR_THRESHOLD
+        return NearMatches(lines[is_near], texts[is_near], overlaps[is_near])
 
-    def _count_shared(self, words: _ChunkWords, line: IntArray, test: IntArray) -> IntArray:
-        """How many words each candidate has in common."""
-        origin, inside = expand_counts(words.known_counts[line])
-        rank = words.ranks[(np.cumsum(words.sizes) - words.sizes)[line][origin] + inside]
-        sought = test[origin] * len(self._hashes) + rank
-        at = np.minimum(np.searchsorted(self._memberships, sought), len(self._memberships) - 1)
-        return np.bincount(origin, weights=self._memberships[at] == sought, minlength=len(line)).astype(np.int64)
+    def _count_shared(self, words: _ChunkWords, lines: IntArray, texts: IntArray) -> IntArray:
+        """Return the number of words that each candidate line shares with its text."""
+        origins, offsets = expand_counts(words.known_counts[lines])
+        ranks = words.ranks[(np.cumsum(words.sizes) - words.sizes)[lines][origins] + offsets]
+        keys = texts[origins] * len(self._hashes) + ranks
+        indices = np.minimum(np.searchsorted(self._memberships, keys), len(self._memberships) - 1)
+        is_member = self._memberships[indices] == keys
+        return np.bincount(origins, weights=is_member, minlength=len(lines)).astype(np.int64)
 
     def _retire_matched(self, near: NearMatches) -> None:
-        """Look no longer for a test sentence that was found whole, or often enough."""
-        before = self._match_counts >= MAX_NEAR_MATCHES
+        """Stop searching for texts with an overlap of 1 or MAX_NEAR_MATCHES near duplicates."""
+        was_retired = self._match_counts >= MAX_NEAR_MATCHES
         np.add.at(self._match_counts, near.texts, 1)
         self._match_counts[near.texts[near.overlaps == 1]] = MAX_NEAR_MATCHES
-        if ((self._match_counts >= MAX_NEAR_MATCHES) & ~before).any():
-            kept = self._match_counts[self._posting_texts] < MAX_NEAR_MATCHES
-            self._posting_ranks, self._posting_texts, self._posting_positions = (
-                self._posting_ranks[kept],
-                self._posting_texts[kept],
-                self._posting_positions[kept],
-            )
+        if ((self._match_counts >= MAX_NEAR_MATCHES) & ~was_retired).any():
+            mask = self._match_counts[self._posting_texts] < MAX_NEAR_MATCHES
+            self._posting_ranks = self._posting_ranks[mask]
+            self._posting_texts = self._posting_texts[mask]
+            self._posting_positions = self._posting_positions[mask]
             self._posting_starts = np.searchsorted(self._posting_ranks, np.arange(len(self._posting_starts)))
 
 
-# ---- equal texts -----------------------------------------------------------------------------------------------------
+# ---- exact matches ---------------------------------------------------------------------------------------------------
 
 
 class ExactIndex:
-    """The different keys of a test set of any size: which of them came in the training data."""
+    """The unique keys of a test set of any size, and which of them occurred in the training data."""
 
     def __init__(self, keys: IntArray) -> None:
         self._keys, self._key_ids = np.unique(keys, return_inverse=True)
         self._matched = np.zeros(len(self._keys), dtype=bool)
-        self._first_lines: dict[int, Pair] = {}  # the line in which a key came first: of so many keys as are ever shown
+        self._first_lines: dict[int, Pair] = {}  # where a key occurred first, for examples
 
     def update(self, train: Sequence[Pair], keys: IntArray) -> None:
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        met, line = np.unique(np.where((self._keys[at] == keys) & (keys != 0), at, -1), return_index=True)
-        new = (met >= 0) & ~self._matched[met]
-        self._matched[met[new]] = True
-        for i, place in zip(met[new].tolist(), line[new].tolist(), strict=True):
+        indices = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        is_match = (self._keys[indices] == keys) & (keys != 0)
+        matched, lines = np.unique(np.where(is_match, indices, -1), return_index=True)
+        is_new = (matched >= 0) & ~self._matched[matched]
+        self._matched[matched[is_new]] = True
+        for i, line in zip(matched[is_new].tolist(), lines[is_new].tolist(), strict=True):
             if len(self._first_lines) < MAX_NEAR_SENTENCES:
-                self._first_lines[i] = train[place]
+                self._first_lines[i] = train[line]
 
     def matched_mask(self) -> BoolArray:
-        """Of each test sentence: did it come?"""
+        """Return for each test sentence whether it occurred."""
         return self._matched[self._key_ids]
 
     def first_line(self, sentence: int) -> Pair | None:
@@ -383,18 +369,18 @@ class ExactIndex:
 
 
 def combine_pair_keys(source: IntArray, target: IntArray) -> IntArray:
-    """A key for both sides together, 0 where one of them is empty."""
-    both = combine_keys(source.view(np.uint64), target.view(np.uint64)).view(np.int64)
-    return np.where((source == 0) | (target == 0), 0, both)
+    """Return a key for both sides together, 0 if one of them is empty."""
+    keys = combine_keys(source.view(np.uint64), target.view(np.uint64)).view(np.int64)
+    return np.where((source == 0) | (target == 0), 0, keys)
 
 
 # ---- the whole test set ----------------------------------------------------------------------------------------------
 
 
 class _SentenceColumns(NamedTuple):
-    """All test sentences as columns."""
+    """All test sentences, column by column."""
 
-    source_keys: IntArray  # keys
+    source_keys: IntArray
     target_keys: IntArray
     is_short: BoolArray
     lines: IntArray
@@ -402,41 +388,42 @@ class _SentenceColumns(NamedTuple):
     @classmethod
     def from_pairs(cls, pairs: Sequence[Pair]) -> _SentenceColumns:
         source, target = fold_pairs(pairs)
-        fewest = np.minimum(_count_unique_words(source), _count_unique_words(target))
+        sizes = np.minimum(_count_unique_words(source), _count_unique_words(target))
         lines = np.fromiter((pair.line for pair in pairs), np.int64, len(pairs))
-        return cls(source.keys, target.keys, fewest < MIN_WORDS, lines)
+        return cls(source.keys, target.keys, sizes < MIN_WORDS, lines)
 
 
 def _count_unique_words(folded: FoldedTexts) -> IntArray:
-    line, _ = unique_words(folded, folded.word_hashes & (_UNKNOWN_WORD - 1))
-    return np.bincount(line, minlength=len(folded.keys))
+    lines, _ = unique_words(folded, folded.word_hashes & (_UNKNOWN_WORD - 1))
+    return np.bincount(lines, minlength=len(folded.keys))
 
 
 class ContaminationChecker:
-    """A test set that training data is held against: `look` at chunks of it, then ask what was `found`."""
+    """Compares training data with a test set: `update` with chunks of it, then `compute` the result."""
 
     def __init__(self, test: Iterable[Pair | BadLine]) -> None:
-        self.pairs: list[Pair] = []  # the first MOST
-        self.bad_lines = 0  # lines and units that are none
-        self._file_starts: list[tuple[int, str]] = []  # from which sentence on they are of which file
+        self.pairs: list[Pair] = []  # the first MAX_NEAR_SENTENCES
+        self.bad_lines = 0
+        self._file_starts: list[tuple[int, str]] = []  # (first sentence, file)
         columns = [_SentenceColumns.from_pairs([]), *self._read_chunks(test)]
         self._sentences = _SentenceColumns(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        source_keys, target_keys = self._sentences.source_keys, self._sentences.target_keys
         self._exact = {
-            "pair": ExactIndex(combine_pair_keys(self._sentences.source_keys, self._sentences.target_keys)),
-            "source": ExactIndex(self._sentences.source_keys),
-            "target": ExactIndex(self._sentences.target_keys),
+            "pair": ExactIndex(combine_pair_keys(source_keys, target_keys)),
+            "source": ExactIndex(source_keys),
+            "target": ExactIndex(target_keys),
         }
         source, target = fold_pairs(self.pairs)
         self._near = {"near source": NearDuplicateIndex(source), "near target": NearDuplicateIndex(target)}
 
     def _read_chunks(self, test: Iterable[Pair | BadLine]) -> Iterator[_SentenceColumns]:
-        pairs, read = self._iter_pairs(test), 0
+        pairs, index = self._iter_pairs(test), 0
         while chunk := list(islice(pairs, CHUNK_SENTENCES)):
             self.pairs += chunk[: MAX_NEAR_SENTENCES - len(self.pairs)]
-            for i, pair in enumerate(chunk, start=read):
+            for i, pair in enumerate(chunk, start=index):
                 if not self._file_starts or self._file_starts[-1][1] != pair.file:
                     self._file_starts.append((i, pair.file))
-            read += len(chunk)
+            index += len(chunk)
             yield _SentenceColumns.from_pairs(chunk)
 
     def _iter_pairs(self, test: Iterable[Pair | BadLine]) -> Iterator[Pair]:
@@ -450,7 +437,7 @@ class ContaminationChecker:
         return len(self._sentences.lines)
 
     def update(self, train: Sequence[Pair], folded: tuple[FoldedTexts, FoldedTexts] | None = None) -> None:
-        """Hold the next lines of the training data against the test set; `folded` is `fold_pairs` of them, if known."""
+        """Compare the next training lines with the test set; `folded` is `fold_pairs` of them, if available."""
         if not train or not len(self):
             return
         source, target = folded or fold_pairs(train)
@@ -461,10 +448,9 @@ class ContaminationChecker:
         self._near["near target"].update(train, target)
 
     def compute(self, examples: int = 2) -> Contamination:
-        """What was found up to now, with so many examples of each kind."""
-        kinds = self._closest_kinds()
-        counted = kinds[~self._sentences.is_short]
-        counts = {kind: int((counted == i).sum()) for i, kind in enumerate(MATCH_KINDS)}
+        """Return the counts so far, with some examples of each kind."""
+        kinds, is_short = self._closest_kinds(), self._sentences.is_short
+        counts = {kind: int((kinds[~is_short] == i).sum()) for i, kind in enumerate(MATCH_KINDS)}
         return Contamination(
             sentences=len(self),
             near_checked=len(self.pairs),
@@ -472,13 +458,13 @@ class ContaminationChecker:
             same_source=counts["source"],
             same_target=counts["target"],
             near_duplicates=counts["near source"] + counts["near target"],
-            short_matches=int((kinds[self._sentences.is_short] < len(MATCH_KINDS)).sum()),
+            short_matches=int((kinds[is_short] < len(MATCH_KINDS)).sum()),
             uncompared_lines=max(index.uncompared_lines for index in self._near.values()),
-            matches=tuple(twin for kind in MATCH_KINDS for twin in islice(self._iter_matches(kind, kinds), examples)),
+            matches=tuple(match for kind in MATCH_KINDS for match in islice(self._iter_matches(kind, kinds), examples)),
         )
 
     def _closest_kinds(self) -> IntArray:
-        """Of each test sentence: the place of its closest kind in KINDS, or behind them all."""
+        """Return for each test sentence the index of its closest kind in MATCH_KINDS, or their number if none."""
         kinds = np.full(len(self), len(MATCH_KINDS))
         for i, kind in reversed(list(enumerate(MATCH_KINDS))):
             kinds[self._matched_sentences(kind)] = i
@@ -491,21 +477,20 @@ class ContaminationChecker:
         return np.flatnonzero(index.best_overlaps[index.text_ids])
 
     def _iter_matches(self, kind: str, kinds: IntArray) -> Iterator[ContaminationMatch]:
-        """Examples of a kind, the closest first."""
-        mine = np.flatnonzero((kinds == MATCH_KINDS.index(kind)) & ~self._sentences.is_short)
+        """Yield examples of a kind, the closest first."""
+        sentences = np.flatnonzero((kinds == MATCH_KINDS.index(kind)) & ~self._sentences.is_short)
         if kind in self._exact:
-            firsts = ((i, self._exact[kind].first_line(i)) for i in mine.tolist())
-            yield from (
-                ContaminationMatch(kind, self._get_sentence(i, train), train, 1.0) for i, train in firsts if train
-            )
+            lines = ((i, self._exact[kind].first_line(i)) for i in sentences.tolist())
+            yield from (ContaminationMatch(kind, self._get_sentence(i, line), line, 1.0) for i, line in lines if line)
             return
         index = self._near[kind]
-        for i in mine[np.argsort(-index.best_overlaps[index.text_ids[mine]], kind="stable")].tolist():
+        closest_first = np.argsort(-index.best_overlaps[index.text_ids[sentences]], kind="stable")
+        for i in sentences[closest_first].tolist():
             text = int(index.text_ids[i])
             yield ContaminationMatch(kind, self.pairs[i], index.closest_lines[text], float(index.best_overlaps[text]))
 
     def _get_sentence(self, i: int, train: Pair) -> Pair:
-        """Test sentence i. Of one behind the first MOST only the place is kept: its words are those of its twin."""
+        """Return test sentence i. After the first MAX_NEAR_SENTENCES only the location is stored: the text is equal."""
         if i < len(self.pairs):
             return self.pairs[i]
         file = next(name for start, name in reversed(self._file_starts) if start <= i)

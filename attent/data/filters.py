@@ -1,8 +1,8 @@
-"""Which pairs would teach nothing, and are better dropped; each filter has a name, and can be turned off.
+"""Filters for pairs that would teach a model nothing; each has a name and can be disabled.
 
 The defaults drop what is broken, not what is unusual: names, codes, one-word segments, long sentences and free
-translations all stay. A `Sieve` judges one pair by itself, in a microsecond or two, so that the store can call it in
-every worker; `Seen` remembers which pairs came before. Text is never changed here but for the spaces at its ends.
+translations are kept. `PairFilter` checks a pair by itself in a microsecond or two, so that every worker can call it;
+`KeySet` finds duplicates. Text is not changed except for spaces at its ends.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from attent.text.scripts import Scripts
 
 KeyArray = npt.NDArray[np.uint64]
 
-# In this order a pair is judged, and only the first reason counts: so the counts of a report add up.
+# A pair is checked in this order, and only the first reason counts, so that the counts of a report add up.
 FILTER_ORDER = ("empty", "control", "max_chars", "length_ratio", "identical", "script", "duplicates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """What is dropped before training."""
+    """Pairs to drop before training."""
 
-    # A segment of 2,000 characters is about 350 words or 500 tokens: more is a paragraph that was never segmented.
-    max_chars: int = 2_000  # characters of either side; a Han, Kana or Hangul one counts as three; 0: any length
-    # Real translations stay below 3 in every corpus that was looked at; above 4 stand slipped alignments.
-    length_ratio: float = 4.0  # how many times longer one side may be, each lengthened by 20 characters first; 0: any
-    identical: bool = True  # both sides the same sentence, untranslated; names, codes and short labels stay
-    script: bool = True  # most letters of a side belong to another script than its language is written in
+    # 2,000 characters are about 350 words or 500 tokens; longer segments are paragraphs that were never split.
+    max_chars: int = 2_000  # of either side; a Han, Kana or Hangul character counts as three; 0: no limit
+    # Real translations stay below 3 in every corpus that was inspected; above 4 are misalignments.
+    length_ratio: float = 4.0  # how many times longer one side may be, after adding 20 characters to each; 0: no limit
+    identical: bool = True  # untranslated sentences; equal names, codes and short labels are kept
+    script: bool = True  # most letters of a side are in another script than its language
     control: bool = True  # control characters, U+FFFD, and UTF-8 that was read as Windows-1252 ("fÃ¼r")
-    empty: bool = True  # nothing but space on a side
-    duplicates: bool = True  # the very same pair again, spaces at the ends aside
+    empty: bool = True  # only spaces on a side
+    duplicates: bool = True  # equal pairs, except for spaces at the ends
 
     def __post_init__(self) -> None:
         if self.max_chars < 0:
@@ -47,75 +47,73 @@ class FilterConfig:
 
     @classmethod
     def disabled(cls) -> FilterConfig:
-        """Keeps everything."""
+        """Return a config that keeps everything."""
         return cls(
             max_chars=0, length_ratio=0, identical=False, script=False, control=False, empty=False, duplicates=False
         )
 
 
-# ---- what stands in a text -------------------------------------------------------------------------------------------
+# ---- texts -----------------------------------------------------------------------------------------------------------
 
 RATIO_SMOOTHING = 20  # characters, so that "OK" may become "Einverstanden" and "EU" "Europäische Union"
-WIDE_CHAR_WEIGHT = 3  # a Han, Kana or Hangul character carries about as much as three letters
-MIN_FOREIGN_LETTERS = 12  # below this a text in another script is a name or a code: "iPhone", "README"
-MIN_SENTENCE_WORDS = 4  # untranslated words in small letters, from which on identical sides are a sentence
-MIN_SENTENCE_WIDE_CHARS = 12  # the same for scripts that write no spaces
+WIDE_CHAR_WEIGHT = 3  # a Han, Kana or Hangul character carries about as much information as three letters
+MIN_FOREIGN_LETTERS = 12  # fewer in another script are a name or a code: "iPhone", "README"
+MIN_SENTENCE_WORDS = 4  # lower-case words from which on identical sides are an untranslated sentence
+MIN_SENTENCE_WIDE_CHARS = 12  # for scripts without spaces
 
 WIDE_SCRIPTS: Scripts = frozenset({"Hani", "Kana", "Hang", "Bopo"})
 WIDE_CHARS = script_table.compile_letter_pattern(WIDE_SCRIPTS)
-# C0 but for tab and line ends, DEL, C1, lone surrogates, U+FFFD and the two non-characters behind it.
+# C0 except tab and line ends, DEL, C1, lone surrogates, U+FFFD and the two non-characters after it.
 CONTROL_CLASS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd-\uffff"
 CONTROL_CHARS = re.compile(f"[{CONTROL_CLASS}]")
 
-# Bytes 80 to BF, the second and later ones of a UTF-8 character, as Windows-1252 (and Latin-1) shows them.
+# UTF-8 continuation bytes, 80 to BF, decoded as Windows-1252 or Latin-1.
 _CONTINUATION_CLASS = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
-# "Ã¼", "Â°", "â€™": what becomes of the letters of Western Europe and of curly quotes. A lone "Ã" before a
-# closing quote or a no-break space may be Portuguese, so these do not count here.
+# "Ã¼", "Â°", "â€™": Western European letters and curly quotes. A lone "Ã" before a closing quote or a no-break
+# space may be Portuguese and is not included.
 _SURE_MOJIBAKE = re.compile("Ã[\x80-\x9f¡-º¼-¾€‚ƒ†‡ˆ‰Š‹ŒŽ˜™šœžŸ]|Â[\x80-\x9f¡-ª¬-º¼-¾]|â€[\x80-\xbf“”™œ˜¦¢]|ï»¿")
-# Every non-ASCII letter of the text is part of such a run, and the run stands for a letter that people write.
+# Every non-ASCII letter of the text is part of such a run, which encodes a common letter.
 _MOJIBAKE_RUN = f"[ÂÃÄÅÎÏÐÑØÙ×][{_CONTINUATION_CLASS}]|[à-ì][{_CONTINUATION_CLASS}]{{2}}|ð[{_CONTINUATION_CLASS}]{{3}}"
 _ALL_MOJIBAKE = re.compile(f"[\x00-\x7f]*(?:(?:{_MOJIBAKE_RUN})[\x00-\x7f]*){{2,}}")
 _MOJIBAKE_HINT = re.compile(f"[ÂÃâïÄÅÎÏÐÑØÙ×àáãäåæçèéêëìð][{_CONTINUATION_CLASS}]")
 
 
 def strip_text(text: str) -> str:
-    """What is encoded: the text without the space at its ends. Nothing else is changed."""
+    """Return the text that is encoded: without spaces at its ends, otherwise unchanged."""
     return text.strip()
 
 
 def is_mojibake(text: str) -> bool:
-    """UTF-8 that some program took for Windows-1252 or Latin-1, such as "fÃ¼r" or "Ð¿Ñ€Ð¸"."""
-    return _MOJIBAKE_HINT.search(text) is not None and (
-        _SURE_MOJIBAKE.search(text) is not None or _ALL_MOJIBAKE.fullmatch(text) is not None
-    )
+    """True for UTF-8 that was decoded as Windows-1252 or Latin-1, such as "fÃ¼r" or "Ð¿Ñ€Ð¸"."""
+    return bool(_MOJIBAKE_HINT.search(text) and (_SURE_MOJIBAKE.search(text) or _ALL_MOJIBAKE.fullmatch(text)))
 
 
 def find_damage(text: str) -> int | None:
-    """Where the first control character or wrongly read letter stands."""
-    found = CONTROL_CHARS.search(text) or (_MOJIBAKE_HINT.search(text) if is_mojibake(text) else None)
-    return found.start() if found else None
+    """Return the index of the first control character or wrongly decoded letter."""
+    match = CONTROL_CHARS.search(text) or (_MOJIBAKE_HINT.search(text) if is_mojibake(text) else None)
+    return match.start() if match else None
 
 
 def weighted_length(text: str) -> int:
-    """Characters, the wide ones of East Asia three-fold."""
+    """Return the number of characters; wide East Asian ones count three times."""
     return len(text) if text.isascii() else len(text) + (WIDE_CHAR_WEIGHT - 1) * len(WIDE_CHARS.findall(text))
 
 
 def is_untranslated(text: str) -> bool:
-    """Would this, the same on both sides, be a sentence that nobody translated? Names and codes would not."""
-    small = sum(word[0].isalpha() and not word[0].isupper() for word in text.split())
-    return small >= MIN_SENTENCE_WORDS or len(WIDE_CHARS.findall(text)) >= MIN_SENTENCE_WIDE_CHARS
+    """True if a text that is equal on both sides is an untranslated sentence, and not a name or code."""
+    lower_case_words = sum(word[0].isalpha() and not word[0].isupper() for word in text.split())
+    return lower_case_words >= MIN_SENTENCE_WORDS or len(WIDE_CHARS.findall(text)) >= MIN_SENTENCE_WIDE_CHARS
 
 
 class _ScriptCheck:
-    """What one side of a corpus is expected to be written in."""
+    """Checks one side against its expected scripts."""
 
     def __init__(self, scripts: Scripts | None) -> None:
         foreign = script_table.get_other_scripts(scripts) if scripts else frozenset()  # unknown: nothing is foreign
         self.own_letters = script_table.compile_letter_pattern(scripts or frozenset())
         self.foreign_letters = script_table.compile_letter_pattern(foreign)
         self.allows_ascii = "Latn" not in foreign
-        # A text without any of these needs no closer look. One class and nothing else: Python searches that quickest.
+        # A text without any of these needs no further checks. A single character class is the fastest search.
         classes = "".join(script_table.SCRIPT_LETTERS[code] for code in sorted(foreign | WIDE_SCRIPTS))
         self.suspicious_chars = re.compile(f"[{CONTROL_CLASS}{classes}{_CONTINUATION_CLASS}]")
 
@@ -125,19 +123,19 @@ class _ScriptCheck:
         return self.suspicious_chars.search(text) is None
 
     def is_foreign(self, text: str) -> bool:
-        """More than half of the letters, and more than a name's worth of them, are in another script."""
-        found = self.foreign_letters.findall(text)
-        if not found:
+        """True if more than half of the letters, and more than a name has, are in another script."""
+        letters = self.foreign_letters.findall(text)
+        if not letters:
             return False
-        weight = weighted_length("".join(found))
+        weight = weighted_length("".join(letters))
         return weight >= MIN_FOREIGN_LETTERS and weight > weighted_length("".join(self.own_letters.findall(text)))
 
 
-# ---- judging ---------------------------------------------------------------------------------------------------------
+# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 class PairFilter:
-    """Judges pairs one by one, by what stands in them alone; duplicates are for `Seen`."""
+    """Checks single pairs; `KeySet` finds duplicates."""
 
     def __init__(self, config: FilterConfig, scripts: tuple[Scripts | None, Scripts | None]) -> None:
         self.config = config
@@ -148,40 +146,39 @@ class PairFilter:
         return PairFilter, (self.config, self.scripts)
 
     def drop_reason(self, source: str, target: str) -> str | None:
-        """The name of the first filter that drops this pair, or None where it stays."""
-        filters = self.config
+        """Return the name of the first filter that drops this pair, or None."""
+        config = self.config
         source, target = source.strip(), target.strip()
-        if filters.empty and not (source and target):
+        if config.empty and not (source and target):
             return "empty"
-        one, other = self._script_checks
-        if one.is_plain(source) and other.is_plain(target):
+        source_check, target_check = self._script_checks
+        if source_check.is_plain(source) and target_check.is_plain(target):
             return self._check_length(len(source), len(target)) or self._check_identical(source, target)
-        if filters.control and _is_damaged(source, target):
+        if config.control and _is_damaged(source, target):
             return "control"
         return (
             self._check_length(weighted_length(source), weighted_length(target))
             or self._check_identical(source, target)
-            or ("script" if filters.script and self._is_foreign(source, target) else None)
+            or ("script" if config.script and self._is_foreign(source, target) else None)
         )
 
     def _check_length(self, source: int, target: int) -> str | None:
-        filters = self.config
+        config = self.config
         short, long = (source, target) if source < target else (target, source)
-        if filters.max_chars and long > filters.max_chars:
+        if config.max_chars and long > config.max_chars:
             return "max_chars"
-        if filters.length_ratio and long + RATIO_SMOOTHING > filters.length_ratio * (short + RATIO_SMOOTHING):
+        if config.length_ratio and long + RATIO_SMOOTHING > config.length_ratio * (short + RATIO_SMOOTHING):
             return "length_ratio"
         return None
 
     def _check_identical(self, source: str, target: str) -> str | None:
-        same = self.config.identical and source == target and is_untranslated(source)
-        return "identical" if same else None
+        is_copy = self.config.identical and source == target and is_untranslated(source)
+        return "identical" if is_copy else None
 
     def _is_foreign(self, source: str, target: str) -> bool:
-        if source == target:  # a name or a code, or else "identical" would have dropped it
+        if source == target:  # a name or code: others were dropped as "identical"
             return False
-        one, other = self._script_checks
-        return one.is_foreign(source) or other.is_foreign(target)
+        return any(map(_ScriptCheck.is_foreign, self._script_checks, (source, target)))
 
 
 def _is_damaged(source: str, target: str) -> bool:
@@ -189,45 +186,42 @@ def _is_damaged(source: str, target: str) -> bool:
 
 
 def infer_scripts(languages: LanguagePair, sample: Sequence[Pair]) -> tuple[Scripts | None, Scripts | None]:
-    """What each side should be written in: by its language, or by what most of the sample is written in."""
-    source, target = (
-        script_table.get_language_scripts(languages.source),
-        script_table.get_language_scripts(languages.target),
-    )
+    """Return the expected scripts of each side, by its language or else by most of the sample."""
+    source, target = map(script_table.get_language_scripts, (languages.source, languages.target))
     return (
         source or script_table.detect_scripts(pair.source for pair in sample),
         target or script_table.detect_scripts(pair.target for pair in sample),
     )
 
 
-# ---- pairs that came before ------------------------------------------------------------------------------------------
+# ---- duplicates ------------------------------------------------------------------------------------------------------
 
-# Two odd numbers without a pattern (the golden ratio and pi), so that (a, b) and (b, a) have different keys.
+# Two odd constants (the golden ratio and pi), so that (a, b) and (b, a) have different keys.
 _SOURCE_FACTOR, _TARGET_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x243F6A8885A308D3)
 
 
 def hash_texts(texts: Sequence[str]) -> KeyArray:
-    """A number of 64 bits for each text, the same in every process.
+    """Return a 64-bit key per text, the same in every process.
 
-    Among 10 million texts two meet by chance in one corpus of 400,000.
+    Among 10 million texts there is a collision in one corpus of 400,000.
     """
     digests = [blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
 def combine_keys(sources: KeyArray, targets: KeyArray) -> KeyArray:
-    return sources * _SOURCE_FACTOR + targets * _TARGET_FACTOR  # wraps around, as it should
+    return sources * _SOURCE_FACTOR + targets * _TARGET_FACTOR  # modulo 2**64
 
 
 def hash_pairs(sources: Sequence[str], targets: Sequence[str]) -> KeyArray:
-    """A number of 64 bits for each pair, the same in every process."""
+    """Return a 64-bit key per pair, the same in every process."""
     return combine_keys(hash_texts(sources), hash_texts(targets))
 
 
 class KeySet:
-    """Which keys came before, in 8 bytes each: sorted runs, the small ones merged like the digits of a counter."""
+    """A set of keys in 8 bytes each: sorted runs, of which small ones are merged like the digits of a counter."""
 
-    MAX_MERGED_RUN = 2_000_000  # longer ones are left apart: a merge needs as much memory again for a moment
+    MAX_MERGED_RUN = 2_000_000  # longer runs are not merged, since a merge needs the same memory again
 
     def __init__(self) -> None:
         self._runs: list[KeyArray] = []
@@ -236,23 +230,22 @@ class KeySet:
         return sum(len(run) for run in self._runs)
 
     def add(self, keys: KeyArray) -> npt.NDArray[np.bool_]:
-        """True where a key is new, also against those before it in this call."""
+        """Add keys; return True for each that is new, also compared with earlier ones of this call."""
         unique, first = np.unique(np.asarray(keys, dtype=np.uint64), return_index=True)
-        unseen = np.ones(len(unique), dtype=bool)
+        is_unseen = np.ones(len(unique), dtype=bool)
         for run in self._runs:
-            at = np.minimum(np.searchsorted(run, unique), len(run) - 1)
-            unseen &= run[at] != unique
-        new = np.zeros(len(keys), dtype=bool)
-        new[first[unseen]] = True
-        self._add_run(unique[unseen])
-        return new
+            indices = np.minimum(np.searchsorted(run, unique), len(run) - 1)
+            is_unseen &= run[indices] != unique
+        is_new = np.zeros(len(keys), dtype=bool)
+        is_new[first[is_unseen]] = True
+        self._add_run(unique[is_unseen])
+        return is_new
 
     def _add_run(self, run: KeyArray) -> None:
         if not len(run):
             return
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]) <= self.MAX_MERGED_RUN:
-            last, before = self._runs.pop(), self._runs.pop()
-            merged = np.concatenate([before, last])
-            merged.sort(kind="stable")  # two sorted halves: one pass
+            merged = np.concatenate([self._runs.pop(-2), self._runs.pop()])
+            merged.sort(kind="stable")  # linear for two sorted halves
             self._runs.append(merged)

@@ -105,9 +105,7 @@ def _fit_rows(source: Array, target: Array, capacity: RowCapacity) -> Array:
     return rows.T
 
 
-def _find_tightest_row(
-    remaining: list[Array], needs: tuple[Array, Array], sentinel: int
-) -> tuple[Array, Array]:
+def _find_tightest_row(remaining: list[Array], needs: tuple[Array, Array], sentinel: int) -> tuple[Array, Array]:
     """Return for each pool the fitting row with the least space left, and a mask of the rows that fit."""
     fits = (remaining[0] >= needs[0][:, None]) & (remaining[1] >= needs[1][:, None])
     return np.where(fits, remaining[0] + remaining[1], sentinel).argmin(1), fits

@@ -1,7 +1,7 @@
 """A process pool whose results come in the order of the tasks.
 
 Processes are spawned, not forked: a fork of a process in which torch runs threads can deadlock. Spawned processes would
-import the caller's script again, print a traceback each on Ctrl-C, and outlive a killed parent; all three are prevented.
+import the caller's script again, print a traceback each on Ctrl-C and outlive a killed parent; all this is prevented.
 """
 
 from __future__ import annotations

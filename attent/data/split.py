@@ -1,14 +1,13 @@
-"""A part of the data is held out, before anything is learnt from the rest: validation on what no training has seen.
+"""Hold out validation pairs that share no text with the training pairs.
 
-Which pairs are held out follows from a seeded hash of their sources, so that it is the same on every machine and in
-whatever order the files come. All pairs of one source go together, and a pair that shares a text with a held-out one is
-left out of training. Texts are compared as `leakage` compares them: in small letters, without spaces and punctuation.
-How a `Corpus` reads its part again is its own affair (`corpus.Split`); test sets that people give are `leakage`'s.
+A seeded hash of the source decides which pairs are held out, so that the split is the same on every machine and for any
+order of the files. All pairs of one source go together, and a pair that shares a text with a held-out one is excluded
+from training. Texts are compared as in `contamination`: case-folded, without spaces and punctuation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
@@ -20,67 +19,64 @@ import numpy.typing as npt
 from attent.data.contamination import fold_texts
 from attent.data.corpus import Corpus, CorpusSplit
 from attent.data.filters import KeyArray, combine_keys, hash_texts
-from attent.data.pairs import BadLine, CorpusError, Pair
+from attent.data.pairs import CorpusError, Pair
 
 BoolArray = npt.NDArray[np.bool_]
+CountArray = npt.NDArray[np.int64]
 
-CHUNK_LINES = 5_000  # lines that are read together
-BUDGET_DIVISOR = 5  # at most one pair in so many is taken from training, by holding out or leaving out
-SOURCE_BUDGET_DIVISOR, MIN_SOURCE_BUDGET = (
-    10,
-    3,
-)  # and a single source takes at most one in ten of these, unless that is three or less
-CANDIDATES_PER_PAIR = 8  # sources that are looked at for each pair wanted, since some would take too much from training
-MIN_CANDIDATES = 1_000  # sources that are looked at in any case
-SHARED_TARGETS_DIVISOR = (
-    4  # if not one in so many of the pairs can be had with targets of their own, targets may be shared
-)
-EMPTY_KEY = np.uint64(0)  # the key of a text that is nothing but space
+CHUNK_LINES = 5_000  # read together
+BUDGET_DIVISOR = 5  # at most one pair in five is taken from training, held out or excluded
+SOURCE_BUDGET_DIVISOR, MIN_SOURCE_BUDGET = 10, 3  # one source takes at most a tenth of that, or three pairs
+CANDIDATES_PER_PAIR = 8  # sources considered per requested pair, since some would exclude too much
+MIN_CANDIDATES = 1_000
+SHARED_TARGETS_DIVISOR = 4  # targets may be shared if only a quarter of the pairs could be held out otherwise
+EMPTY_KEY = np.uint64(0)  # of a text without visible characters
 
 
 def default_validation_size(num_pairs: int) -> int:
-    """How many of so many pairs to hold out: a tenth of little data, a fiftieth of much, 200 to 2,000 between.
+    """Return how many pairs to hold out: a tenth of little data, a fiftieth of much, 200 to 2,000 between.
 
-    BLEU of fewer than 200 sentences mostly tells chance. About 2,000 are what shared tasks use for development, and
-    more would only take time from training.
+    BLEU of fewer than 200 sentences is mostly noise. Shared tasks use development sets of about 2,000; more would only
+    take time from training.
     """
     return max(1, min(num_pairs // 10, max(num_pairs // 50, 200), 2_000))
 
 
 def hold_out(corpora: Sequence[Corpus], num_pairs: int, seed: int) -> tuple[list[Corpus], list[Corpus]]:
-    """(to train on, held out): about `pairs` pairs over all corpora together, less where texts are often repeated.
+    """Return (training, held-out) corpora: about `num_pairs` held out in total, fewer if texts are often repeated.
 
-    The first list has every corpus, the second those of which something is held out. No text of a held-out pair is
-    in a pair to train on, on either side. Only where there are so few different targets that this cannot be had, as
-    with labels, targets may be the same (`Split.targets` is then False), and sources still are not.
+    The first list has every corpus, the second those with held-out pairs. No text of a held-out pair occurs in a
+    training pair, on either side. Only if there are too few distinct targets for that, as with class labels, targets
+    may be shared (`CorpusSplit.has_disjoint_targets` is then False); sources never are.
     """
     if num_pairs < 1:
         raise CorpusError(f"the number of pairs to hold out must be 1 or more, but is {num_pairs}")
-    read = [_ScannedCorpus.scan(corpus) for corpus in corpora]
-    choice = _choose_held_out(_PairKeys.concatenate([one.keys for one in read]), num_pairs, seed)
-    if choice is None:
+    scans = [_ScannedCorpus.scan(corpus) for corpus in corpora]
+    selection = _choose_held_out(_PairKeys.concatenate([scan.keys for scan in scans]), num_pairs, seed)
+    if selection is None:
         names = ", ".join(corpus.name for corpus in corpora)
         raise CorpusError(
-            f"{names}: to hold out a part there must be at least 2 different sources with translations, but there are "
-            f"fewer; add pairs, or give data to validate on"
+            f"{names}: must have at least 2 different sources with translations to hold out validation data, but has "
+            f"fewer; add pairs, or give validation data"
         )
-    train = [one.select_part(choice, held_out=False) for one in read]
-    held = [one.select_part(choice, held_out=True) for one in read]
-    return train, [corpus for corpus in held if corpus.split and corpus.split.pair_count]
+    train = [scan.select_part(selection, held_out=False) for scan in scans]
+    held_out = [scan.select_part(selection, held_out=True) for scan in scans]
+    return train, [corpus for corpus in held_out if corpus.split and corpus.split.pair_count]
 
 
 def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
-    """What was held out, in a sentence for the log."""
+    """Return a sentence for the log."""
     splits = [corpus.split for corpus in train if corpus.split]
-    rest, out = (
-        sum(split.pair_count for split in splits),
-        sum(corpus.split.pair_count for corpus in held_out if corpus.split),
-    )
-    lost = sum(split.corpus_pair_count for split in splits) - rest - out
-    shared = "a text" if all(split.has_disjoint_targets for split in splits) else "a source"
-    told = f"held out {out:,} of {out + rest + lost:,} pairs for validation"
-    told += f"; left {lost:,} more out of training, which share {shared} with them" if lost else ""
-    return told if shared == "a text" else f"{told}; targets repeat so much that they are in training too"
+    total = sum(split.corpus_pair_count for split in splits)
+    num_held_out = sum(corpus.split.pair_count for corpus in held_out if corpus.split)
+    excluded = total - num_held_out - sum(split.pair_count for split in splits)
+    is_disjoint = all(split.has_disjoint_targets for split in splits)
+    summary = f"held out {num_held_out:,} of {total:,} pairs for validation"
+    if excluded:
+        summary += (
+            f"; excluded {excluded:,} more from training, which share a {'text' if is_disjoint else 'source'} with them"
+        )
+    return summary if is_disjoint else f"{summary}; targets repeat too often to be disjoint"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -94,72 +90,66 @@ class _PairKeys(NamedTuple):
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[Pair]) -> _PairKeys:
-        return cls(
-            hash_folded_texts([pair.source for pair in pairs]), hash_folded_texts([pair.target for pair in pairs])
-        )
+        source, target = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        return cls(hash_folded_texts(source), hash_folded_texts(target))
 
     @classmethod
-    def concatenate(cls, pieces: Sequence[_PairKeys]) -> _PairKeys:
-        whole = [cls.from_pairs([]), *pieces]
-        return cls(np.concatenate([one.source for one in whole]), np.concatenate([one.target for one in whole]))
+    def concatenate(cls, parts: Sequence[_PairKeys]) -> _PairKeys:
+        source, target = zip(cls.from_pairs([]), *parts, strict=True)
+        return cls(np.concatenate(source), np.concatenate(target))
 
     def select(self, selection: BoolArray | npt.NDArray[np.intp]) -> _PairKeys:
         return _PairKeys(self.source[selection], self.target[selection])
 
     @property
     def nonempty_mask(self) -> BoolArray:
-        """Is there text on both sides?"""
+        """True where both sides have text."""
         return (self.source != EMPTY_KEY) & (self.target != EMPTY_KEY)
 
 
 def hash_folded_texts(texts: Sequence[str]) -> KeyArray:
-    """A number for each text, which texts share that differ in capitals, spaces and punctuation alone."""
+    """Return a key per text; texts that differ only in case, spaces and punctuation share it."""
     folded = fold_texts(texts).replace(" ", "").split("\n")[: len(texts)]
-    if "" in folded:  # nothing but punctuation, which then counts
+    if "" in folded:  # only punctuation, which then counts
         folded = [short or text.strip() for short, text in zip(folded, texts, strict=True)]
-    found = hash_texts(folded).copy()
-    found[[not text for text in folded]] = EMPTY_KEY
-    return found
+    keys = hash_texts(folded).copy()
+    keys[[not text for text in folded]] = EMPTY_KEY
+    return keys
 
 
 @dataclass(frozen=True)
 class _ScannedCorpus:
-    """A corpus that was read through: what its files were then, which entries are pairs, and the keys of these."""
+    """A corpus with the fingerprint of its files, a mask of the entries that are pairs, and the keys of these."""
 
     corpus: Corpus
-    stamps: tuple[tuple[str, int, int], ...]
+    fingerprint: tuple[tuple[str, int, int], ...]
     is_pair: BoolArray
     keys: _PairKeys
 
     @classmethod
     def scan(cls, corpus: Corpus) -> _ScannedCorpus:
-        assert corpus.split is None, "a part of a part is not told apart"
-        stamps = tuple(corpus.fingerprint())  # before reading, so that a change meanwhile is noticed
-        is_pair, sides = [np.empty(0, bool)], []
-        for chunk in _iter_chunks(iter(corpus)):
+        assert corpus.split is None, "a split corpus cannot be split again"
+        fingerprint = tuple(corpus.fingerprint())  # before reading, so that a change meanwhile is noticed
+        is_pair, keys = [np.empty(0, bool)], []
+        entries = iter(corpus)
+        while chunk := list(islice(entries, CHUNK_LINES)):
             is_pair.append(np.fromiter((isinstance(entry, Pair) for entry in chunk), bool, len(chunk)))
-            sides.append(_PairKeys.from_pairs([entry for entry in chunk if isinstance(entry, Pair)]))
-        return cls(corpus, stamps, np.concatenate(is_pair), _PairKeys.concatenate(sides))
+            keys.append(_PairKeys.from_pairs([entry for entry in chunk if isinstance(entry, Pair)]))
+        return cls(corpus, fingerprint, np.concatenate(is_pair), _PairKeys.concatenate(keys))
 
-    def select_part(self, choice: _HeldOutKeys, *, held_out: bool) -> Corpus:
-        """The corpus with only what is held out, or with what is left to train on; bad lines belong to the latter."""
-        mine = choice.held_out_mask(self.keys) if held_out else ~choice.excluded_mask(self.keys)
-        kept = np.zeros(len(self.is_pair), bool) if held_out else ~self.is_pair
-        kept[self.is_pair] = mine
-        pairs, targets = int(mine.sum()), choice.exclude_targets
+    def select_part(self, selection: _HeldOutKeys, *, held_out: bool) -> Corpus:
+        """Return the held-out or the training part of the corpus; bad lines belong to the latter."""
+        pair_mask = selection.held_out_mask(self.keys) if held_out else ~selection.excluded_mask(self.keys)
+        membership = np.zeros(len(self.is_pair), bool) if held_out else ~self.is_pair
+        membership[self.is_pair] = pair_mask
         split = CorpusSplit(
-            membership=kept.tobytes(),
-            fingerprint=self.stamps,
-            pair_count=pairs,
-            corpus_pair_count=len(mine),
-            has_disjoint_targets=targets,
+            membership=membership.tobytes(),
+            fingerprint=self.fingerprint,
+            pair_count=int(pair_mask.sum()),
+            corpus_pair_count=len(pair_mask),
+            has_disjoint_targets=selection.exclude_targets,
         )
         return replace(self.corpus, split=split)
-
-
-def _iter_chunks(entries: Iterator[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
-    while chunk := list(islice(entries, CHUNK_LINES)):
-        yield chunk
 
 
 # ---- choosing --------------------------------------------------------------------------------------------------------
@@ -167,11 +157,11 @@ def _iter_chunks(entries: Iterator[Pair | BadLine]) -> Iterator[list[Pair | BadL
 
 @dataclass(frozen=True)
 class _HeldOutKeys:
-    """The sources that are held out, and every text that no pair to train on may have; both sorted."""
+    """The held-out sources, and every text that no training pair may have; both sorted."""
 
     sources: KeyArray
     excluded_texts: KeyArray
-    exclude_targets: bool  # their targets are among the texts
+    exclude_targets: bool  # their targets are among the excluded texts
 
     @classmethod
     def from_sources(cls, sources: KeyArray, keys: _PairKeys, *, exclude_targets: bool) -> _HeldOutKeys:
@@ -185,86 +175,88 @@ class _HeldOutKeys:
         return _is_in_sorted(keys.source, self.sources) & keys.nonempty_mask
 
     def excluded_mask(self, keys: _PairKeys) -> BoolArray:
-        """Held out, or so close to what is that training on it would tell."""
-        touched = _is_in_sorted(keys.source, self.excluded_texts)
-        return touched | _is_in_sorted(keys.target, self.excluded_texts) if self.exclude_targets else touched
+        """Return True for held-out pairs and those that share a text with one."""
+        mask = _is_in_sorted(keys.source, self.excluded_texts)
+        return mask | _is_in_sorted(keys.target, self.excluded_texts) if self.exclude_targets else mask
 
 
 def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
-    """Which of these are among the sorted `wanted`. np.isin would sort them all, and they are many."""
+    """Return which keys are in `sorted_keys`. np.isin would sort the keys, which are many."""
     if not len(sorted_keys):
         return np.zeros(len(keys), bool)
     return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
 
 
 def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys | None:
-    """None where there are not two sources. Targets may be shared only where too little could be held out otherwise."""
-    whole = keys.select(keys.nonempty_mask)
-    candidates = _shuffle_sources(np.unique(whole.source), seed)
+    """Choose the sources to hold out; None if there are fewer than two.
+
+    Targets may be shared with training only if too little could be held out otherwise.
+    """
+    nonempty = keys.select(keys.nonempty_mask)
+    candidates = _shuffle_sources(np.unique(nonempty.source), seed)
     if len(candidates) < 2:
         return None
     candidates = candidates[: max(CANDIDATES_PER_PAIR * num_pairs, MIN_CANDIDATES)]
-    sizes = _count_keys(candidates, whole.source)
-    alone, total = _count_keys(candidates, keys.source), len(whole.source)
-    shared = alone + _count_shared_texts(candidates, keys)
-    strict, loose = (
-        _select_within_budget(sizes, shared, num_pairs, total),
-        _select_within_budget(sizes, alone, num_pairs, total),
-    )
+    sizes, total = _count_keys(candidates, nonempty.source), len(nonempty.source)
+    source_cost = _count_keys(candidates, keys.source)
+    full_cost = source_cost + _count_shared_texts(candidates, keys)
+    strict = _select_within_budget(sizes, full_cost, num_pairs, total)
+    loose = _select_within_budget(sizes, source_cost, num_pairs, total)
     if sizes[strict].sum() * SHARED_TARGETS_DIVISOR >= sizes[loose].sum() > 0:
         return _HeldOutKeys.from_sources(candidates[strict], keys, exclude_targets=True)
     if len(loose):
         return _HeldOutKeys.from_sources(candidates[loose], keys, exclude_targets=False)
-    cost, targets = (shared, True) if shared.min() < total else (alone, False)  # every source takes a large share
-    return _HeldOutKeys.from_sources(candidates[[int(np.argmin(cost))]], keys, exclude_targets=targets)
+    # Every source exceeds the budget: take the cheapest.
+    is_strict = bool(full_cost.min() < total)
+    cheapest = candidates[[int(np.argmin(full_cost if is_strict else source_cost))]]
+    return _HeldOutKeys.from_sources(cheapest, keys, exclude_targets=is_strict)
 
 
 def _shuffle_sources(sources: KeyArray, seed: int) -> KeyArray:
-    """In an order by chance that is the same everywhere, and in which other sources change nothing."""
+    """Return the sources in a random order that is the same everywhere and for each pair of sources."""
     salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
     mixed = (sources ^ salt) * np.uint64(0xBF58476D1CE4E5B9)  # two rounds of splitmix64
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return sources[np.argsort(mixed ^ (mixed >> np.uint64(31)))]
 
 
-def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> npt.NDArray[np.int64]:
-    """How often each of the different `wanted` is found."""
+def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
+    """Return how often each of the unique keys occurs among the keys."""
     order = np.argsort(unique_keys)
-    at = np.searchsorted(unique_keys[order], keys[_is_in_sorted(keys, unique_keys[order])])
+    indices = np.searchsorted(unique_keys[order], keys[_is_in_sorted(keys, unique_keys[order])])
     counts = np.empty(len(unique_keys), np.int64)
-    counts[order] = np.bincount(at, minlength=len(unique_keys))
+    counts[order] = np.bincount(indices, minlength=len(unique_keys))
     return counts
 
 
-def _count_shared_texts(sources: KeyArray, keys: _PairKeys) -> npt.NDArray[np.int64]:
-    """For each source the pairs of other sources that have one of its texts: if it is held out, they are left out.
+def _count_shared_texts(sources: KeyArray, keys: _PairKeys) -> CountArray:
+    """Return for each source how many pairs of other sources share one of its texts and would be excluded with it.
 
-    A pair that meets it twice is counted twice, which happens only where targets of one are sources of another.
+    A pair that shares two texts counts twice, which happens only if targets of one are sources of another.
     """
-    mine = keys.select(_is_in_sorted(keys.source, np.sort(sources)) & keys.nonempty_mask)
-    _, first, count = np.unique(combine_keys(mine.source, mine.target), return_index=True, return_counts=True)
-    mine = mine.select(first)
-    texts = np.unique(np.concatenate([sources, mine.target]))
+    own = keys.select(_is_in_sorted(keys.source, np.sort(sources)) & keys.nonempty_mask)
+    _, first, count = np.unique(combine_keys(own.source, own.target), return_index=True, return_counts=True)
+    own = own.select(first)
+    texts = np.unique(np.concatenate([sources, own.target]))
     same = keys.source[keys.source == keys.target]
-    met = _count_keys(texts, keys.source) + _count_keys(texts, keys.target) - _count_keys(texts, same)
-    others = met[np.searchsorted(texts, mine.target)] - count
-    others[mine.target == mine.source] = 0  # its own pairs, and those that have it as their target: counted below
+    occurrences = _count_keys(texts, keys.source) + _count_keys(texts, keys.target) - _count_keys(texts, same)
+    others = occurrences[np.searchsorted(texts, own.target)] - count
+    others[own.target == own.source] = 0  # its own pairs, and those with it as their target: counted below
     order = np.argsort(sources)
     cost = np.zeros(len(sources), np.int64)
-    np.add.at(cost, order[np.searchsorted(sources[order], mine.source)], others)
-    return cost + met[np.searchsorted(texts, sources)] - _count_keys(sources, keys.source)
+    np.add.at(cost, order[np.searchsorted(sources[order], own.source)], others)
+    return cost + occurrences[np.searchsorted(texts, sources)] - _count_keys(sources, keys.source)
 
 
-def _select_within_budget(
-    sizes: npt.NDArray[np.int64], costs: npt.NDArray[np.int64], num_pairs: int, total: int
-) -> npt.NDArray[np.int64]:
-    """The first candidates that give so many pairs, without those that cost training too many."""
+def _select_within_budget(sizes: CountArray, costs: CountArray, num_pairs: int, total: int) -> CountArray:
+    """Return the first candidates that give `num_pairs`, without those that exclude too many training pairs."""
     budget = max(total // BUDGET_DIVISOR, 1)
-    taken, held, spent = [], 0, 0
+    max_cost = max(budget // SOURCE_BUDGET_DIVISOR, MIN_SOURCE_BUDGET)
+    selected, held_out, spent = [], 0, 0
     for i, (size, cost) in enumerate(zip(sizes.tolist(), costs.tolist(), strict=True)):
-        if held >= num_pairs:
+        if held_out >= num_pairs:
             break
-        if cost <= max(budget // SOURCE_BUDGET_DIVISOR, MIN_SOURCE_BUDGET) and spent + cost <= budget:
-            taken.append(i)
-            held, spent = held + size, spent + cost
-    return np.array(taken, np.int64)
+        if cost <= max_cost and spent + cost <= budget:
+            selected.append(i)
+            held_out, spent = held_out + size, spent + cost
+    return np.array(selected, np.int64)

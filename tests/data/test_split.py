@@ -119,7 +119,7 @@ def test_with_labels_for_targets_the_sources_alone_are_kept_apart(tmp_path: Path
     train, held = hold_out(written(tmp_path, lines), 30, seed=1)
     assert (len(pairs(train)), len(pairs(held))) == (270, 30)
     assert not {source for source, _ in pairs(train)} & {source for source, _ in pairs(held)}
-    assert summarize_split(train, held).endswith("targets repeat so much that they are in training too")
+    assert summarize_split(train, held).endswith("targets repeat too often to be disjoint")
 
 
 def test_empty_texts_are_not_held_out(tmp_path: Path) -> None:
