@@ -1,7 +1,7 @@
-"""attent: train a translator from parallel text, look inside it, trust it and serve it.
+"""attent: train translation models and other Transformers, inspect their attention, score and serve them.
 
-This file holds the version and the public names, nothing else. The names arrive when first used (PEP 562),
-so that `import attent` and `attent --help` stay quick: torch is imported by the part that needs it.
+This file holds the version and the public names. They are imported on first use (PEP 562), so that `import attent` and
+`attent --help` do not import torch.
 """
 
 from importlib import import_module
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from attent.inspection import record
     from attent.interop import load
     from attent.models import build, presets
+    from attent.training.run import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Generator", "Predictor", "Translator", "__version__", "build", "load", "presets", "record"]
+__all__ = ["Generator", "Predictor", "Translator", "__version__", "build", "load", "presets", "record", "train"]
 
-# Public name -> the module that defines it. A module that is itself public stands under its own last name.
+# Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
     "Generator": "attent.decoding.generation.generator",
     "Predictor": "attent.decoding.encoder_inference",
@@ -28,16 +29,17 @@ _PUBLIC_MODULES = {
     "load": "attent.interop",
     "presets": "attent.models.presets",
     "record": "attent.inspection",
+    "train": "attent.training.run",
 }
 
 
 def __getattr__(name: str) -> object:
-    home = _PUBLIC_MODULES.get(name)
-    if home is None:
+    path = _PUBLIC_MODULES.get(name)
+    if path is None:
         raise AttributeError(f"module 'attent' has no attribute {name!r}")
-    module = import_module(home)
-    value = module if home.endswith(f".{name}") else getattr(module, name)
-    globals()[name] = value  # the next use does not come through here
+    module = import_module(path)
+    value = module if path.endswith(f".{name}") else getattr(module, name)
+    globals()[name] = value  # so that the next use is a plain attribute
     return value
 
 

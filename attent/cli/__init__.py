@@ -1,10 +1,8 @@
-"""The `attent` command: finds what was asked for, runs it, and turns what went wrong into a sentence.
+"""The `attent` command: dispatches to one module per command and turns errors into one-line messages.
 
-Each command lives in its own module of this package and is imported only when it runs, so that
-`attent --help` never waits for torch. The work itself is left to the packages that a command imports.
-
-Results go to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 the command was wrong, 130 Ctrl-C.
-A command is a plain function that returns nothing, or its exit code.
+Commands are imported only when they run, so that `attent --help` does not import torch. Results go to stdout, messages
+to stderr. Exit codes: 0 done, 1 failed, 2 usage error, 130 Ctrl-C. A command is a function that returns None or an exit
+code.
 """
 
 import os
@@ -16,54 +14,51 @@ from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensErr
 
 from attent import __version__
 
-# name -> (where it lives, what --help says). The help text stands here so that listing imports no command.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "average": ("attent.cli.average:average", "The mean of the weights of several models, or of a run's checkpoints."),
-    "classify": ("attent.cli.classify:classify", "Which label a text or an image gets, and how sure the model is."),
-    "convert": ("attent.cli.convert:convert", "A model folder as one of Hugging Face's, CTranslate2's or ours."),
-    "data": ("attent.cli.data:data", "What is in a corpus, what is wrong with it, and how long training would take."),
-    "demo": ("attent.cli.demo:demo", "Train a small model in minutes, and see what it has learned and looks at."),
-    "doctor": ("attent.cli.doctor:doctor", "Say whether this machine is ready, and what is installed."),
-    "embed": ("attent.cli.embed:embed", "Texts as vectors, to compare and to search with."),
-    "fill": ("attent.cli.fill:fill", 'Which word stands behind a mask: fill MODEL "The [MASK] sat".'),
-    "generate": ("attent.cli.generate:generate", "Go on with a text, word by word, as it is written."),
-    "info": ("attent.cli.info:info", "What a model folder holds, and how its training went."),
-    "look": ("attent.cli.look:look", "See every head at work on a sentence, in a page; which heads matter."),
-    "score": ("attent.cli.score:score", "How good translations are: BLEU, chrF, TER, with confidence intervals."),
-    "train": ("attent.cli.train:train", "From text to a translator or another model; run again, it goes on."),
-    "translate": (
-        "attent.cli.translate:translate",
-        "Translate text, one line in, one line out, or fill files of translators.",
-    ),
+# name -> help; the command is the function `name` in the module `attent.cli.name`, imported when it runs.
+COMMANDS: dict[str, str] = {
+    "average": "Average the weights of several models, or of a run's checkpoints.",
+    "classify": "Classify texts or images.",
+    "convert": "Convert a model folder to Hugging Face, CTranslate2 or attent format.",
+    "data": "Report on a corpus before training: problems, test set overlap, training time.",
+    "demo": "Train a small model in minutes, translate with it and draw its attention.",
+    "doctor": "Check this machine and the installation.",
+    "embed": "Embed texts as vectors.",
+    "fill": 'Predict masked words: fill MODEL "The [MASK] sat".',
+    "generate": "Continue a text with a language model.",
+    "info": "Describe a model folder and its training.",
+    "look": "Show the attention of every head on a sentence; measure which heads matter.",
+    "score": "Score translations: BLEU, chrF, TER, with confidence intervals.",
+    "train": "Train a model; run the same command again to resume.",
+    "translate": "Translate text line by line, or pre-translate PO, XLIFF and TMX files.",
 }
-STDIN_COMMANDS = ("translate", "generate", "fill", "classify", "embed")  # - as an argument: standard input
-OUTPUT_OPTIONS = ("--output", "-o")  # or - instead of its name
+STDIN_COMMANDS = ("translate", "generate", "fill", "classify", "embed")  # `-` as an argument is standard input
+OUTPUT_OPTIONS = ("--output", "-o")  # `-` as the value is standard output
 ROOT_OPTIONS = ("--help", "--version")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def make_app() -> App:
-    """The command line as cyclopts sees it; nothing is printed or exited by cyclopts itself, except help."""
+    """Build the cyclopts app; it prints help but neither prints errors nor exits."""
     app = App(
         name="attent",
-        help="Train a translator from parallel text, or another Transformer; look inside it, trust it.",
+        help="Train translation models and other Transformers, inspect and score them.",
         version=__version__,
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for name, (path, help_text) in COMMANDS.items():
-        app.command(path, name=name, help=help_text)
+    for name, help_text in COMMANDS.items():
+        app.command(f"attent.cli.{name}:{name}", name=name, help=help_text)
     return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: what the shell gave) and return the exit code."""
+    """Run the command in `argv` (default: the shell's arguments) and return the exit code."""
     try:
         result = make_app()(_rewrite_stdin_args(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        sys.stdout.flush()  # here, where a closed pipe is still handled
         return result if isinstance(result, int) else EXIT_OK
     except CycloptsError as error:
         return _print_error(f"{format_usage_error(error)} (see: {_format_help_command(error)})", EXIT_USAGE)
@@ -80,50 +75,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rewrite_stdin_args(args: Iterable[str]) -> list[str]:
-    """A `-` as cyclopts understands it: it takes that of `--data -` for an option, and that of `--data=-` for a value.
+    """Rewrite `-` for cyclopts, which takes that of `--data -` for an option, and that of `--data=-` for a value.
 
-    One that follows no such option is the argument itself, which is told by a path that is the same.
+    A `-` that follows no such option becomes the equivalent path `./-`.
     """
-    found: list[str] = []
+    rewritten: list[str] = []
     option = 0
-    for token in args:
-        option = len(found) if token.startswith("--") else option
-        if token == "-" and found[option : option + 1] == ["--data"]:
-            found[option] = "--data=-"
-        elif token == "-" and found[-1:] and found[-1] in OUTPUT_OPTIONS:
-            found[-1] = "--output=-"
-        elif token == "-" and found[:1] and found[0] in STDIN_COMMANDS and "--" not in found:
-            found.append("./-")
+    for arg in args:
+        option = len(rewritten) if arg.startswith("--") else option
+        if arg == "-" and rewritten[option : option + 1] == ["--data"]:
+            rewritten[option] = "--data=-"
+        elif arg == "-" and rewritten[-1:] and rewritten[-1] in OUTPUT_OPTIONS:
+            rewritten[-1] = "--output=-"
+        elif arg == "-" and rewritten[:1] and rewritten[0] in STDIN_COMMANDS and "--" not in rewritten:
+            rewritten.append("./-")
         else:
-            found.append(token)
-    return found
+            rewritten.append(arg)
+    return rewritten
 
 
 def format_usage_error(error: CycloptsError) -> str:
-    """What was wrong with the command, with the nearest real name where there is one."""
-    given = error.unused_tokens[0] if error.unused_tokens else ""
+    """Describe a usage error, with the nearest valid name if there is one."""
+    unused = error.unused_tokens[0] if error.unused_tokens else ""
     if isinstance(error, UnknownCommandError):
-        # Answered here, because cyclopts would import every command to answer it.
-        is_option = given.startswith("-")
-        return _describe_unknown_name(
-            "option" if is_option else "command", given, ROOT_OPTIONS if is_option else COMMANDS
-        )
+        # Handled here, because cyclopts would import every command.
+        is_option = unused.startswith("-")
+        kind, known = ("option", ROOT_OPTIONS) if is_option else ("command", COMMANDS)
+        return _describe_unknown_name(kind, unused, known)
     if isinstance(error, UnusedCliTokensError):
-        quotes = "; put a sentence in quotes" if {"look", "generate"} & set(error.command_chain or ()) else ""
-        return f"unexpected argument `{given}`{quotes}"
+        hint = "; put a sentence in quotes" if {"look", "generate"} & set(error.command_chain or ()) else ""
+        return f"unexpected argument `{unused}`{hint}"
     return " ".join(str(error).split()).rstrip(".")
 
 
 def format_failure(error: BaseException) -> str | None:
-    """One clear sentence for a mistake of the person or the machine; None for a mistake of ours, a bug."""
+    """Return one sentence for an error of the user or the machine; None for a bug."""
     package = next((e.name for e in _iter_causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
-    told = None if package is None else _describe_missing_package(package)
-    if told is not None:
-        return told
+    message = None if package is None else _describe_missing_package(package)
+    if message is not None:
+        return message
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or type(error).__name__}"
-    ours = type(error).__module__.partition(".")[0] == "attent"
-    if ours or isinstance(error, (ValueError, OSError)):
+    is_own = type(error).__module__.partition(".")[0] == "attent"
+    if is_own or isinstance(error, (ValueError, OSError)):
         return str(error) or type(error).__name__
     return None
 
@@ -135,21 +129,19 @@ def _describe_missing_package(module: str) -> str | None:
     return f"this needs the package `{module}`, which is not installed: {command}" if command else None
 
 
-def _describe_unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(given, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
-    return f"unknown {kind} `{given}`: {hint}"
+def _describe_unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"known are: {', '.join(known)}"
+    return f"unknown {kind} `{name}`: {hint}"
 
 
 def _format_help_command(error: CycloptsError) -> str:
     return " ".join(["attent", *(error.command_chain or ()), "--help"])
 
 
-def _iter_causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        if error.__cause__ is None:
-            return
         error = error.__cause__
 
 
@@ -160,5 +152,5 @@ def _print_error(message: str, code: int) -> int:
 
 
 def _discard_stdout() -> None:
-    """The reader went away (`| head`): the rest goes nowhere, or Python would complain as it shuts down."""
+    """Redirect stdout to the null device after its reader (`| head`) has closed it, so that shutdown is silent."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

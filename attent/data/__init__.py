@@ -1,11 +1,7 @@
-"""Pairs to batches: parallel text of any format is read, looked at, filtered, turned into numbers and batched.
+"""Corpora to batches: `corpus` and `formats` read parallel text, `filters` drops bad pairs, `token_store` caches token
+ids on disk, `batch_plan` and `loader` make batches. `report` describes a corpus before training.
 
-The way of a pair: `corpus` finds the files that a person named and `readers` read them; `filters` drops what would
-teach nothing; `store` keeps the token ids in arrays on disk; `batches` lays them into batches. `report` tells what a
-corpus is like before hours are spent on it. Words become numbers in `attent.text`. Text that is read by itself goes by
-`texts` or `labels`, `encoded` and `rows`; spans are taken out of it by `spans`; images are `images`' own.
-
-The public names arrive when first used, so that reading a corpus does not wait for torch.
+Public names are imported on first use, so that reading a corpus does not import torch.
 """
 
 from importlib import import_module
@@ -38,20 +34,20 @@ __all__ = [
 ]
 
 _PUBLIC_NAMES = {
-    "loader": ("PairLoader", "LoaderPosition"),
+    "batch_plan": ("BatchConfig",),
     "corpus": ("ReadOptions", "open_corpora"),
     "encode": ("EncodingConfig", "learn_tokenizer"),
     "filters": ("FilterConfig",),
+    "loader": ("LoaderPosition", "PairLoader"),
     "pairs": ("CorpusError", "LanguagePair", "Pair"),
-    "batch_plan": ("BatchConfig",),
     "token_store": ("ResampledStores", "TokenStore", "prepare_store"),
 }
 
 
 def __getattr__(name: str) -> object:
-    for home, names in _PUBLIC_NAMES.items():
+    for module, names in _PUBLIC_NAMES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(f"attent.data.{home}"), name)
+            value = globals()[name] = getattr(import_module(f"attent.data.{module}"), name)
             return value
     raise AttributeError(f"module 'attent.data' has no attribute {name!r}")
 

@@ -5,8 +5,8 @@ killed at any instant, and the old or the new model still loads:
 1. each file is written as NAME.new and synced to disk: the old model is untouched;
 2. each NAME.new is renamed to NAME. Until the last rename, some files of the model are under NAME.new.
 A model is therefore a manifest, each of whose files exists as NAME or NAME.new with the right checksum. Reading tries
-`manifest.json`, then `manifest.json.new` (in reverse order once renaming has begun) and changes nothing on disk; the next
-save first finishes or removes an interrupted one. One process at a time may save into a folder.
+`manifest.json`, then `manifest.json.new` (in reverse order once renaming has begun) and changes nothing on disk; the
+next save first finishes or removes an interrupted one. One process at a time may save into a folder.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def write_folder(
     root = Path(folder).expanduser()
     stored, tied = _untie(tensors)
     encoded_config = _encode_config(config, tied)
-    # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same save as
-    # the model (storage.atomic.find_file relies on the first NAME.new).
+    # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same save
+    # as the model (storage.atomic.find_file relies on the first NAME.new).
     small_files = _check_files(files or {}) | {CONFIG_FILE: encoded_config}
     with explain_save_errors(root):
         make_folder(root)

@@ -1,6 +1,4 @@
-"""Between a model and its folder: which tensors belong to it, which of them are one and the same, and filling an empty
-model with them. The files themselves are `folder`'s business.
-"""
+"""Weights between a model and its folder: which tensors to save, which are tied, and how to assign them."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def find_tied_names(model: nn.Module) -> dict[str, str]:
-    """Every further name of a parameter that has several -> its first name."""
+    """Return for each additional name of a tied parameter its first name."""
     first: dict[int, str] = {}
     ties = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -33,27 +31,27 @@ def find_tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def collect_tensors(model: nn.Module, like: nn.Module) -> dict[str, Tensor]:
-    """The tensors to save: just those of `like`, an empty model of the same config, and tied as its are."""
+    """Return the tensors to save: exactly those of `like`, an empty model of the same config, with the same ties."""
     tensors = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in model.state_dict().items()}
     check_weights(tensors, like, "the model")
     return tensors
 
 
 def build_empty_like(model: nn.Module) -> nn.Module:
-    """A model of the same config, without memory for its weights."""
+    """Build a model of the same config on the meta device."""
     with torch.device("meta"):
         return type(model)(model.config)
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], files: Mapping[str, bytes] | None = None) -> None:
-    """A whole model as a folder: config.json, model.safetensors, manifest.json, and small files that belong to it."""
+    """Save a model folder: config.json, model.safetensors, manifest.json and extra files."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     tensors = collect_tensors(model, build_empty_like(model))
     model_folder.write_folder(folder, config=to_config_json(config), tensors=tensors, files=files)
 
 
 def assign_weights(model: M, tensors: Mapping[str, Tensor], where: str | Path) -> M:
-    """An empty model with these weights as they are, without a copy, tied again where it was tied. In eval mode."""
+    """Assign weights to an empty model without a copy, tie them again, and return it in eval mode."""
     check_weights(tensors, model, where)
     ties = find_tied_names(model)
     model.load_state_dict(dict(tensors), assign=True)
@@ -64,7 +62,7 @@ def assign_weights(model: M, tensors: Mapping[str, Tensor], where: str | Path) -
 
 
 def check_weights(tensors: Mapping[str, Tensor], like: nn.Module, where: str | Path) -> None:
-    """Refuse tensors that are not just those of the model `like`; `where` is the file that holds them."""
+    """Refuse tensors that are not exactly those of the model `like`; `where` is their file."""
     check_tensors({name: tensor.shape for name, tensor in like.state_dict().items()}, tensors, where)
     check_dtypes(tensors, where)
     for name, first in find_tied_names(like).items():
@@ -72,18 +70,18 @@ def check_weights(tensors: Mapping[str, Tensor], like: nn.Module, where: str | P
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], where: str | Path) -> None:
-    formats = {tensor.dtype: name for name, tensor in tensors.items()}
-    for dtype, name in formats.items():
+    dtypes = {tensor.dtype: name for name, tensor in tensors.items()}
+    for dtype, name in dtypes.items():
         if dtype not in WEIGHT_DTYPES:
-            known = ", ".join(str(known).removeprefix("torch.") for known in WEIGHT_DTYPES)
-            raise FolderError(f"{where}: `{name}` must be of {known}, but is {dtype}; convert the weights first")
-    if len(formats) > 1:
-        several = ", ".join(f"`{name}` is {dtype}" for dtype, name in formats.items())
-        raise FolderError(f"{where}: all tensors must be of one format, but {several}; convert them (model.float())")
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_DTYPES)
+            raise FolderError(f"{where}: `{name}` must be {allowed}, but is {dtype}; convert the weights first")
+    if len(dtypes) > 1:
+        examples = ", ".join(f"`{name}` is {dtype}" for dtype, name in dtypes.items())
+        raise FolderError(f"{where}: all tensors must have one dtype, but {examples}; convert them (model.float())")
 
 
 def check_tie(name: str, tensor: Tensor, first: str, first_tensor: Tensor, where: str | Path) -> None:
-    """Refuse two different tensors for what the config says is one: one of them would be lost."""
+    """Refuse different tensors for tied parameters: one of them would be lost."""
     if tensor.data_ptr() != first_tensor.data_ptr() and not torch.equal(tensor, first_tensor):
         raise FolderError(
             f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "

@@ -57,7 +57,7 @@ def test_python_dash_m_is_the_same_command() -> None:
     ("arguments", "told"),
     [
         (["docter"], "unknown command `docter`: did you mean `doctor`? (see: attent --help)"),
-        (["qqqq"], "unknown command `qqqq`: there are: "),
+        (["qqqq"], "unknown command `qqqq`: known are: "),
         (["--versoin"], "unknown option `--versoin`: did you mean `--version`?"),
         (["doctor", "--jsno"], "--jsno. Did you mean --json? (see: attent doctor --help)"),
         (["doctor", "now"], "unexpected argument `now` (see: attent doctor --help)"),
@@ -80,11 +80,11 @@ def test_a_wrong_command_is_told_the_nearest_right_one(
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A command `fail` whose body a test writes."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.COMMANDS, "fail", ("failing_command:fail", "Fails."))
-    monkeypatch.delitem(sys.modules, "failing_command", raising=False)
+    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    monkeypatch.setitem(cli.COMMANDS, "fail", "Fails.")
+    monkeypatch.delitem(sys.modules, "attent.cli.fail", raising=False)
     monkeypatch.delenv("ATTENT_TRACEBACK", raising=False)
-    return tmp_path / "failing_command.py"
+    return tmp_path / "fail.py"
 
 
 def write_command(path: Path, body: str, head: str = "") -> None:

@@ -23,11 +23,6 @@ WORSE = [*(text.replace("ein", "kein").replace("ll", "l").replace("t", "d") for 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "score", ("attent.cli.score:score", "How good translations are."))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random") / "model"

@@ -69,7 +69,7 @@ def test_pairs_that_share_a_target_or_turn_a_pair_around_are_left_out_of_trainin
     assert lost > 0
     assert summarize_split(train, held) == (
         f"held out {len(pairs(held))} of 1,500 pairs for validation; "
-        f"left {lost} more out of training, which share a text with them"
+        f"excluded {lost} more from training, which share a text with them"
     )
 
 

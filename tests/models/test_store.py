@@ -73,7 +73,7 @@ def test_a_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: 
 @pytest.mark.parametrize("stored", [torch.int32, torch.float8_e4m3fn])
 def test_weights_that_are_not_numbers_to_compute_with_are_refused(model: Seq2Seq, stored: torch.dtype) -> None:
     tensors = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
-    with pytest.raises(FolderError, match="must be of float32, bfloat16, float16, float64, but is torch"):
+    with pytest.raises(FolderError, match="must be float32, bfloat16, float16, float64, but is torch"):
         assign_weights(build_empty(CONFIG), tensors, "here")
 
 
@@ -142,7 +142,7 @@ def test_what_could_not_be_loaded_or_used_is_not_saved(
     change: Callable[[Seq2Seq], object], model: Seq2Seq, tmp_path: Path
 ) -> None:
     change(model)
-    with pytest.raises(FolderError, match=r"the model: .* must be of"):
+    with pytest.raises(FolderError, match=r"the model: .* must (be|have)"):
         model.save(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -198,8 +198,8 @@ def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"step": -1}, "step must be a count, 0 or more, but is -1"),
-        ({"step": True}, "step must be a count"),
+        ({"step": -1}, "step must be an integer, 0 or more, but is -1"),
+        ({"step": True}, "step must be an integer"),
         ({"state": {"loss": float("nan")}}, "state.json: must be plain finite data"),
         ({"state": {"x": object()}}, "state.json: must be plain finite data"),
         ({"state": {"x": "\ud800"}}, "state.json: must be plain finite data"),
@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(name: str, stat
     assert len(told) == 2
     for sentence, step in zip(told, (30, 20), strict=True):
         assert sentence.startswith(str(state / f"step-{step:08}" / name))
-        assert sentence.endswith("The checkpoint of step 10, before it, is used instead")
+        assert sentence.endswith("The older checkpoint of step 10 is used instead")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -272,7 +272,7 @@ def test_when_all_are_damaged_nothing_is_made_up(state: Path) -> None:
         os.truncate(state / f"step-{step:08}" / "weights.safetensors", 30)
     told: list[str] = []
     with pytest.raises(
-        CheckpointError, match=r"holds 2 checkpoint.* every one is damaged; copy .*step-00000020"
+        CheckpointError, match=r"holds 2 checkpoint.* every one is damaged.*step-00000020"
     ) as caught:
         load_newest(state, told.append)
     assert "weights.safetensors: is damaged: by manifest.json it must have" in str(caught.value)
@@ -288,7 +288,7 @@ def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint_gets_a_sentence(state: Path) -> None:
     assert "does not exist" in refusal(state / "step-00000099")
-    assert "must be a checkpoint's folder" in refusal(state)
+    assert "must be a checkpoint folder" in refusal(state)
     (state / "step-00000030").write_text("")
     assert "is a file" in refusal(state / "step-00000030")
 

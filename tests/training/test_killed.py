@@ -259,7 +259,7 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        pytest.param("manifest.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
+        pytest.param("manifest.json", lambda path: flip(path, 0.02), marks=pytest.mark.slow),
         pytest.param("state.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         ("weights.safetensors", lambda path: flip(path, 0.9)),
         pytest.param("optimizer.safetensors", lambda path: flip(path, 0.1), marks=pytest.mark.slow),
@@ -280,7 +280,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     damage(path)
     assert nursery.run(command(corpus, out)) == 0, nursery.stderr
     assert f"warning: {path}" in nursery.stderr
-    assert f"The checkpoint of step {newest - 3}, before it, is used instead" in nursery.stderr
+    assert f"The older checkpoint of step {newest - 3} is used instead" in nursery.stderr
     assert f"from step {newest - 3}" in nursery.stderr
     assert fingerprint(out) == unbroken.fingerprint
 
