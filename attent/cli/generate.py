@@ -131,12 +131,12 @@ def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
     with ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
-        generator = load_generator(model, flags, progress)
+        command = GenerateCommand(load_generator(model, flags, progress), options, flags, sys.stdout)
         try:
             if prompt is None:
-                generate_from_lines(generator, options, flags, progress)
+                command.generate_from_lines(progress)
             else:
-                generate_from_prompt(generator, prompt, options, flags)
+                command.generate_from_prompt(prompt)
         except GenerationError as error:
             raise InputError(use_flag_names(str(error), GenerationOptions)) from error
         if options.sampling is not None and flags.seed is None:
@@ -149,7 +149,8 @@ def build_generation_options(flags: GenerateFlags) -> GenerationOptions:
     try:
         return GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | given))
     except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error), GenerationOptions), command_chain=("generate",)) from error
+        message = use_flag_names(str(error), GenerationOptions)
+        raise CycloptsError(msg=message, command_chain=("generate",)) from error
 
 
 def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay) -> Generator:
@@ -166,97 +167,90 @@ def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay)
     )
 
 
-def generate_from_prompt(generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags) -> None:
-    from attent.decoding.generation.generator import PromptTooLongError
+@dataclass(frozen=True)
+class GenerateCommand:
+    """A generator with what was requested of it."""
 
-    write = stream_text if options.n == 1 and not flags.json else write_texts
-    try:
-        write(generator, prompt, options, flags, sys.stdout)
-    except PromptTooLongError as error:
-        raise InputError(f"the prompt {error.problem}") from error
+    generator: Generator
+    options: GenerationOptions
+    flags: GenerateFlags
+    out: TextIO
 
+    def generate_from_prompt(self, prompt: str) -> None:
+        from attent.decoding.generation.generator import PromptTooLongError
 
-def stream_text(
-    generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags, out: TextIO
-) -> None:
-    """Write the text as it is generated, so that it stays if interrupted."""
-    pieces = generator.stream(prompt, options)
-    first = next(pieces, "")  # an error of the prompt is raised before the prompt is echoed
-    try:
-        out.write(prompt + first if flags.echo else first)
-        out.flush()
-        for piece in pieces:
-            out.write(piece)
-            out.flush()
-    finally:
-        out.write("\n")
-        out.flush()
+        write = self.stream_text if self.options.n == 1 and not self.flags.json else self.write_texts
+        try:
+            write(prompt)
+        except PromptTooLongError as error:
+            raise InputError(f"the prompt {error.problem}") from error
 
+    def stream_text(self, prompt: str) -> None:
+        """Write the text as it is generated, so that it stays if interrupted."""
+        pieces = self.generator.stream(prompt, self.options)
+        first = next(pieces, "")  # an error of the prompt is raised before the prompt is echoed
+        try:
+            self.out.write(prompt + first if self.flags.echo else first)
+            self.out.flush()
+            for piece in pieces:
+                self.out.write(piece)
+                self.out.flush()
+        finally:
+            self.out.write("\n")
+            self.out.flush()
 
-def write_texts(
-    generator: Generator, prompt: str, options: GenerationOptions, flags: GenerateFlags, out: TextIO
-) -> None:
-    (generations,) = generator.generate([prompt], options)
-    for i, generation in enumerate(generations):
-        if flags.json:
-            out.write(format_json(generation, options) + "\n")
-        else:
-            separator = f"{TEXT_SEPARATOR}\n" if i else ""
-            out.write(separator + format_text(generation, flags) + "\n")
-    out.flush()
+    def write_texts(self, prompt: str) -> None:
+        (generations,) = self.generator.generate([prompt], self.options)
+        for i, generation in enumerate(generations):
+            if i and not self.flags.json:
+                self.out.write(f"{TEXT_SEPARATOR}\n")
+            text = self.format_json(generation) if self.flags.json else self.format_text(generation)
+            self.out.write(f"{text}\n")
+        self.out.flush()
 
+    def generate_from_lines(self, progress: ProgressDisplay) -> None:
+        """Continue each line; each block is written as soon as it is done."""
+        from attent.decoding.generation.generator import PromptTooLongError
+        from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
 
-def generate_from_lines(
-    generator: Generator, options: GenerationOptions, flags: GenerateFlags, progress: ProgressDisplay
-) -> None:
-    """Continue each line; each block is written as soon as it is done."""
-    from attent.decoding.generation.generator import PromptTooLongError
-    from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
+        with open_input(self.flags.file, sys.stdin.buffer) as stream:
+            source = build_line_source(stream, self.flags.file)
+            progress.start(source.total_bytes, quiet=self.out.isatty())
+            line_count = done_bytes = 0
+            for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
+                texts, first = [line.text for line in block.lines], block.first_index
+                try:
+                    self.write_block(texts, first)
+                except PromptTooLongError as error:
+                    self.write_block(texts[: error.index], first)
+                    raise InputError(f"{source.name}, line {first + error.index + 1:,}: {error.problem}") from error
+                line_count, done_bytes = first + len(texts), done_bytes + block.byte_count
+                progress.update(line_count, done_bytes)
+            if line_count == 0:
+                progress.print_message(f"{source.name}: is empty, there is nothing to continue")
 
-    with open_input(flags.file, sys.stdin.buffer) as stream:
-        source = build_line_source(stream, flags.file)
-        progress.start(source.total_bytes, quiet=sys.stdout.isatty())
-        line_count = done_bytes = 0
-        for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
-            texts, first = [line.text for line in block.lines], block.first_index
-            try:
-                print_generations(generator.generate(texts, options, first_index=first), options, flags)
-            except PromptTooLongError as error:
-                before = generator.generate(texts[: error.index], options, first_index=first)
-                print_generations(before, options, flags)
-                raise InputError(f"{source.name}, line {first + error.index + 1:,}: {error.problem}") from error
-            line_count, done_bytes = first + len(texts), done_bytes + block.byte_count
-            progress.update(line_count, done_bytes)
-        if line_count == 0:
-            progress.print_message(f"{source.name}: is empty, there is nothing to continue")
+    def write_block(self, prompts: list[str], first_index: int) -> None:
+        from attent.decoding.output_format import replace_line_breaks
 
+        for generations in self.generator.generate(prompts, self.options, first_index=first_index):
+            for item in generations:
+                text = self.format_json(item) if self.flags.json else replace_line_breaks(self.format_text(item))
+                self.out.write(f"{text}\n")
+        self.out.flush()
 
-def print_generations(generations: list[list[Generation]], options: GenerationOptions, flags: GenerateFlags) -> None:
-    from attent.decoding.output_format import replace_line_breaks
+    def format_text(self, generation: Generation) -> str:
+        return generation.prompt + generation.text if self.flags.echo else generation.text
 
-    for per_prompt in generations:
-        for generation in per_prompt:
-            text = (
-                format_json(generation, options) if flags.json else replace_line_breaks(format_text(generation, flags))
-            )
-            sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    def format_json(self, generation: Generation) -> str:
+        from attent.decoding.output_format import format_json_line
 
-
-def format_text(generation: Generation, flags: GenerateFlags) -> str:
-    return generation.prompt + generation.text if flags.echo else generation.text
-
-
-def format_json(generation: Generation, options: GenerationOptions) -> str:
-    from attent.decoding.output_format import format_json_line
-
-    return format_json_line(
-        {
-            "prompt": generation.prompt,
-            "text": generation.text,
-            "token_ids": list(generation.token_ids),
-            "log_prob": round(generation.log_prob, 6),
-            "finish_reason": generation.finish_reason,
-            "seed": None if options.sampling is None else options.seed,
-        }
-    )
+        return format_json_line(
+            {
+                "prompt": generation.prompt,
+                "text": generation.text,
+                "token_ids": list(generation.token_ids),
+                "log_prob": round(generation.log_prob, 6),
+                "finish_reason": generation.finish_reason,
+                "seed": None if self.options.sampling is None else self.options.seed,
+            }
+        )

@@ -4,14 +4,12 @@
 
 import re
 from collections.abc import Container, Iterator
-from dataclasses import MISSING, Field, fields, make_dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import fields, make_dataclass
+from typing import Annotated, Any, get_type_hints
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.decoding.options import DeviceOptions, DtypeName, Option, SamplingOptions, SearchOptions
-
-__all__ = ["DEFAULT_BEAM_SIZE", "DeviceFlags", "DtypeName", "SearchFlags"]
+from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 
 COMMON_GROUP, CONSTRAINT_GROUP, SEARCH_GROUP, SAMPLING_GROUP, OUTPUT_GROUP, DOCUMENT_GROUP, DEVICE_GROUP = GROUPS = [
     Group(name, sort_key=i)
@@ -21,30 +19,19 @@ DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
 def derive_flags(options: type, unset: Container[str] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, type, default) of the flag of each field with an `Option`; those in `unset` default to None."""
-    hints = get_type_hints(options, include_extras=True)
+    """Yield (name, type, default) of the flag of each `option` field; those in `unset` default to None."""
+    hints = get_type_hints(options)
     groups = {group.name: group for group in GROUPS}
     for field in fields(options):
-        kind, *metadata = get_args(hints[field.name]) or (None,)
-        for option in metadata:
-            if isinstance(option, Option):
-                parameter = Parameter(
-                    name=[_format_flag(field), *option.aliases],
-                    group=groups[option.group],
-                    help=option.help,
-                    negative_iterable="",
-                )
-                is_unset = field.name in unset
-                yield field.name, Annotated[kind | None if is_unset else kind, parameter], _get_default(field, is_unset)
-
-
-def _format_flag(field: "Field[Any]") -> str:
-    return f"--{field.name.replace('_', '-')}"
-
-
-def _get_default(field: "Field[Any]", is_unset: bool) -> Any:
-    assert field.default is not MISSING
-    return None if is_unset else field.default
+        if option := field.metadata.get("option"):
+            names = [f"--{field.name.replace('_', '-')}", *option.aliases]
+            parameter = Parameter(name=names, group=groups[option.group], help=option.help, negative_iterable="")
+            kind, is_unset = hints[field.name], field.name in unset
+            yield (
+                field.name,
+                Annotated[kind | None if is_unset else kind, parameter],
+                None if is_unset else field.default,
+            )
 
 
 _SAMPLING_NAMES = tuple(field.name for field in fields(SamplingOptions))

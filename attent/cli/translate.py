@@ -68,7 +68,7 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     ] = ()
     mbr_candidates: Annotated[
         int,
-        Parameter(name="--mbr", group=SEARCH_GROUP, help="choose among so many candidates by minimum Bayes risk"),
+        Parameter(name="--mbr", group=SEARCH_GROUP, help="number of candidates to choose from by minimum Bayes risk"),
     ] = 0
     split_sentences: Annotated[
         bool, Parameter(group=SEARCH_GROUP, negative="", help="split every line into sentences, not only long ones")

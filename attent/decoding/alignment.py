@@ -159,8 +159,9 @@ def compute_cross_weights(
             batch = TeacherForcingBatch.from_ids(model, [sources[i] for i in indices], [targets[i] for i in indices])
             with record_weights(selected) as records:
                 batch.compute_states(model)
-            stacked = torch.stack([pad_heads(weights.float().cpu(), heads) for (weights,) in records], 1)
-            for weights, index in zip(stacked, indices, strict=True):  # (layers, H, Tt, Ts)
+            padded = [F.pad(x.float().cpu(), (0, 0, 0, 0, 0, heads - x.shape[1])) for (x,) in records]
+            stacked = torch.stack(padded, 1)  # (B, layers, H, Tt, Ts)
+            for weights, index in zip(stacked, indices, strict=True):
                 yield index, weights[..., : len(targets[index]), : len(sources[index])]
 
 
@@ -169,16 +170,11 @@ def count_max_heads(layers: Sequence[Attention]) -> int:
     return max(1, *(layer.heads for layer in layers))
 
 
-def pad_heads(weights: Tensor, count: int) -> Tensor:
-    """Pad (B, H, Tt, Ts) to `count` heads with zeros."""
-    return F.pad(weights, (0, 0, 0, 0, 0, count - weights.shape[1]))
-
-
 @contextmanager
 def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
     """Record each layer's attention weights, one tensor per call, while the block lasts."""
     records: list[list[Tensor]] = [[] for _ in layers]
-    taps = [build_tap(layer_records) for layer_records in records]
+    taps = [build_tap(weights) for weights in records]
     for layer, tap in zip(layers, taps, strict=True):
         layer.taps.append(tap)
     try:
@@ -188,8 +184,8 @@ def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
             layer.taps.remove(tap)
 
 
-def build_tap(records: list[Tensor]) -> Callable[[AttentionRecord], None]:
-    return lambda record: records.append(record.weights)
+def build_tap(weights: list[Tensor]) -> Callable[[AttentionRecord], None]:
+    return lambda record: weights.append(record.weights)
 
 
 # ---- tokens to words -------------------------------------------------------------------------------------------------

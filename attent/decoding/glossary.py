@@ -122,8 +122,8 @@ def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry |
         text = line.decode().strip("\r ")
     except UnicodeDecodeError as error:
         raise GlossaryError(
-            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, for "
-            f"example with `iconv -f latin1 -t utf-8`"
+            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, "
+            f"for example with `iconv -f latin1 -t utf-8`"
         ) from error
     if not text.strip() or text.startswith(COMMENT_PREFIX):
         return None

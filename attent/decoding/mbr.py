@@ -29,7 +29,7 @@ def select_best(candidates: Sequence[str], weights: Sequence[float] | None = Non
 def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | None = None) -> Floats:
     """Return the mean chrF (0 to 100) of each candidate with every candidate, itself included, as reference.
 
-    weights  probability of each reference, in any unit: None for samples, which are as frequent as they are probable;
+    weights  probability of each reference, in any unit: None for samples, whose frequency says it;
              `normalize_log_probs` for an n-best list
     """
     if not candidates:

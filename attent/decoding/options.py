@@ -1,15 +1,15 @@
 """Options, requests and results of search and generation, as plain dataclasses without torch.
 
-Options are declared here once: `Option` annotations carry the help and the aliases from which `attent.cli` derives
-flags. A hypothesis is ranked by its score: the sum of log-probabilities divided by a length penalty; the length
-includes the end token if there is one.
+Options are declared here once: their metadata has the help and the aliases from which `attent.cli` derives flags. A
+hypothesis is ranked by its score: the sum of log-probabilities divided by a length penalty; the length includes the end
+token if there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, get_args
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar, get_args
 
 LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
@@ -30,11 +30,19 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is shown on the command line: its help, its aliases (other toolkits' names) and its group."""
+    """The command-line form of an option: help, aliases (names of other toolkits) and group."""
 
     help: str
-    aliases: tuple[str, ...] = ()
-    group: OptionGroup = "Search"
+    aliases: tuple[str, ...]
+    group: OptionGroup
+
+
+T = TypeVar("T")
+
+
+def option(default: T, help_text: str, *aliases: str, group: OptionGroup = "Search") -> T:
+    """Return a dataclass field with a default and an `Option` in its metadata."""
+    return field(default=default, metadata={"option": Option(help_text, aliases, group)})
 
 
 # --- search ----------------------------------------------------------------------------------------------------------
@@ -44,26 +52,24 @@ class Option:
 class SamplingOptions:
     """Sample each token. The same seed, text and position give the same token, whatever else is in the batch."""
 
-    temperature: Annotated[
-        float, Option("divide the logits by this: below 1 is more conservative, above more diverse", group="Sampling")
-    ] = 1.0
-    top_k: Annotated[
-        int,
-        Option(
-            "sample from this many most likely tokens; 0: from all",
-            ("--sampling-topk", "--random-sampling-topk"),
-            "Sampling",
-        ),
-    ] = 0
-    top_p: Annotated[
-        float,
-        Option(
-            "sample from the smallest set of tokens with this total probability (nucleus sampling)",
-            ("--sampling-topp", "--random-sampling-topp"),
-            "Sampling",
-        ),
-    ] = 1.0
-    seed: Annotated[int, Option("the same seed and text give the same sample", group="Sampling")] = 1
+    temperature: float = option(
+        1.0, "divide the logits by this: below 1 is more conservative, above more diverse", group="Sampling"
+    )
+    top_k: int = option(
+        0,
+        "sample from this many most likely tokens; 0: from all",
+        "--sampling-topk",
+        "--random-sampling-topk",
+        group="Sampling",
+    )
+    top_p: float = option(
+        1.0,
+        "sample from the smallest set of tokens with this total probability (nucleus sampling)",
+        "--sampling-topp",
+        "--random-sampling-topp",
+        group="Sampling",
+    )
+    seed: int = option(1, "the same seed and text give the same sample", group="Sampling")
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
@@ -78,56 +84,43 @@ class SamplingOptions:
 class SearchOptions:
     """How to search for the best target. The defaults are those of section 6.1 of the paper."""
 
-    beam_size: Annotated[
-        int, Option("number of beams, by default 4; 1: greedy search", ("-b", "--beam", "--num-beams"), "Common")
-    ] = 4
-    n_best: Annotated[
-        int,
-        Option("translations per line", ("--nbest", "--nbest-size", "--num-return-sequences"), "Common"),
-    ] = 1
-    length_penalty: Annotated[
-        float,
-        Option(
-            "alpha, by default 0.6; larger values favor longer translations", ("--lenpen", "--normalize", "--alpha")
-        ),
-    ] = 0.6
-    length_penalty_type: Annotated[
-        LengthPenaltyType,
-        Option(
-            "avg (default): score = log_prob / length^alpha, as in fairseq, Hugging Face and CTranslate2. "
-            "wu: score = log_prob / ((5 + length) / 6)^alpha, as in the paper. none: score = log_prob. The length is "
-            "in tokens, including the end token"
-        ),
-    ] = "avg"
-    max_length: Annotated[
-        int | None,
-        Option(
-            "maximum tokens of a translation, by default those of its source + 50",
-            ("--max-decoding-length", "--max-new-tokens"),
-        ),
-    ] = None
-    min_length: Annotated[int, Option("minimum tokens of a translation", ("--min-decoding-length",))] = 0
-    no_repeat_ngram_size: Annotated[
-        int, Option("never generate an n-gram of this size twice", ("--block-ngram-repeat",))
-    ] = 0
-    patience: Annotated[
-        float | None,
-        Option("stop after beam size x patience finished hypotheses; by default when none can become better"),
-    ] = None
-    beam_groups: Annotated[
-        int,
-        Option(
-            "diverse beam search: groups of beams that avoid each other's tokens",
-            ("--diverse-beam-groups", "--num-beam-groups"),
-        ),
-    ] = 1
-    diversity_penalty: Annotated[
-        float,
-        Option(
-            "penalty of a token for each earlier group that chose it at this step, by default 0.5",
-            ("--diverse-beam-strength",),
-        ),
-    ] = 0.5
+    beam_size: int = option(
+        4, "number of beams, by default 4; 1: greedy search", "-b", "--beam", "--num-beams", group="Common"
+    )
+    n_best: int = option(
+        1, "translations per line", "--nbest", "--nbest-size", "--num-return-sequences", group="Common"
+    )
+    length_penalty: float = option(
+        0.6, "alpha, by default 0.6; larger values favor longer translations", "--lenpen", "--normalize", "--alpha"
+    )
+    length_penalty_type: LengthPenaltyType = option(  # noqa: RUF009
+        "avg",
+        "avg (default): score = log_prob / length^alpha, as in fairseq, Hugging Face and CTranslate2. "
+        "wu: score = log_prob / ((5 + length) / 6)^alpha, as in the paper. none: score = log_prob. The length is in "
+        "tokens, including the end token",
+    )
+    max_length: int | None = option(
+        None,
+        "maximum tokens of a translation, by default those of its source + 50",
+        "--max-decoding-length",
+        "--max-new-tokens",
+    )
+    min_length: int = option(0, "minimum tokens of a translation", "--min-decoding-length")
+    no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice", "--block-ngram-repeat")
+    patience: float | None = option(
+        None, "stop after beam size x patience finished hypotheses; by default when none can become better"
+    )
+    beam_groups: int = option(
+        1,
+        "diverse beam search: groups of beams that avoid each other's tokens",
+        "--diverse-beam-groups",
+        "--num-beam-groups",
+    )
+    diversity_penalty: float = option(
+        0.5,
+        "penalty of a token for each earlier group that chose it at this step, by default 0.5",
+        "--diverse-beam-strength",
+    )
     sampling: SamplingOptions | None = None  # sample `n_best` targets instead of searching
     forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
     rank_truncated_equally: bool = False  # rank hypotheses cut at max_length by score; False: after finished ones
@@ -180,7 +173,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """What the translation of one text must and must not contain."""
+    """Prefix, required and banned phrases of one translation."""
 
     prefix: str = ""
     prefix_is_partial: bool = False  # the last word of the prefix may be continued
@@ -189,7 +182,7 @@ class Constraints:
 
     @property
     def prefix_ends_word(self) -> bool:
-        """True if a new word must follow the prefix. After punctuation, such as an opening quote, a word may go on."""
+        """True if a new word must follow the prefix; after punctuation, such as an opening quote, anything may."""
         last = self.prefix[-1:]
         return not self.prefix_is_partial and (last.isspace() or last.isalnum())
 
@@ -232,23 +225,17 @@ class SearchEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """Where and how a model runs."""
+    """The engine and device of a model."""
 
-    engine: Annotated[
-        EngineName | None,
-        Option("by default ctranslate2 (int8) on a CPU for all that it supports, else torch", group="Device"),
-    ] = None
-    device: Annotated[
-        str | None, Option("cuda, cuda:1, mps or cpu; by default the fastest available", group="Device")
-    ] = None
-    dtype: Annotated[
-        DtypeName | None,
-        Option("of the torch engine: by default bfloat16 on an NVIDIA GPU, else float32", group="Device"),
-    ] = None
-    threads: Annotated[int | None, Option("CPU threads, by default all cores", ("--cpu-threads",), "Device")] = None
-    batch_tokens: Annotated[
-        int | None, Option("of the torch engine: source tokens x beams per batch", group="Device")
-    ] = None
+    engine: EngineName | None = option(  # noqa: RUF009
+        None, "by default ctranslate2 (int8) on a CPU for all that it supports, else torch", group="Device"
+    )
+    device: str | None = option(None, "cuda, cuda:1, mps or cpu; by default the fastest available", group="Device")
+    dtype: DtypeName | None = option(  # noqa: RUF009
+        None, "of the torch engine: by default bfloat16 on an NVIDIA GPU, else float32", group="Device"
+    )
+    threads: int | None = option(None, "CPU threads, by default all cores", "--cpu-threads", group="Device")
+    batch_tokens: int | None = option(None, "of the torch engine: source tokens x beams per batch", group="Device")
 
 
 # --- generation ------------------------------------------------------------------------------------------------------
@@ -258,28 +245,27 @@ class DeviceOptions:
 class GenerationOptions:
     """How to continue a prompt. By default each token is sampled from the likely ones."""
 
-    max_new_tokens: Annotated[
-        int,
-        Option("maximum tokens to generate, including the end token; by default 200", ("--max-length", "-l"), "Common"),
-    ] = 200
-    n: Annotated[int, Option("texts per prompt", ("-n", "--num-return-sequences"), "Common")] = 1
-    stop: Annotated[tuple[str, ...], Option("end the text before this string; may be repeated", group="Common")] = ()
-    temperature: Annotated[
-        float,
-        Option("by default 0.8; below 1 is more conservative, above more diverse; 0: greedy", ("-t",), "Sampling"),
-    ] = 0.8
-    top_k: Annotated[int, Option("sample from this many most likely tokens; 0: from all", group="Sampling")] = 0
-    top_p: Annotated[
-        float,
-        Option("sample from the smallest set of tokens with this total probability, by default 0.95", group="Sampling"),
-    ] = 0.95
-    seed: Annotated[int, Option("the same seed gives the same text; by default random", group="Sampling")] = 1
-    beam_size: Annotated[
-        int, Option("beam search with this many beams instead of sampling", ("-b", "--beam", "--num-beams"))
-    ] = 1
-    length_penalty: Annotated[float, Option("of beam search: score = log_prob / length^alpha, by default 1")] = 1.0
-    min_new_tokens: Annotated[int, Option("minimum tokens to generate", ("--min-length",))] = 0
-    no_repeat_ngram_size: Annotated[int, Option("never generate an n-gram of this size twice")] = 0
+    max_new_tokens: int = option(
+        200,
+        "maximum tokens to generate, including the end token; by default 200",
+        "--max-length",
+        "-l",
+        group="Common",
+    )
+    n: int = option(1, "texts per prompt", "-n", "--num-return-sequences", group="Common")
+    stop: tuple[str, ...] = option((), "end the text before this string; may be repeated", group="Common")
+    temperature: float = option(
+        0.8, "by default 0.8; below 1 is more conservative, above more diverse; 0: greedy", "-t", group="Sampling"
+    )
+    top_k: int = option(0, "sample from this many most likely tokens; 0: from all", group="Sampling")
+    top_p: float = option(
+        0.95, "sample from the smallest set of tokens with this total probability, by default 0.95", group="Sampling"
+    )
+    seed: int = option(1, "the same seed gives the same text; by default random", group="Sampling")
+    beam_size: int = option(1, "beam search with this many beams instead of sampling", "-b", "--beam", "--num-beams")
+    length_penalty: float = option(1.0, "of beam search: score = log_prob / length^alpha, by default 1")
+    min_new_tokens: int = option(0, "minimum tokens to generate", "--min-length")
+    no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice")
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "n", "beam_size"):

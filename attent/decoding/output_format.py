@@ -7,7 +7,7 @@ One translation is one line, or `n_best` lines:
     text with alignment     hyp ||| 0-0 1-2
     text, n-best            index ||| hyp ||| score          (from 0, as in Moses)
     tsv                     src<TAB>hyp, then <TAB>score and <TAB>alignment if requested
-    json                    {"src": ..., "hyp": ..., "score": ..., "log_prob": ..., "tokens": [...], "finished": ..., ...}
+    json                    {"src": ..., "hyp": ..., "score": ..., "log_prob": ..., "tokens": ..., "finished": ..., ...}
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LINE_BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFormat:
-    """What to write of each translation; `score_formula` is written to JSON."""
+    """The fields and the layout of the output; `score_formula` is written to JSON."""
 
     type: OutputType = "text"
     n_best: int = 1

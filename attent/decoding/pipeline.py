@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
@@ -41,7 +41,7 @@ MIN_WORKER_LINES = 16_384  # they start at this line
 MAX_WORKERS = 6  # as many keep the fastest search of an H200 busy
 
 
-class Progress(Protocol):
+class LineProgress(Protocol):
     """Receives progress and messages for the user."""
 
     def update(self, lines: int, done_bytes: int, total_lines: int | None = None) -> None: ...
@@ -137,7 +137,7 @@ class TranslatedBlock:
 
 
 def translate_lines(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser, out: TextIO, progress: Progress
+    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser, out: TextIO, progress: LineProgress
 ) -> None:
     """Translate a file line by line; each block is written as soon as it is done."""
     line_count, done_bytes = 0, 0
@@ -274,9 +274,7 @@ def choose_worker_count(pipeline: TranslationPipeline) -> int:
 
 
 def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[TranslatedBlock]:
-    def run_here(task: BlockTask, should_stop: Callable[[], bool]) -> TranslatedBlock:
-        return run_block_task(pipeline, task, should_stop)
-
+    run_here = partial(run_block_task, pipeline)
     return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_here, num_workers)
 
 
@@ -304,7 +302,7 @@ class PipelineSetup:
         translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)
         translator.remote_engine = engine
         pipeline = replace(self.pipeline, translator=translator)
-        return lambda task: run_block_task(pipeline, task)
+        return partial(run_block_task, pipeline)
 
 
 class RemoteTranslator(Translator):
@@ -320,7 +318,7 @@ class RemoteTranslator(Translator):
 
 
 def pretranslate_document(
-    pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: Progress
+    pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: LineProgress
 ) -> PretranslateResult:
     """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a Markdown file."""
     return pretranslate_file(
@@ -333,7 +331,7 @@ def pretranslate_document(
     )
 
 
-def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: Progress) -> list[str]:
+def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
     translated: list[str] = []
     for first in range(0, len(texts), pipeline.block_lines):
         lines = [InputLine(text=text) for text in texts[first : first + pipeline.block_lines]]
@@ -343,7 +341,7 @@ def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str]
 
 
 def translate_with_required(
-    pipeline: TranslationPipeline, texts: Sequence[str], required: Sequence[tuple[str, ...]], progress: Progress
+    pipeline: TranslationPipeline, texts: Sequence[str], required: Sequence[tuple[str, ...]], progress: LineProgress
 ) -> list[list[str]]:
     """Return translations with the required phrases, as many as beams; the caller checks what else must hold."""
     options = pipeline.options

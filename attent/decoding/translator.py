@@ -69,7 +69,7 @@ CPU_MAX_BYTES, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 2**30, 0.5, 4 * 2**30
 ShouldStop = Callable[[], bool] | None
 
 
-class TranslationError(ValueError):
+class TranslationError(InputError):
     """The text cannot be translated as requested."""
 
 
@@ -219,14 +219,15 @@ class Translator:
         constraints      prefix, required and banned phrases, for all texts or for each
         glossary         terms whose translation is required wherever they occur
         alignment        also align the words
-        mbr_candidates   choose among so many candidates (n-best or samples) by minimum Bayes risk
+        mbr_candidates   number of candidates (n-best or samples) to choose from by minimum Bayes risk
         split_sentences  split every text into sentences, not only long ones; `source_lang` is the source's language
         prevent_loops    search again without loops where a translation repeats itself and its source does not
         first_index      index of the first text in the whole input, on which sampling depends
         should_stop      polled during the search; True raises `SearchCancelled`
         """
         check_texts(texts)
-        options = override_options(options or SearchOptions(), beam_size, n_best)
+        overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
+        options = replace(options or SearchOptions(), **overrides)  # type: ignore[arg-type]
         per_text = broadcast_constraints(constraints, len(texts))
         parts, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang)
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
@@ -796,11 +797,11 @@ def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -
 # --- texts and options ---------------------------------------------------------------------------------------------
 
 
-def check_texts(texts: Sequence[str]) -> None:
+def check_texts(texts: Sequence[str], name: str = "texts") -> None:
     if isinstance(texts, str):
-        raise TranslationError(f"`texts` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
+        raise InputError(f"`{name}` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise TranslationError(f"`texts` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
+        raise InputError(f"`{name}` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
 
 
 def broadcast_constraints(constraints: Constraints | Sequence[Constraints], count: int) -> list[Constraints]:
@@ -822,11 +823,6 @@ def build_segments(
         for index, (text_parts, some) in enumerate(zip(parts, constraints, strict=True), first_index)
         for i, part in enumerate(text_parts)
     ]
-
-
-def override_options(options: SearchOptions, beam_size: int | None, n_best: int | None) -> SearchOptions:
-    n_best = options.n_best if n_best is None else n_best
-    return replace(options, n_best=n_best, beam_size=options.beam_size if beam_size is None else beam_size)
 
 
 def add_glossary_terms(constraints: Constraints, text: str, glossary: Glossary | None) -> Constraints:

@@ -24,7 +24,7 @@ from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair, SharedContext
 from attent.decoding.glossary import Glossary
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, SamplingOptions, SearchOptions
+from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SamplingOptions, SearchOptions
 from attent.decoding.search import beam_search
 from attent.decoding.translator import TranslationError, Translator
 from attent.interop.ctranslate2 import find_suppressed_tokens
@@ -357,7 +357,7 @@ def test_words_are_demanded_of_a_plain_search_only(here: Translator, search: Sea
 
 
 def test_a_text_is_not_a_list_of_texts(here: Translator) -> None:
-    with pytest.raises(TranslationError, match=r"must be a list of strings, but is one: 'A dog.'"):
+    with pytest.raises(InputError, match=r"must be a list of strings, but is one: 'A dog.'"):
         here.translate("A dog.")
 
 
@@ -652,7 +652,7 @@ def test_other_ways_to_go_on_keep_to_what_is_asked(here: Translator) -> None:
 def test_terms_may_be_given_as_they_are(here: Translator) -> None:
     terms = {"dog": "Pudel"}
     assert texts_of(here, TEXTS, glossary=terms) == texts_of(here, TEXTS, glossary=Glossary.from_terms(terms))
-    with pytest.raises(TranslationError, match="must be strings, but one is a int"):
+    with pytest.raises(InputError, match="must be strings, but one is a int"):
         here.translate(["A dog.", 3])
 
 

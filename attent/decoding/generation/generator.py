@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -36,7 +37,7 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.options import GenerationOptions, Hypothesis, SearchRequest
-from attent.decoding.translator import DTYPES, fit_rows, load_tokenizer
+from attent.decoding.translator import DTYPES, check_texts, fit_rows, load_tokenizer
 from attent.interop import load_as
 from attent.models import CausalLM
 from attent.nn import RotaryConfig
@@ -46,6 +47,22 @@ from attent.text.tokenizer import Tokenizer
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `fit_rows`
 
 ShouldStop = Callable[[], bool] | None
+
+
+class OptionOverrides(TypedDict, total=False):
+    """Fields of `GenerationOptions`, as keyword arguments."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    n: int
+    stop: Sequence[str]
+    beam_size: int
+    length_penalty: float
+    min_new_tokens: int
+    no_repeat_ngram_size: int
 
 
 class GenerationError(ValueError):
@@ -117,41 +134,18 @@ class Generator:
         prompts: Sequence[str],
         options: GenerationOptions | None = None,
         *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        n: int | None = None,
-        stop: Sequence[str] | None = None,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        min_new_tokens: int | None = None,
-        no_repeat_ngram_size: int | None = None,
         first_index: int = 0,
         should_stop: ShouldStop = None,
+        **overrides: Unpack[OptionOverrides],
     ) -> list[list[Generation]]:
         """Return the `n` texts of each prompt, with beam search the best first.
 
-        options      see `GenerationOptions`; the other arguments override it
+        options      see `GenerationOptions`; `overrides` are fields of it
         first_index  index of the first prompt in the whole input, on which sampling depends
         should_stop  polled during generation; True raises `SearchCancelled`
         """
-        overrides = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "seed": seed,
-            "n": n,
-            "stop": as_stop_words(stop),
-            "beam_size": beam_size,
-            "length_penalty": length_penalty,
-            "min_new_tokens": min_new_tokens,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-        }
-        check_prompts(prompts)
-        options = override_options(options or GenerationOptions(), overrides)
+        check_texts(prompts, "prompts")
+        options = override_options(options, overrides)
         rows = [self.encode_prompt(prompt) for prompt in prompts]
         limits = self._compute_max_new_tokens(rows, options, first_index)
         with eval_mode(self.model):
@@ -164,25 +158,12 @@ class Generator:
         prompt: str,
         options: GenerationOptions | None = None,
         *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: Sequence[str] | None = None,
         first_index: int = 0,
+        **overrides: Unpack[OptionOverrides],
     ) -> Iterator[str]:
         """Yield the text in pieces, as soon as later tokens cannot change them; with beam search, the whole."""
-        overrides = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "seed": seed,
-            "stop": as_stop_words(stop),
-        }
-        check_prompts([prompt])
-        options = replace(override_options(options or GenerationOptions(), overrides), n=1)
+        check_texts([prompt], "prompt")
+        options = replace(override_options(options, overrides), n=1)
         if options.beam_size > 1:
             yield self.generate([prompt], options)[0][0].text
             return
@@ -484,22 +465,12 @@ def get_total_memory(device: torch.device) -> int | None:
         return None
 
 
-def check_prompts(prompts: Sequence[str]) -> None:
-    if isinstance(prompts, str):
-        raise GenerationError(f"`prompts` must be a list of strings, but is one: {prompts[:60]!r}; put it in [ ]")
-    if wrong := [prompt for prompt in prompts if not isinstance(prompt, str)]:
-        raise GenerationError(f"`prompts` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
-
-
-def as_stop_words(stop: Sequence[str] | None) -> tuple[str, ...] | None:
-    if stop is None:
-        return None
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def override_options(options: GenerationOptions, overrides: Mapping[str, object]) -> GenerationOptions:
-    given = {name: value for name, value in overrides.items() if value is not None}
-    return replace(options, **given)  # type: ignore[arg-type]
+def override_options(options: GenerationOptions | None, overrides: OptionOverrides) -> GenerationOptions:
+    if isinstance(stop := overrides.get("stop"), str):
+        overrides["stop"] = (stop,)
+    elif stop is not None:
+        overrides["stop"] = tuple(stop)
+    return replace(options or GenerationOptions(), **overrides)  # type: ignore[arg-type]  # `stop` is a tuple
 
 
 def derive_rng_key(seed: int, index: int, sample: int) -> int:
