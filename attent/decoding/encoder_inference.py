@@ -1,16 +1,15 @@
-"""What models that read have to say: which word stands behind a mask, which label a text or an image gets, and texts as
-vectors.
+"""Predictions of models that read: words for masks, labels of texts and images, and embeddings.
 
-    reader = Reader.load("runs/mlm")
-    reader.fill(["The [MASK] sat on the mat."])[0].text
+    predictor = Predictor.load("runs/mlm")
+    predictor.fill(["The [MASK] sat on the mat."])[0].text
 
-Texts go through the model in batches of like length, and what comes out stands in the order in which they came.
+Texts run in batches of similar length; results come in the order of the inputs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +19,14 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
+from attent.decoding.batching import batch_by_length
 from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
 from attent.decoding.translator import DTYPES, Translator, load_tokenizer
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.nn.devices import choose_device
+from attent.nn.devices import choose_device, get_device
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
@@ -36,35 +36,35 @@ TextItem = str | tuple[str, str]
 Item = TextItem | Path | Tensor
 T = TypeVar("T")
 
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of a batch, filler included
-IMAGE_BATCH_SIZE = 64  # of a batch
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # with padding
+IMAGE_BATCH_SIZE = 64
 
 
 class PredictorError(ValueError):
-    """What cannot be read as it was asked for, in a sentence."""
+    """An input that the model cannot read, or a model that cannot do what was requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction:
-    """A word that may stand behind a mask."""
+    """A candidate for a mask."""
 
     word: str
     probability: float
-    text: str  # the whole text with it; other masks have their likeliest words
+    text: str  # the whole text with it, and the likeliest words for the other masks
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
-    """A text whose masks are filled with the likeliest words."""
+    """A text with the likeliest words in place of its masks."""
 
     source: str
     text: str
-    masks: tuple[tuple[MaskPrediction, ...], ...]  # for each mask, the likeliest first
+    masks: tuple[tuple[MaskPrediction, ...], ...]  # of each mask, likeliest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """The likeliest label, and how likely each is, the likeliest first."""
+    """The likeliest label, and the probabilities of all labels, likeliest first."""
 
     label: str
     probability: float
@@ -73,15 +73,15 @@ class Classification:
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text as ids, with the kind of text that each belongs to."""
+    """Token ids with their segment ids."""
 
     token_ids: tuple[int, ...]
     segments: tuple[int, ...]
-    mask_positions: tuple[int, ...] = ()  # places
+    mask_positions: tuple[int, ...] = ()
 
 
 class Predictor:
-    """A model that reads texts or images, with its tokenizer if it needs one."""
+    """A model with its tokenizer, if it reads text."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class Predictor:
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        name          what to call the model in an error
-        batch_tokens  tokens that go through the model at once, filler included; None: what suits the device
-        say           is told what a person may want to know, such as that texts were cut
+        name          name of the model in error messages
+        batch_tokens  tokens of a batch, with padding; None: what suits the device
+        notify        receives messages for the user, such as that texts were truncated
         """
         if batch_tokens is not None and batch_tokens < 1:
             raise PredictorError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
@@ -114,74 +114,72 @@ class Predictor:
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Predictor:
-        """The reader of a folder, ours or Hugging Face's; in float32 unless another `dtype` is named."""
+        """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         if dtype is not None and dtype not in DTYPES:
             raise PredictorError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         path = Path(folder).expanduser()
-        where = choose_device() if device is None else torch.device(device)
-        model = load_model(path, dtype=DTYPES[dtype or "float32"], device=where)
+        resolved = choose_device() if device is None else torch.device(device)
+        model = load_model(path, dtype=DTYPES[dtype or "float32"], device=resolved)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)
 
-    # --- what people call --------------------------------------------------------------------------------------------
+    # --- predictions -------------------------------------------------------------------------------------------------
 
     def fill(self, texts: Sequence[str], top_k: int = 5, line_numbers: Sequence[int] | None = None) -> list[FilledText]:
-        """For each mask of each text the `top` likeliest words. A mask is written [MASK] or <mask>; a model of spans
-        (T5) fills each with as many words as it likes, and knows <extra_id_0>, <extra_id_1> and so on, too.
+        """Predict the `top_k` likeliest words for each mask, written [MASK] or <mask>. A span-infilling model (T5)
+        predicts any number of words, and also reads <extra_id_0>, <extra_id_1> and so on.
 
-        numbers  what the texts are called in an error; None: 1, 2 and so on
+        line_numbers  numbers of the texts in error messages; None: from 1
         """
         if top_k < 1:
-            raise PredictorError(f"`top` must be 1 or more, but is {top_k}")
+            raise PredictorError(f"`top_k` must be 1 or more, but is {top_k}")
         self._check_can_fill()
         check_is_list(texts)
-        words = [self._parse_masks(text) for text in texts]
-        numbered = zip(words, line_numbers or range(1, len(words) + 1), strict=True)
-        rows = [self._encode_masked_text(words, number) for words, number in numbered]
+        masked_texts = [self._parse_masks(text) for text in texts]
+        numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
+        rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
         if isinstance(self.model, Seq2Seq):
-            answers = self._predict_spans(rows, words, top_k)
-            return [make_filled_text(*one) for one in zip(texts, words, answers, strict=True)]
-        found = self._predict_masks(rows, top_k)
-        return [self._make_filled_text(text, one, best) for text, one, best in zip(texts, words, found, strict=True)]
+            predictions = self._predict_spans(rows, masked_texts, top_k)
+            return [make_filled_text(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
+        candidates = self._predict_masks(rows, top_k)
+        return [self._make_filled_text(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
 
     def has_mask(self, text: str) -> bool:
-        """Is there something to fill?"""
         return bool(self._parse_masks(text).mask_ids)
 
     def encode_masked(self, text: str) -> list[int]:
-        """A text without its frame, as `fill` reads it: what is written as a mask is the mask."""
+        """Tokenize a text with masks as `fill` does, without special tokens around it."""
         return self.mask_tokens.encode(self._parse_masks(text))
 
     def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
-        """For each mask of each row the likeliest tokens, and how likely they are."""
+        """Return the likeliest tokens and their probabilities for each mask of each row."""
         model = self.model
         assert isinstance(model, TextEncoder)
 
-        def guess(batch: list[TokenizedText], states: Tensor) -> list[list[tuple[list[int], list[float]]]]:
+        def predict(batch: list[TokenizedText], states: Tensor) -> list[list[tuple[list[int], list[float]]]]:
             counts = [len(row.mask_positions) for row in batch]
-            line = torch.arange(len(batch)).repeat_interleave(torch.tensor(counts)).to(states.device)
-            place = torch.tensor([at for row in batch for at in row.mask_positions], device=states.device)
-            likely = model.masked_logits(states[line, place]).float().softmax(-1)  # (masks, V)
-            likely[:, self.suppressed_tokens] = 0.0
-            best = likely.topk(min(top_k, likely.shape[1] - len(self.suppressed_tokens)), -1)
-            found = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            return [[next(found) for _ in range(count)] for count in counts]
+            row_index = torch.arange(len(batch)).repeat_interleave(torch.tensor(counts)).to(states.device)
+            positions = torch.tensor([i for row in batch for i in row.mask_positions], device=states.device)
+            probabilities = model.masked_logits(states[row_index, positions]).float().softmax(-1)  # (masks, V)
+            probabilities[:, self.suppressed_tokens] = 0.0
+            best = probabilities.topk(min(top_k, probabilities.shape[1] - len(self.suppressed_tokens)), -1)
+            candidates = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            return [[next(candidates) for _ in range(count)] for count in counts]
 
-        return self._run_batches(rows, guess)
+        return self._run_batches(rows, predict)
 
     def _predict_spans(
         self, rows: Sequence[TokenizedText], masked_texts: Sequence[MaskedText], top_k: int
     ) -> list[list[SpanPrediction]]:
-        """The best answers of a model that fills spans."""
         assert isinstance(self.model, Seq2Seq)
         assert self.tokenizer is not None
         translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
-        marks = [one.mask_ids for one in masked_texts]
+        mask_ids = [masked_text.mask_ids for masked_text in masked_texts]
         with eval_mode(self.model), torch.inference_mode():
-            return search_spans(translator, [row.token_ids for row in rows], marks, top_k)
+            return search_spans(translator, [row.token_ids for row in rows], mask_ids, top_k)
 
     def classify(self, items: Sequence[Item]) -> list[Classification]:
-        """The label of each text, of each pair of texts `(a, b)`, or of each image: a path, or bytes of (C, S, S)."""
+        """Classify texts, pairs of texts `(a, b)`, or images: paths, or uint8 tensors (C, S, S)."""
         labels, model = self.require_labels(), self.model
         check_is_list(items)
         if isinstance(model, VisionTransformer):
@@ -190,32 +188,31 @@ class Predictor:
             assert isinstance(model, TextEncoder)
             rows = self._encode_texts(items)
             logits = self._run_batches(rows, lambda _, states: list(model.classify(states).float().cpu()))
-        return [make_classification(labels, one.softmax(-1).tolist()) for one in logits]
+        return [make_classification(labels, row.softmax(-1).tolist()) for row in logits]
 
     def embed(self, items: Sequence[Item], pooling: Pooling = "mean", normalize: bool = False) -> Tensor:
-        """A vector for each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first
-        token; with `normalise` of length 1, so that the product of two is their cosine."""
+        """Embed each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first token;
+        with `normalize` of length 1, so that a dot product is the cosine."""
         self._check_pooling(pooling)
         check_is_list(items)
         if isinstance(self.model, VisionTransformer):
-            made = self._run_images(items, self.model, pooling)
+            vectors = self._run_images(items, self.model, pooling)
         else:
-            made = self._run_batches(
-                self._encode_texts(items), lambda batch, states: pool_states(states, batch, pooling)
-            )
-        vectors = torch.stack(made) if made else torch.empty(0, self.width)
-        return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+            rows = self._encode_texts(items)
+            vectors = self._run_batches(rows, lambda batch, states: pool_states(states, batch, pooling))
+        embeddings = torch.stack(vectors) if vectors else torch.empty(0, self.width)
+        return torch.nn.functional.normalize(embeddings, dim=-1) if normalize else embeddings
 
     def require_labels(self) -> tuple[str, ...]:
-        """That it chooses among; a model that does not choose is refused."""
+        """Return the labels of a classifier; raise an error for other models."""
         model = self.model
         if isinstance(model, TextEncoder | VisionTransformer) and model.config.labels:
             return model.config.labels
         task = "images" if isinstance(model, VisionTransformer) else "classify"
-        advice = f"give a model of `attent train --task {task}`"
+        advice = f"use a model of `attent train --task {task}`"
         if isinstance(model, TextEncoder | VisionTransformer):
-            advice = f"teach it: attent train --task {task} --from {self.name} --data EXAMPLES --out DIR"
-        raise PredictorError(f"{self.name}: must have learned to choose among labels, but has not; {advice}")
+            advice = f"fine-tune it: attent train --task {task} --from {self.name} --data EXAMPLES --out DIR"
+        raise PredictorError(f"{self.name}: must be a classifier, but has no labels; {advice}")
 
     @property
     def width(self) -> int:
@@ -224,19 +221,19 @@ class Predictor:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return get_device(self.model)
 
-    # --- what a model can do -----------------------------------------------------------------------------------------
+    # --- checks ------------------------------------------------------------------------------------------------------
 
     def _check_can_fill(self) -> None:
         model = self.model
-        fills = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
+        can_fill = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
         if isinstance(model, TextEncoder):
-            fills = model.masked_lm is not None and self._vocabulary.mask is not None
-        if not fills:
+            can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
+        if not can_fill:
             raise PredictorError(
-                f"{self.name}: must have learned to tell masked words, but has not; give a model of "
-                "`attent train --task mlm` or `--task spans`, or a BERT that has its masked-word head"
+                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
+                "or `--task spans`, or a BERT with its masked-word head"
             )
 
     def _check_pooling(self, pooling: str) -> None:
@@ -245,7 +242,7 @@ class Predictor:
             raise PredictorError(f"`pooling` must be mean or class, but is {pooling!r}")
         has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
         if pooling == "class" and not has_first:
-            raise PredictorError(f"{self.name}: has no token that stands for the whole; take the pooling `mean`")
+            raise PredictorError(f"{self.name}: has no class token; use the pooling `mean`")
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -254,25 +251,24 @@ class Predictor:
 
     @cached_property
     def mask_tokens(self) -> MaskTokens:
-        """How masks are written."""
         return MaskTokens(self._vocabulary)
 
     @cached_property
     def suppressed_tokens(self) -> list[int]:
-        """What is no word: the frame of a text, padding, the mask itself."""
-        of = self._vocabulary
-        mask = () if of.mask is None else (of.mask,)
+        """Tokens that are never predicted: special tokens, padding, the mask itself."""
+        vocabulary = self._vocabulary
+        mask = () if vocabulary.mask is None else (vocabulary.mask,)
+        special = vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown
         assert not isinstance(self.model, VisionTransformer | Seq2Seq)
-        nameless = range(of.size, self.model.config.vocab)  # rows that round the matrix up
-        return sorted(
-            {*of.prefix_ids, *of.suffix_ids, *mask, *of.sentinels, of.pad, of.start, of.end, of.unknown, *nameless}
-        )
+        unnamed = range(vocabulary.size, self.model.config.vocab)  # rows that pad the embedding matrix
+        around = *vocabulary.prefix_ids, *vocabulary.suffix_ids
+        return sorted({*around, *mask, *vocabulary.sentinels, *special, *unnamed})
 
-    # --- from texts to rows ------------------------------------------------------------------------------------------
+    # --- tokenization ------------------------------------------------------------------------------------------------
 
     @cached_property
     def _max_length(self) -> int | None:
-        """Tokens that the model has positions for; None: any number."""
+        """The number of positions of the model; None: unlimited."""
         stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
         return stack.positions.max_length
 
@@ -283,106 +279,100 @@ class Predictor:
 
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
         texts = [check_text_item(item, number) for number, item in enumerate(items, 1)]
-        if not isinstance(self.model, CausalLM):  # the others have met texts without spaces around them
+        if not isinstance(self.model, CausalLM):  # the others were trained on stripped texts
             texts = [text.strip() if isinstance(text, str) else (text[0].strip(), text[1].strip()) for text in texts]
         firsts = self._vocabulary.encode([text if isinstance(text, str) else text[0] for text in texts])
-        others = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
+        seconds = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
         rows = [
-            self._encode_single(ids) if isinstance(text, str) else self._encode_pair(ids, next(others))
+            self._encode_single(ids) if isinstance(text, str) else self._encode_pair(ids, next(seconds))
             for text, ids in zip(texts, firsts, strict=True)
         ]
-        longer = sum(row is not kept for row, kept in rows)
-        if longer:
+        num_truncated = sum(row is not truncated for row, truncated in rows)
+        if num_truncated:
             self._notify_once(
-                f"{longer:,} of {len(rows):,} texts have more tokens than the {self._max_length} that the model reads, and "
-                "are cut"
+                f"truncated {num_truncated:,} of {len(rows):,} texts to the model's {self._max_length} positions"
             )
-        return [kept for _, kept in rows]
+        return [truncated for _, truncated in rows]
 
     def _encode_single(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
-        """A text in its frame, and what of it the model can read."""
-        before, after = self._special_tokens
-        whole = join_segments([(*before, *token_ids, *after) or (self._vocabulary.start,)])
-        if self._max_length is None or len(whole.token_ids) <= self._max_length:
-            return whole, whole
-        kept = token_ids[: self._max_length - len(before) - len(after)]
-        return whole, join_segments([(*before, *kept, *after)])
+        """Return a text with its special tokens, and the same truncated to the model's positions."""
+        prefix, suffix = self._special_tokens
+        row = join_segments([(*prefix, *token_ids, *suffix) or (self._vocabulary.start,)])
+        if self._max_length is None or len(row.token_ids) <= self._max_length:
+            return row, row
+        return row, join_segments([(*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix)])
 
     def _encode_pair(self, first: list[int], second: list[int]) -> tuple[TokenizedText, TokenizedText]:
-        """Two texts in one row; where they are too long, the longer one is cut."""
+        """Return two texts as one row, and the same with the longer text truncated to the model's positions."""
         if not isinstance(self.model, TextEncoder):
-            raise PredictorError(
-                f"{self.name}: must be an encoder to read pairs of texts, but is not; give single texts"
-            )
-        before, after = self._special_tokens
-        told_apart = self.model.config.segments > 1
+            raise PredictorError(f"{self.name}: must be an encoder for pairs of texts, but is not; give single texts")
+        prefix, suffix = self._special_tokens
+        has_segments = self.model.config.segments > 1
 
-        def laid(one: Sequence[int], other: Sequence[int]) -> TokenizedText:
-            row = join_segments([(*before, *one, *after), (*other, *after)])
-            return row if told_apart else replace(row, segments=(0,) * len(row.token_ids))
+        def join_pair() -> TokenizedText:
+            row = join_segments([(*prefix, *first, *suffix), (*second, *suffix)])
+            return row if has_segments else replace(row, segments=(0,) * len(row.token_ids))
 
-        whole = laid(first, second)
-        room = len(whole.token_ids) if self._max_length is None else self._max_length
-        over = len(whole.token_ids) - room
-        if over <= 0:
-            return whole, whole
+        row = join_pair()
+        excess = 0 if self._max_length is None else len(row.token_ids) - self._max_length
+        if excess <= 0:
+            return row, row
         first, second = list(first), list(second)
-        while over > 0:
+        while excess > 0:
             longer = first if len(first) > len(second) else second
-            cut = max(1, min(over, abs(len(first) - len(second))))
-            del longer[len(longer) - cut :]
-            over -= cut
-        return whole, laid(first, second)
+            count = max(1, min(excess, abs(len(first) - len(second))))
+            del longer[len(longer) - count :]
+            excess -= count
+        return row, join_pair()
 
     @property
     def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands around a text. A translator's source ends, and begins with nothing; what goes on has no end."""
-        of = self._vocabulary
+        """The tokens before and after a text. A translator's source has only an end; a causal model's text has none."""
+        vocabulary = self._vocabulary
         if isinstance(self.model, Seq2Seq):
-            return (), (of.end,)
-        return of.prefix_ids, () if isinstance(self.model, CausalLM) else of.suffix_ids
+            return (), (vocabulary.end,)
+        return vocabulary.prefix_ids, () if isinstance(self.model, CausalLM) else vocabulary.suffix_ids
 
     def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> TokenizedText:
-        """A text with masks, in its frame."""
         if not masked_text.mask_ids:
             raise PredictorError(
-                f"text {line_number:,} must have a mask in the place of a word, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
+                f"text {line_number:,} must have a mask, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
             )
-        whole, kept = self._encode_single(self.mask_tokens.encode(masked_text))
-        masks = tuple(place for place, token in enumerate(whole.token_ids) if token in self.mask_tokens.token_ids)
-        if masks[-1] >= len(kept.token_ids) - len(self._special_tokens[1]):
+        row, truncated = self._encode_single(self.mask_tokens.encode(masked_text))
+        positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
+        if positions[-1] >= len(truncated.token_ids) - len(self._special_tokens[1]):
             raise PredictorError(
-                f"text {line_number:,} must have its masks among the first {self._max_length} tokens, which the model reads, but "
-                f"one stands at {masks[-1] + 1:,}; shorten the text before it"
+                f"text {line_number:,} must have its masks among the first {self._max_length} tokens, but one is at "
+                f"{positions[-1] + 1:,}; shorten the text before it"
             )
-        if kept is not whole:
-            self._notify_once(f"texts with more than {self._max_length} tokens are cut behind their masks")
-        return replace(kept, mask_positions=masks)
+        if truncated is not row:
+            self._notify_once(f"truncated texts of more than {self._max_length} tokens after their masks")
+        return replace(truncated, mask_positions=positions)
 
-    # --- from rows to results ----------------------------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------------------------------
 
     def _run_batches(
         self, rows: Sequence[TokenizedText], process: Callable[[list[TokenizedText], Tensor], list[T]]
     ) -> list[T]:
-        """What `read` makes of the states of each batch, in the order of the rows."""
-        tokens = self.batch_tokens or (CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS)
-        found: dict[int, T] = {}
+        """Return what `process` makes of the states of each batch, in the order of the rows."""
+        batch_tokens = self.batch_tokens or (CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS)
+        results: dict[int, T] = {}
         with eval_mode(self.model), torch.inference_mode():
-            for numbers in batch_by_length([len(row.token_ids) for row in rows], tokens):
-                batch = [rows[number] for number in numbers]
-                found |= dict(zip(numbers, process(batch, self._compute_states(batch)), strict=True))
-        return [found[number] for number in range(len(rows))]
+            for indices in batch_by_length([len(row.token_ids) for row in rows], batch_tokens):
+                batch = [rows[index] for index in indices]
+                results |= dict(zip(indices, process(batch, self._compute_states(batch)), strict=True))
+        return [results[index] for index in range(len(rows))]
 
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
         """(B, T, E)"""
         model = self.model
         width = max(len(row.token_ids) for row in batch)
-        filler = [self._vocabulary.pad] * width
-        ids = torch.tensor([[*row.token_ids, *filler[len(row.token_ids) :]] for row in batch], device=self.device)
+        padding = [self._vocabulary.pad] * width
+        ids = torch.tensor([[*row.token_ids, *padding[len(row.token_ids) :]] for row in batch], device=self.device)
         lengths = torch.tensor([len(row.token_ids) for row in batch], device=self.device)
         if isinstance(model, TextEncoder):
-            kinds = [[*row.segments, *[0] * (width - len(row.token_ids))] for row in batch]
-            return model(ids, lengths, torch.tensor(kinds, device=self.device) if model.config.segments else None)
+            segments = [[*row.segments, *[0] * (width - len(row.token_ids))] for row in batch]
+            return model(ids, lengths, torch.tensor(segments, device=self.device) if model.config.segments else None)
         if isinstance(model, Seq2Seq):
             return model.encode(ids, lengths).states
         assert isinstance(model, CausalLM)
@@ -391,74 +381,74 @@ class Predictor:
     def _run_images(
         self, items: Sequence[Item], model: VisionTransformer, pooling: Pooling | None = None
     ) -> list[Tensor]:
-        """The logits of each image, or its vector."""
-        found: list[Tensor] = []
+        """Return the logits of each image, or with `pooling` its embedding."""
+        results: list[Tensor] = []
         with eval_mode(model), torch.inference_mode():
             for start in range(0, len(items), IMAGE_BATCH_SIZE):
-                some = [load_image(item, model) for item in items[start : start + IMAGE_BATCH_SIZE]]
-                pixels = model.normalize(torch.stack(some).to(self.device))
+                images = [load_image(item, model) for item in items[start : start + IMAGE_BATCH_SIZE]]
+                pixels = model.normalize(torch.stack(images).to(self.device))
                 if pooling is None:
-                    found += model(pixels).float().cpu()
+                    results += model(pixels).float().cpu()
                 else:
                     states = model.compute_states(pixels).float().cpu()
-                    first = int(model.config.class_token)
-                    found += states[:, 0] if pooling == "class" else states[:, first:].mean(1)
-        return found
+                    first_patch = int(model.config.class_token)
+                    results += states[:, 0] if pooling == "class" else states[:, first_patch:].mean(1)
+        return results
 
     def _make_filled_text(
-        self, text: str, masked_text: MaskedText, best: list[tuple[list[int], list[float]]]
+        self, text: str, masked_text: MaskedText, candidates: list[tuple[list[int], list[float]]]
     ) -> FilledText:
-        written = [[self._make_word(token) for token in tokens] for tokens, _ in best]
-        likeliest = [some[0] for some in written]
+        words = [[self._make_word(token) for token in tokens] for tokens, _ in candidates]
+        best = [mask_words[0] for mask_words in words]
         masks = []
-        for place, ((_, chances), some) in enumerate(zip(best, written, strict=True)):
-            others = [[*likeliest[:place], word, *likeliest[place + 1 :]] for word in some]
+        for i, (_, probabilities) in enumerate(candidates):
             masks.append(
                 tuple(
                     MaskPrediction(
-                        word=word.text.strip() or word.text, probability=chance, text=masked_text.fill_masks(all_words)
+                        word=word.text.strip() or word.text,
+                        probability=probability,
+                        text=masked_text.fill_masks([*best[:i], word, *best[i + 1 :]]),
                     )
-                    for word, chance, all_words in zip(some, chances, others, strict=True)
+                    for word, probability in zip(words[i], probabilities, strict=True)
                 )
             )
-        return FilledText(source=text, text=masked_text.fill_masks(likeliest), masks=tuple(masks))
+        return FilledText(source=text, text=masked_text.fill_masks(best), masks=tuple(masks))
 
     def _make_word(self, token: int) -> SurfaceWord:
-        of = self._vocabulary
-        piece = of.to_pieces([token])[0]
-        if isinstance(of, SentencePieceVocabulary):
-            text = of.decode([token])
+        vocabulary = self._vocabulary
+        piece = vocabulary.to_pieces([token])[0]
+        if isinstance(vocabulary, SentencePieceVocabulary):
+            text = vocabulary.decode([token])
             text = piece if "\ufffd" in text else " " + text if piece.startswith(SPACE) else text
             return SurfaceWord(text, self.mask_tokens.has_space_prefixes)
         return SurfaceWord(piece.removeprefix("##"), piece.startswith("##"))
 
-    def _notify_once(self, text: str) -> None:
-        if self.notify is not None and text not in self.notified:
-            self.notified.add(text)
-            self.notify(text)
+    def _notify_once(self, message: str) -> None:
+        if self.notify is not None and message not in self.notified:
+            self.notified.add(message)
+            self.notify(message)
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
+# --- inputs and results ----------------------------------------------------------------------------------------------
 
 
-def make_filled_text(text: str, masked_text: MaskedText, answers: Sequence[SpanPrediction]) -> FilledText:
-    """What a model of spans says: each guess belongs to a whole answer, of which it tells how likely it is."""
+def make_filled_text(text: str, masked_text: MaskedText, predictions: Sequence[SpanPrediction]) -> FilledText:
+    """Return the words of span predictions; each has the probability of the prediction that contains it."""
     masks = []
-    for place in range(len(masked_text.mask_ids)):
-        guesses: dict[str, MaskPrediction] = {}
-        for answer in answers:
-            word = answer.words[place].text.strip()
-            told = MaskPrediction(word=word, probability=answer.probability, text=masked_text.fill_masks(answer.words))
-            guesses.setdefault(word, told)
-        masks.append(tuple(guesses.values()))
+    for i in range(len(masked_text.mask_ids)):
+        candidates: dict[str, MaskPrediction] = {}
+        for prediction in predictions:
+            word, filled = prediction.words[i].text.strip(), masked_text.fill_masks(prediction.words)
+            candidates.setdefault(word, MaskPrediction(word=word, probability=prediction.probability, text=filled))
+        masks.append(tuple(candidates.values()))
     return FilledText(source=text, text=masks[0][0].text, masks=tuple(masks))
 
 
 def check_is_list(items: object) -> None:
-    """One text is a sequence too, of its letters: nobody means those."""
+    """A string is a sequence too, of characters."""
     if isinstance(items, str | os.PathLike):
         raise PredictorError(
-            f"a list of texts or images must be given, but it is one: {str(items)[:60]!r}; put it in [ ]"
+            f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]"
         )
 
 
@@ -471,25 +461,13 @@ def check_text_item(item: Item, number: int) -> TextItem:
 
 
 def join_segments(segments: Sequence[tuple[int, ...]]) -> TokenizedText:
-    """Parts of a row end to end, each its own kind of text."""
-    kinds = tuple(kind for kind, part in enumerate(segments) for _ in part)
-    return TokenizedText(tuple(token for part in segments for token in part), kinds)
-
-
-def batch_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Numbers of rows in batches of like length: as many as have room, filled up to the longest."""
-    batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+    """Concatenate segments, numbered from 0."""
+    segment_ids = tuple(number for number, segment in enumerate(segments) for _ in segment)
+    return TokenizedText(tuple(token for segment in segments for token in segment), segment_ids)
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:
-    """(B, T, E) -> a vector for each row, by its real tokens."""
+    """(B, T, E) -> B vectors; the mean leaves padding out."""
     states = states.float()
     if pooling == "class":
         return list(states[:, 0].cpu())
@@ -499,19 +477,19 @@ def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling
 
 
 def make_classification(labels: tuple[str, ...], probabilities: Sequence[float]) -> Classification:
-    ranked = sorted(zip(labels, probabilities, strict=True), key=lambda one: -one[1])
+    ranked = sorted(zip(labels, probabilities, strict=True), key=lambda pair: -pair[1])
     return Classification(label=ranked[0][0], probability=ranked[0][1], probabilities=dict(ranked))
 
 
 def load_image(item: Item, model: VisionTransformer) -> Tensor:
-    """An image as the model reads it: a path, or bytes of (C, S, S)."""
+    """Return an image (C, S, S) in uint8 from a path, or check a given tensor."""
     config = model.config
     if isinstance(item, str | Path):
         return read_image(item, ImageShape.from_config(config))
-    wanted = (config.channels, config.image_size, config.image_size)
-    if not isinstance(item, Tensor) or item.dtype != torch.uint8 or item.shape != wanted:
-        is_now = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"
-        raise PredictorError(f"an image must be the name of a file, or bytes of {wanted}, but is {is_now}")
+    shape = (config.channels, config.image_size, config.image_size)
+    if not isinstance(item, Tensor) or item.dtype != torch.uint8 or item.shape != shape:
+        kind = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"
+        raise PredictorError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
     return item
 
 
@@ -519,11 +497,9 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer | None, name: str) -> No
     if isinstance(model, VisionTransformer):
         return
     if tokenizer is None:
-        raise PredictorError(
-            f"{name}: must have a tokenizer to read texts with, but has none; load both from one folder"
-        )
+        raise PredictorError(f"{name}: must have a tokenizer to read texts, but has none; load both from one folder")
     if tokenizer.source.size > model.config.vocab:
         raise PredictorError(
-            f"{name}: its tokenizer must have at most {model.config.vocab} pieces, as the model, but has "
+            f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
             f"{tokenizer.source.size}; load both from the same folder"
         )

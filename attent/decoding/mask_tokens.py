@@ -1,5 +1,5 @@
-"""Texts in which places are left open: what is written as a mask (BERT) or a sentinel (T5) becomes its id, and the
-words around it are cut as they are in any text. What is put into these places is `reader`'s and `spans`'.
+"""Texts with masks: a written mask (BERT) or sentinel (T5) becomes its id, and the words around it are tokenized as in
+any text.
 """
 
 from __future__ import annotations
@@ -12,100 +12,97 @@ from functools import cached_property
 from attent.text.subword_sampling import SPACE
 from attent.text.vocabulary import MASK_TOKEN, SentencePieceVocabulary, Vocabulary
 
-MASK_SPELLINGS = ("[MASK]", MASK_TOKEN)  # in a text, whatever the model's own vocabulary calls it
-PLACEHOLDER = "\ufffc"  # "object replacement character": it is never a part of a word
+MASK_SPELLINGS = ("[MASK]", MASK_TOKEN)  # accepted for every model
+PLACEHOLDER = "\ufffc"  # "object replacement character", never part of a word
 
 
 class MaskError(ValueError):
-    """Masks that a model cannot read, in a sentence."""
+    """Masks that a model cannot read."""
 
 
 @dataclass(frozen=True)
 class SurfaceWord:
-    """A piece, or several, as it is written."""
+    """One or more pieces as text."""
 
     text: str
-    attaches_left: bool  # it brings the space before it, or goes on with the word before it
+    attaches_left: bool  # it brings its own space, or continues the word before it
 
 
 @dataclass(frozen=True)
 class MaskedText:
-    """What stands before, between and behind the marks of a text."""
+    """A text split at its masks."""
 
     segments: tuple[str, ...]
-    mask_ids: tuple[int, ...] = ()  # ids, between the parts
+    mask_ids: tuple[int, ...] = ()  # between the segments
 
     def fill_masks(self, words: Sequence[SurfaceWord]) -> str:
-        """Each mark replaced by its word."""
+        """Replace each mask by a word."""
         text = self.segments[0]
-        for word, behind in zip(words, self.segments[1:], strict=True):
+        for word, after in zip(words, self.segments[1:], strict=True):
             before = text.removesuffix(" ") if word.attaches_left else text
-            text = before + (word.text if before else word.text.lstrip(" ")) + behind
+            text = before + (word.text if before else word.text.lstrip(" ")) + after
         return text
 
 
 class MaskTokens:
-    """The marks that a vocabulary knows. A vocabulary with sentinels alone takes masks for them, one by one."""
+    """The masks of a vocabulary. If it has only sentinels, written masks become sentinels, in order."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         mask = () if vocabulary.mask is None else (vocabulary.mask,)
         self.token_ids = frozenset({*mask, *vocabulary.sentinels})
-        marks = [*mask, *vocabulary.sentinels]
-        self._name_to_id = dict(zip(vocabulary.to_pieces(marks), marks, strict=True))
+        ids = [*mask, *vocabulary.sentinels]
+        self._name_to_id = dict(zip(vocabulary.to_pieces(ids), ids, strict=True))
         self._name_to_id |= {name: token for token in mask for name in MASK_SPELLINGS}
-        written = dict.fromkeys([*self._name_to_id, *MASK_SPELLINGS]) if marks else {}
-        self._pattern = re.compile("|".join(map(re.escape, written)) or "(?!)")
+        spellings = dict.fromkeys([*self._name_to_id, *MASK_SPELLINGS]) if ids else {}
+        self._pattern = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
 
     def parse(self, text: str) -> MaskedText:
-        """The text, cut at its marks."""
+        """Split a text at its masks."""
         names = self._pattern.findall(text)
-        taken = {self._name_to_id.get(name) for name in names}
-        free = (token for token in self.vocabulary.sentinels if token not in taken)
-        marks = [self._name_to_id[name] if name in self._name_to_id else next(free, None) for name in names]
-        if None in marks:
+        used = {self._name_to_id.get(name) for name in names}
+        unused = (token for token in self.vocabulary.sentinels if token not in used)
+        mask_ids = [self._name_to_id[name] if name in self._name_to_id else next(unused, None) for name in names]
+        if None in mask_ids:
             raise MaskError(
-                f"a text must have at most {len(self.vocabulary.sentinels)} masks, as many as the model has sentinels, "
-                f"but has {len(names)}; cut it"
+                f"a text must have at most {len(self.vocabulary.sentinels)} masks, the number of the model's "
+                f"sentinels, but has {len(names)}; split it"
             )
-        return MaskedText(tuple(self._pattern.split(text)), tuple(token for token in marks if token is not None))
+        return MaskedText(tuple(self._pattern.split(text)), tuple(token for token in mask_ids if token is not None))
 
     def encode(self, masked_text: MaskedText) -> list[int]:
-        """As a model reads it, without a frame."""
+        """Tokenize without special tokens around the text."""
         if not masked_text.mask_ids:
             return self.vocabulary.encode([masked_text.segments[0]])[0]
-        whole = (
-            isinstance(self.vocabulary, SentencePieceVocabulary)
-            and self._placeholder_ids
-            and self.vocabulary.unknown not in self._placeholder_ids
-        )
-        return self._encode_whole(masked_text) if whole else self._encode_segments(masked_text)
+        is_sentencepiece = isinstance(self.vocabulary, SentencePieceVocabulary)
+        if is_sentencepiece and self._placeholder_ids and self.vocabulary.unknown not in self._placeholder_ids:
+            return self._encode_whole(masked_text)
+        return self._encode_segments(masked_text)
 
     def _encode_segments(self, masked_text: MaskedText) -> list[int]:
-        """WordPiece and its kin, and what others have trained: a text is cut at its marks before anything else is done
-        to it."""
-        parts = [part.removesuffix(" ") for part in masked_text.segments[:-1]] + [masked_text.segments[-1]]
-        first, *rest = self.vocabulary.encode(parts)
-        return first + [token for mark, ids in zip(masked_text.mask_ids, rest, strict=True) for token in (mark, *ids)]
+        """Tokenize segment by segment, as for WordPiece: Hugging Face splits at masks first."""
+        *segments, last = masked_text.segments
+        first, *rest = self.vocabulary.encode([*(segment.removesuffix(" ") for segment in segments), last])
+        return first + [token for mask, ids in zip(masked_text.mask_ids, rest, strict=True) for token in (mask, *ids)]
 
     def _encode_whole(self, masked_text: MaskedText) -> list[int]:
-        """SentencePiece: a word's space is part of it, and a text's beginning is a space. So the text is encoded whole,
-        with a sign in place of each mark that no word has in it."""
-        sign, marks = self._placeholder_ids, iter(masked_text.mask_ids)
-        free = [part.replace(PLACEHOLDER, " ") for part in masked_text.segments]
-        ids = self.vocabulary.encode([PLACEHOLDER.join(free)])[0]
-        found: list[int] = []
-        place = 0
-        while place < len(ids):
-            if tuple(ids[place : place + len(sign)]) == sign:
-                if self.has_space_prefixes and found and found[-1] == self._space_id:
-                    found.pop()  # it is the mark's own
-                found.append(next(marks))
-                place += len(sign)
+        """Tokenize the whole text with a placeholder for each mask, as for SentencePiece: a space belongs to the word
+        after it, and the start of a text counts as a space."""
+        placeholder, mask_ids = self._placeholder_ids, iter(masked_text.mask_ids)
+        segments = [segment.replace(PLACEHOLDER, " ") for segment in masked_text.segments]
+        ids = self.vocabulary.encode([PLACEHOLDER.join(segments)])[0]
+        result: list[int] = []
+        i = 0
+        while i < len(ids):
+            if tuple(ids[i : i + len(placeholder)]) == placeholder:
+                if self.has_space_prefixes and result and result[-1] == self._space_id:
+                    result.pop()  # the space belongs to the mask
+                result.append(next(mask_ids))
+                i += len(placeholder)
             else:
-                found.append(ids[place])
-                place += 1
-        return found
+                result.append(ids[i])
+                i += 1
+        return result
 
     @cached_property
     def _placeholder_ids(self) -> tuple[int, ...]:
@@ -119,7 +116,7 @@ class MaskTokens:
 
     @cached_property
     def has_space_prefixes(self) -> bool:
-        """Is the space before a word part of its piece? Not where every character is a piece."""
+        """True if pieces include the space before a word; false for character vocabularies."""
         assert isinstance(self.vocabulary, SentencePieceVocabulary)
         processor = self.vocabulary.processor
         names = processor.id_to_piece(list(range(processor.get_piece_size())))

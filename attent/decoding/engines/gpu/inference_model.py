@@ -361,5 +361,5 @@ def compute_fingerprint(model: Seq2Seq) -> list[object]:
         *(weight.data_ptr() for weight in model.parameters()),
         *(HeadShape.from_attention(module) for module in modules if isinstance(module, Attention)),
         *(module.eps for module in modules if isinstance(module, nn.LayerNorm | nn.RMSNorm)),
-        *(module.scale for module in (model.source_embedding, model.target_embedding, model.output)),
+        *(module.scale for module in modules if isinstance(module, TokenEmbedding | OutputProjection)),
     ]
