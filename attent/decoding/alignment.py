@@ -26,7 +26,7 @@ from attent.decoding.forced_decoding import (
     EncodedPair,
     TeacherForcingBatch,
     TokenIds,
-    batch_by_length,
+    batch_pairs,
     check_pairs,
     encode_pairs,
     eval_mode,
@@ -155,7 +155,7 @@ def compute_cross_weights(
     heads = count_max_heads(selected)
     sources, targets = [row.source for row in rows], [row.target for row in rows]
     with eval_mode(model), torch.no_grad():
-        for indices in batch_by_length(sources, targets, batch_tokens):
+        for indices in batch_pairs(sources, targets, batch_tokens):
             batch = TeacherForcingBatch.from_ids(model, [sources[i] for i in indices], [targets[i] for i in indices])
             with record_weights(selected) as records:
                 batch.compute_states(model)

@@ -1,6 +1,6 @@
-"""Models that share a vocabulary, as one: each step gives the logarithm of the mean of their probabilities.
+"""Ensembles: models with one vocabulary whose probabilities are averaged at each step.
 
-A search sees no difference: it begins and steps as with a single model. What each model keeps stays its own.
+An ensemble is a `StepModel`, so that search treats it as a single model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from attent.text.tokenizer import Tokenizer
 
 
 class EnsembleError(ValueError):
-    """Models that cannot write together; the message says which and why."""
+    """Models that cannot form an ensemble."""
 
 
 @dataclass(eq=False)
 class EnsembleState:
-    """What each model keeps between steps. Whatever happens to one happens to all."""
+    """The caches of all members."""
 
     caches: list[Cache]
 
@@ -45,7 +45,7 @@ class EnsembleState:
 
 
 class Ensemble(nn.Module):
-    """Several models that write one target. They may differ in all but their vocabularies, start and end."""
+    """Several models that generate one target; they must have the same vocabularies, start and end token."""
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class Ensemble(nn.Module):
 
     @property
     def config(self) -> Seq2SeqConfig:
-        """That of the first: the vocabularies, start and end are those of all."""
+        """The config of the first model."""
         return self.members[0].config
 
     @property
     def max_source_length(self) -> int | None:
-        """Tokens of a source that every model has positions for; None: any number."""
+        """The smallest number of positions of any member; None: unlimited."""
         return min_limit(model.encoder.positions.max_length for model in self.members)
 
     @property
@@ -79,13 +79,12 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def step(self, target: Tensor, state: EnsembleState, /) -> Tensor:
-        """(B, K) -> (B, K, V): log-probabilities, which as logits give the same probabilities again."""
-        each = zip(self.members, state.caches, strict=True)
+        """(B, K) -> (B, K, V): the logarithm of the mean probability."""
         total: Tensor | None = None
-        for model, cache in each:  # one after the other: the vocabulary is wide, and all at once would be kept
+        for model, cache in zip(self.members, state.caches, strict=True):  # in turn: logits are large
             logits = model.step(target, cache)
-            found = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-            total = found if total is None else torch.logaddexp(total, found)
+            log_probs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+            total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
         return total - math.log(len(self.models))
 
@@ -109,10 +108,10 @@ def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) ->
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> None:
-    """Vocabularies of one size may still differ: the number of a piece must mean the same to all."""
+    """Raise an error if an id stands for different pieces: vocabularies of equal size may differ."""
     for tokenizer, name in zip(tokenizers[1:], names[1:], strict=True):
         if tokenizer.fingerprint != tokenizers[0].fingerprint:
             raise EnsembleError(
-                f"{name}: must have the tokenizer of {names[0]} to write together with it, but has another; "
+                f"{name}: must have the tokenizer of {names[0]} to form an ensemble with it, but has another; "
                 f"train both from one `tokenizer.model`, or translate with one of them"
             )

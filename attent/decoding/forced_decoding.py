@@ -1,7 +1,6 @@
-"""Forced decoding: how likely a model holds given translations, token by token, in one pass over the whole target.
+"""Forced decoding: the log-probability that a model gives to each token of given translations, in one pass.
 
-No search: what a search found can be scored anew here, and so can what a person wrote. Which token looked at which is
-`align`'s, on the same batches; comparing with references is left to `attent.score`.
+There is no search: it scores what a search found or what a person wrote. `alignment` uses the same batches.
 """
 
 from __future__ import annotations
@@ -16,31 +15,33 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from attent.decoding.batching import batch_by_length
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.seq2seq import shift_right
+from attent.nn.devices import get_device
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 4096  # of one side, filled up, that go through the model at once
-MAX_LOGITS = 2**24  # numbers written down at once: 64 MiB, whatever the vocabulary
-MAX_EXPONENT = 700.0  # exp of more is no number
+BATCH_TOKENS = 4096  # of one side of a batch, with padding
+MAX_LOGITS = 2**24  # computed at once: 64 MiB, whatever the vocabulary
+MAX_EXPONENT = 700.0  # exp of more overflows
 
 TokenIds = Sequence[int]
 
 
 class ForcedDecodingError(ValueError):
-    """Texts that cannot be scored, in a sentence."""
+    """Texts that cannot be scored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScores:
-    """One target as the model sees it."""
+    """The log-probabilities of one target."""
 
-    tokens: tuple[str, ...]  # its pieces, the end last
-    log_probs: tuple[float, ...]  # of each of them, given those before it and the source
-    truncated: bool = False  # the source or the target was too long: this is of its beginning and the end
+    tokens: tuple[str, ...]  # its pieces, with the end
+    log_probs: tuple[float, ...]  # of each, given the source and those before it
+    truncated: bool = False  # the source or the target was too long: only its beginning and the end were scored
 
     @property
     def log_prob(self) -> float:
@@ -48,18 +49,17 @@ class TargetScores:
 
     @property
     def length(self) -> int:
-        """Tokens, the end counted."""
+        """In tokens, with the end."""
         return len(self.log_probs)
 
     @property
     def perplexity(self) -> float:
-        """Among how many tokens, all alike, the model would choose as doubtfully at each step."""
         return compute_perplexity(self.log_prob, self.length)
 
 
 def compute_perplexity(log_prob: float, length: int) -> float:
-    surprise = -log_prob / max(1, length)
-    return math.exp(surprise) if surprise < MAX_EXPONENT else math.inf
+    cross_entropy = -log_prob / max(1, length)
+    return math.exp(cross_entropy) if cross_entropy < MAX_EXPONENT else math.inf
 
 
 def score_targets(
@@ -71,20 +71,21 @@ def score_targets(
     to: str | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[TargetScores]:
-    """Each target as the translation of its source. Of an empty one the probability is that of ending at once.
+    """Score each target as the translation of its source; an empty one by the probability of ending at once.
 
-    to            the language of the targets, for a model trained with tags
-    batch_tokens  it bounds the memory; what is longer, or longer than the model has positions, is cut before its end
+    to            target language, for a model trained with language tags
+    batch_tokens  bounds the memory; longer texts, and those beyond the model's positions, are truncated
     """
     check_pairs(sources, targets)
-    rows = encode_pairs(model, tokenizer, sources, targets, to, batch_tokens)
-    never = find_suppressed_tokens(model.config, tokenizer)
-    scored = score_token_ids(model, [one.source for one in rows], [one.target for one in rows], batch_tokens, never)
+    pairs = encode_pairs(model, tokenizer, sources, targets, to, batch_tokens)
+    suppressed_tokens = find_suppressed_tokens(model.config, tokenizer)
+    target_ids = [pair.target for pair in pairs]
+    log_probs = score_token_ids(model, [pair.source for pair in pairs], target_ids, batch_tokens, suppressed_tokens)
     return [
         TargetScores(
-            tokens=tuple(tokenizer.target.to_pieces(one.target)), log_probs=tuple(each), truncated=one.truncated
+            tokens=tuple(tokenizer.target.to_pieces(pair.target)), log_probs=tuple(row), truncated=pair.truncated
         )
-        for one, each in zip(rows, scored, strict=True)
+        for pair, row in zip(pairs, log_probs, strict=True)
     ]
 
 
@@ -95,17 +96,17 @@ def score_token_ids(
     batch_tokens: int = BATCH_TOKENS,
     suppressed_tokens: Sequence[int] = (),
 ) -> list[list[float]]:
-    """The log-probability of each token of each target. A target has its end, unless it was cut off before it.
+    """Return the log-probability of each token of each target, which contains its end token unless it was truncated.
 
-    Ids of `never` are no words and have no share in the probabilities; where a target has one, it has its share there.
+    Suppressed tokens have no share in the probabilities, except where the target contains one.
     """
-    found: list[list[float]] = [[] for _ in sources]
+    log_probs: list[list[float]] = [[] for _ in sources]
     with eval_mode(model), torch.no_grad():
-        for places in batch_by_length(sources, targets, batch_tokens):
-            batch = TeacherForcingBatch.from_ids(model, [sources[i] for i in places], [targets[i] for i in places])
-            for place, each in zip(places, batch.score_tokens(model, suppressed_tokens), strict=True):
-                found[place] = each
-    return found
+        for indices in batch_pairs(sources, targets, batch_tokens):
+            batch = TeacherForcingBatch.from_ids(model, [sources[i] for i in indices], [targets[i] for i in indices])
+            for index, row in zip(indices, batch.score_tokens(model, suppressed_tokens), strict=True):
+                log_probs[index] = row
+    return log_probs
 
 
 # ---- pairs of ids ----------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def score_token_ids(
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPair:
-    """One pair as ids, each side with its end."""
+    """One pair as ids, each side with its end token."""
 
     source: list[int]
     target: list[int]
@@ -123,8 +124,8 @@ class EncodedPair:
 def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
     if len(sources) != len(targets):
         raise ForcedDecodingError(
-            f"there must be a target for each source, but there are {len(sources):,} sources and {len(targets):,} "
-            "targets; give both in one order"
+            f"there must be one target for each source, but there are {len(sources):,} sources and "
+            f"{len(targets):,} targets; give both in the same order"
         )
 
 
@@ -136,7 +137,7 @@ def encode_pairs(
     to: str | None = None,
     max_length: int = BATCH_TOKENS,
 ) -> list[EncodedPair]:
-    """The ids of both sides, each no longer than `longest` and than the model has positions for."""
+    """Tokenize both sides, truncated to `max_length` and to the model's positions."""
     if max_length < 2:
         raise ForcedDecodingError(f"`batch_tokens` must be 2 or more, but is {max_length}")
     limits = [min(max_length, stack.positions.max_length or max_length) for stack in (model.encoder, model.decoder)]
@@ -155,21 +156,14 @@ def encode_pairs(
 
 
 def truncate_ids(ids: list[int], max_length: int) -> list[int]:
-    """At most `limit` ids; the end stays."""
+    """Keep the end token."""
     return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
 
 
-def batch_by_length(sources: Sequence[TokenIds], targets: Sequence[TokenIds], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of pairs of like length, the longest first: if memory is short, that is known at once."""
-    sizes = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    batch: list[int] = []
-    for place in sorted((i for i in range(len(sizes)) if targets[i]), key=lambda i: (-sizes[i], i)):
-        if batch and (len(batch) + 1) * sizes[batch[0]] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
+def batch_pairs(sources: Sequence[TokenIds], targets: Sequence[TokenIds], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield indices of pairs of similar length; empty targets are left out."""
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    return batch_by_length(lengths, batch_tokens, (i for i, target in enumerate(targets) if target))
 
 
 # ---- one pass --------------------------------------------------------------------------------------------------------
@@ -177,17 +171,17 @@ def batch_by_length(sources: Sequence[TokenIds], targets: Sequence[TokenIds], ba
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherForcingBatch:
-    """Some pairs side by side, filled up on the right."""
+    """A padded batch of pairs."""
 
     source: Tensor  # (B, Ts)
     source_lengths: Tensor
-    target: Tensor  # (B, Tt) what is to be written
+    target: Tensor  # (B, Tt) labels
     target_lengths: Tensor
-    decoder_input: Tensor  # (B, Tt) what the decoder reads meanwhile: one place to the right
+    decoder_input: Tensor  # (B, Tt) the labels, shifted right
 
     @classmethod
     def from_ids(cls, model: Seq2Seq, sources: Sequence[TokenIds], targets: Sequence[TokenIds]) -> TeacherForcingBatch:
-        device = next(model.parameters()).device
+        device = get_device(model)
         source, source_lengths = pad_rows(sources, device)
         target, target_lengths = pad_rows(targets, device)
         return cls(
@@ -199,35 +193,35 @@ class TeacherForcingBatch:
         )
 
     def compute_states(self, model: Seq2Seq) -> Tensor:
-        """(B, Tt, E): what the decoder has in mind when it writes each token."""
+        """Return the decoder's output states, (B, Tt, E)."""
         memory = model.encode(self.source, self.source_lengths)
         return model.decode(self.decoder_input, memory, self.target_lengths)
 
     def score_tokens(self, model: Seq2Seq, suppressed_tokens: Sequence[int] = ()) -> list[list[float]]:
-        """Of each token of each row. The logits of a whole batch would need gigabytes: they are made piece by piece."""
-        places = torch.arange(self.target.shape[1], device=self.target.device)
-        real = places < self.target_lengths[:, None]
-        states, ids = self.compute_states(model)[real], self.target[real]  # (N, E), (N,): no filler
+        """Return the log-probability of each token of each row. Logits are computed in chunks: those of a whole batch
+        would need gigabytes."""
+        positions = torch.arange(self.target.shape[1], device=self.target.device)
+        real = positions < self.target_lengths[:, None]
+        states, ids = self.compute_states(model)[real], self.target[real]  # (N, E), (N,) without padding
         size = max(1, MAX_LOGITS // model.config.output_vocab)
-        banned = torch.tensor(suppressed_tokens, dtype=torch.int64, device=ids.device)
-        parts = [
-            gather_log_probs(model.output(states[i : i + size]), ids[i : i + size], banned)
+        suppressed = torch.tensor(suppressed_tokens, dtype=torch.int64, device=ids.device)
+        chunks = [
+            gather_log_probs(model.output(states[i : i + size]), ids[i : i + size], suppressed)
             for i in range(0, len(ids), size)
         ]
-        each = torch.cat(parts).split(self.target_lengths.tolist())
-        return [row.tolist() for row in each]
+        return [row.tolist() for row in torch.cat(chunks).split(self.target_lengths.tolist())]
 
 
 def gather_log_probs(logits: Tensor, ids: Tensor, suppressed_tokens: Tensor) -> Tensor:
     """(N, V), (N,) -> (N,)"""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    mine = logits.gather(1, ids[:, None])
-    words = logits.index_fill(1, suppressed_tokens, float("-inf")).scatter(1, ids[:, None], mine)
-    return mine[:, 0] - words.logsumexp(1)
+    chosen = logits.gather(1, ids[:, None])
+    allowed = logits.index_fill(1, suppressed_tokens, float("-inf")).scatter(1, ids[:, None], chosen)
+    return chosen[:, 0] - allowed.logsumexp(1)
 
 
 def pad_rows(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of one length and how much of each is real; zeros are as good as any, since lengths tell."""
+    """Return ids (B, T), padded with zeros, and lengths (B,)."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
@@ -235,18 +229,18 @@ def pad_rows(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Te
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout; afterwards every part is as it was, also one that is never trained."""
-    before = [(module, module.training) for module in model.modules()]
+    """Switch dropout off, and restore the mode of each module afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module, training in before:
+        for module, training in modes:
             module.training = training
 
 
 class SharedContext:
-    """A context that several threads are in at once: the first enters it, the last leaves it."""
+    """A context that threads share: the first one enters it, the last one leaves it."""
 
     def __init__(self, make_context: Callable[[], AbstractContextManager[object]]) -> None:
         self.make_context = make_context

@@ -25,7 +25,7 @@ from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_
 from attent.decoding.forced_decoding import (
     EncodedPair,
     TeacherForcingBatch,
-    batch_by_length,
+    batch_pairs,
     check_pairs,
     encode_pairs,
     eval_mode,
@@ -224,7 +224,7 @@ def measure_heads(
     sums = {path: HeadAccumulator(layer.heads) for path, layer in attention_layers(model).items()}
     done = 0
     with eval_mode(model), torch.no_grad():
-        for places in batch_by_length([row.source for row in rows], [row.target for row in rows], batch_tokens):
+        for places in batch_pairs([row.source for row in rows], [row.target for row in rows], batch_tokens):
             some = [rows[i] for i in places]
             words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], rows[i]) for i in places]
             with attach_stat_taps(model, BatchKeyCategories(model, tokenizer, some, words), sums):

@@ -156,5 +156,5 @@ def test_no_models_are_refused() -> None:
 def test_tokenizers_that_differ_are_refused_by_the_name_of_the_folder() -> None:
     ours, others = tokenizer("bpe"), tokenizer("unigram")
     check_tokenizers([ours, Tokenizer.from_files(dict(ours.files))], ["a", "b"])
-    with pytest.raises(EnsembleError, match=r"^c: must have the tokenizer of a to write together with it"):
+    with pytest.raises(EnsembleError, match=r"^c: must have the tokenizer of a to form an ensemble with it"):
         check_tokenizers([ours, ours, others], ["a", "b", "c"])

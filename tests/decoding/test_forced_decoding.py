@@ -137,7 +137,7 @@ def test_perplexity_is_that_of_the_mean_token() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    with pytest.raises(ForcedDecodingError, match="a target for each source, but there are 1 sources and 2 targets"):
+    with pytest.raises(ForcedDecodingError, match="target for each source, but there are 1 sources and 2 targets"):
         score_targets(make_model(), tokenizer(), ["a"], ["a", "b"])
     with pytest.raises(ForcedDecodingError, match="`batch_tokens` must be 2 or more, but is 1"):
         score_targets(make_model(), tokenizer(), ["a"], ["a"], batch_tokens=1)

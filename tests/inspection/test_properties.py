@@ -403,7 +403,7 @@ def test_bad_calls_are_told_in_words() -> None:
         measure_heads(toy, of, [], [])
     with pytest.raises(HeadStatsError, match="`most` must be 1 or more, but is 0"):
         measure_heads(toy, of, SOURCES, TARGETS, max_pairs=0)
-    with pytest.raises(ForcedDecodingError, match="a target for each source"):
+    with pytest.raises(ForcedDecodingError, match="target for each source"):
         measure_heads(toy, of, SOURCES, TARGETS[1:])
 
 

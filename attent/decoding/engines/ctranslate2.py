@@ -1,18 +1,18 @@
-"""The quick engine on a CPU: CTranslate2 (int8), searching with a conversion that is made on first use and kept beside
-the model. It does what it does just as our own engine (`engine`) would; whatever it cannot do so, it `refuses`.
+"""The fast engine on a CPU: CTranslate2 (int8), with a conversion that is made on first use and kept beside the model.
 
+It is used only where it gives what the reference engine would give; `find_unsupported_reason` says why not otherwise.
 How CTranslate2 searches, as its results show:
 
-- Of all continuations of the K beams it looks at the 2K best. Those among the first K that end are put aside, with
-  score = sum / length^alpha; the first K others go on. It stops once round(K * patience) have ended, however good what
-  goes on may be; with alpha = 0 it would also stop as soon as the best of all ends, so alpha is then told as 1e-12.
-  It cannot wait until no better one can come (`patience=None`), but can for long enough: see PATIENCE.
-- At the limit what has not ended is put aside beside the rest, and ranked by score. We rank it behind all that ended.
-- The length counts the end only if the end is asked for (`return_end_token`), as it is here, and counts a prefix.
-- A token that must not be written (`min_decoding_length`, n-grams) is taken out before the softmax, so that the others
-  become likelier than the model says; a prefix adds nothing to the sum. With a beam of one that chooses the same tokens
-  and the sum is found anew, by forced decoding; with more it would rank otherwise, and is refused.
-- There is one limit for a whole call, and sources of more than 1,024 tokens are cut unless told otherwise.
+- Of all continuations of the K beams it considers the best 2K. Those among the first K that end are finished, with
+  score = log_prob / length^alpha; the first K others stay live. It stops once round(K * patience) have finished,
+  however good the live ones are; with alpha = 0 it would also stop when the best of all finishes, so alpha is set to
+  1e-12 then. It cannot wait until no better hypothesis is possible (`patience=None`): see DEFAULT_PATIENCE.
+- At the maximum length, live hypotheses are ranked with the finished ones by score. We rank them behind.
+- The length counts the end token only with `return_end_token`, as used here, and counts a prefix.
+- A forbidden token (`min_decoding_length`, n-grams) is masked before the softmax, so that the others become likelier
+  than the model says; a prefix adds nothing to the log-probability. With a beam of one the chosen tokens are the same,
+  and forced decoding corrects the score; with more beams the ranking differs, so it is refused.
+- There is one maximum length for a whole call, and sources of more than 1,024 tokens are truncated by default.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attent.decoding.batching import split_batches
+from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as conversion
 from attent.models import Seq2Seq
@@ -34,25 +36,38 @@ from attent.storage.errors import FolderError
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
 
-# Source tokens, filled up, that are searched for at once, and times beams: of 512 to 8,192 the quickest at base size.
-BATCH_TOKENS, BATCH_BEAM_TOKENS = 2048, 4096
-# Batches that wait for CTranslate2 while Python is busy with others: only while one takes less than so many seconds,
-# since what it was asked for it does to the end, however soon a person has had enough; and slow ones gain nothing.
-PREFETCH_BATCHES, SLOW_BATCH_SECONDS = 2, 0.25
-POLL_SECONDS = (
-    0.002  # seconds between looks at whether a batch is done: while waiting inside CTranslate2, Ctrl-C is not heard
+SUPPORTED_OPTIONS = frozenset(
+    {"beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty"}
 )
-# For `patience=None`: until no better hypothesis can come, which CTranslate2 does not know. With 1 it misses a better
-# one for 9 of 1,000 captions and 5 of 300 long sentences, with 2 for none; 2 takes up to a fifth more time than 1, and
-# 4 three quarters more.
+SUPPORTED_GREEDY_OPTIONS = SUPPORTED_OPTIONS | {
+    "beam_groups", "min_length", "no_repeat_ngram_size", "rank_truncated_equally"
+}  # fmt: skip
+SUPPORTED_REQUEST_FIELDS = frozenset({"source_ids", "rng_key", "max_length", "prefix_ids", "prefix_ends_word"})
+REASONS = {
+    "sampling": "does not sample with our seeds",
+    "forbid_loops": "has no guard against loops",
+    "beam_groups": "has no diverse beam search",
+    "rank_truncated_equally": "ranks truncated hypotheses behind finished ones",
+    "min_length": "renormalizes probabilities under a minimum length, and ranks beams by them",
+    "no_repeat_ngram_size": "renormalizes probabilities without repeated n-grams, and ranks beams by them",
+    "required_phrases": "has no required phrases",
+    "banned_phrases": "has no banned phrases",
+}
+# Source tokens of a batch, with padding, and times beams: of 512 to 8,192 the fastest at base size.
+BATCH_TOKENS, BATCH_BEAM_TOKENS = 2048, 4096
+# Batches submitted ahead, so that CTranslate2 works while Python does. Only while a batch takes less than
+# SLOW_BATCH_SECONDS: submitted batches cannot be cancelled, and slow ones gain nothing.
+PREFETCH_BATCHES, SLOW_BATCH_SECONDS = 2, 0.25
+POLL_SECONDS = 0.002  # waiting inside CTranslate2 would block Ctrl-C
+# For `patience=None`. With 1 CTranslate2 misses a better hypothesis for 9 of 1,000 captions and 5 of 300 long
+# sentences, with 2 for none; 2 takes up to a fifth more time than 1, and 4 three quarters more.
 DEFAULT_PATIENCE = 2.0
-ZERO_LENGTH_PENALTY = 1e-12  # told as 0, CTranslate2 would stop otherwise
-NO_LOOP_GUARD = "has no guard against loops"
-IMPOSSIBLE_BIAS = -1e3  # a bias from which on a token has no probability at all
+ZERO_LENGTH_PENALTY = 1e-12  # at 0 CTranslate2 stops earlier
+IMPOSSIBLE_BIAS = -1e3  # at or below it, a token has probability 0
 
 
 class CTranslate2Engine:
-    """Searches with CTranslate2. Made by `open`."""
+    """Searches with CTranslate2; create it with `open`."""
 
     def __init__(
         self,
@@ -64,10 +79,10 @@ class CTranslate2Engine:
         compute_type: str,
         threads: int,
     ) -> None:
-        """`folder` holds the conversion of the model, `names` what its source and target ids are called there."""
+        """`folder` holds the conversion; `names` are the tokens of the source and target vocabulary in it."""
         self.folder, self.config = folder, model.config
-        self._source_names, targets = names
-        self._target_names, self._target_ids = targets, {name: i for i, name in enumerate(targets)}
+        self._source_names, self._target_names = names
+        self._target_ids = {name: i for i, name in enumerate(self._target_names)}
         self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
         self._max_lengths = conversion.get_max_lengths(model.config)
         bias = model.output.bias
@@ -87,274 +102,221 @@ class CTranslate2Engine:
         threads: int | None = None,
         suppressed_tokens: Iterable[int] | None = None,
     ) -> CTranslate2Engine:
-        """The engine of a model, from the conversion in its folder, which is made there if need be.
+        """Open the conversion in the model's folder; convert first if it is missing or stale.
 
-        folder   the model's; None, or one that cannot be written to: the conversion is kept in the user's cache
-        threads  None: as many as torch would take
-        never    target ids that are not written; None: the start, padding, and those that are no pieces
+        folder             None, or one that is not writable: the conversion goes to the user's cache
+        threads            None: as many as torch uses
+        suppressed_tokens  target ids that are never generated; None: the start, padding, and ids without a piece
         """
         import torch
 
-        banned = (
-            conversion.find_suppressed_tokens(model.config, tokenizer)
-            if suppressed_tokens is None
-            else sorted(set(suppressed_tokens))
-        )
-        kept = ensure_conversion(folder, model, tokenizer, compute_type, banned)
+        if suppressed_tokens is None:
+            suppressed_tokens = conversion.find_suppressed_tokens(model.config, tokenizer)
+        suppressed = sorted(set(suppressed_tokens))
+        path = ensure_conversion(folder, model, tokenizer, compute_type, suppressed)
         names = conversion.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()
-        return cls(kept, model, names, suppressed_tokens=banned, compute_type=compute_type, threads=threads)
+        return cls(path, model, names, suppressed_tokens=suppressed, compute_type=compute_type, threads=threads)
+
+    # --- what it supports --------------------------------------------------------------------------------------------
 
     def find_unsupported_reason(self, options: SearchOptions, requests: Sequence[SearchRequest]) -> str | None:
-        """Why it cannot do this just as our own engine, as the end of a sentence; None: it can."""
-        refused = find_unsupported_option(options) or (
-            find_unsupported_beam_option(options) if options.beam_size > 1 else None
-        )
-        if refused is not None:
-            return refused
+        """Return why the results would differ from the reference engine's, as the end of a sentence; None: equal."""
+        supported = SUPPORTED_GREEDY_OPTIONS if options.beam_size == 1 else SUPPORTED_OPTIONS
+        name = find_unsupported_field(options, supported)
+        if name is not None:
+            return explain_unsupported(name)
+        if options.beam_size > 1 and options.length_penalty_type == "wu":
+            return "has no length penalty of Wu et al."
         if options.beam_size > 1 and 2 * options.beam_size > self._num_writable_tokens:
-            return f"chooses among 2 x {options.beam_size} tokens, and this model has {self._num_writable_tokens}"
-        reasons = (self._find_unsupported_request(job, options) for job in requests)
+            return f"needs 2 x {options.beam_size} candidate tokens, but this model has {self._num_writable_tokens}"
+        reasons = (self._find_unsupported_request(request, options) for request in requests)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _find_unsupported_request(self, request: SearchRequest, options: SearchOptions) -> str | None:
-        if request.forbid_loops:
-            return NO_LOOP_GUARD
-        if request.required_phrases or request.banned_phrases:
-            return "has no words that must or must not come"
+        name = find_unsupported_field(request, SUPPORTED_REQUEST_FIELDS)
+        if name is not None:
+            return explain_unsupported(name)
         if request.prefix_ids and request.prefix_ends_word:
-            return "may go on with the last word of a prefix"
+            return "may continue the last word of a prefix"
         if request.prefix_ids and options.beam_size > 1:
-            return "leaves the probability of a prefix out of the scores by which beams are ranked"
-        for length, longest in zip((len(request.source_ids), request.max_length), self._max_lengths, strict=True):
-            if longest is not None and length > longest:
-                return f"was given {longest:,} positions, and one text needs {length:,}"
+            return "leaves the probability of a prefix out of the scores by which it ranks beams"
+        lengths = len(request.source_ids), request.max_length
+        for length, max_length in zip(lengths, self._max_lengths, strict=True):
+            if max_length is not None and length > max_length:
+                return f"has {max_length:,} positions, and a text needs {length:,}"
         return None
+
+    # --- search ------------------------------------------------------------------------------------------------------
 
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """For each job its place among `jobs` and its best hypotheses, the best first; in the order of finishing."""
-        again: list[int] = []
+        """Yield (request index, hypotheses, best first), in order of completion."""
         call = TranslateCall.from_options(options)
-        for places, found in self._run_batches(batch_by_length(requests, options.beam_size), requests, call):
-            for place, result in zip(places, found, strict=True):
-                best = self._accept_hypotheses(
-                    self._convert_hypotheses(result, options), requests[place].max_length, options
-                )
-                if best is None:
-                    again.append(place)
-                else:
-                    yield place, self._rescore(requests[place], best, options)
-        for places, found in self._run_batches(
-            batch_by_max_length(again, requests, options.beam_size), requests, call.with_more_hypotheses()
-        ):
-            for place, result in zip(places, found, strict=True):
-                best = rank_hypotheses(self._convert_hypotheses(result, options))[: options.n_best]
-                yield place, self._rescore(requests[place], best, options)
+        again: list[int] = []
+        for index, hypotheses in self._run_batches(batch_by_length(requests, options.beam_size), requests, call):
+            accepted = self._accept_hypotheses(hypotheses, requests[index].max_length, options)
+            if accepted is None:
+                again.append(index)
+            else:
+                yield index, self._rescore(requests[index], accepted, options)
+        batches = batch_by_max_length(again, requests, options.beam_size)
+        for index, hypotheses in self._run_batches(batches, requests, call.with_more_hypotheses()):
+            yield index, self._rescore(requests[index], rank_hypotheses(hypotheses)[: options.n_best], options)
 
     def _run_batches(
         self, batches: Iterable[list[int]], requests: Sequence[SearchRequest], call: TranslateCall
-    ) -> Iterator[tuple[list[int], list[Any]]]:
-        """The results of each batch; some are asked for ahead, once it is seen how quick they are."""
-        waiting: deque[tuple[list[int], list[Any]]] = deque()
-        ahead, before = 0, time.monotonic()
-        for places in batches:
-            waiting.append((places, self._submit([requests[place] for place in places], call)))
-            while len(waiting) > ahead:
-                done = wait_for_results(*waiting.popleft())
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yield (request index, hypotheses); submit batches ahead while they are fast."""
+        pending: deque[tuple[list[int], list[Any]]] = deque()
+        prefetch, last_time = 0, time.monotonic()
+        for indices in batches:
+            pending.append((indices, self._submit([requests[index] for index in indices], call)))
+            while len(pending) > prefetch:
+                yield from self._collect_results(*pending.popleft(), call.options)
                 now = time.monotonic()
-                ahead, before = PREFETCH_BATCHES if now - before < SLOW_BATCH_SECONDS else 0, now
-                yield done
-        while waiting:
-            yield wait_for_results(*waiting.popleft())
+                prefetch, last_time = PREFETCH_BATCHES if now - last_time < SLOW_BATCH_SECONDS else 0, now
+        while pending:
+            yield from self._collect_results(*pending.popleft(), call.options)
 
     def _submit(self, requests: list[SearchRequest], call: TranslateCall) -> list[Any]:
-        limit = max(job.max_length for job in requests)
-        prefixes = [self._to_names(job.prefix_ids, self._target_names) for job in requests]
+        max_length = max(request.max_length for request in requests)
+        prefixes = [to_names(request.prefix_ids, self._target_names) for request in requests]
         return self._translator.translate_batch(
-            [self._to_names(job.source_ids, self._source_names) for job in requests],
+            [to_names(request.source_ids, self._source_names) for request in requests],
             prefixes if any(prefixes) else None,
             max_batch_size=0,
             asynchronous=True,
-            beam_size=call.beam_size,
-            patience=call.patience,
+            beam_size=call.options.beam_size,
+            patience=call.num_hypotheses / call.options.beam_size,
             num_hypotheses=call.num_hypotheses,
-            length_penalty=call.length_penalty,
-            no_repeat_ngram_size=call.no_repeat_ngram_size,
+            length_penalty=get_length_penalty(call.options),
+            no_repeat_ngram_size=call.options.no_repeat_ngram_size,
             max_input_length=0,
-            max_decoding_length=limit,
-            min_decoding_length=min(call.min_length, limit),
+            max_decoding_length=max_length,
+            min_decoding_length=min(call.options.min_length, max_length),
             return_scores=True,
             return_end_token=True,
         )
 
-    def _to_names(self, ids: Sequence[int], names: list[str]) -> list[str]:
-        return [names[i] for i in ids]
+    def _collect_results(
+        self, indices: list[int], results: list[Any], options: SearchOptions
+    ) -> list[tuple[int, list[Hypothesis]]]:
+        while not results[-1].done():
+            time.sleep(POLL_SECONDS)
+        hypotheses = [self._convert_hypotheses(result.result(), options) for result in results]
+        return list(zip(indices, hypotheses, strict=True))
 
     def _convert_hypotheses(self, result: Any, options: SearchOptions) -> list[Hypothesis]:
-        """What CTranslate2 found, in ids, with our scores. Sums beyond all measure are of tokens never written."""
-        found = []
-        for tokens, theirs in zip(result.hypotheses, result.scores, strict=True):
+        """Return ids with our scores; hypotheses with suppressed tokens, of a vast negative score, are left out."""
+        hypotheses = []
+        for tokens, ct2_score in zip(result.hypotheses, result.scores, strict=True):
             ids = [self._target_ids[token] for token in tokens]
-            log_prob = theirs * len(ids) ** get_length_penalty(options)
+            log_prob = ct2_score * len(ids) ** get_length_penalty(options)
             if log_prob > conversion.SUPPRESSED_LOGIT / 2:
-                ended = bool(ids) and ids[-1] == self.config.end_id
-                score = log_prob / options.compute_length_penalty(len(ids))
-                found.append(
-                    Hypothesis(
-                        token_ids=tuple(ids[:-1] if ended else ids), log_prob=log_prob, score=score, is_finished=ended
-                    )
+                is_finished = bool(ids) and ids[-1] == self.config.end_id
+                token_ids, score = (
+                    tuple(ids[:-1] if is_finished else ids),
+                    log_prob / options.compute_length_penalty(len(ids)),
                 )
-        return found
+                hypotheses.append(
+                    Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
+                )
+        return hypotheses
 
     def _accept_hypotheses(
         self, hypotheses: list[Hypothesis], max_length: int, options: SearchOptions
     ) -> list[Hypothesis] | None:
-        """The best of a job whose own limit may be below that of its call; None: it must be searched for anew.
+        """Return the n best of a request whose maximum length may be below that of its call; None: search again.
 
-        The longest of `found` tells when the search stopped. Up to its own limit it went the same way; and if anything
-        was cut there, all that had ended must have been shown, as it comes before, however low its score.
+        The longest hypothesis shows when the search stopped; up to the request's own maximum it is the same search. If
+        anything was truncated there, all finished ones must be among the results, since they rank before it.
         """
-        if max((len(one.token_ids) + one.is_finished for one in hypotheses), default=0) > max_length:
+        if max((len(each.token_ids) + each.is_finished for each in hypotheses), default=0) > max_length:
             return None
-        shown = (
-            options.beam_size == 1 or not self._can_end or all(one.is_finished for one in hypotheses[: options.n_best])
-        )
-        return rank_hypotheses(hypotheses)[: options.n_best] if shown else None
+        all_finished = all(each.is_finished for each in hypotheses[: options.n_best])
+        is_complete = options.beam_size == 1 or not self._can_end or all_finished
+        return rank_hypotheses(hypotheses)[: options.n_best] if is_complete else None
 
     def _rescore(
         self, request: SearchRequest, hypotheses: list[Hypothesis], options: SearchOptions
     ) -> list[Hypothesis]:
-        """With the model's own sums, where CTranslate2's are not."""
+        """Replace log-probabilities by the model's, where CTranslate2's are renormalized or lack the prefix."""
         if not (request.prefix_ids or options.min_length or options.no_repeat_ngram_size):
             return hypotheses
-        sources = [self._to_names(request.source_ids, self._source_names)] * len(hypotheses)
-        targets = [self._to_names(one.token_ids, self._target_names) for one in hypotheses]
+        sources = [to_names(request.source_ids, self._source_names)] * len(hypotheses)
+        targets = [to_names(each.token_ids, self._target_names) for each in hypotheses]
         results = self._translator.score_batch(sources, targets, max_input_length=0)
-        return [
-            replace_log_prob(one, result.log_probs, options) for one, result in zip(hypotheses, results, strict=True)
-        ]
+        rows = zip(hypotheses, results, strict=True)
+        return [replace_log_prob(hypothesis, result.log_probs, options) for hypothesis, result in rows]
 
 
-# --- what is asked of CTranslate2 ----------------------------------------------------------------------------------
+def explain_unsupported(name: str) -> str:
+    return REASONS.get(name, f"does not support `{name}`")
 
 
-@dataclass(frozen=True, kw_only=True)
+def to_names(ids: Sequence[int], names: list[str]) -> list[str]:
+    return [names[i] for i in ids]
+
+
+# --- calls of CTranslate2 ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class TranslateCall:
-    """The options of one call, in its terms."""
+    """The options of one call."""
 
-    beam_size: int
+    options: SearchOptions
     num_hypotheses: int
-    length_penalty: float
-    min_length: int
-    no_repeat_ngram_size: int
 
     @classmethod
     def from_options(cls, options: SearchOptions) -> TranslateCall:
-        """All that must have ended before it stops is asked for: the longest of them tells when that was."""
-        return cls(
-            beam_size=options.beam_size,
-            num_hypotheses=1
-            if options.beam_size == 1
-            else round((options.patience or DEFAULT_PATIENCE) * options.beam_size),
-            length_penalty=get_length_penalty(options),
-            min_length=options.min_length,
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
-        )
-
-    @property
-    def patience(self) -> float:
-        return self.num_hypotheses / self.beam_size
+        """Request all hypotheses that must finish before it stops: the longest of them shows when that was."""
+        if options.beam_size == 1:
+            return cls(options, 1)
+        return cls(options, round((options.patience or DEFAULT_PATIENCE) * options.beam_size))
 
     def with_more_hypotheses(self) -> TranslateCall:
-        """For a search that met its limit: by then fewer than `hypotheses` had ended. Asked for so many more, it goes
-        the same way, and shows everything that has ended or was cut."""
-        more = 0 if self.beam_size == 1 else self.beam_size
-        return TranslateCall(**{**vars(self), "num_hypotheses": self.num_hypotheses + more})
+        """For a search that reached its maximum length, where fewer than `num_hypotheses` had finished. With K more the
+        search is the same, and returns every hypothesis that finished or was truncated."""
+        more = 0 if self.options.beam_size == 1 else self.options.beam_size
+        return replace(self, num_hypotheses=self.num_hypotheses + more)
 
 
 def get_length_penalty(options: SearchOptions) -> float:
-    """The exponent. With a beam of one it changes nothing but the score, which is ours."""
+    """Return the exponent. With a beam of one it only affects the score, which we compute ourselves."""
     if options.beam_size == 1 or options.length_penalty_type != "avg":
         return ZERO_LENGTH_PENALTY
     return max(options.length_penalty, ZERO_LENGTH_PENALTY)
 
 
-def find_unsupported_option(options: SearchOptions) -> str | None:
-    if options.sampling is not None:
-        return "draws by chance of its own, not by our seed"
-    if options.forbid_loops:
-        return NO_LOOP_GUARD
-    return None
-
-
-def find_unsupported_beam_option(options: SearchOptions) -> str | None:
-    """What a beam of one does the same, and a wider one does not."""
-    if options.beam_groups > 1:
-        return "has no groups of beams"
-    if options.rank_truncated_equally:
-        return "ranks what was cut behind all that has ended"
-    if options.length_penalty_type == "wu":
-        return "has no length penalty of Wu et al."
-    if options.min_length or options.no_repeat_ngram_size:
-        return "shares the probability of what must not come next among the rest, and ranks beams by that"
-    return None
-
-
 def batch_by_length(requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
-    """Jobs of like length together, the longest first."""
-    return split_batches(
-        sorted(range(len(requests)), key=lambda i: (-len(requests[i].source_ids), -requests[i].max_length)),
-        requests,
-        num_beams,
-    )
+    lengths = [len(request.source_ids) for request in requests]
+    order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
+    return split_batches(order, lengths, min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams))
 
 
 def batch_by_max_length(indices: list[int], requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
-    """Jobs of one limit together."""
-    limits: dict[int, list[int]] = {}
-    for place in indices:
-        limits.setdefault(requests[place].max_length, []).append(place)
-    for alike in limits.values():
-        yield from split_batches(alike, requests, num_beams)
-
-
-def split_batches(indices: list[int], requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
-    room = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams)
-    lot: list[int] = []
-    longest = 0
-    for place in indices:
-        longest = max(longest, len(requests[place].source_ids))
-        if lot and (len(lot) + 1) * longest > room:
-            yield lot
-            lot, longest = [], len(requests[place].source_ids)
-        lot.append(place)
-    if lot:
-        yield lot
-
-
-def wait_for_results(indices: list[int], results: list[Any]) -> tuple[list[int], list[Any]]:
-    while not results[-1].done():
-        time.sleep(POLL_SECONDS)
-    return indices, [result.result() for result in results]
-
-
-# --- what it found -------------------------------------------------------------------------------------------------
+    """Yield batches of requests with the same maximum target length."""
+    lengths = [len(request.source_ids) for request in requests]
+    groups: dict[int, list[int]] = {}
+    for index in indices:
+        groups.setdefault(requests[index].max_length, []).append(index)
+    for group in groups.values():
+        yield from split_batches(group, lengths, min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams))
 
 
 def rank_hypotheses(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """The best first; one that was cut at its limit comes behind all with an end."""
-    return sorted(hypotheses, key=lambda one: (not one.is_finished, -one.score))
+    """Sort best first, truncated ones after all finished ones."""
+    return sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))
 
 
 def replace_log_prob(hypothesis: Hypothesis, log_probs: list[float], options: SearchOptions) -> Hypothesis:
-    """`log_probs` are those of its tokens and of the end, which it may not have."""
+    """`log_probs` are those of the tokens and of the end token, which the hypothesis may lack."""
     log_prob = math.fsum(log_probs if hypothesis.is_finished else log_probs[:-1])
-    score = log_prob / options.compute_length_penalty(len(hypothesis.token_ids) + hypothesis.is_finished)
-    return Hypothesis(
-        token_ids=hypothesis.token_ids, log_prob=log_prob, score=score, is_finished=hypothesis.is_finished
-    )
+    length = len(hypothesis.token_ids) + hypothesis.is_finished
+    return replace(hypothesis, log_prob=log_prob, score=log_prob / options.compute_length_penalty(length))
 
 
 # --- the conversion ------------------------------------------------------------------------------------------------
@@ -367,22 +329,22 @@ def ensure_conversion(
     quantization: str,
     suppressed_tokens: Sequence[int],
 ) -> Path:
-    """Where the conversion of just this model stands, whole; made if need be. A stale or damaged one is replaced."""
-    mark = conversion.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
-    beside = [] if folder is None else [folder / f"ctranslate2-{quantization}"]
-    cached = get_cache_folder() / "ctranslate2" / f"{mark[:32]}-{quantization}"
-    places = [*beside, cached]
-    there = next((place for place in places if conversion.is_intact(place, mark)), None)
-    if there is not None:
-        return there
-    for place in places:
+    """Return the folder of an intact conversion of this model; convert and replace a stale one if needed."""
+    fingerprint = conversion.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
+    paths = [get_cache_folder() / "ctranslate2" / f"{fingerprint[:32]}-{quantization}"]
+    if folder is not None:
+        paths.insert(0, folder / f"ctranslate2-{quantization}")
+    for path in paths:
+        if conversion.is_intact(path, fingerprint):
+            return path
+    for path in paths:
         try:
             conversion.write_conversion(
-                model, tokenizer, place, quantization=quantization, suppressed_tokens=suppressed_tokens
+                model, tokenizer, path, quantization=quantization, suppressed_tokens=suppressed_tokens
             )
-            return place
-        except FolderError as error:  # it cannot be written to: a model may be shared, or the disk be full
-            if conversion.is_intact(place, mark):  # another process was quicker
-                return place
+            return path
+        except FolderError as error:  # not writable: a shared model, or a full disk
+            if conversion.is_intact(path, fingerprint):  # another process was faster
+                return path
             problem = error
     raise problem

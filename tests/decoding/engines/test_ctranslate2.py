@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,18 +204,18 @@ def test_a_beam_of_one_keeps_prefix_and_rules_and_has_the_models_sum(
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "draws by chance of its own": (SearchOptions(sampling=SamplingOptions()), {}),
-    "has no guard against loops": (SearchOptions(forbid_loops=True), {}),
-    "has no groups of beams": (SearchOptions(beam_groups=2), {}),
-    "has no length penalty of Wu": (SearchOptions(length_penalty_type="wu"), {}),
-    "shares the probability of what must not come next": (SearchOptions(min_length=3), {}),
-    "among the rest, and ranks beams by that": (SearchOptions(no_repeat_ngram_size=2), {}),
-    "chooses among 2 x 20 tokens, and this model has 39": (SearchOptions(beam_size=20), {}),
-    "has no words that must or must not come": (SearchOptions(), {"required_phrases": ((5,),)}),
-    "has no words that must": (SearchOptions(), {"banned_phrases": ("word",)}),
-    "leaves the probability of a prefix out": (SearchOptions(), {"prefix_ids": (5,)}),
-    "was given 2,048 positions, and one text needs 2,049": (SearchOptions(), {"max_length": 2049}),
-    "and one text needs 3,001": (SearchOptions(), {"source_ids": [5] * 3000 + [END]}),
+    "does not sample": (SearchOptions(sampling=SamplingOptions()), {}),
+    "guard against loops": (SearchOptions(forbid_loops=True), {}),
+    "diverse beam search": (SearchOptions(beam_groups=2), {}),
+    "length penalty of Wu": (SearchOptions(length_penalty_type="wu"), {}),
+    "under a minimum length": (SearchOptions(min_length=3), {}),
+    "without repeated n-grams": (SearchOptions(no_repeat_ngram_size=2), {}),
+    "needs 2 x 20 candidate tokens, but this model has 39": (SearchOptions(beam_size=20), {}),
+    "required phrases": (SearchOptions(), {"required_phrases": ((5,),)}),
+    "banned phrases": (SearchOptions(), {"banned_phrases": ("word",)}),
+    "probability of a prefix": (SearchOptions(), {"prefix_ids": (5,)}),
+    "has 2,048 positions, and a text needs 2,049": (SearchOptions(), {"max_length": 2049}),
+    "a text needs 3,001": (SearchOptions(), {"source_ids": [5] * 3000 + [END]}),
 }
 
 
@@ -237,6 +237,17 @@ def test_what_it_cannot_do_just_so_it_refuses(words: str, engine: CTranslate2Eng
         )
         or ""
     )
+
+
+def test_a_new_option_is_refused(engine: CTranslate2Engine) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class NewOptions(SearchOptions):
+        coverage_penalty: float = 0.0
+
+    requests = [SearchRequest(source_ids=[5, END], max_length=9)]
+    assert engine.find_unsupported_reason(NewOptions(), requests) is None
+    reason = engine.find_unsupported_reason(NewOptions(coverage_penalty=0.2), requests)
+    assert reason == "does not support `coverage_penalty`"
 
 
 def test_text_beyond_learned_positions_is_refused(tmp_path: Path) -> None:

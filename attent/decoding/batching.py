@@ -1,0 +1,27 @@
+"""Batches of rows of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def batch_by_length(
+    lengths: Sequence[int], batch_tokens: int, indices: Iterable[int] | None = None
+) -> Iterator[list[int]]:
+    """Yield batches of indices (all, or those given), longest rows first: a lack of memory shows at once."""
+    indices = range(len(lengths)) if indices is None else indices
+    return split_batches(sorted(indices, key=lambda index: (-lengths[index], index)), lengths, batch_tokens)
+
+
+def split_batches(indices: Iterable[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield consecutive indices, as many as have `batch_tokens` tokens when padded to the longest; at least one."""
+    batch: list[int] = []
+    longest = 0
+    for index in indices:
+        longest = max(longest, lengths[index])
+        if batch and (len(batch) + 1) * longest > batch_tokens:
+            yield batch
+            batch, longest = [], lengths[index]
+        batch.append(index)
+    if batch:
+        yield batch
