@@ -110,7 +110,7 @@ def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: p
     tokenizer = sentencepiece()
     weights.save_model(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
-    assert "must have learned to choose among labels, but has not; teach it: attent train" in capsys.readouterr().err
+    assert "must be a classifier, but has no labels; fine-tune it: attent train" in capsys.readouterr().err
 
 
 def test_pairs_are_not_for_a_labelled_set(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

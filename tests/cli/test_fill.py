@@ -55,7 +55,7 @@ def test_json_has_every_mask(model: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("more", "code", "told"),
     [
-        (["The cat."], 1, "text 1 must have a mask in the place of a word, such as `The [MASK] sat`"),
+        (["The cat."], 1, "text 1 must have a mask"),
         (["The [MASK]", "--top", "0"], 2, "--top must be 1 or more, but is 0"),
         (["The [MASK]", "--device", "abacus"], 1, "device abacus: cannot be used"),
     ],

@@ -169,7 +169,7 @@ def test_long_texts_are_cut_and_told_once(ours: Tokenizer) -> None:
     assert len(reader.classify([long, "A cat"])) == 2
     assert len(reader.classify([long, "A cat"])) == 2
     assert reader.embed([long]).shape == (1, 16)
-    assert said[0] == "1 of 2 texts have more tokens than the 32 that the model reads, and are cut"
+    assert said[0] == "truncated 1 of 2 texts to the model's 32 positions"
     assert len(said) == 2
     cut = reader._encode_pair(*ours.source.encode([long, "A dog ran in the park."]))[1]
     assert len(cut.token_ids) == 32
@@ -184,7 +184,7 @@ def test_any_model_of_text_gives_vectors(ours: Tokenizer) -> None:
     vectors = Predictor(model, ours).embed(["The cat sat.", "a"])
     ids = torch.tensor([[*ours.source.prefix_ids, *ours.source.encode(["The cat sat."])[0]]])
     assert torch.allclose(vectors[0], model.compute_states(ids)[0].mean(0), atol=1e-5)
-    with pytest.raises(PredictorError, match="has no token that stands for the whole; take the pooling `mean`"):
+    with pytest.raises(PredictorError, match="has no class token"):
         Predictor(model, ours).embed(["a"], pooling="class")
     stack = StackConfig(layers=1, width=16, heads=2, ffn_width=32)
     config = Seq2SeqConfig(vocab=ours.source.size, encoder=stack, decoder=mirror_encoder(stack))
@@ -210,7 +210,7 @@ def test_images_are_classified_from_files_and_from_bytes(tmp_path: Path) -> None
         assert one.probabilities == pytest.approx(dict(zip(("cat", "dog", "bird"), row, strict=True)), abs=1e-5)
     vectors = reader.embed([pixels[0]], pooling="class")
     assert torch.allclose(vectors, model.compute_states(model.normalize(pixels[:1]))[:, 0], atol=1e-5)
-    with pytest.raises(PredictorError, match="an image must be the name of a file, or bytes of"):
+    with pytest.raises(PredictorError, match="an image must be a path"):
         reader.classify([pixels[0].float()])
 
 
@@ -219,7 +219,7 @@ def test_images_are_classified_from_files_and_from_bytes(tmp_path: Path) -> None
 
 def test_a_model_without_the_head_says_how_to_get_one(ours: Tokenizer) -> None:
     bare = Predictor(encoder(ours, masked=False), ours, name="runs/bare")
-    with pytest.raises(PredictorError, match=r"runs/bare: must have learned to tell masked words.*--task mlm"):
+    with pytest.raises(PredictorError, match=r"runs/bare: must be a masked language model.*--task mlm"):
         bare.fill(["The [MASK]"])
     with pytest.raises(
         PredictorError, match=r"runs/bare: must have learned to choose.*--task classify --from runs/bare"
@@ -233,7 +233,7 @@ def test_a_model_without_the_head_says_how_to_get_one(ours: Tokenizer) -> None:
 
 def test_texts_that_are_none_are_told(ours: Tokenizer) -> None:
     reader = Predictor(encoder(ours, labels=("a", "b")), ours)
-    with pytest.raises(PredictorError, match="text 2 must have a mask in the place of a word"):
+    with pytest.raises(PredictorError, match="text 2 must have a mask"):
         reader.fill(["The [MASK]", "The cat"])
     with pytest.raises(PredictorError, match="item 1 must be a text, or a pair of texts, but is a PosixPath"):
         reader.classify([Path("x.png")])
@@ -277,7 +277,7 @@ def test_sentinels_are_read_as_in_training(spanned: Tokenizer) -> None:
         *whole[:place], of.sentinels[2], *whole[place + 1 :]
     ]  # fmt: skip
     assert reader.encode_masked("The [MASK] <extra_id_0> [MASK]")[1:] == [of.sentinels[i] for i in (1, 0, 2)]
-    with pytest.raises(ValueError, match="must have at most 3 masks, as many as the model has sentinels, but has 4"):
+    with pytest.raises(ValueError, match="must have at most 3 masks.*but has 4"):
         reader.fill(["[MASK]" * 4])
 
 
@@ -305,5 +305,5 @@ def test_spaces_around_a_text_change_nothing_as_training_has_met_none(ours: Toke
 def test_one_text_is_not_taken_for_its_letters(ours: Tokenizer) -> None:
     reader = Predictor(encoder(ours, labels=("bad", "good")), ours)
     for use in (reader.classify, reader.embed):
-        with pytest.raises(PredictorError, match=r"a list of texts or images must be given.*put it in \[ \]"):
+        with pytest.raises(PredictorError, match=r"must be a list of texts or images.*put it in \[ \]"):
             use("my lord")
