@@ -1,18 +1,16 @@
-"""Corpora by name: `dates` is made on the spot, the others are downloaded once and kept.
+"""Built-in corpora: `phrases` and `dates` are generated, the others are downloaded once and cached.
 
     attent data dates        attent train --data multi30k --src en --tgt de        attent data tatoeba --src en --tgt fi
 
-Each becomes a folder of train, valid and test files in the cache, whole or not there, with SOURCE.json beside them:
-where they come from, and a checksum of each file that is verified at every use. A folder that a person puts there by
-hand is taken as it is. How files travel is `download`'s, how a folder becomes whole `cache`'s, what an archive of OPUS
-becomes is `opus`'s, and how files are read `corpus`'s.
+Each becomes a cached folder of train, valid and test files with SOURCE.json: their origin, and a checksum of each file,
+which is verified at every use. A folder that a person puts there by hand is used as it is.
 
-Where the addresses and checksums are from:
+Origin of the URLs and checksums:
 - multi30k: the project's own repository at a fixed commit. SHA-256 and MD5 of all twelve files were compared with those
-  that other projects (torchtext among them) publish for the same addresses.
-- OPUS: the object store of the collection; the addresses, versions and the names inside the archives are those of
-  OPUS's own lists and of many public scripts. It serves hundreds of language pairs and publishes no checksums, so that
-  of the first download is what later uses are held against; https and the archive's own checksums guard the first.
+  that other projects (torchtext among them) publish for the same URLs.
+- OPUS: the object store of the collection; the URLs, versions and the names inside the archives are those of OPUS's own
+  lists and of many public scripts. It serves hundreds of language pairs and publishes no checksums: the checksum of the
+  first download is compared at later uses; https and the archive's own checksums protect the first.
 """
 
 from __future__ import annotations
@@ -22,27 +20,24 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from attent import settings
-from attent.data import dates
+from attent.data import phrases
 from attent.data.opus import unpack_archive
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress
-from attent.text.language_tags import normalize_tag
+from attent.storage.errors import StorageError
+from attent.text.language_tags import LANGUAGE_TAG, normalize_tag
 
 SOURCE_FILE = "SOURCE.json"
-LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
 
 
 @dataclass(frozen=True)
 class Multi30kFile:
-    """A file of multi30k: the publisher's name for it, ours, and what must arrive."""
-
-    name: str
+    name: str  # on the server
     local_name: str
     size: int
     sha256: str
@@ -50,11 +45,9 @@ class Multi30kFile:
 
 @dataclass(frozen=True)
 class OpusCorpus:
-    """A corpus of the OPUS collection."""
-
     opus_name: str
     version: str
-    max_bytes: int  # bytes of an archive: above the largest language pair
+    max_bytes: int  # of an archive: above the largest language pair
     description: str
     terms: str
 
@@ -97,6 +90,7 @@ OPUS_CORPORA: Mapping[str, OpusCorpus] = {
 }
 
 BUILTIN_CORPORA: Mapping[str, str] = {
+    "phrases": "short sentences in en and de; 2,400 pairs generated from a grammar, free to use",
     "dates": "dates as written in 50 languages -> ISO 8601; 103,000 pairs made from CLDR in seconds, Unicode licence",
     "multi30k": "picture captions in cs, de, en, fr; 31,014 pairs, 2.6 MB, for research",
     **{
@@ -108,127 +102,136 @@ BUILTIN_CORPORA: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadSites:
-    """Where downloads come from: a mirror may be put here, and so may a test's own server."""
+    """The servers of downloads; can be replaced by a mirror or a test server."""
 
     multi30k_url: str = MULTI30K_URL
     multi30k_files: tuple[Multi30kFile, ...] = MULTI30K_FILES
     opus_url: str = OPUS_URL
 
 
-def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites = DownloadSites()) -> Path:  # noqa: B008 - it is frozen
-    """The folder of a built-in corpus, made or downloaded if it is not there yet."""
+DEFAULT_SITES = DownloadSites()
+
+
+def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites = DEFAULT_SITES) -> Path:
+    """Return the folder of a built-in corpus, which is generated or downloaded if it is not cached."""
+    if name == "phrases":
+        return _get_cached_folder(f"phrases-{phrases.VERSION}", _make_phrases)
     if name == "dates":
-        return _get_cached_folder(dates.get_folder_name(languages), lambda aside: _make_dates(aside, languages))
+        from attent.data import dates  # imported late: it needs Babel
+
+        return _get_cached_folder(dates.get_folder_name(languages), lambda staging: _make_dates(staging, languages))
     if name == "multi30k":
         _check_multi30k(languages)
-        return _get_cached_folder(name, lambda aside: _fetch_multi30k(aside, sites))
+        return _get_cached_folder(name, lambda staging: _fetch_multi30k(staging, sites))
     if name in OPUS_CORPORA:
-        first, second = _get_opus_pair(name, languages)
-        key = f"{name}-{OPUS_CORPORA[name].version}-{first}-{second}"
-        return _get_cached_folder(
-            key, lambda aside: _fetch_opus(aside, OPUS_CORPORA[name], (first, second), sites.opus_url)
-        )
-    raise CorpusError(f"{name}: is no built-in corpus; there are {', '.join(BUILTIN_CORPORA)}")
+        pair = _get_opus_pair(name, languages)
+        key = f"{name}-{OPUS_CORPORA[name].version}-{'-'.join(pair)}"
+        return _get_cached_folder(key, lambda staging: _fetch_opus(staging, OPUS_CORPORA[name], pair, sites.opus_url))
+    raise CorpusError(f"{name}: is not a built-in corpus; there are {', '.join(BUILTIN_CORPORA)}")
 
 
 def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
-    """The folder `key` of the cache, whole and as it was when it was made."""
-    place = get_cache_folder() / "corpora" / key
+    """Return a complete and verified folder of the cache."""
+    folder = get_cache_folder() / "corpora" / key
     try:
-        build_folder(place, build, is_complete=_has_train_files)
+        build_folder(folder, build, is_complete=_has_train_files)
     except download.DownloadError as error:
         raise CorpusError(
-            f"{key}: {error}. Fetch it elsewhere and give its path in place of the name, or put it into {place}"
+            f"{key}: {error}. Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
         ) from error
-    _verify_checksums(place)
-    return place
+    except CorpusError:
+        raise
+    except StorageError as error:
+        raise CorpusError(str(error)) from error
+    _verify_checksums(folder)
+    return folder
 
 
 def _has_train_files(folder: Path) -> bool:
     return any(folder.glob("train*"))
 
 
-# What lies beside the data.
-
-
 def _write_source_file(staging: Path, origin: Mapping[str, object]) -> None:
-    """Writes SOURCE.json, the last file of a folder: what it holds is verified from now on."""
+    """Write SOURCE.json as the last file of a folder; the files are verified from then on."""
     files = {path.name: download.compute_sha256(path) for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
     text = json.dumps({**origin, "sha256": files}, indent=2, ensure_ascii=False)
     (staging / SOURCE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def _verify_checksums(folder: Path) -> None:
-    """Holds each file against SOURCE.json. A folder without one was put there by hand, and is its owner's affair."""
+    """Compare each file with SOURCE.json. A folder without it was put there by hand."""
     if not (folder / SOURCE_FILE).exists():
         return
-    listed = settings.read_json(folder / SOURCE_FILE).get("sha256")
-    for name, expected in listed.items() if isinstance(listed, dict) else ():
+    checksums = settings.read_json(folder / SOURCE_FILE).get("sha256")
+    for name, expected in checksums.items() if isinstance(checksums, dict) else ():
         path = folder / Path(name).name
         if not path.is_file() or download.compute_sha256(path) != expected:
             problem = "has changed" if path.exists() else "is missing"
             raise CorpusError(
-                f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete {SOURCE_FILE} to "
-                f"use it as it is"
+                f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete "
+                f"{SOURCE_FILE} to use it as it is"
             )
 
 
-# dates
+def _make_phrases(staging: Path) -> None:
+    phrases.write_corpus(staging)
+    _write_source_file(staging, {"name": "phrases", "from": "attent's own grammar", "terms": "free to use"})
 
 
 def _make_dates(staging: Path, languages: LanguagePair) -> None:
-    print("making dates, which takes a few seconds", file=sys.stderr)
+    from attent.data import dates
+
+    print("generating dates, which takes a few seconds", file=sys.stderr)
     dates.write_corpus(staging, languages)
     _write_source_file(staging, {"name": "dates", "from": "CLDR, by Babel", "terms": "Unicode-3.0"})
-
-
-# multi30k
-
-
-def _check_multi30k(languages: LanguagePair) -> None:
-    known = ", ".join(MULTI30K_LANGUAGES)
-    for tag in _require_languages("multi30k", languages):
-        if normalize_tag(tag) not in MULTI30K_LANGUAGES:
-            raise CorpusError(f"multi30k: is in {known}, not in `{tag}`; choose --src and --tgt from these")
 
 
 def _require_languages(name: str, languages: LanguagePair) -> tuple[str, str]:
     source, target = languages.source, languages.target
     if source is None or target is None:
-        raise CorpusError(f"{name}: is in several languages; say which, such as --src en --tgt de")
+        raise CorpusError(f"{name}: is in several languages; choose them, such as --src en --tgt de")
     if normalize_tag(source) == normalize_tag(target):
         raise CorpusError(f"{name}: --src and --tgt are both `{source}`; give two languages")
     return source, target
 
 
+# ---- multi30k --------------------------------------------------------------------------------------------------------
+
+
+def _check_multi30k(languages: LanguagePair) -> None:
+    for tag in _require_languages("multi30k", languages):
+        if normalize_tag(tag) not in MULTI30K_LANGUAGES:
+            known = ", ".join(MULTI30K_LANGUAGES)
+            raise CorpusError(f"multi30k: is in {known}, not in `{tag}`; choose --src and --tgt from these")
+
+
 def _fetch_multi30k(staging: Path, sites: DownloadSites) -> None:
-    """All four languages, whichever were asked for: together they are smaller than one photograph."""
-    whole = sum(file.size for file in sites.multi30k_files)
-    done = 0
+    """Download all four languages, whichever are requested: together they are smaller than one photograph."""
+    total = sum(file.size for file in sites.multi30k_files)
+    bytes_before = 0
     with show_progress("multi30k") as show:
         for file in sites.multi30k_files:
             remote = RemoteFile(f"{sites.multi30k_url}/{file.name}", file.size, file.sha256)
-            download_file(remote, staging / file.local_name, partial(_show_total_progress, show, done, whole))
-            done += file.size
+            offset = bytes_before
+
+            def show_total(done: int, _: int | None, offset: int = offset) -> None:
+                show(offset + done, total)
+
+            download_file(remote, staging / file.local_name, show_total)
+            bytes_before += file.size
     _write_source_file(staging, {"name": "multi30k", "from": sites.multi30k_url, "terms": "for research"})
 
 
-def _show_total_progress(
-    show: download.ProgressCallback, bytes_before: int, total_bytes: int, done: int, total: int | None
-) -> None:
-    """The progress of one file as that of all: `before` bytes of the `whole` were there when it began."""
-    show(bytes_before + done, total_bytes)
-
-
-# OPUS
+# ---- OPUS ------------------------------------------------------------------------------------------------------------
 
 
 def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:
-    """OPUS's own codes (`pt_BR`), in its order, so that both directions share one folder and one split."""
-    for tag in _require_languages(name, languages):
+    """Return OPUS's codes (`pt_BR`) in its order, so that both directions share one folder and one split."""
+    pair = _require_languages(name, languages)
+    for tag in pair:
         if not LANGUAGE_TAG.fullmatch(tag):
-            raise CorpusError(f"{name}: `{tag}` is no language tag; write one such as de or pt-BR")
-    first, second = sorted(map(_get_opus_code, _require_languages(name, languages)))
+            raise CorpusError(f"{name}: `{tag}` is not a language tag; write one such as de or pt-BR")
+    first, second = sorted(map(_get_opus_code, pair))
     return first, second
 
 
@@ -245,11 +248,8 @@ def _fetch_opus(staging: Path, corpus: OpusCorpus, pair: tuple[str, str], site: 
         with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:
             checksum = download_file(remote, archive, show)
     except download.RemoteFileMissing as error:
-        raise CorpusError(
-            f"{error}; https://opus.nlpl.eu lists the language pairs that {corpus.opus_name} has"
-        ) from error
+        raise CorpusError(f"{error}; https://opus.nlpl.eu lists the language pairs of {corpus.opus_name}") from error
     print(f"splitting {corpus.opus_name} into train, valid and test", file=sys.stderr)
     unpack_archive(archive, corpus.opus_name, pair)
-    _write_source_file(
-        staging, {"name": corpus.opus_name, "from": remote.url, "archive_sha256": checksum, "terms": corpus.terms}
-    )
+    origin = {"name": corpus.opus_name, "from": remote.url, "archive_sha256": checksum, "terms": corpus.terms}
+    _write_source_file(staging, origin)

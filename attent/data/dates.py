@@ -1,23 +1,22 @@
-"""The corpus `dates`: a date as people write it in 50 languages -> ISO 8601. Made on the spot from Babel's CLDR.
+"""The built-in corpus `dates`: dates as people write them in 50 languages -> ISO 8601, generated from Babel's CLDR.
 
     Thursday, March 7, 2019 -> 2019-03-07        ২৫ জুন, ১৯৪২ -> 1942-06-25        7. listopada 2031. -> 2031-10-07
 
-It needs no download, is learnt in minutes, and every translation is right or wrong. Two rules make it a fair task:
+It needs no download, is learned in minutes, and every translation is right or wrong. Two rules make it a fair task:
 
-1. **A text means one date.** A form is used only if day, month and four-digit year can be read off it by itself: the
-   month is a word, or the year comes first, or dots stand between the numbers (with dots the day is first everywhere
-   in CLDR; 3/7/2019 and 07-03-2019 are read both ways, and two-digit years are anyone's guess: left out). Calendars are
-   Gregorian everywhere. That "7 lis 2031" is November in Polish and "7. lis 2031." October in Croatian is fair.
+1. **A text means one date.** A format is used only if day, month and four-digit year are unambiguous: the month is a
+   word, or the year comes first, or dots separate the numbers (with dots the day is first everywhere in CLDR; 3/7/2019
+   and 07-03-2019 are read both ways, and two-digit years are ambiguous: excluded). Calendars are Gregorian everywhere.
+   "7 lis 2031" is November in Polish and "7. lis 2031." October in Croatian, which is fair.
 2. **Test dates are unseen in every language.** A hash of the date alone decides its split.
 
-Where a language has digits of its own, half of its forms are in them. Narrow and no-break spaces become plain ones and
-direction marks are left out, as on a keyboard. The same Babel version gives the same bytes on every machine.
+If a language has digits of its own, half of its formats use them. Narrow and no-break spaces become plain ones and
+direction marks are removed, as on a keyboard. The same Babel version gives the same bytes on every machine.
 """
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -29,18 +28,19 @@ import babel
 from babel.core import Locale
 from babel.dates import DateTimePattern, parse_pattern, tokenize_pattern
 
+from attent.data.file_hashes import hash_bytes
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.text.language_tags import normalize_tag
 
-RULES_VERSION = 1  # of this file's rules; part of the folder's name, since the content changes with it
+RULES_VERSION = 1  # part of the folder's name, since the content changes with the rules
 FIRST_DATE, LAST_DATE = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 SPLIT_SIZES: Mapping[str, int] = {"train": 100_000, "valid": 1_000, "test": 2_000}  # pairs
-TEST_FRACTION, VALID_FRACTION = 0.02, 0.01  # of all 73,049 dates; the rest is train's, of which about 25,000 are needed
+TEST_FRACTION, VALID_FRACTION = 0.02, 0.01  # of all 73,049 dates; train needs about 25,000 of the others
 TEXTS_PER_DATE = 4
 
-# 50 languages of 15 families in 18 scripts. Each group is there for what it does to a date: declined months (Slavic,
-# Baltic, Finnish), suffixes (Basque, Mongolian), the year first (Hungarian, Chinese), the month first (English, Zulu),
-# from right to left (Arabic, Hebrew), digits of their own (Bengali, Persian), numbered months (Vietnamese, Korean).
+# 50 languages of 15 families in 18 scripts, chosen for their dates: declined months (Slavic, Baltic, Finnish), suffixes
+# (Basque, Mongolian), the year first (Hungarian, Chinese), the month first (English, Zulu), right to left (Arabic,
+# Hebrew), digits of their own (Bengali, Persian), numbered months (Vietnamese, Korean).
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "Germanic": ("en", "de", "nl", "sv", "is"),
     "Romance": ("es", "fr", "it", "pt", "ro"),
@@ -68,8 +68,8 @@ LANGUAGE_TAGS = tuple(tag for family in LANGUAGES.values() for tag in family)
 STYLES = ("full", "long", "medium", "short")
 SKELETONS = ("yMMMMEEEEd", "yMMMMd", "yMMMEd", "yMMMd", "yMEd", "yMd")
 
-# CLDR's names of the digits that people write beside 0-9, and their zero. Its `hanidec` is not among them: Chinese
-# writes the tenth as 十日 and not digit by digit.
+# CLDR's names of native digits and their zero. `hanidec` is not among them: Chinese writes the tenth as 十日 and not
+# digit by digit.
 NATIVE_ZEROS: Mapping[str, str] = {
     "arab": "٠",
     "arabext": "۰",
@@ -81,7 +81,7 @@ NATIVE_ZEROS: Mapping[str, str] = {
     "telu": "౦",
     "thai": "๐",
 }
-ISO_PATTERN = "y-MM-dd"  # what Swedish and Lithuanian write: a pair of equal sides teaches nothing
+ISO_PATTERN = "y-MM-dd"  # used in Swedish and Lithuanian: excluded, since both sides would be equal
 KEYBOARD_CHARS = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\u200f": None})
 
 
@@ -90,63 +90,58 @@ class DateFormat(NamedTuple):
 
     language: str
     pattern: DateTimePattern
-    digits: Mapping[int, str]  # what str.translate makes of 0-9; empty leaves them
+    digits: Mapping[int, str]  # for str.translate; empty keeps 0-9
 
     def format_date(self, date: datetime.date) -> str:
         return self.pattern.apply(date, self.language).translate(KEYBOARD_CHARS).translate(self.digits)
 
 
-# The folder.
-
-
 def get_folder_name(languages: LanguagePair) -> str:
-    """The name of the folder: all that its content depends on."""
-    asked = _get_requested_tag(languages)
-    return f"dates-{RULES_VERSION}-babel{babel.__version__}" + (f"-{asked}" if asked else "")
+    """Return a name with everything that the content depends on."""
+    tag = _get_requested_tag(languages)
+    return f"dates-{RULES_VERSION}-babel{babel.__version__}" + (f"-{tag}" if tag else "")
 
 
 def write_corpus(folder: Path, languages: LanguagePair, sizes: Mapping[str, int] = SPLIT_SIZES) -> None:
-    """Writes train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
-    asked = _get_requested_tag(languages)
-    tags = (asked,) if asked else LANGUAGE_TAGS
+    """Write train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
+    tag = _get_requested_tag(languages)
+    tags = (tag,) if tag else LANGUAGE_TAGS
     for split, size in sizes.items():
         with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{text}\t{iso}\n" for text, iso in islice(generate_pairs(split, tags), size))
 
 
 def _get_requested_tag(languages: LanguagePair) -> str | None:
-    """The one language that a person wants, or None for all."""
+    """Return the only requested language, or None for all."""
     if languages.target is not None and normalize_tag(languages.target) != "iso":
-        raise CorpusError(
-            f"dates: is written as ISO 8601 on the other side, not as `{languages.target}`; leave --tgt out, or say iso"
-        )
+        raise CorpusError(f"dates: the target side is ISO 8601, not `{languages.target}`; leave --tgt out, or give iso")
     if languages.source is None:
         return None
     tag = normalize_tag(languages.source)
     if tag not in LANGUAGE_TAGS:
         listed = ", ".join(sorted(LANGUAGE_TAGS))
         raise CorpusError(
-            f"dates: has no language `{languages.source}`; leave --src out for all, or take one: {listed}"
+            f"dates: has no language `{languages.source}`; leave --src out for all, or choose one: {listed}"
         )
     return tag
 
 
-# The pairs.
+# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 def generate_pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(text, ISO date) for every date of a split, of which a corpus takes the first so many."""
+    """Yield (text, ISO date) for every date of a split."""
     for date in _split_dates()[split]:
         yield from ((text, date.isoformat()) for text in _generate_texts(date, tags))
 
 
 def _generate_texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
-    """A few texts for a date, all different, in languages and forms that hashes of the date choose."""
+    """Yield a few different texts for a date; hashes of the date choose languages and formats."""
     seen: set[str] = set()
     for number in range(4 * TEXTS_PER_DATE):
         draw = hash_bytes(f"{date} {number}".encode())
-        forms = list_date_formats(tags[draw % len(tags)])
-        text = forms[draw // len(tags) % len(forms)].format_date(date)
+        formats = list_date_formats(tags[draw % len(tags)])
+        text = formats[draw // len(tags) % len(formats)].format_date(date)
         if text not in seen:
             seen.add(text)
             yield text
@@ -156,7 +151,7 @@ def _generate_texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
 
 @cache
 def _split_dates() -> dict[str, list[datetime.date]]:
-    """The dates of each split, in the order of their hashes, which is as good as shuffled."""
+    """Return the dates of each split, shuffled by their hashes."""
     days = (FIRST_DATE + datetime.timedelta(days=number) for number in range((LAST_DATE - FIRST_DATE).days + 1))
     splits: dict[str, list[datetime.date]] = {"train": [], "valid": [], "test": []}
     for date in sorted(days, key=lambda date: hash_bytes(str(date).encode())):
@@ -165,37 +160,34 @@ def _split_dates() -> dict[str, list[datetime.date]]:
 
 
 def choose_split(date: datetime.date) -> str:
-    """train, valid or test: from the date alone, whatever the languages and sizes asked for."""
-    share = hash_bytes(f"split {date}".encode()) / 2**64
-    return "test" if share < TEST_FRACTION else "valid" if share < TEST_FRACTION + VALID_FRACTION else "train"
+    """Return train, valid or test; it depends on the date alone, not on languages and sizes."""
+    fraction = hash_bytes(f"split {date}".encode()) / 2**64
+    return "test" if fraction < TEST_FRACTION else "valid" if fraction < TEST_FRACTION + VALID_FRACTION else "train"
 
 
-def hash_bytes(content: bytes) -> int:
-    """64 bits that are the same on every machine, unlike those of `hash`."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-
-
-# The forms.
+# ---- formats ---------------------------------------------------------------------------------------------------------
 
 
 @cache
 def list_date_formats(tag: str) -> tuple[DateFormat, ...]:
-    """Every way of writing a date in a language that can be read one way only."""
+    """Return every unambiguous date format of a language."""
     locale = Locale.parse(tag)
     patterns = [locale.date_formats[style].pattern for style in STYLES]
     patterns += [locale.datetime_skeletons[name].pattern for name in SKELETONS if name in locale.datetime_skeletons]
-    kept = [
+    parsed = [
         parse_pattern(pattern)
         for pattern in dict.fromkeys(patterns)
         if is_unambiguous(pattern) and pattern != ISO_PATTERN
     ]
     zero = NATIVE_ZEROS.get(locale.other_numbering_systems.get("native", "latn"))
-    own = {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} if zero else None
-    return tuple(DateFormat(tag, pattern, digits) for digits in ({}, own) if digits is not None for pattern in kept)
+    native = {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} if zero else None
+    return tuple(
+        DateFormat(tag, pattern, digits) for digits in ({}, native) if digits is not None for pattern in parsed
+    )
 
 
 def is_unambiguous(pattern: str) -> bool:
-    """Does what this CLDR pattern writes tell day, month and year to someone who does not see the pattern?"""
+    """True if the text of a CLDR pattern tells day, month and year to someone who does not see the pattern."""
     fields = [value for _, value in tokenize_pattern(pattern) if isinstance(value, tuple)]
     lengths = {letter.replace("L", "M"): length for letter, length in fields}
     order = [letter for letter in lengths if letter in "yMd"]

@@ -35,3 +35,8 @@ def _read_cache(cache_file: Path) -> dict[str, str]:
         if isinstance(hashes, dict) and all(isinstance(digest, str) for digest in hashes.values()):
             return hashes
     return {}
+
+
+def hash_bytes(content: bytes) -> int:
+    """Return a 64-bit hash that is the same on every machine, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

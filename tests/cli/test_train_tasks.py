@@ -261,7 +261,7 @@ def test_a_model_of_spans_is_trained_further_as_a_translator(
     ("task", "name", "more", "told"),
     [
         ("lm", "empty.txt", (), "there is no text to learn from"),
-        ("lm", "memory.tmx", (), "is a file of pairs (tmx), and text alone is wanted here"),
+        ("lm", "memory.tmx", (), "is a file of pairs (tmx), but must be plain text here"),
         ("lm", "nowhere.txt", (), "there is no such file or folder"),
         ("classify", "pairs.tsv", (), "is it a corpus of translations (--task translate)?"),
         ("classify", "same.tsv", ("--hold-out", "0"), "must have at least 2 labels, but all are 'x'"),
@@ -276,7 +276,7 @@ def test_a_model_of_spans_is_trained_further_as_a_translator(
         ),
         ("lm", "lines.txt", ("--layout", "packed"), "`data.layout` means nothing for --task lm"),
         ("spans", "lines.txt", ("--set", "data.images.flip=0"), "`data.images.flip` means nothing for --task spans"),
-        ("lm", "lines.txt:3", (), "weights are for --task translate alone"),
+        ("lm", "lines.txt:3", (), "weights are for --task translate only"),
         ("mlm", "lines.txt", ("--set", "model.encoder.layers=2"), "model.encoder"),
         ("lm", "lines.txt", ("--set", "model.layesr=2"), "did you mean `model.layers`?"),
         ("mlm", "lines.txt", ("--from", "LM"), "must be an encoder of text for --task mlm, but is a language model"),

@@ -101,7 +101,7 @@ def test_multi30k_is_pinned_file_by_file() -> None:
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(CorpusError, match="wmt99: is no built-in corpus; there are dates, multi30k, tatoeba"):
+    with pytest.raises(CorpusError, match="wmt99: is not a built-in corpus; there are phrases, dates, multi30k, tatoeba"):
         get_corpus_folder("wmt99", EN_DE)
 
 
@@ -179,7 +179,7 @@ def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
     words = str(caught.value)
     assert words.startswith(f"multi30k: cannot download {gone.url}/train.de.gz: no network (")
     place = cache / "corpora" / "multi30k"
-    assert words.endswith(f"). Fetch it elsewhere and give its path in place of the name, or put it into {place}")
+    assert words.endswith(f"). Fetch it elsewhere and give its path instead of the name, or put it into {place}")
 
 
 def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: FakeSite, cache: Path) -> None:
@@ -199,7 +199,7 @@ def test_an_empty_folder_is_no_copy(site: FakeSite, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("languages", "words"),
     [
-        (LanguagePair(), "multi30k: is in several languages; say which, such as --src en --tgt de"),
+        (LanguagePair(), "multi30k: is in several languages; choose them, such as --src en --tgt de"),
         (LanguagePair("en", "it"), "multi30k: is in cs, de, en, fr, not in `it`; choose --src and --tgt from these"),
         (LanguagePair("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
     ],
@@ -307,7 +307,7 @@ def test_empty_and_overlong_lines_take_their_partners_with_them(site: FakeSite) 
 
 def test_a_language_pair_that_opus_has_not_is_told(site: FakeSite) -> None:
     with pytest.raises(
-        CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs that Tatoeba has"
+        CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs of Tatoeba"
     ):
         get_corpus_folder("tatoeba", LanguagePair("en", "tlh"), DownloadSites(opus_url=site.url))
 
@@ -323,7 +323,7 @@ def test_a_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
 
 @pytest.mark.parametrize("tag", ["../../etc", "de/en", "d", "", "de en", "de\n"])
 def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
-    with pytest.raises(CorpusError, match="is no language tag; write one such as de or pt-BR"):
+    with pytest.raises(CorpusError, match="is not a language tag; write one such as de or pt-BR"):
         get_corpus_folder("tatoeba", LanguagePair("en", tag))
 
 
@@ -335,8 +335,8 @@ def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
         ({"C:\\evil": "x"}, "points out of the archive"),
         ({"Tatoeba.de-en.de": "x\n"}, r"there is no Tatoeba\.de-en\.en in it"),
         ({"Tatoeba.de-en.de": "x\ny\n", "Tatoeba.de-en.en": "x\n"}, "its two sides have different numbers of lines"),
-        ({"Tatoeba.de-en.de": "x" * 10**6, "Tatoeba.de-en.en": "x" * 10**6}, "claims to hold 2,000,000 bytes of text"),
-        ({"Tatoeba.de-en.de": "", "Tatoeba.de-en.en": ""}, "it holds no pairs"),
+        ({"Tatoeba.de-en.de": "x" * 10**6, "Tatoeba.de-en.en": "x" * 10**6}, "claims to contain 2,000,000 bytes of text"),
+        ({"Tatoeba.de-en.de": "", "Tatoeba.de-en.en": ""}, "it has no pairs"),
     ],
 )
 def test_an_archive_that_is_a_trap_or_damaged_is_refused(

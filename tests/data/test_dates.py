@@ -224,13 +224,13 @@ def test_one_language_holds_that_language_only(tmp_path: Path) -> None:
 
 def test_an_unknown_language_lists_those_there_are() -> None:
     with pytest.raises(
-        CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or take one: am, ar,"
+        CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or choose one: am, ar,"
     ):
         dates.get_folder_name(LanguagePair("tlh"))
 
 
 def test_another_target_than_iso_is_refused() -> None:
     with pytest.raises(
-        CorpusError, match="dates: is written as ISO 8601 on the other side, not as `de`; leave --tgt out"
+        CorpusError, match="dates: the target side is ISO 8601, not `de`; leave --tgt out"
     ):
         dates.get_folder_name(LanguagePair("en", "de"))

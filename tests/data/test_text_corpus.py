@@ -72,7 +72,7 @@ def test_of_all_files_at_once_those_for_validation_are_not_trained_on(tmp_path: 
 def test_a_folder_gives_its_part_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
     train, test = write(tmp_path / "train.txt", "a"), write(tmp_path / "test.txt", "b")
     assert list_eval_files([str(tmp_path)], "test") == (test,)
-    with pytest.raises(CorpusError, match="holds files for test and train, but none for valid; name a file"):
+    with pytest.raises(CorpusError, match="has files for test and train, but none for valid; give a file"):
         list_eval_files([str(tmp_path)], "valid")
     (tmp_path / "own").mkdir()
     other = write(tmp_path / "own" / "a.txt", "c")
@@ -81,9 +81,9 @@ def test_a_folder_gives_its_part_of_the_kind_that_is_asked_for(tmp_path: Path) -
 
 def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "own.txt", "a")
-    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+    with pytest.raises(CorpusError, match="weights are for --task translate only"):
         find_text_files([f"{path}:3"])
-    with pytest.raises(CorpusError, match="weights are for --task translate alone"):
+    with pytest.raises(CorpusError, match="weights are for --task translate only"):
         list_eval_files([f"{path}:0.5"], "valid")
 
 
@@ -92,7 +92,7 @@ def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
     [
         ("a.txt", b"", "there is no text to learn from"),
         ("a.txt", b"  \n \n", "there is no text to learn from"),
-        ("a.tmx", b"<tmx/>", "is a file of pairs (tmx), and text alone is wanted"),
+        ("a.tmx", b"<tmx/>", "is a file of pairs (tmx), but must be plain text"),
         ("a.txt", b"good\nb\xff\xfed", "a.txt:2: is not UTF-8 text; save the file as UTF-8"),
         ("a.jsonl", b'{"src": "a"}\n', 'must be an object with the key "text", but its keys are src'),
     ],
@@ -155,7 +155,7 @@ def test_every_label_has_its_share_of_what_is_held_out_and_a_text_to_train_on() 
         assert valid.labels.count("often") in (15, 16)
         assert valid.labels.count("some") in (3, 4)
         assert set(train.labels) == set(labeled_text)
-    with pytest.raises(CorpusError, match="of each label there is one text only"):
+    with pytest.raises(CorpusError, match="each label has one text only"):
         hold_out_texts(TextCorpus("a", ["x", "y", "z"], ["1", "2", "3"]), 1, seed=1)
 
 
@@ -217,7 +217,7 @@ def test_lines_of_another_width_are_counted_and_columns_are_told(tmp_path: Path)
         [write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nwith\ta tab\t0\nbad\t0\nnone\n")]
     )
     assert found.skipped == {"not of 2 columns": 2}
-    assert found.notes == ("a.tsv: its first line names its columns: texts are `text`, labels are `label`",)
+    assert found.notes == ("a.tsv: header found; texts are `text`, labels are `label`",)
     assert labeled_text.read_labeled_texts([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).notes == (
         "b.tsv: texts are column 2, labels are column 1",
     )

@@ -1,0 +1,178 @@
+"""The built-in corpus `phrases`: short English sentences and their German translations, generated from a small grammar.
+
+    the three small dogs sleep in the garden        die drei kleinen Hunde schlafen im Garten
+    today the old woman is singing at the station   heute singt die alte Frau am Bahnhof
+    a brave bird has waited under the tree          ein mutiger Vogel hat unter dem Baum gewartet
+
+German word order differs from English (the verb is second, participles and infinitives are last) and adjectives agree
+in gender and number, so that a small model has something to learn. Hashes choose the sentences: every machine generates
+the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from attent.data.file_hashes import hash_bytes
+
+VERSION = 1  # of the grammar, part of the folder's name
+SPLIT_SIZES = {"train": 2_000, "valid": 200, "test": 200}
+
+
+class _Noun(NamedTuple):
+    en: str
+    en_plural: str
+    de: str
+    de_plural: str
+    gender: str  # m, f, n
+
+
+class _Verb(NamedTuple):
+    en: str
+    en_third: str
+    en_participle: str
+    en_progressive: str
+    de: str
+    de_third: str
+    de_participle: str
+    de_auxiliary: str  # haben or sein
+
+
+NOUNS = [
+    _Noun(*row.split())
+    for row in (
+        "dog dogs Hund Hunde m",
+        "cat cats Katze Katzen f",
+        "horse horses Pferd Pferde n",
+        "bird birds Vogel Vögel m",
+        "cow cows Kuh Kühe f",
+        "mouse mice Maus Mäuse f",
+        "child children Kind Kinder n",
+        "girl girls Mädchen Mädchen n",
+        "boy boys Junge Jungen m",
+        "man men Mann Männer m",
+        "woman women Frau Frauen f",
+        "doctor doctors Arzt Ärzte m",
+    )
+]
+ADJECTIVES = [
+    ("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"), ("brave", "mutig"), ("kind", "freundlich"),
+    ("quiet", "ruhig"), ("clever", "klug"), ("happy", "glücklich"), ("strange", "seltsam"),
+]  # fmt: skip
+NUMBERS = [("two", "zwei"), ("three", "drei"), ("four", "vier"), ("five", "fünf"), ("six", "sechs"), ("ten", "zehn")]
+VERBS = [
+    _Verb(*row.split())
+    for row in (
+        "sleep sleeps slept sleeping schlafen schläft geschlafen haben",
+        "play plays played playing spielen spielt gespielt haben",
+        "wait waits waited waiting warten wartet gewartet haben",
+        "sing sings sung singing singen singt gesungen haben",
+        "dance dances danced dancing tanzen tanzt getanzt haben",
+        "rest rests rested resting ruhen ruht geruht haben",
+        "sit sits sat sitting sitzen sitzt gesessen haben",
+        "run runs run running laufen läuft gelaufen sein",
+        "laugh laughs laughed laughing lachen lacht gelacht haben",
+        "stand stands stood standing stehen steht gestanden haben",
+    )
+]
+PLACES = [
+    ("in the garden", "im Garten"),
+    ("in the park", "im Park"),
+    ("in the kitchen", "in der Küche"),
+    ("at the station", "am Bahnhof"),
+    ("at the window", "am Fenster"),
+    ("on the bridge", "auf der Brücke"),
+    ("on the roof", "auf dem Dach"),
+    ("under the tree", "unter dem Baum"),
+    ("behind the house", "hinter dem Haus"),
+    ("in front of the school", "vor der Schule"),
+]
+TIMES = [("today", "heute"), ("now", "jetzt"), ("here", "hier"), ("sometimes", "manchmal"), ("often", "oft")]
+MODALS = [("can", "kann"), ("must", "muss"), ("wants to", "will")]
+PLURAL_MODALS = [("can", "können"), ("must", "müssen"), ("want to", "wollen")]
+ARTICLES = {"m": "der", "f": "die", "n": "das"}
+INDEFINITE = {"m": ("ein", "er"), "f": ("eine", "e"), "n": ("ein", "es")}  # article and ending of the adjective
+AUXILIARIES = {"haben": ("hat", "haben"), "sein": ("ist", "sind")}
+
+
+Option = TypeVar("Option")
+
+
+class _Draws:
+    """Choices from a table, by hashes of a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.count = number, 0
+
+    def choose(self, options: list[Option]) -> Option:
+        self.count += 1
+        return options[hash_bytes(f"phrase {self.number} {self.count}".encode()) % len(options)]
+
+
+def write_corpus(folder: Path) -> None:
+    """Write train.tsv, valid.tsv and test.tsv with the header `en<TAB>de`."""
+    pairs = generate_pairs()
+    for split, size in SPLIT_SIZES.items():
+        with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
+            file.write("en\tde\n")
+            file.writelines(f"{source}\t{target}\n" for source, target in (next(pairs) for _ in range(size)))
+
+
+def generate_pairs() -> Iterator[tuple[str, str]]:
+    """Yield distinct sentence pairs without end."""
+    seen: set[str] = set()
+    number = 0
+    while True:
+        source, target = _make_sentence(_Draws(number))
+        number += 1
+        if source not in seen:
+            seen.add(source)
+            yield source, target
+
+
+def _make_sentence(draws: _Draws) -> tuple[str, str]:
+    en, de, is_plural = _make_subject(draws)
+    verb, (place, de_place) = draws.choose(VERBS), draws.choose(PLACES)
+    en_verb, de_verb = (verb.en, verb.de) if is_plural else (verb.en_third, verb.de_third)
+    match draws.choose(["present", "time", "perfect", "modal", "negation"]):
+        case "present":
+            return f"{en} {en_verb} {place}", f"{de} {de_verb} {de_place}"
+        case "time":
+            time, de_time = draws.choose(TIMES)
+            is_are = "are" if is_plural else "is"
+            return f"{time} {en} {is_are} {verb.en_progressive} {place}", f"{de_time} {de_verb} {de} {de_place}"
+        case "perfect":
+            auxiliary = AUXILIARIES[verb.de_auxiliary][is_plural]
+            has_have = "have" if is_plural else "has"
+            return f"{en} {has_have} {verb.en_participle} {place}", f"{de} {auxiliary} {de_place} {verb.de_participle}"
+        case "modal":
+            modal, de_modal = draws.choose(PLURAL_MODALS if is_plural else MODALS)
+            return f"{en} {modal} {verb.en} {place}", f"{de} {de_modal} {de_place} {verb.de}"
+        case _:
+            do_does = "do" if is_plural else "does"
+            return f"{en} {do_does} not {verb.en} {place}", f"{de} {de_verb} nicht {de_place}"
+
+
+def _make_subject(draws: _Draws) -> tuple[str, str, bool]:
+    """Return a noun phrase in English and German (nominative), and whether it is plural."""
+    noun, (adjective, de_adjective) = draws.choose(NOUNS), draws.choose(ADJECTIVES)
+    number, de_number = draws.choose(NUMBERS)
+    match draws.choose(["the", "the", "a", "the plural", "the number", "number"]):
+        case "the":
+            return f"the {adjective} {noun.en}", f"{ARTICLES[noun.gender]} {de_adjective}e {noun.de}", False
+        case "a":
+            article, ending = INDEFINITE[noun.gender]
+            a_an = "an" if adjective[0] in "aeiou" else "a"
+            return f"{a_an} {adjective} {noun.en}", f"{article} {de_adjective}{ending} {noun.de}", False
+        case "the plural":
+            return f"the {adjective} {noun.en_plural}", f"die {de_adjective}en {noun.de_plural}", True
+        case "the number":
+            return (
+                f"the {number} {adjective} {noun.en_plural}",
+                f"die {de_number} {de_adjective}en {noun.de_plural}",
+                True,
+            )
+        case _:
+            return f"{number} {adjective} {noun.en_plural}", f"{de_number} {de_adjective}e {noun.de_plural}", True
