@@ -1,4 +1,4 @@
-"""Looking inside: what every head of a model did."""
+"""See what every attention head of a model does: record, render, measure, mask, ablate, prune."""
 
 from attent.inspection.attention_trace import Trace
 from attent.inspection.record import record

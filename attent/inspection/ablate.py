@@ -1,8 +1,7 @@
-"""Which parts of a translator matter: each is silenced in turn, the same text is translated and scored anew.
+"""Ablation: mask each part of a translator in turn, translate the same text and score it.
 
-Base and ablations differ in the silence alone: the same pairs, the same search, the same engine, plain beam search (no
-second look at what runs in circles, which would hide the damage). BLEU comes from outside, with its signature. What was
-measured is kept in the model folder with a mark of the weights; which heads to remove is left to `prune`.
+Baseline and ablations differ in the mask only: same pairs, search and engine, and plain beam search without loop
+prevention, which would hide damage. The BLEU scorer is passed in. Results are stored with a digest of the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from attent.interop.ctranslate2 import ConversionError, check_expressible, find_
 from attent.models import Seq2Seq
 
 ABLATION_FILE = "ablation.json"
-GPU_BATCH_TOKENS = 65_536  # of either side that are read at once; on a CPU fewer are as quick
+GPU_BATCH_TOKENS = 65_536  # source or target tokens per batch; on a CPU smaller batches are as fast
 
 PartKind = Literal["head", "sublayer", "layer"]
 PART_KINDS: tuple[PartKind, ...] = ("head", "sublayer", "layer")
@@ -39,119 +38,117 @@ PartSelection = Literal["heads", "sublayers", "layers", "all"]
 
 
 class AblationError(ValueError):
-    """What cannot be measured, in a sentence."""
+    """The ablation cannot be measured."""
 
 
-# ---- facts -----------------------------------------------------------------------------------------------------------
+# ---- data and results ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationData:
-    """The pairs to measure by."""
+    """The parallel text to measure on."""
 
     name: str
     sources: tuple[str, ...]
     references: tuple[str, ...]
-    to: str | None = None  # the language to ask for, for a model that was trained with tags
+    to: str | None = None  # target language, for models trained with language tags
 
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.references):
             counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise AblationError(f"{self.name}: there must be pairs to measure by, but there are {counts}; give others")
+            raise AblationError(f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}")
 
     @property
     def digest(self) -> str:
-        """By which to know these very texts again."""
         texts = json.dumps([self.sources, self.references, self.to]).encode()
         return hashlib.sha256(texts).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BleuScorer:
-    """How translations are scored."""
+    """BLEU, and optionally the p-value of a difference."""
 
     compute_bleu: Callable[[Sequence[str], Sequence[str]], float]  # outputs, references
     signature: str
-    # outputs, those of the whole model, references: how probable such a difference would be by chance
+    # (outputs, baseline outputs, references) -> p-value
     compute_p_value: Callable[[Sequence[str], Sequence[str], Sequence[str]], float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationConditions:
-    """What all figures must have in common to be compared."""
+    """Everything that must be equal for results to be comparable."""
 
-    dataset: str  # the name of the pairs
+    dataset: str  # its name
     digest: str  # of their texts
     sentences: int
     to: str | None
     search: SearchOptions
     engine: str
     signature: str  # of BLEU
-    weights_digest: str  # the mark of the weights
+    weights_digest: str
 
     def find_differences(self, other: AblationConditions) -> list[str]:
-        """What is not the same; the name of the pairs may be another, if they are the same pairs."""
+        """Return the names of the fields that differ, except the name of the dataset."""
         return [f.name for f in fields(self) if f.name != "dataset" and getattr(self, f.name) != getattr(other, f.name)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationEffect:
-    """The model without one part."""
+    """Scores with one part masked."""
 
     part: str
     kind: PartKind
     bleu: float
-    loss: float  # mean negative log-probability of a token of the references
-    num_changed: int  # translations that are no longer the same
-    p_value: float | None = None  # how probable such a difference of BLEU would be by chance
+    loss: float  # negative log-likelihood per reference token
+    num_changed: int  # number of changed translations
+    p_value: float | None = None  # of the BLEU difference
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """`ablation.json`: the whole model, and the model without each part."""
+    """`ablation.json`: baseline scores, and scores with each part masked."""
 
     format: Literal["attent-ablation"] = "attent-ablation"
     version: Literal[1] = 1
     conditions: AblationConditions
     bleu: float
     loss: float
-    num_tokens: int  # of the references, ends included
+    num_tokens: int  # reference tokens, end tokens included
     effects: tuple[AblationEffect, ...] = ()
 
     def get_effects(self, *kinds: PartKind) -> list[AblationEffect]:
-        """The effects of parts of these kinds, the most harmful silence first."""
-        some = [effect for effect in self.effects if effect.kind in kinds]
-        return sorted(some, key=lambda effect: (effect.bleu, -effect.loss, effect.part))
+        """Return the effects of these kinds of parts, the lowest BLEU first."""
+        effects = [effect for effect in self.effects if effect.kind in kinds]
+        return sorted(effects, key=lambda effect: (effect.bleu, -effect.loss, effect.part))
 
     def to_document(self) -> dict[str, Any]:
-        """The section of a trace document."""
-        rows = sort_effects(self.effects)
-        parts = [{"part": one.part, "kind": one.kind, "bleu": one.bleu, "loss": one.loss} for one in rows]
+        """Return the section `ablation` of a trace document."""
+        parts = [{key: getattr(effect, key) for key in ("part", "kind", "bleu", "loss")} for effect in sort_effects(self.effects)]
         return {"sentences": self.conditions.sentences, "bleu": self.bleu, "loss": self.loss, "parts": parts}
 
 
 def sort_effects(effects: Iterable[AblationEffect]) -> list[AblationEffect]:
-    """As the model is built: heads, sub-layers, layers; the encoder before the decoder, the first layer first."""
+    """Sort by kind, then by position in the model."""
     return sorted(
         effects, key=lambda effect: (PART_KINDS.index(effect.kind), *get_sort_key(ModelPart.parse(effect.part)))
     )
 
 
 def get_sort_key(part: ModelPart) -> tuple[int, int, int, int]:
-    stack, _, layer, *use = part.path.split(".")
-    return STACK_NAMES.index(stack), SUBLAYER_NAMES.index(use[0]) if use else 0, int(layer), part.head or 0
+    stack, _, layer, *sublayer = part.path.split(".")
+    return STACK_NAMES.index(stack), SUBLAYER_NAMES.index(sublayer[0]) if sublayer else 0, int(layer), part.head or 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationProgress:
-    """How far it is."""
+    """Reported after each part."""
 
     done: int
     total: int
     effect: AblationEffect
 
 
-# ---- the work --------------------------------------------------------------------------------------------------------
+# ---- measurement -----------------------------------------------------------------------------------------------------
 
 
 def ablate(
@@ -166,28 +163,27 @@ def ablate(
     progress: Callable[[AblationProgress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Ablation:
-    """Silence each part in turn and measure.
+    """Mask each part in turn and measure BLEU and loss.
 
-    done      what was measured before: it is taken over where the conditions are the same, and dropped where not
-    keep      is given all that there is after each part, so that nothing is lost when it is interrupted
-    progress  is told how far it is
-    stop      asked again and again; if it answers True, `Stopped` is raised
+    previous     earlier results, reused if their conditions are equal
+    save         called with all results after each part
+    should_stop  polled during the run; True raises `SearchCancelled`
     """
     meter = AblationMeter(translator, data, search=search, scorer=scorer, should_stop=should_stop)
-    wanted = list(dict.fromkeys(parts))
-    check_parts(meter.model, wanted)
+    requested = list(dict.fromkeys(parts))
+    check_parts(meter.model, requested)
     ablation = previous if previous is not None and not previous.conditions.find_differences(meter.conditions) else None
-    known = set() if ablation is None else {effect.part for effect in ablation.effects}
-    left = [part for part in wanted if str(part) not in known]
+    measured = set() if ablation is None else {effect.part for effect in ablation.effects}
+    remaining = [part for part in requested if str(part) not in measured]
     if ablation is None:
         ablation = meter.measure_baseline()
-    for number, part in enumerate(left, len(wanted) - len(left) + 1):
+    for number, part in enumerate(remaining, len(requested) - len(remaining) + 1):
         effect = meter.measure_effect(part)
         ablation = replace(ablation, effects=(*ablation.effects, effect))
         if save is not None:
             save(ablation)
         if progress is not None:
-            progress(AblationProgress(done=number, total=len(wanted), effect=effect))
+            progress(AblationProgress(done=number, total=len(requested), effect=effect))
     return ablation
 
 
@@ -199,22 +195,20 @@ def select_parts(model: nn.Module, selection: PartSelection) -> list[ModelPart]:
 
 def check_parts(model: nn.Module, parts: Collection[ModelPart]) -> None:
     if not parts:
-        raise AblationError("there must be parts to silence, but none are named; name heads, sub-layers or layers")
+        raise AblationError("there must be at least one part to mask; name heads, sub-layers or layers")
     for part in parts:
         find_part(model, part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationMeasurement:
-    """One measurement."""
-
     outputs: tuple[str, ...]
     bleu: float
     loss: float
 
 
 class AblationMeter:
-    """Translates and scores the same pairs again and again, with this or that part of the model silent."""
+    """Translates and scores the same pairs with different parts masked."""
 
     def __init__(
         self,
@@ -226,11 +220,11 @@ class AblationMeter:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         if not isinstance(translator.model, Seq2Seq):
-            raise AblationError("one model must be looked at, but this is an ensemble; give one folder")
+            raise AblationError("one model can be ablated at a time, but this is an ensemble; give one folder")
         self.translator, self.model = translator, translator.model
         self.data, self.search, self.scorer, self.should_stop = data, search, scorer, should_stop
         self.engine = select_engine(translator)
-        self.bleu_cache: dict[tuple[str, ...], float] = {}  # many a silence changes nothing: BLEU of equal outputs
+        self.bleu_cache: dict[tuple[str, ...], float] = {}  # many masks change no output
 
     @cached_property
     def conditions(self) -> AblationConditions:
@@ -250,7 +244,6 @@ class AblationMeter:
         return self.measure_without(())
 
     def measure_baseline(self) -> Ablation:
-        """The whole model."""
         return Ablation(
             conditions=self.conditions,
             bleu=self.baseline.bleu,
@@ -259,20 +252,20 @@ class AblationMeter:
         )
 
     def measure_effect(self, part: ModelPart) -> AblationEffect:
-        base, figures = self.baseline, self.measure_without([part])
-        chance = self.scorer.compute_p_value
-        pairs = zip(base.outputs, figures.outputs, strict=True)
+        baseline, masked = self.baseline, self.measure_without([part])
+        compute_p_value = self.scorer.compute_p_value
+        pairs = zip(baseline.outputs, masked.outputs, strict=True)
         return AblationEffect(
             part=str(part),
             kind=part.kind,
-            bleu=figures.bleu,
-            loss=figures.loss,
-            num_changed=sum(one != other for one, other in pairs),
-            p_value=None if chance is None else chance(figures.outputs, base.outputs, self.data.references),
+            bleu=masked.bleu,
+            loss=masked.loss,
+            num_changed=sum(before != after for before, after in pairs),
+            p_value=compute_p_value and compute_p_value(masked.outputs, baseline.outputs, self.data.references),
         )
 
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
-        """The figures while these parts are silent."""
+        """Translate and score with these parts masked."""
         with mask_parts(self.model, parts):
             outputs = tuple(self.translate_sources())
             loss = self.compute_loss()
@@ -281,46 +274,52 @@ class AblationMeter:
         return AblationMeasurement(outputs=outputs, bleu=self.bleu_cache[outputs], loss=loss)
 
     def translate_sources(self) -> list[str]:
-        """By the weights as they are now: CTranslate2 is given a conversion of them, which is gone afterwards."""
+        """Translate with the current weights; a CTranslate2 conversion of them is temporary."""
         if self.should_stop is not None and self.should_stop():
             raise SearchCancelled
-        given, sample = self.translator, self.data
         with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
-            translator = Translator(
-                self.model,
-                given.tokenizer,
-                folder=Path(scratch),
-                engine=self.engine,
-                threads=given.threads,
-                batch_tokens=given.batch_tokens,
-                use_cuda_graphs=given.use_cuda_graphs,
-                notify=given.notify,
+            translator = copy_translator(self.translator, self.model, folder=Path(scratch), engine=self.engine)
+            translations = translator.translate(
+                self.data.sources, self.search, to=self.data.to, prevent_loops=False, should_stop=self.should_stop
             )
-            made = translator.translate(
-                sample.sources, self.search, to=sample.to, prevent_loops=False, should_stop=self.should_stop
-            )
-        return [" ".join(one.text.splitlines()) for one in made]
+        return [" ".join(translation.text.splitlines()) for translation in translations]
 
     @cached_property
     def encoded_pairs(self) -> list[EncodedPair]:
-        sample = self.data
-        return encode_pairs(self.model, self.translator.tokenizer, sample.sources, sample.references, sample.to)
+        data = self.data
+        return encode_pairs(self.model, self.translator.tokenizer, data.sources, data.references, data.to)
 
     @property
     def target_ids(self) -> list[list[int]]:
-        return [row.target for row in self.encoded_pairs]
+        return [pair.target for pair in self.encoded_pairs]
 
     def compute_loss(self) -> float:
-        """Mean negative log-probability of the tokens of the references."""
+        """Return the negative log-likelihood per reference token."""
         tokens = BATCH_TOKENS if self.translator.device.type == "cpu" else GPU_BATCH_TOKENS
-        never = find_suppressed_tokens(self.model.config, self.translator.tokenizer)
-        sources = [row.source for row in self.encoded_pairs]
-        found = score_token_ids(self.model, sources, self.target_ids, tokens, never)
-        return -math.fsum(value for row in found for value in row) / sum(map(len, found))
+        suppressed = find_suppressed_tokens(self.model.config, self.translator.tokenizer)
+        sources = [pair.source for pair in self.encoded_pairs]
+        log_probs = score_token_ids(self.model, sources, self.target_ids, tokens, suppressed)
+        return -math.fsum(value for row in log_probs for value in row) / sum(map(len, log_probs))
+
+
+def copy_translator(
+    translator: Translator, model: Seq2Seq, *, folder: Path | None = None, engine: EngineName | None = None
+) -> Translator:
+    """Return a translator of another model with the same settings."""
+    return Translator(
+        model,
+        translator.tokenizer,
+        folder=folder,
+        engine=engine or translator.engine,
+        threads=translator.threads,
+        batch_tokens=translator.batch_tokens,
+        use_cuda_graphs=translator.use_cuda_graphs,
+        notify=translator.notify,
+    )
 
 
 def select_engine(translator: Translator) -> EngineName:
-    """The one that the translator takes by itself, once for all measurements: none may be by another."""
+    """Return the translator's default engine, chosen once so that all measurements use the same."""
     if translator.engine is not None:
         return translator.engine
     if translator.device.type != "cpu":
@@ -330,7 +329,7 @@ def select_engine(translator: Translator) -> EngineName:
         assert isinstance(translator.model, Seq2Seq)
         check_expressible(translator.model.config)
     except ConversionError as error:
-        translator.notify(f"{error}; the torch engine is taken, which is slower")
+        translator.notify(f"{error}; using the torch engine, which is slower")
         return "torch"
     return "ctranslate2"
 
@@ -342,12 +341,12 @@ def describe_engine(translator: Translator, engine: EngineName) -> str:
     return f"torch, {precision} on {translator.device.type}"
 
 
-# ---- layers and heads as a picture -----------------------------------------------------------------------------------
+# ---- grids -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationGrid:
-    """Parts side by side: layers down, heads or sub-layers across; None where nothing was measured."""
+    """Effects by layer (rows) and head or sub-layer (columns); None where nothing was measured."""
 
     title: str
     rows: tuple[str, ...]
@@ -363,22 +362,22 @@ GRID_TITLES = {
 
 
 def build_grids(ablation: Ablation, kinds: Collection[PartKind] = PART_KINDS) -> list[AblationGrid]:
-    """One for the heads of each stack and kind of attention, one for the sub-layers of each stack, one for layers."""
+    """Build a grid for each group of heads, one for the sub-layers of each stack, and one for layers."""
     cells: dict[str, dict[tuple[int, str], AblationEffect]] = {}
     for effect in sort_effects(ablation.get_effects(*kinds)):
         title, layer, column = locate_part(ModelPart.parse(effect.part))
         cells.setdefault(title, {})[layer, column] = effect
-    return [build_grid(title, some) for title, some in cells.items()]
+    return [build_grid(title, effects) for title, effects in cells.items()]
 
 
 def locate_part(part: ModelPart) -> tuple[str, int, str]:
-    """In which grid a part stands, in which row and in which column."""
-    stack, _, layer, *use = part.path.split(".")
+    """Return the grid, row and column of a part."""
+    stack, _, layer, *sublayer = part.path.split(".")
     match part.kind:
         case "head":
-            return GRID_TITLES.get((stack, use[0]), f"{stack} {use[0]}"), int(layer), str(part.head)
+            return GRID_TITLES.get((stack, sublayer[0]), f"{stack} {sublayer[0]}"), int(layer), str(part.head)
         case "sublayer":
-            return f"{stack} sub-layers", int(layer), use[0]
+            return f"{stack} sub-layers", int(layer), sublayer[0]
         case "layer":
             return "layers", int(layer), stack
 
@@ -391,7 +390,7 @@ def build_grid(title: str, cells: dict[tuple[int, str], AblationEffect]) -> Abla
     return AblationGrid(title=title, rows=tuple(map(str, layers)), columns=tuple(names), effects=rows)
 
 
-# ---- what a model folder remembers -----------------------------------------------------------------------------------
+# ---- storage ---------------------------------------------------------------------------------------------------------
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:
@@ -399,13 +398,13 @@ def save_ablation(folder: Path, ablation: Ablation) -> None:
 
 
 def load_ablation(folder: Path) -> Ablation | None:
-    """What the folder has, of whatever weights."""
+    """Load the folder's ablation, of any weights."""
     path = Path(folder) / ABLATION_FILE
     return settings.from_dict(Ablation, settings.read_json(path), where=str(path)) if path.exists() else None
 
 
 def load_matching_ablation(folder: Path, model: nn.Module) -> Ablation | None:
-    """What the folder has of these very weights."""
+    """Load the folder's ablation if it is of these weights."""
     ablation = load_ablation(folder)
     return (
         ablation if ablation is not None and ablation.conditions.weights_digest == compute_fingerprint(model) else None

@@ -1,8 +1,7 @@
-"""What was recorded, with the words on both sides, as JSON and back: what the page, the plots and `--json` share.
+"""The trace document: recorded attention with the tokens of both sides, as JSON and back.
 
-A document is plain JSON: sides (texts as tokens, or an image as patches) and layers, each with the sides that its
-queries and keys stand for and its weights. docs/looking.md tells the format. What is added to it, such as the film of
-a search, is `view`'s business.
+A document has sides (the tokens of a text or the patches of an image) and layers, each with its weights and the names
+of its query and key sides. The format is described in docs/looking.md. Inspectors add further sections.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ SpecialKind = Literal["start", "end", "pad", "unknown", "tag", "byte", "mask", "
 
 
 class TraceError(ValueError):
-    """A document that cannot be made or read, in a sentence."""
+    """A document that cannot be built or read."""
 
 
 @dataclass(frozen=True)
 class DisplayToken:
-    """One token as people look at it."""
+    """A token with its display text."""
 
-    piece: str  # as the tokenizer calls it
-    text: str  # without the space before it; "" where it is nothing else
-    space: bool = False  # a space stands before it
+    piece: str  # of the tokenizer
+    text: str  # without the leading space
+    space: bool = False  # True if a space precedes it
     special: SpecialKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchImage:
-    """A picture whose patches are the tokens of a side, row by row, behind the first `before` of them."""
+    """An image whose patches, row by row, are the tokens of a side after `num_prefix_tokens` others."""
 
     src: str  # data:image/png;base64,...
     rows: int
     columns: int
-    before: int = 0
+    num_prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSide:
-    """What queries or keys stand for."""
+    """The tokens that queries or keys stand for."""
 
     label: str
     tokens: tuple[DisplayToken, ...]
@@ -61,10 +60,10 @@ class TraceSide:
     image: PatchImage | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        data = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
         if self.image is None:
-            del found["image"]
-        return found
+            del data["image"]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TraceSide:
@@ -77,7 +76,7 @@ class TraceSide:
 
 @dataclass(frozen=True, eq=False)
 class RecordedQKV:
-    """What one call of a layer made its weights of, and what it weighed."""
+    """Inputs of one attention call."""
 
     q: Tensor  # (B, H, Tq, D)
     k: Tensor  # (B, Hkv, Tk, D)
@@ -88,20 +87,20 @@ class RecordedQKV:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What stays the same in every call of a layer."""
+    """Properties of a recorded layer that are equal in all calls."""
 
     causal: bool
     scale: float
-    head_indices: tuple[int, ...] | None = None  # that were recorded; None: all
+    head_indices: tuple[int, ...] | None = None  # recorded heads; None: all
 
 
 class Trace(Mapping[str, list[Tensor]]):
     """Attention weights by module path, in the order of the calls.
 
-    vectors  by module path, the queries, keys and values of each call, if they were asked for
-    states   the residual stream (B, T, E) of each call, if it was asked for: `encoder` is what enters the first block
-             of that stack, `encoder.blocks.0` what leaves its first block
-    sides    the tokens, of a trace that comes from JSON
+    qkv            queries, keys and values of each call, if recorded
+    hidden_states  residual stream (B, T, E) of each call, if recorded: `encoder` is the input of that stack,
+                   `encoder.blocks.0` the output of its first block
+    sides          tokens, if the trace was read from JSON
     """
 
     def __init__(self) -> None:
@@ -123,26 +122,26 @@ class Trace(Mapping[str, list[Tensor]]):
         return len(self._weights)
 
     def make_tap(self, path: str, heads: Sequence[int] | None, qkv: bool) -> Callable[[AttentionRecord], None]:
-        def keep(look: AttentionRecord) -> None:
-            weights = look.weights if heads is None else look.compute_weights(heads)
+        def tap(record: AttentionRecord) -> None:
+            weights = record.weights if heads is None else record.compute_weights(heads)
             self._weights.setdefault(path, []).append(weights)
-            self.layer_info[path] = LayerInfo(look.mask.causal, look.scale, None if heads is None else tuple(heads))
+            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, None if heads is None else tuple(heads))
             if qkv:
-                some = slice(None) if heads is None else list(heads)
-                made_of = RecordedQKV(look.q[:, some], *select_keys_values(look, some), look.scale)
-                self.qkv.setdefault(path, []).append(made_of)
+                selected = slice(None) if heads is None else list(heads)
+                recorded = RecordedQKV(record.q[:, selected], *select_keys_values(record, selected), record.scale)
+                self.qkv.setdefault(path, []).append(recorded)
 
-        return keep
+        return tap
 
-    # --- to JSON and back --------------------------------------------------------------------------------------------
+    # --- JSON --------------------------------------------------------------------------------------------------------
 
     def to_document(
         self, sides: Mapping[str, TraceSide] | None = None, *, title: str = "", row: int = 0
     ) -> dict[str, Any]:
-        """Of one row of the batch, in the last call of each layer, with its tokens.
+        """Build the document of one batch row, from the last call of each layer.
 
-        sides  `source`, `target` (what is written) and `read` (what the decoder has read by then) of a translation; of
-               a model that reads one text, or image, that one under any name
+        sides  `source`, `target` (output tokens) and `decoder_input` of a translation; for other models one side under
+               any name
         """
         sides = self.sides if sides is None else sides
         layers = []
@@ -150,10 +149,10 @@ class Trace(Mapping[str, list[Tensor]]):
             queries, keys = get_side_names(path, sides)
             shape = (len(sides[queries].tokens), len(sides[keys].tokens))
             weights = crop_weights(calls[-1], row, shape, path)
-            facts = self.layer_info[path]
-            layer = build_layer(path, (queries, keys), weights, causal=facts.causal, scale=facts.scale)
-            if facts.head_indices is not None:
-                layer["numbers"] = list(facts.head_indices)
+            info = self.layer_info[path]
+            layer = build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale)
+            if info.head_indices is not None:
+                layer["head_indices"] = list(info.head_indices)
             if path in self.qkv:
                 layer |= pack_qkv(self.qkv[path][-1], row, shape)
             layers.append(layer)
@@ -164,12 +163,12 @@ class Trace(Mapping[str, list[Tensor]]):
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """What `to_json` or `attent look --json` wrote; weights to within 0.8e-5, vectors to three digits."""
+        """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, vectors to three digits."""
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except ValueError as error:
-            raise TraceError(f"a trace must be JSON, but this is not: {error}; get the file again") from error
-        return cls.from_document(found)
+            raise TraceError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
+        return cls.from_document(document)
 
     @classmethod
     def from_document(cls, document: Any) -> Trace:
@@ -180,7 +179,7 @@ class Trace(Mapping[str, list[Tensor]]):
             path = layer["path"]
             keys = len(trace.sides[layer["keys"]].tokens)
             trace._weights[path] = [unpack_weights(layer, keys)[None]]
-            heads = layer.get("numbers")
+            heads = layer.get("head_indices")
             trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], None if heads is None else tuple(heads))
             if "q" in layer:
                 bias = unpack_array(layer["bias"])[None] if "bias" in layer else None
@@ -192,20 +191,20 @@ class Trace(Mapping[str, list[Tensor]]):
 def check_format(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise TraceError(
-            f'a trace must have "format": "{FORMAT}", but this has not; give what attent look --json wrote'
+            f'a trace must have "format": "{FORMAT}", but this does not; give a file of attent look --json'
         )
     if document.get("version") != VERSION:
         raise TraceError(
-            f"the trace is of version {document.get('version')!r}, and this attent reads {VERSION}; update attent"
+            f"the trace has version {document.get('version')!r}, but this attent reads version {VERSION}; update attent"
         )
     for layer in document.get("layers", ()):
         missing = [key for key in REQUIRED_LAYER_KEYS if key not in layer]
         if missing:
-            raise TraceError(f"a layer of the trace has no {missing[0]!r}; get the file again")
+            raise TraceError(f"a layer of the trace has no {missing[0]!r}; create the file again")
 
 
 def select_keys_values(record: AttentionRecord, heads: slice | list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys, values and bias of some query heads."""
+    """Return keys, values and bias of the selected query heads."""
     if isinstance(heads, slice):
         return record.k, record.v, record.bias
     k, v = (repeat_kv_heads(x, record.q.shape[1])[:, heads] for x in (record.k, record.v))
@@ -213,22 +212,22 @@ def select_keys_values(record: AttentionRecord, heads: slice | list[int]) -> tup
 
 
 def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:
-    """(B, H, Tq, Tk) -> (H, *shape) of one row; what is longer was padding."""
+    """(B, H, Tq, Tk) -> (H, *shape) of one batch row, without padding."""
     if row >= weights.shape[0] or weights.shape[2] < shape[0] or weights.shape[3] < shape[1]:
         raise TraceError(
-            f"{path} was recorded with {weights.shape[0]} rows of {weights.shape[2]} x {weights.shape[3]} tokens, and "
-            f"row {row} of {shape[0]} x {shape[1]} is asked for; give the tokens of what the model read last"
+            f"{path} was recorded with {weights.shape[0]} rows of {weights.shape[2]} x {weights.shape[3]} tokens, but "
+            f"row {row} with {shape[0]} x {shape[1]} tokens is requested; give the tokens of the model's last input"
         )
     return weights[row, :, : shape[0], : shape[1]]
 
 
 def get_side_names(path: str, sides: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of what the queries and keys of a layer stand for."""
+    """Return the names of a layer's query and key sides."""
     if len(sides) == 1:
         return next(iter(sides)), next(iter(sides))
     if path.rpartition(".")[2] == "cross_attn":
         return "target", "source"
-    return ("target", "read") if "decoder" in path.split(".") else ("source", "source")
+    return ("target", "decoder_input") if "decoder" in path.split(".") else ("source", "source")
 
 
 def build_document(title: str, sides: Mapping[str, TraceSide], layers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -249,7 +248,7 @@ def get_attention_kind(path: str) -> AttentionKind:
 
 
 def get_layer_index(path: str) -> int | None:
-    """Which layer of its stack: the last number in the path."""
+    """Return the last number in a module path."""
     numbers = [int(name) for name in path.split(".") if name.isdigit()]
     return numbers[-1] if numbers else None
 
@@ -257,7 +256,7 @@ def get_layer_index(path: str) -> int | None:
 def build_layer(
     path: str, sides: tuple[str, str], weights: Tensor, *, causal: bool, scale: float, top_k: int | None = None
 ) -> dict[str, Any]:
-    """A layer of a document: all weights (H, Tq, Tk), or of each row only the `most` greatest."""
+    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept."""
     stack = path.split(".")[0]
     layer = {
         "path": path,
@@ -269,35 +268,34 @@ def build_layer(
         "keys": sides[1],
         "causal": causal,
         "scale": scale,
-        "silent": [],
+        "masked_heads": [],
     }
     if top_k is None or top_k >= weights.shape[-1]:
         return layer | {"weights": pack_array(weights, "unit16")}
-    greatest = weights.topk(top_k, -1)
+    largest = weights.topk(top_k, -1)
     return layer | {
-        "sparse": {"places": pack_array(greatest.indices, "uint16"), "weights": pack_array(greatest.values, "unit16")}
+        "sparse": {"indices": pack_array(largest.indices, "uint16"), "weights": pack_array(largest.values, "unit16")}
     }
 
 
 def pack_qkv(recorded: RecordedQKV, row: int, shape: tuple[int, int]) -> dict[str, Any]:
-    found = {
+    packed = {
         "q": pack_array(recorded.q[row, :, : shape[0]], "float16", drop_low_bit=True),
         "k": pack_array(recorded.k[row, :, : shape[1]], "float16", drop_low_bit=True),
         "v": pack_array(recorded.v[row, :, : shape[1]], "float16", drop_low_bit=True),
     }
     if recorded.bias is not None:
         bias = recorded.bias[row if recorded.bias.shape[0] > 1 else 0, :, : shape[0], : shape[1]]
-        found["bias"] = pack_array(bias.expand(recorded.q.shape[1], -1, -1), "float16")
-    return found
+        packed["bias"] = pack_array(bias.expand(recorded.q.shape[1], -1, -1), "float16")
+    return packed
 
 
 def unpack_weights(layer: Mapping[str, Any], num_keys: int, rows: Tensor | None = None) -> Tensor:
-    """(H, Tq, Tk) of a layer of a document that looks at so many tokens, or some rows of it. Of a long text only the
-    greatest are there: the others are 0."""
+    """Return the weights (H, Tq, Tk) of a document layer, or selected rows; weights that were not stored are 0."""
     if "weights" in layer:
         weights = unpack_array(layer["weights"])
         return weights if rows is None else weights[:, rows]
-    values, places = (unpack_array(layer["sparse"][name]) for name in ("weights", "places"))
+    values, indices = (unpack_array(layer["sparse"][name]) for name in ("weights", "indices"))
     if rows is not None:
-        values, places = values[:, rows], places[:, rows]
-    return torch.zeros(*values.shape[:2], num_keys).scatter(-1, places, values)
+        values, indices = values[:, rows], indices[:, rows]
+    return torch.zeros(*values.shape[:2], num_keys).scatter(-1, indices, values)

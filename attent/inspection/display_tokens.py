@@ -1,4 +1,4 @@
-"""Tokens as people look at them: the text of each, and what is special about it."""
+"""Display text and special kind of tokens."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from attent.inspection.attention_trace import DisplayToken, SpecialKind
 from attent.text.vocabulary import Vocabulary
 
-SPACE_MARKERS = ("▁", "Ġ")  # with which a piece says that a space stands before it
+SPACE_MARKERS = ("▁", "Ġ")  # prefixes that mark a leading space
 BYTE_PATTERN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-CONTINUATION_PREFIX = "##"  # with which a piece of BERT says that it goes on with a word
+CONTINUATION_PREFIX = "##"  # WordPiece prefix inside a word
 NEWLINE_SYMBOL = "⏎"
-REPLACEMENT_CHARACTER = "\ufffd"  # what is half a character
+REPLACEMENT_CHARACTER = "\ufffd"  # of incomplete UTF-8
 
 
 def build_display_tokens(
     vocabulary: Vocabulary, ids: Sequence[int], *, is_decoder_input: bool = False
 ) -> tuple[DisplayToken, ...]:
-    """`starts`: the first is what a decoder starts from, whatever else its id may mean."""
+    """`is_decoder_input`: the first token is the decoder's start token, whatever else its id means."""
     pieces = vocabulary.to_pieces(ids)
-    made = [build_display_token(vocabulary, token, piece) for token, piece in zip(ids, pieces, strict=True)]
-    if is_decoder_input and made:
-        made[0] = DisplayToken(pieces[0], "start", special="start")
-    return tuple(made)
+    tokens = [build_display_token(vocabulary, token, piece) for token, piece in zip(ids, pieces, strict=True)]
+    if is_decoder_input and tokens:
+        tokens[0] = DisplayToken(pieces[0], "start", special="start")
+    return tuple(tokens)
 
 
 def build_display_token(vocabulary: Vocabulary, token_id: int, piece: str) -> DisplayToken:
@@ -43,7 +43,7 @@ def build_display_token(vocabulary: Vocabulary, token_id: int, piece: str) -> Di
 
 
 def has_space_before(vocabulary: Vocabulary, token_id: int, text: str) -> bool:
-    """WordPiece marks what goes on with a word, not what begins one: there two words have a space between them."""
+    """True if the decoder puts a space before the token: WordPiece marks continuations, not word starts."""
     return bool(text.strip()) and f"{text} {text}" == vocabulary.decode([token_id, token_id])
 
 
@@ -52,11 +52,11 @@ def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> Speci
         return "byte"
     if piece.startswith("<2") and piece[2:-1] in vocabulary.tags:
         return "tag"
-    known: tuple[tuple[int | None, SpecialKind], ...] = (
+    special_ids: tuple[tuple[int | None, SpecialKind], ...] = (
         (vocabulary.mask, "mask"),
         (vocabulary.end, "end"),
         (vocabulary.unknown, "unknown"),
         (vocabulary.pad, "pad"),
         (vocabulary.start, "start"),
     )
-    return next((special for number, special in known if token_id == number), None)
+    return next((special for special_id, special in special_ids if token_id == special_id), None)

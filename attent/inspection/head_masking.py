@@ -1,8 +1,8 @@
-"""Silence parts of a model: heads, sub-layers, whole layers add nothing to the residual stream while it lasts.
+"""Mask heads, sub-layers or layers, so that they add nothing to the residual stream.
 
-What a part adds comes out of its last matrix: for a head its columns of W^O, for an attention all of W^O and its bias,
-for a feed-forward its second matrix and bias. These are set to zero and given back, so that silence holds for every
-way to run the model, also for a conversion that is made meanwhile.
+The output weights of a part are set to zero and restored afterwards: the columns of W^O for a head, W^O and its bias
+for an attention layer, the second matrix and its bias for a feed-forward layer. So the mask holds for every engine,
+including conversions made meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_PATTERN = re.compile(r"(?P<path>[\w.]+)(?::(?P<head>\d{1,6}))?")
 
 
 class ModelPartError(ValueError):
-    """A part that the model does not have, in a sentence."""
+    """The model has no such part."""
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +55,7 @@ class ModelPart:
 
 
 def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
-    """All of a model's heads, sub-layers or layers, in the order of its modules."""
+    """List a model's heads, sub-layers or layers in module order."""
     if granularity not in get_args(Granularity):
         raise ModelPartError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
     if granularity == "heads":
@@ -70,22 +70,22 @@ def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
 
 @contextmanager
 def mask_parts(model: nn.Module, parts: Sequence[ModelPart]) -> Iterator[None]:
-    """While the block lasts, for every call of the model; afterwards the weights are as they were, to the bit."""
-    columns = [view for part in parts for view in iter_output_weights(model, part)]
-    before = [(view, view.clone()) for view in columns]
+    """Mask parts inside the `with` block, for every call of the model; weights are restored bit-exactly."""
+    views = [view for part in parts for view in iter_output_weights(model, part)]
+    saved = [(view, view.clone()) for view in views]
     try:
         with torch.no_grad():
-            for view in columns:
+            for view in views:
                 view.zero_()
         yield
     finally:
         with torch.no_grad():
-            for view, values in before:
+            for view, values in saved:
                 view.copy_(values)
 
 
 def iter_output_weights(model: nn.Module, part: ModelPart) -> Iterator[Tensor]:
-    """Views of the weights by which a part adds to the residual stream."""
+    """Yield views of the weights through which a part writes to the residual stream."""
     module = find_part(model, part)
     match module:
         case Attention():
@@ -119,11 +119,11 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
     module = modules.get(part.path)
     if module is None:
         near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"its parts are named like {', '.join(list(modules)[-3:])}"
+        hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise ModelPartError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):
-        raise ModelPartError(f"{part}: only attention has heads, and {part.path} is none; leave out the number")
+        raise ModelPartError(f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number")
     if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
-        there = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
-        raise ModelPartError(f"{part}: the heads of {part.path} {there}")
+        heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
+        raise ModelPartError(f"{part}: the heads of {part.path} {heads}")
     return module

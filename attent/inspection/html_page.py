@@ -1,9 +1,8 @@
-"""One HTML file that holds everything: the page, its style, its program and the document that it shows.
+"""Render a trace document as one self-contained HTML file.
 
-The program is written as plain ES modules in `page/`. A file that is opened from disk may not import others, so they
-are joined here into one module, in the order of their imports; names at their top level are unique (`joined` refuses
-others). Nothing is fetched: a strict content security policy allows just this style and this program, by their hashes.
-The document goes in as JSON in a block that is data, with every `<` escaped: no text in it can end the block.
+The ES modules in `page/` are bundled into one script, since a page opened from disk cannot import modules; their
+top-level names must be unique. A content security policy allows only this style and script, by their hashes, and no
+network access. The document is embedded as JSON with every `<` escaped.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ JSON_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u20
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """The page of a document; with `"live": true` in it, one that asks its server for more."""
+    """Return the HTML of a document; with `"live": true`, the page sends requests to its server."""
     style, script = load_assets()
     policy = build_csp(style, script, live=bool(document.get("live")))
     title = " ".join(["attent look", *([document["title"][:80]] if document.get("title") else [])])
@@ -41,26 +40,26 @@ def render_page(document: dict[str, Any]) -> str:
 
 
 def build_csp(style: str, script: str, *, live: bool) -> str:
-    asked = "; connect-src 'self'" if live else ""
+    connect = "; connect-src 'self'" if live else ""
     return (
-        f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; img-src data:{asked}; "
+        f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; img-src data:{connect}; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def build_live_csp() -> str:
-    """What the server says in its header, for pages of its own."""
+    """Return the Content-Security-Policy header of the live page."""
     return build_csp(*load_assets(), live=True) + "; frame-ancestors 'none'"
 
 
 @functools.cache
 def load_assets() -> tuple[str, str]:
-    """All style, and all of the program."""
+    """Return the style sheet and the bundled script."""
     return "\n".join(read_page_file(name) for name in STYLESHEETS), bundle_modules(ENTRY_MODULE)
 
 
 def bundle_modules(entry: str) -> str:
-    """The modules that `main` imports, and it, as one."""
+    """Bundle a module and its imports into one script."""
     modules: dict[str, str] = {}
     collect_modules(entry, modules, ())
     names: dict[str, str] = {}
@@ -73,20 +72,20 @@ def bundle_modules(entry: str) -> str:
 
 
 def collect_modules(file: str, modules: dict[str, str], importers: tuple[str, ...]) -> None:
-    """A module behind those that it imports, without the words that only separate files need."""
+    """Add a module after its imports, without import and export keywords."""
     if file in importers:
-        raise ValueError(f"page/{file}: imports itself by way of {' -> '.join(importers)}")
+        raise ValueError(f"page/{file}: imports itself through {' -> '.join(importers)}")
     if file in modules:
         return
     source = read_page_file(file)
     for _, other in IMPORT_PATTERN.findall(source):
         collect_modules(other, modules, (*importers, file))
     code = EXPORT_PATTERN.sub("", IMPORT_PATTERN.sub("", source))
-    left = UNSUPPORTED_PATTERN.search(code)
-    if left:
-        raise ValueError(f'page/{file}: `{left[0]}` cannot be joined; write import {{ a, b }} from "./file.js"')
+    unsupported = UNSUPPORTED_PATTERN.search(code)
+    if unsupported:
+        raise ValueError(f'page/{file}: `{unsupported[0]}` cannot be bundled; write import {{ a, b }} from "./file.js"')
     if "</script" in code.lower() or "<!--" in code:
-        raise ValueError(f"page/{file}: must not hold the end of a script or a comment of HTML; spell it otherwise")
+        raise ValueError(f"page/{file}: must not contain `</script` or `<!--`; write it differently")
     modules[file] = code
 
 
@@ -99,10 +98,10 @@ def compute_csp_hash(text: str) -> str:
 
 
 def encode_json_for_html(document: dict[str, Any]) -> str:
-    """JSON that HTML reads as nothing else; half a surrogate pair, which UTF-8 cannot hold, stays escaped."""
+    """Encode JSON that is safe inside HTML; lone surrogates, which UTF-8 cannot encode, stay escaped."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
-    return re.sub("[<>&\u2028\u2029]", lambda sign: JSON_ESCAPES[sign[0]], text)
+    text = re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub("[<>&\u2028\u2029]", lambda match: JSON_ESCAPES[match[0]], text)
 
 
 def escape_html(text: str) -> str:

@@ -1,8 +1,7 @@
-"""Figures for papers and slides, by matplotlib (the extra `viz`): heads as heat maps or as lines between words, the
-positional encoding, and what each part of a model is worth.
+"""Figures with matplotlib (extra `viz`): heads as heat maps or lines, positional encodings, ablation results.
 
-Figures are made of a document and its sections alone; `save` writes one by the ending of its file: PNG at 200 dpi, SVG
-with text as text, PDF with fonts inside. What tokens hold is text, whatever it looks like: no formula, no markup.
+Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
+fonts. Tokens are shown literally, never parsed as math or markup.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 200
 MAX_WIDTH, MAX_HEIGHT = 16.0, 30.0  # inches
-MAX_CELL_SIZE = 0.27  # inches of one word in a large picture
-MAX_PANEL_SIZE = 1.7  # inches of one head among many
-MIN_FONT_SIZE = 3.5  # points of a word that can still be read when it is enlarged
-MAX_TITLE_LENGTH = 64  # characters of a title in a line
+MAX_CELL_SIZE = 0.27  # inches per token in a large figure
+MAX_PANEL_SIZE = 1.7  # inches of one head in a grid
+MIN_FONT_SIZE = 3.5  # points; smaller labels are omitted
+MAX_TITLE_LENGTH = 64  # characters
 TEXT_COLOR, SPECIAL_TOKEN_COLOR, GRID_COLOR = (
     "#1a1a1a",
     "#8a5a00",
     "#d9d9d9",
-)  # special tokens stand out by colour and slant
+)  
 HEATMAP_COLORS = ("#ffffff", "#d6e6f4", "#8fbcdd", "#3a84bd", "#08417c", "#04203f")
 RC_PARAMS: dict[Any, Any] = {
-    "text.parse_math": False,  # a token may hold dollar signs
+    "text.parse_math": False,  # tokens may contain dollar signs
     "text.usetex": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "attent",  # the same figure gives the same file
+    "svg.hashsalt": "attent",  # reproducible files
     "pdf.fonttype": 42,
     "axes.linewidth": 0.6,
     "axes.edgecolor": "#9a9a9a",
@@ -57,11 +56,11 @@ RC_PARAMS: dict[Any, Any] = {
 PlotStyle = Literal["map", "lines"]
 
 
-QUERY_LABELS = {"target": "while it writes", "read": "having read"}  # what the rows of a decoder are
+QUERY_LABELS = {"target": "output", "decoder_input": "decoder input"}
 
 
 class PlotError(ValueError):
-    """A figure that cannot be drawn, in a sentence."""
+    """The figure cannot be drawn."""
 
 
 class HeadPanel(NamedTuple):
@@ -77,7 +76,7 @@ class HeadPanel(NamedTuple):
 
 @contextmanager
 def plot_context(texts: Iterable[str]) -> Iterator[None]:
-    """Our settings while the block lasts, with fonts that have the letters of these texts."""
+    """Set matplotlib parameters inside the `with` block, with fonts that cover these texts."""
     try:
         import matplotlib
     except ImportError as error:
@@ -101,25 +100,25 @@ def create_figure(width: float, height: float) -> Figure:
 
 @cache
 def select_fonts(characters: frozenset[str]) -> tuple[str, ...]:
-    """Names of fonts that have these characters between them, as far as the machine has such."""
-    found, missing = ["DejaVu Sans"], characters - get_font_characters("DejaVu Sans")
+    """Return installed fonts that together cover these characters, as far as possible."""
+    fonts, missing = ["DejaVu Sans"], characters - get_font_characters("DejaVu Sans")
     for name in list_fonts() if missing else ():
         if missing & get_font_characters(name):
-            found.append(name)
+            fonts.append(name)
             missing -= get_font_characters(name)
         if not missing:
             break
-    return tuple(found)
+    return tuple(fonts)
 
 
 @cache
 def list_fonts() -> dict[str, str]:
-    """Upright fonts of usual weight and their files; without serifs, and made for many scripts, before others."""
+    """Return upright regular fonts and their files, Noto Sans and sans-serif fonts first."""
     from matplotlib.font_manager import fontManager
 
-    usual = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
-    usual = {name: file for name, file in usual.items() if "Last Resort" not in name}  # it has boxes for everything
-    return dict(sorted(usual.items(), key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font)))
+    regular = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
+    regular = {name: file for name, file in regular.items() if "Last Resort" not in name}  # has placeholder glyphs for everything
+    return dict(sorted(regular.items(), key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font)))
 
 
 @cache
@@ -128,23 +127,23 @@ def get_font_characters(name: str) -> frozenset[str]:
 
     try:
         return frozenset(map(chr, get_font(list_fonts()[name]).get_charmap()))
-    except (KeyError, RuntimeError, OSError):  # a font that is gone, or that cannot be read
+    except (KeyError, RuntimeError, OSError):  # missing or unreadable font file
         return frozenset()
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes .png, .svg or .pdf, whole or not at all."""
+    """Write .png, .svg or .pdf atomically."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise PlotError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
     texts = collect_texts(figure)
     content = io.BytesIO()
-    kind = path.suffix.lower()[1:]
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    file_type = path.suffix.lower()[1:]
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type)
     with plot_context(texts), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-        figure.savefig(content, format=kind, dpi=DPI, metadata=undated)
-    if kind != "svg":
+        figure.savefig(content, format=file_type, dpi=DPI, metadata=metadata)
+    if file_type != "svg":
         warn_missing_glyphs(texts)
     write_atomic(path, content.getvalue())
 
@@ -152,18 +151,18 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 def collect_texts(figure: Figure) -> list[str]:
     from matplotlib.text import Text
 
-    found: list[Any] = figure.findobj(Text)
-    return [text.get_text() for text in found]
+    texts: list[Any] = figure.findobj(Text)
+    return [text.get_text() for text in texts]
 
 
 def warn_missing_glyphs(texts: Iterable[str]) -> None:
     needed = frozenset(letter for text in texts for letter in text if not letter.isspace())
     missing = needed.difference(*(get_font_characters(name) for name in select_fonts(needed)))
     if missing:
-        some = "".join(sorted(missing)[:10])
+        examples = "".join(sorted(missing)[:10])
         warnings.warn(
-            f"no font of this machine has {some} ({len(missing)} characters): boxes stand in their place. Install one "
-            "that has them, such as those of Noto, or write .svg, which is shown with the reader's fonts",
+            f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font that "
+            "has them, such as Noto, or write .svg, which uses the viewer's fonts",
             stacklevel=3,
         )
 
@@ -180,12 +179,10 @@ def plot_heads(
     style: PlotStyle = "map",
     title: str | None = None,
 ) -> Figure:
-    """One head large, with its words; or several side by side, a row for each layer.
+    """Plot one head large with its tokens, or several in a grid with a row per layer.
 
-    path   of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
-    kind   those that look at their own text, or at the other
-    heads  their numbers; None: all
-    style  `map` is a heat map; `lines` goes from word to word, several heads of a layer in colours
+    path   glob of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
+    style  `map`: heat map; `lines`: lines between tokens, heads of one layer in colors
     """
     panels = select_panels(document, path, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
@@ -202,32 +199,32 @@ def plot_heads(
 def select_panels(
     document: Mapping[str, Any], path: str, kind: str | None, heads: Sequence[int] | None
 ) -> list[HeadPanel]:
-    found = []
+    panels = []
     for layer in document["layers"]:
         if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
             weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
-            numbers = layer.get("numbers", range(weights.shape[0]))
-            found += [
-                HeadPanel(layer, head, each)
-                for head, each in zip(numbers, weights, strict=True)
+            head_indices = layer.get("head_indices", range(weights.shape[0]))
+            panels += [
+                HeadPanel(layer, head, head_weights)
+                for head, head_weights in zip(head_indices, weights, strict=True)
                 if heads is None or head in heads
             ]
-    if not found:
-        known = ", ".join(layer["path"] for layer in document["layers"]) or "none"
-        asked = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
-        raise PlotError(f"no head fits what is asked for ({asked}); the layers are: {known}")
-    if not all(panel.weights.numel() for panel in found):
-        raise PlotError("there must be words on both sides to draw, but there are none; give another sentence")
-    return found
+    if not panels:
+        paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
+        selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
+        raise PlotError(f"no head matches {selection}; the layers are: {paths}")
+    if not all(panel.weights.numel() for panel in panels):
+        raise PlotError("there must be tokens on both sides, but there are none; give another sentence")
+    return panels
 
 
 def describe_layer(layer: Mapping[str, Any]) -> str:
-    what = "cross-attention" if layer["kind"] == "cross" else "self-attention"
-    return what if layer["stack"] == "model" else f"{layer['stack']} {what}"
+    name = "cross-attention" if layer["kind"] == "cross" else "self-attention"
+    return name if layer["stack"] == "model" else f"{layer['stack']} {name}"
 
 
 def format_title(text: str) -> str:
-    """One line of it, without what would be obeyed."""
+    """Return one line without control characters."""
     text = " ".join(escape_control_characters(text.replace("\n", " ")).split())
     return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
 
@@ -237,8 +234,7 @@ def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel, title: str | Non
     size = compute_cell_size(max(rows, columns))
     figure = create_figure(columns * size + 2.3, rows * size + 1.9)
     axes = figure.subplots()
-    most = max(0.1, float(panel.weights.max()))
-    image = draw_heatmap(axes, panel.weights, most)
+    image = draw_heatmap(axes, panel.weights, vmax=max(0.1, float(panel.weights.max())))
     label_axes(axes, document, panel.layer, size)
     axes.set_title(
         format_title(title or f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"), pad=12
@@ -264,19 +260,19 @@ def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
 
 
 def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any], size: float) -> None:
-    """Words at the left and above, and thin lines between their cells."""
-    points = min(9.0, size * 72 * 0.62)
+    """Label rows and columns with tokens, and draw thin lines between cells."""
+    font_size = min(9.0, size * 72 * 0.62)
     keys, queries = (document["sides"][layer[name]] for name in ("keys", "queries"))
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    set_token_ticks(axes.xaxis, keys["tokens"], points, rotation=60)
-    set_token_ticks(axes.yaxis, queries["tokens"], points)
+    set_token_ticks(axes.xaxis, keys["tokens"], font_size, rotation=60)
+    set_token_ticks(axes.yaxis, queries["tokens"], font_size)
     axes.set_xlabel(get_side_label(keys), labelpad=8, color="#555555")
     axes.set_ylabel(get_side_label(queries), labelpad=8, color="#555555")
     axes.tick_params(length=0, pad=3)
     if size > 0.1:
         for axis, tokens in ((axes.xaxis, keys["tokens"]), (axes.yaxis, queries["tokens"])):
-            axis.set_ticks([place - 0.5 for place in range(1, len(tokens))], minor=True)
+            axis.set_ticks([i - 0.5 for i in range(1, len(tokens))], minor=True)
         axes.grid(which="minor", color=GRID_COLOR, linewidth=0.4)
         axes.tick_params(which="minor", length=0)
 
@@ -286,7 +282,7 @@ def get_side_label(side: Mapping[str, Any]) -> str:
 
 
 def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: float, rotation: float = 0) -> None:
-    """Each word at its place; special tokens slanted. Where they could not be read there are none."""
+    """Label an axis with tokens, special ones in italics; no labels if they would be too small."""
     if font_size < MIN_FONT_SIZE:
         return
     axis.set_ticks(range(len(tokens)), [format_token(token) for token in tokens], fontsize=font_size)
@@ -297,11 +293,11 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
 
-# ---- many heads ------------------------------------------------------------------------------------------------------
+# ---- head grids ------------------------------------------------------------------------------------------------------
 
 
 def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
-    """A block for each kind of attention, in it a row for each layer."""
+    """Plot a group for each stack and attention kind, with a row per layer."""
     blocks: dict[str, dict[str, list[HeadPanel]]] = {}
     for panel in panels:
         blocks.setdefault(describe_layer(panel.layer), {}).setdefault(panel.layer["path"], []).append(panel)
@@ -318,7 +314,7 @@ def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], tit
 
 
 def compute_aspect_ratio(block: Mapping[str, Sequence[HeadPanel]]) -> float:
-    """Height by width of the panels of a block."""
+    """Return height / width of the panels of a group."""
     rows, columns = next(iter(block.values()))[0].weights.shape
     return min(2.0, max(0.5, rows / columns))
 
@@ -331,39 +327,39 @@ def draw_layer_group(
     for axes in grid.flat:
         axes.set_axis_off()
     for line, panels in enumerate(rows):
-        for place, panel in enumerate(panels):
-            axes = grid[line, place]
+        for column, panel in enumerate(panels):
+            axes = grid[line, column]
             axes.set_axis_on()
             image = draw_heatmap(axes, panel.weights, 1.0)
             axes.set_title(f"layer {panel.layer['layer']}, head {panel.head}", fontsize=6.5, pad=2.5, color="#555555")
-            label_outer_axes(axes, document, panel, size, left=place == 0, below=line == len(rows) - 1)
+            label_outer_axes(axes, document, panel, size, left=column == 0, below=line == len(rows) - 1)
     style_colorbar(part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01))
 
 
 def label_outer_axes(
     axes: Axes, document: Mapping[str, Any], panel: HeadPanel, size: float, *, left: bool, below: bool
 ) -> None:
-    """Words stand once, at the left of a block and below it: all its panels have the same."""
-    points = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
+    """Label only the left and bottom panels: all panels of a group have the same tokens."""
+    font_size = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
     sides = document["sides"]
     if left:
-        set_token_ticks(axes.yaxis, sides[panel.layer["queries"]]["tokens"], points)
+        set_token_ticks(axes.yaxis, sides[panel.layer["queries"]]["tokens"], font_size)
         axes.set_ylabel(QUERY_LABELS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
     if below:
-        set_token_ticks(axes.xaxis, sides[panel.layer["keys"]]["tokens"], points)
+        set_token_ticks(axes.xaxis, sides[panel.layer["keys"]]["tokens"], font_size)
         for text in axes.get_xticklabels():
             text.set_rotation(90)
     axes.tick_params(length=0, pad=1.5)
 
 
-# ---- patches of a picture --------------------------------------------------------------------------------------------
+# ---- image patches ---------------------------------------------------------------------------------------------------
 
-TINT_COLOR = (1.0, 0.48, 0.0)  # to be seen on black and on white
+TINT_COLOR = (1.0, 0.48, 0.0)  # visible on black and on white
 MAX_TINT_ALPHA = 0.82
 
 
 def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
-    """The picture once for each head, a row for each layer, tinted where the head looks."""
+    """Plot the image once per head, tinted by attention, with a row per layer."""
     rows: dict[str, list[HeadPanel]] = {}
     for panel in panels:
         rows.setdefault(panel.layer["path"], []).append(panel)
@@ -373,9 +369,9 @@ def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
-    for line, some in enumerate(rows.values()):
-        for place, panel in enumerate(some):
-            draw_patches(grid[line, place], document, panel)
+    for line, row in enumerate(rows.values()):
+        for column, panel in enumerate(row):
+            draw_patches(grid[line, column], document, panel)
     image = get_key_image(document, panels[0].layer) or {}
     name = title if title is not None else f"{document.get('title', '')}: {describe_patch_queries(image)}"
     figure.suptitle(format_title(name), fontsize=11)
@@ -391,38 +387,38 @@ def draw_patches(axes: Axes, document: Mapping[str, Any], panel: HeadPanel) -> N
     weights = reshape_to_patches(panel.weights, image)
     pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
     extent = (0, image["columns"], image["rows"], 0)
-    grey = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
+    gray = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
+    axes.imshow(gray, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
     tint = np.empty((*weights.shape, 4))
     tint[..., :3] = TINT_COLOR
     tint[..., 3] = MAX_TINT_ALPHA * (weights / weights.max().clamp(min=1e-9)).numpy() ** 0.7
     axes.imshow(tint, extent=extent, interpolation="nearest")
-    name = f"layer {panel.layer['layer']}, head {panel.head}, up to {100 * float(weights.max()):.0f}%"
+    name = f"layer {panel.layer['layer']}, head {panel.head}, maximum {100 * float(weights.max()):.0f}%"
     axes.set_title(name, fontsize=6.5, pad=2.5, color="#555555")
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 LINE_COLORS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#cb181d", "#8c6d31", "#0e7c86", "#ae017e")
-MIN_LINE_WEIGHT = 0.04  # weights below it are left out
+MIN_LINE_WEIGHT = 0.04  # smaller weights are omitted
 
 
 def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
-    """Those who look at the left, what they look at at the right, a line as strong as the weight."""
+    """Plot queries on the left, keys on the right, and lines with the strength of the weights."""
     layer = panels[0].layer
     if any(panel.layer["path"] != layer["path"] for panel in panels):
         paths = ", ".join(sorted({panel.layer["path"] for panel in panels}))
-        raise PlotError(f"lines are of one layer, but these are asked for: {paths}; choose one")
+        raise PlotError(f"lines show one layer, but these match: {paths}; choose one")
     queries, keys = (document["sides"][layer[name]] for name in ("queries", "keys"))
     count = max(len(queries["tokens"]), len(keys["tokens"]))
     size = min(MAX_CELL_SIZE, (MAX_HEIGHT - 2) / count)
     figure = create_figure(5.2, count * size + 1.4)
     axes = figure.subplots()
-    places = [center_positions(len(side["tokens"]), count) for side in (queries, keys)]
+    positions = [center_positions(len(side["tokens"]), count) for side in (queries, keys)]
     for number, panel in enumerate(panels):
-        draw_lines(axes, panel.weights, places, LINE_COLORS[number % len(LINE_COLORS)])
-    for side, x, at, align in ((queries, -0.03, places[0], "right"), (keys, 1.03, places[1], "left")):
-        draw_tokens(axes, side, x, at, align, min(9.0, size * 72 * 0.62))
+        draw_lines(axes, panel.weights, positions, LINE_COLORS[number % len(LINE_COLORS)])
+    for side, x, ys, align in ((queries, -0.03, positions[0], "right"), (keys, 1.03, positions[1], "left")):
+        draw_tokens(axes, side, x, ys, align, min(9.0, size * 72 * 0.62))
     axes.set(xlim=(-0.45, 1.45), ylim=(count - 0.3, -1.8))
     axes.set_axis_off()
     names = f"head {panels[0].head}" if len(panels) == 1 else f"{len(panels)} heads"
@@ -433,7 +429,7 @@ def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: 
 
 
 def center_positions(count: int, total: int) -> list[float]:
-    return [place + (total - count) / 2 for place in range(count)]
+    return [i + (total - count) / 2 for i in range(count)]
 
 
 def draw_lines(axes: Axes, weights: Tensor, positions: Sequence[Sequence[float]], color: str) -> None:
@@ -456,7 +452,7 @@ def draw_tokens(
 ) -> None:
     axes.text(x, -1.2, get_side_label(side), ha=align, va="center", fontsize=8, color="#555555")
     for token, y in zip(side["tokens"], positions, strict=True):
-        special = bool(token["special"])
+        is_special = bool(token["special"])
         axes.text(
             x,
             y,
@@ -464,8 +460,8 @@ def draw_tokens(
             ha=align,
             va="center",
             fontsize=font_size,
-            color=SPECIAL_TOKEN_COLOR if special else TEXT_COLOR,
-            style="italic" if special else "normal",
+            color=SPECIAL_TOKEN_COLOR if is_special else TEXT_COLOR,
+            style="italic" if is_special else "normal",
         )
 
 
@@ -486,11 +482,11 @@ SCHEME_NAMES = {"relative": "T5's relative", "alibi": "ALiBi's"}
 
 
 def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Figure:
-    """Of a model, a document or its section `positions`: values at the left, how alike two positions are at the right.
-    Stacks that know the same of order are drawn once."""
+    """Plot the positional encodings of a model, a document or its section `positions`: values on the left, pairwise
+    similarities or biases on the right. Stacks with equal encodings are drawn once."""
     entries = group_position_entries(source)
     if not entries:
-        raise PlotError("there must be positions to draw, but order enters this model nowhere; give another")
+        raise PlotError("there must be a positional encoding to draw, but this model has none")
     with plot_context([]):
         figure = create_figure(9.5, 3.7 * len(entries) + 0.2)
         parts = figure.subfigures(len(entries), 1, squeeze=False)[:, 0]
@@ -501,23 +497,23 @@ def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str,
             left, right = part.subplots(1, 2, width_ratios=[1.35, 1])
             if "values" in entry:
                 draw_values(part, left, entry)
-                draw_pairwise(part, right, unpack_array(entry["dots"]), entry)
+                draw_pairwise(part, right, unpack_array(entry["pairwise"]), entry)
             else:
-                draw_curves(left, unpack_array(entry["dots"]))
-                draw_pairwise(part, right, unpack_array(entry["dots"])[0], entry)
+                draw_curves(left, unpack_array(entry["pairwise"]))
+                draw_pairwise(part, right, unpack_array(entry["pairwise"])[0], entry)
         return figure
 
 
 def group_position_entries(source: Any) -> list[tuple[list[str], Mapping[str, Any]]]:
     if isinstance(source, nn.Module):
-        found: Sequence[Mapping[str, Any]] = describe_positions(source)
+        entries: Sequence[Mapping[str, Any]] = describe_positions(source)
     else:
-        found = source.get("positions", ()) if isinstance(source, Mapping) else source
+        entries = source.get("positions", ()) if isinstance(source, Mapping) else source
     grouped: list[tuple[list[str], Mapping[str, Any]]] = []
-    for entry in found:
-        like = [names for names, other in grouped if {**other, "stack": ""} == {**entry, "stack": ""}]
-        if like:
-            like[0].append(entry["stack"])
+    for entry in entries:
+        equal = [names for names, other in grouped if {**other, "stack": ""} == {**entry, "stack": ""}]
+        if equal:
+            equal[0].append(entry["stack"])
         else:
             grouped.append(([entry["stack"]], entry))
     return grouped
@@ -525,9 +521,9 @@ def group_position_entries(source: Any) -> list[tuple[list[str], Mapping[str, An
 
 def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
     values = unpack_array(entry["values"])
-    most = float(values.abs().quantile(0.995)) or 1.0
-    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
-    axes.set(xlabel="feature", ylabel="position", title="values" if entry["enters"] == "embed" else "cosines and sines")
+    vmax = float(values.abs().quantile(0.995)) or 1.0
+    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
+    axes.set(xlabel="feature", ylabel="position", title="values" if entry["applied_as"] == "embed" else "cosines and sines")
     axes.title.set_fontsize(9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
@@ -535,24 +531,24 @@ def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
 def draw_pairwise(part: SubFigure, axes: Axes, pairwise: Tensor, entry: Mapping[str, Any]) -> None:
     titles = {
         "embed": "dot products between positions",
-        "angles": "dot products of ones, turned",
-        "bias": "what head 0 adds to its scores",
+        "angles": "dot products of rotated ones",
+        "bias": "bias of head 0",
     }
     image = axes.imshow(pairwise.numpy(), cmap="viridis", interpolation="nearest")
-    sides = ("position", "position") if entry["enters"] != "bias" else ("key", "query")
-    axes.set(xlabel=sides[0], ylabel=sides[1], title=titles[entry["enters"]])
+    sides = ("position", "position") if entry["applied_as"] != "bias" else ("key", "query")
+    axes.set(xlabel=sides[0], ylabel=sides[1], title=titles[entry["applied_as"]])
     axes.title.set_fontsize(9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
 
 def draw_curves(axes: Axes, bias: Tensor) -> None:
-    """What each head adds, by distance: seen from the middle."""
+    """Plot the bias of each head by distance, from the middle position."""
     middle = bias.shape[-1] // 2
-    away = [key - middle for key in range(bias.shape[-1])]
+    distances = [key - middle for key in range(bias.shape[-1])]
     for head, row in enumerate(bias[:, middle].tolist()):
-        axes.plot(away, row, linewidth=1.4, color=LINE_COLORS[head % len(LINE_COLORS)], label=f"head {head}")
+        axes.plot(distances, row, linewidth=1.4, color=LINE_COLORS[head % len(LINE_COLORS)], label=f"head {head}")
     axes.axvline(0, color=GRID_COLOR, linewidth=0.8, zorder=0)
-    axes.set(xlabel="key - query", ylabel="added to the score", title="by distance")
+    axes.set(xlabel="key - query", ylabel="bias", title="by distance")
     axes.title.set_fontsize(9)
     axes.legend(fontsize=6.5, framealpha=0.85, edgecolor="none", ncols=2)
 
@@ -562,20 +558,20 @@ def style_colorbar(bar: Any) -> None:
     bar.ax.tick_params(labelsize=7, length=2)
 
 
-# ---- what parts are worth --------------------------------------------------------------------------------------------
+# ---- ablation --------------------------------------------------------------------------------------------------------
 
 
 def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
-    """The section `ablation`: by how much silencing each head, sub-layer and layer changes BLEU, or else the loss."""
+    """Plot the section `ablation`: the change of BLEU (or loss) by masking each head, sub-layer and layer."""
     measure = "bleu" if ablation.get("bleu") is not None else "loss"
-    whole = ablation[measure]
+    baseline = ablation[measure]
     changes = {
-        each["part"]: (each["kind"], each[measure] - whole)
+        each["part"]: (each["kind"], each[measure] - baseline)
         for each in ablation["parts"]
         if each.get(measure) is not None
     }
     if not changes:
-        raise PlotError("there must be measured parts to draw, but there are none; run attent look --ablate first")
+        raise PlotError("there must be ablation results to draw, but there are none; run attent look --ablate first")
     heads = {part: change for part, (kind, change) in changes.items() if kind == "head"}
     others = {part: change for part, (kind, change) in changes.items() if kind != "head"}
     rows = len({part.partition(":")[0] for part in heads})
@@ -590,27 +586,27 @@ def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
         name = {"bleu": "BLEU", "loss": "loss"}[measure]
         sentences = f"{ablation['sentences']:,} sentences"
         figure.suptitle(
-            f"{name} with a part silenced, against {whole:.2f} with all of them ({sentences})", fontsize=10.5
+            f"{name} with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5
         )
         return figure
 
 
 def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float], measure: str) -> None:
-    """A row for each layer, a column for each head, the change written in each cell."""
+    """Draw a table with a row per layer and a column per head."""
     import numpy as np
 
-    places = [(path, int(head)) for path, _, head in (part.partition(":") for part in heads)]
-    paths, count = list(dict.fromkeys(path for path, _ in places)), 1 + max(head for _, head in places)
+    cells = [(path, int(head)) for path, _, head in (part.partition(":") for part in heads)]
+    paths, count = list(dict.fromkeys(path for path, _ in cells)), 1 + max(head for _, head in cells)
     table = np.full((len(paths), count), np.nan)
-    for (path, head), change in zip(places, heads.values(), strict=True):
+    for (path, head), change in zip(cells, heads.values(), strict=True):
         table[paths.index(path), head] = change
-    most = max(0.1, float(np.nanmax(np.abs(table))))
-    colours = "RdBu" if measure == "bleu" else "RdBu_r"  # red is always harm
-    image = axes.imshow(table, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    vmax = max(0.1, float(np.nanmax(np.abs(table))))
+    colormap = "RdBu" if measure == "bleu" else "RdBu_r"  # red is worse
+    image = axes.imshow(table, cmap=colormap, vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
     for (row, column), change in np.ndenumerate(table):
         if not np.isnan(change):
-            colour = "white" if abs(change) > 0.6 * most else TEXT_COLOR
-            axes.text(column, row, format_change(change, measure), ha="center", va="center", fontsize=6.5, color=colour)
+            color = "white" if abs(change) > 0.6 * vmax else TEXT_COLOR
+            axes.text(column, row, format_change(change, measure), ha="center", va="center", fontsize=6.5, color=color)
     axes.set_xticks(range(count))
     axes.set_yticks(range(len(paths)), [shorten_path(path) for path in paths], fontsize=7.5)
     axes.set(xlabel="head", title="each head")
@@ -627,9 +623,9 @@ def format_change(change: float, measure: str) -> str:
 
 
 def draw_bars(axes: Axes, parts: Mapping[str, float], measure: str) -> None:
-    harm = [change < 0 if measure == "bleu" else change > 0 for change in parts.values()]
+    is_worse = [change < 0 if measure == "bleu" else change > 0 for change in parts.values()]
     axes.barh(
-        range(len(parts)), list(parts.values()), color=["#b2182b" if bad else "#2166ac" for bad in harm], height=0.7
+        range(len(parts)), list(parts.values()), color=["#b2182b" if worse else "#2166ac" for worse in is_worse], height=0.7
     )
     axes.set_yticks(range(len(parts)), [shorten_path(part) for part in parts], fontsize=7.5)
     axes.margins(y=0.01)
@@ -642,10 +638,10 @@ def draw_bars(axes: Axes, parts: Mapping[str, float], measure: str) -> None:
 
 
 def get_change_label(measure: str) -> str:
-    return {"bleu": "change of BLEU", "loss": "change of the loss"}[measure]
+    return {"bleu": "change of BLEU", "loss": "change of loss"}[measure]
 
 
 def shorten_path(path: str) -> str:
-    """`decoder 3 cross` for decoder.blocks.3.cross_attn; harmless, as all that comes from a file."""
+    """decoder.blocks.3.cross_attn -> `decoder 3 cross`"""
     names = {"self_attn": "self", "cross_attn": "cross", "feedforward": "feed-forward"}
     return escape_control_characters(" ".join(names.get(name, name) for name in path.split(".") if name != "blocks"))

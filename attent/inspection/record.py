@@ -1,11 +1,10 @@
-"""Record attention without a flag in the model: while a recording lasts, each attention layer has a tap.
+"""Record attention weights of any model by taps on its attention layers.
 
     with attent.record(model) as trace:
         model(source, target)
     trace["decoder.blocks.3.cross_attn"]     # the weights of that layer, one tensor (B, H, Tq, Tk) per call
 
-Only the tapped layers write their weights down (by the explicit equation, beside the fast kernel, so the output stays
-the same to the bit), and of them only the heads that are asked for; drawing them is others' business.
+A tapped layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ def record(
     qkv: bool = False,
     hidden_states: bool = False,
 ) -> Iterator[Trace]:
-    """Record each attention of a model until the block ends.
+    """Record every attention layer of a model inside the `with` block.
 
-    Every call of the model meanwhile is recorded, also of another thread; recordings do not disturb each other.
+    Calls from other threads are recorded too; recordings may be nested or overlap.
 
-    only     module paths that match this, such as "decoder.*.cross_attn"
-    kind     "self" or "cross" alone
-    layers   of each stack these alone, from 0; heads: of each layer these alone, from 0
-    vectors  keep queries, keys and values too: `trace.vectors`
-    states   keep the residual stream too: `trace.states`
+    pattern        glob of module paths, such as "decoder.*.cross_attn"
+    kind           "self" or "cross"
+    layers         only these layers of each stack, from 0
+    heads          only these heads of each layer, from 0
+    qkv            also record queries, keys and values: `trace.qkv`
+    hidden_states  also record the residual stream: `trace.hidden_states`
     """
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers, heads)
@@ -60,25 +60,25 @@ def select_attention_layers(
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
 ) -> dict[str, Attention]:
-    """The layers to tap, by path; none is a mistake."""
-    every = attention_layers(model)
-    if not every:
+    """Return the selected attention layers by path; raise if there are none."""
+    all_layers = attention_layers(model)
+    if not all_layers:
         raise ValueError(f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none")
     if kind not in (None, *get_args(AttentionKind)):
         raise ValueError(f"`kind` must be self or cross, but is {kind!r}")
-    named = {path: layer for path, layer in every.items() if fnmatch.fnmatch(path, pattern)}
-    if not named:
-        raise ValueError(f"`only` must match an attention layer, but {pattern!r} matches none of: {', '.join(every)}")
+    matching = {path: layer for path, layer in all_layers.items() if fnmatch.fnmatch(path, pattern)}
+    if not matching:
+        raise ValueError(f"`pattern` must match an attention layer, but {pattern!r} matches none of: {', '.join(all_layers)}")
     chosen = {
         path: layer
-        for path, layer in named.items()
+        for path, layer in matching.items()
         if (kind is None or kind == get_attention_kind(path)) and (layers is None or get_layer_index(path) in layers)
     }
     if not chosen:
-        asked = ", ".join(
+        given = ", ".join(
             f"{name} {value}" for name, value in (("kind", kind), ("layers", layers)) if value is not None
         )
-        raise ValueError(f"{asked} must leave an attention layer, but leave none of: {', '.join(named)}")
+        raise ValueError(f"{given} must select an attention layer, but select none of: {', '.join(matching)}")
     for path, layer in chosen.items():
         for head in heads or ():
             if not 0 <= head < layer.heads:
@@ -90,7 +90,7 @@ def select_attention_layers(
 def attach_taps(
     layers: Mapping[str, Attention], taps: Mapping[str, Callable[[AttentionRecord], None]]
 ) -> Iterator[None]:
-    """Each layer shows its tap what it does until the block ends."""
+    """Attach a tap to each layer inside the `with` block."""
     for path, layer in layers.items():
         layer.taps.append(taps[path])
     try:
@@ -102,21 +102,21 @@ def attach_taps(
 
 @contextmanager
 def record_hidden_states(model: nn.Module, hidden_states: dict[str, list[Tensor]]) -> Iterator[None]:
-    """The residual stream before the first block of each stack and behind every block."""
+    """Record the input of each stack and the output of every block."""
 
-    def entering(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda _, given: hidden_states.setdefault(path, []).append(given[0].detach())
+    def record_input(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _, inputs: hidden_states.setdefault(path, []).append(inputs[0].detach())
 
-    def leaving(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        return lambda _, __, made: hidden_states.setdefault(path, []).append(made.detach())
+    def record_output(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        return lambda _, __, output: hidden_states.setdefault(path, []).append(output.detach())
 
     handles: list[torch.utils.hooks.RemovableHandle] = []
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             path = name.replace(COMPILED_PREFIX, "") or "stack"
-            handles.append(module.blocks[0].register_forward_pre_hook(entering(path)))
+            handles.append(module.blocks[0].register_forward_pre_hook(record_input(path)))
             for i, block in enumerate(module.blocks):
-                handles.append(block.register_forward_hook(leaving(f"{path}.blocks.{i}")))
+                handles.append(block.register_forward_hook(record_output(f"{path}.blocks.{i}")))
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
-"""A head as a small picture of letters for the terminal, and what stands out among all of them in a few lines.
+"""Draw a head as text for the terminal, and summarize all heads in a few lines.
 
-Text in, text out: colours, and whether there is a terminal at all, are the command's business. What tokens hold must
-not move the cursor: control characters are shown by signs of their own.
+Tokens must not control the terminal: control characters are replaced by visible symbols.
 """
 
 from __future__ import annotations
@@ -19,44 +18,44 @@ from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.image_patches import describe_patch_queries, get_key_image, reshape_to_patches
 
 SHADES = " ░▒▓█"
-LINE_WIDTH = 80  # cells of a line
+LINE_WIDTH = 80  # columns
 COLUMN_GAP = 1  # between two columns
 INDENT = 2
-VERTICAL_COLUMN_WIDTH = 2  # cells of a column under a word that is written downwards
-MAX_WORD_HEIGHT = 12  # letters of such a word
-MAX_WORD_WIDTH = 16  # cells of a word at the left
-MAX_ROWS = 40  # rows of a picture; of more words there is a list
-MAX_LIST_LINES = 60  # lines of a list
-TOP_KEYS = 3  # words that a line of it names
-MIN_LISTED_WEIGHT = 0.05  # the weight from which on they are named
+VERTICAL_COLUMN_WIDTH = 2  # under a vertical word
+MAX_WORD_HEIGHT = 12  # of a vertical word
+MAX_WORD_WIDTH = 16  # of a row label
+MAX_ROWS = 40  # more rows are printed as a list
+MAX_LIST_LINES = 60  # of the list
+TOP_KEYS = 3  # named per line
+MIN_LISTED_WEIGHT = 0.05  # smaller weights are omitted
 SPACE_SYMBOL, REPLACEMENT_SYMBOL, DOTTED_CIRCLE = "␣", "\ufffd", "◌"
 CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {"\x7f": "␡", "\n": "⏎", "\t": "⇥"}
-# What turns the direction of all that follows, or breaks a line, though it is no control character.
+# Characters that change the text direction or break lines, though they are not control characters.
 BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"}
 
 
-LEFT_TO_RIGHT_MARK = "\u200e"  # takes no room, runs to the right
+LEFT_TO_RIGHT_MARK = "\u200e"  # zero-width
 
 
 class TerminalPlotError(ValueError):
-    """A picture that cannot be drawn, in a sentence."""
+    """The head cannot be drawn."""
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def format_token(token: Mapping[str, Any]) -> str:
-    """A token as a word on one line: ‹end› for a special one, ␣ for a bare space."""
+    """Format a token on one line: ‹end› for special tokens, ␣ for a space."""
     text = escape_control_characters(str(token["text"]))
     if token["special"] is not None:
         return f"‹{text}›"
     if text and unicodedata.category(text[0])[0] == "M":
-        text = DOTTED_CIRCLE + text  # an accent alone would stand on what is drawn before it
+        text = DOTTED_CIRCLE + text  # a lone accent would combine with the character before it
     return text if cell_len(text) else SPACE_SYMBOL
 
 
 def escape_control_characters(text: str) -> str:
-    """Without what a terminal, or a writer of XML, would obey: control characters become their pictures."""
+    """Replace characters that a terminal or an XML writer interprets by visible symbols."""
     return "".join(map(escape_character, text))
 
 
@@ -68,51 +67,51 @@ def escape_character(character: str) -> str:
 
 
 def split_graphemes(word: str) -> list[str]:
-    """What takes room by itself, with what stands on it: a letter and its accents."""
-    found: list[str] = []
+    """Split into characters with their combining marks."""
+    graphemes: list[str] = []
     for character in word:
-        if found and (cell_len(character) == 0 or found[-1].endswith("\u200d")):
-            found[-1] += character
+        if graphemes and (cell_len(character) == 0 or graphemes[-1].endswith("\u200d")):
+            graphemes[-1] += character
         else:
-            found.append(character)
-    return found
+            graphemes.append(character)
+    return graphemes
 
 
 def truncate_text(word: str, width: int) -> str:
-    """As much as fits, with … where something is missing."""
+    """Truncate to a width in cells, ending in …."""
     if cell_len(word) <= width:
         return word
-    kept = ""
+    prefix = ""
     for letter in split_graphemes(word):
-        if cell_len(kept + letter) > width - 1:
+        if cell_len(prefix + letter) > width - 1:
             break
-        kept += letter
-    return kept + "…"
+        prefix += letter
+    return prefix + "…"
 
 
 def pad_text(word: str, width: int, *, align_right: bool = False) -> str:
-    room = " " * max(0, width - cell_len(word))
-    return room + anchor_direction(word) if align_right else anchor_direction(word) + room
+    padding = " " * max(0, width - cell_len(word))
+    return padding + anchor_direction(word) if align_right else anchor_direction(word) + padding
 
 
 def anchor_direction(word: str) -> str:
-    """A word of a script that runs to the left must not turn round what stands beside it."""
-    turning = LEFT_TO_RIGHT_MARK not in word and any(
+    """Append a mark to right-to-left words, so that they do not reorder their neighbors."""
+    is_rtl = LEFT_TO_RIGHT_MARK not in word and any(
         unicodedata.bidirectional(letter) in ("R", "AL") for letter in word
     )
-    return word + LEFT_TO_RIGHT_MARK if turning else word
+    return word + LEFT_TO_RIGHT_MARK if is_rtl else word
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# ---- one head --------------------------------------------------------------------------------------------------------
 
 
 def draw_head(
     document: Mapping[str, Any], *, path: str, head: int | Literal["mean"] | None = None, width: int = LINE_WIDTH
 ) -> str:
-    """Who looks at whom: those who look stand at the left, what they look at above, and dark is much.
+    """Draw queries down, keys across, dark for large weights.
 
-    head   its number; "mean" or None: the mean of the layer's heads
-    width  cells of a line; where the words do not fit, a list tells for each word what it looks at most
+    head   "mean" or None: the mean over the layer's heads
+    width  in cells; if the tokens do not fit, a list of the top keys of each query is drawn instead
     """
     layer = find_layer(document, path)
     keys = len(document["sides"][layer["keys"]]["tokens"])
@@ -124,7 +123,7 @@ def draw_head(
         [format_token(token) for token in document["sides"][layer[name]]["tokens"]] for name in ("queries", "keys")
     )
     if not rows or not columns:
-        raise TerminalPlotError(f"{path} must have tokens on both sides to draw, but has none")
+        raise TerminalPlotError(f"{path} must have tokens on both sides, but has none")
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
     if len(rows) <= MAX_ROWS:
         for header in (build_horizontal_header(columns), build_vertical_header(columns)):
@@ -145,29 +144,29 @@ def find_layer(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 def select_head(layer: Mapping[str, Any], weights: Tensor, head: int | str | None) -> Tensor:
     """(H, Tq, Tk) -> (Tq, Tk)"""
     if not len(weights):
-        raise TerminalPlotError(f"{layer['path']} has no heads left to draw; choose another layer")
+        raise TerminalPlotError(f"{layer['path']} has no heads; choose another layer")
     if head is None or head == "mean":
         return weights.mean(0)
-    numbers = list(layer.get("numbers", range(weights.shape[0])))
-    if head not in numbers:
+    head_indices = list(layer.get("head_indices", range(weights.shape[0])))
+    if head not in head_indices:
         raise TerminalPlotError(
-            f"the heads of {layer['path']} are {', '.join(map(str, numbers))}, but {head} is asked for"
+            f"the heads of {layer['path']} are {', '.join(map(str, head_indices))}, but {head} was requested"
         )
-    return weights[numbers.index(head)]
+    return weights[head_indices.index(head)]
 
 
 def build_horizontal_header(columns: Sequence[str]) -> list[list[str]]:
-    """The words above, each in one piece: lines of cells."""
+    """Header with horizontal words, as lines of cells."""
     return [[pad_text(truncate_text(word, MAX_WORD_WIDTH), VERTICAL_COLUMN_WIDTH + 1) for word in columns]]
 
 
 def build_vertical_header(columns: Sequence[str]) -> list[list[str]]:
-    """The words above, letter by letter, all ending on the last line."""
+    """Header with vertical words that end on the last line."""
     words = [split_graphemes(word) for word in columns]
     words = [word if len(word) <= MAX_WORD_HEIGHT else [*word[: MAX_WORD_HEIGHT - 1], "…"] for word in words]
     height = max(map(len, words))
-    standing = [[""] * (height - len(word)) + word for word in words]
-    return [[pad_text(word[line], VERTICAL_COLUMN_WIDTH) for word in standing] for line in range(height)]
+    columns_of_letters = [[""] * (height - len(word)) + word for word in words]
+    return [[pad_text(word[line], VERTICAL_COLUMN_WIDTH) for word in columns_of_letters] for line in range(height)]
 
 
 def draw_matrix(
@@ -185,15 +184,14 @@ def draw_matrix(
 
 
 def draw_patches(weights: Tensor, image: Mapping[str, Any]) -> Iterator[str]:
-    """The picture's patches, two cells wide since these are twice as high; dark is what is looked at most."""
-    yield f"{' ' * INDENT}{describe_patch_queries(image)}, dark is {100 * float(reshape_to_patches(weights, image).max()):.0f}%"
+    """Draw patches two cells wide, since cells are twice as high; dark for large weights."""
+    yield f"{' ' * INDENT}{describe_patch_queries(image)}, maximum {100 * float(reshape_to_patches(weights, image).max()):.0f}%"
     lines = reshape_to_patches(weights, image)
     for line in (lines / lines.max().clamp(min=1e-9)).tolist():
         yield f"{' ' * INDENT}|{''.join(2 * get_shade(weight) for weight in line)}|"
 
 
 def get_shade(weight: float) -> str:
-    """Five shades, each for a fifth."""
     return SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)]
 
 
@@ -201,63 +199,63 @@ def list_top_keys(rows: Sequence[str], columns: Sequence[str], weights: Tensor, 
     """`word ← word 87%, word 9%`"""
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
     best = weights.topk(min(TOP_KEYS, weights.shape[1]), -1)
-    for row, values, places in list(zip(rows, best.values.tolist(), best.indices.tolist(), strict=True))[
+    for row, values, indices in list(zip(rows, best.values.tolist(), best.indices.tolist(), strict=True))[
         :MAX_LIST_LINES
     ]:
-        named = [
-            f"{anchor_direction(truncate_text(columns[place], MAX_WORD_WIDTH))} {100 * value:.0f}%"
-            for number, (value, place) in enumerate(zip(values, places, strict=True))
-            if value >= MIN_LISTED_WEIGHT or number == 0
+        keys = [
+            f"{anchor_direction(truncate_text(columns[index], MAX_WORD_WIDTH))} {100 * value:.0f}%"
+            for rank, (value, index) in enumerate(zip(values, indices, strict=True))
+            if value >= MIN_LISTED_WEIGHT or rank == 0
         ]
-        line = f"{' ' * INDENT}{pad_text(truncate_text(row, side), side, align_right=True)} ← {', '.join(named)}"
+        line = f"{' ' * INDENT}{pad_text(truncate_text(row, side), side, align_right=True)} ← {', '.join(keys)}"
         yield truncate_text(line, width)
     if len(rows) > MAX_LIST_LINES:
         yield f"{' ' * INDENT}… and {len(rows) - MAX_LIST_LINES:,} more"
 
 
-# ---- what stands out -------------------------------------------------------------------------------------------------
+# ---- summary ---------------------------------------------------------------------------------------------------------
 
 SUMMARY_LABELS = {
-    "alignment": "aligns best",
-    "previous": "looks most at the previous token",
-    "next": "looks most at the next token",
-    "end": "looks most at the end",
-    "shared": "is most of one mind",
-    "confidence": "is the surest",
-    "evenness": "spreads most",
+    "alignment": "best alignment",
+    "previous": "most weight on the previous token",
+    "next": "most weight on the next token",
+    "end": "most weight on the end token",
+    "top_key": "most weight on one key",
+    "confidence": "highest confidence",
+    "normalized_entropy": "most uniform",
 }
 
 
 IMAGE_SUMMARY_LABELS = SUMMARY_LABELS | {
-    "previous": "looks most at the patch on the left",
-    "next": "looks most at the patch on the right",
-    "first": "looks most at the class token",
+    "previous": "most weight on the patch to the left",
+    "next": "most weight on the patch to the right",
+    "first": "most weight on the class token",
 }
 
 
 def summarize_heads(document: Mapping[str, Any]) -> str:
-    """Which heads stand out, and by what."""
-    found = document.get("properties") or measure_document_heads(document)
-    picture = any(side.get("image") for side in document["sides"].values())
-    of = escape_control_characters(str(found["of"]))
-    told = [
+    """Return the top head for each of a few statistics."""
+    stats = document.get("head_stats") or measure_document_heads(document)
+    is_image = any(side.get("image") for side in document["sides"].values())
+    dataset = escape_control_characters(str(stats["dataset"]))
+    rows = [
         (words, f"{escape_control_characters(best['path'])}:{best['head']}", f"{100 * best['values'][key]:.0f}%")
-        for key, words in (IMAGE_SUMMARY_LABELS if picture else SUMMARY_LABELS).items()
-        if (best := find_top_head(found["heads"], key)) is not None
+        for key, words in (IMAGE_SUMMARY_LABELS if is_image else SUMMARY_LABELS).items()
+        if (best := find_top_head(stats["heads"], key)) is not None
     ]
-    if not told:
-        return "There are no heads to tell of."
-    wide, far = (max(len(line[place]) for line in told) for place in (0, 1))
-    lines = [f"  {words.ljust(wide)}   {head.ljust(far)}   {share:>4}" for words, head, share in told]
-    measured = of if found["sentences"] == 1 else f"{found['sentences']:,} sentences of {of}"
-    return "\n".join([f"Of all heads, measured on {measured}:", *lines])
+    if not rows:
+        return "There are no heads."
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"  {words.ljust(widths[0])}   {head.ljust(widths[1])}   {share:>4}" for words, head, share in rows]
+    measured = dataset if stats["sentences"] == 1 else f"{stats['sentences']:,} sentences of {dataset}"
+    return "\n".join([f"Top heads, measured on {measured}:", *lines])
 
 
 def find_top_head(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
-    """The greatest. Links are to be believed as far as a head is sure of them: of one that spreads they are chance."""
+    """Return the head with the largest value; alignment is weighted by confidence, since links of diffuse heads are chance."""
     measured = [head["values"] for head in heads if head["values"].get(key) is not None]
-    sure = key == "alignment"
+    weighted = key == "alignment"
     best = max(
-        measured, key=lambda values: values[key] * ((values.get("confidence") or 0.0) if sure else 1), default=None
+        measured, key=lambda values: values[key] * ((values.get("confidence") or 0.0) if weighted else 1), default=None
     )
     return next((head for head in heads if head["values"] is best), None)

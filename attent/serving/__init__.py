@@ -1,4 +1,4 @@
-"""A model behind HTTP: the app, its limits, and the server that runs it in this process (extra `serve`)."""
+"""Serve a model over HTTP: ASGI app, limits and an embedded server (extra `serve`)."""
 
 from attent.serving.app import LookApp, create_app
 from attent.serving.limits import Limits

@@ -1,7 +1,6 @@
-"""The app: a page, and `POST /api/look` which asks the model. Built from plain parts, so that it needs no torch.
+"""The ASGI app: a page and `POST /api/look`. Needs no torch: the model is behind a handler function.
 
-What a request may be is decided in `question.py`, how much of it and from whom in `limits.py`, whose turn it is in
-`work.py`; what the model says, by the function `look` that the caller gives. `run.py` puts it on a port.
+Requests are parsed in `request`, limited in `limits` and queued in `request_queue`; `server` runs the app.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
 
 
 class LookApp:
-    """The whole as an ASGI app, and how to end it."""
+    """The guarded ASGI app, which can be closed."""
 
     def __init__(self, guard: RequestGuard, queue: RequestQueue) -> None:
         self._guard = guard
@@ -45,11 +44,11 @@ class LookApp:
 
     @property
     def num_pending(self) -> int:
-        """How many requests are with the model or in line for it."""
+        """Number of running and queued requests."""
         return self._queue.num_pending
 
     async def close(self, timeout: float) -> bool:
-        """Answers those who wait that the server ends, stops the work; False if it goes on after so many seconds."""
+        """Cancel all requests; return whether the model is idle within the timeout."""
         self._guard.close()
         return await self._queue.wait_until_idle(timeout)
 
@@ -63,11 +62,11 @@ def create_app(
     hosts: Sequence[str] = LOCAL_HOSTS,
     model_info: Mapping[str, Any] | None = None,
 ) -> LookApp:
-    """The app that shows `page` and answers questions by `look(question, stop)`.
+    """Create the app that serves `page` and answers requests with `handler(request, should_stop)`.
 
-    `look` runs in a thread, one call at a time. It returns a document; a ValueError of its is a sentence for the
-    person who asked; it should end soon, no matter how, once `stop()` is True. `csp` is the page's
-    Content-Security-Policy, `hosts` are the names the server may be called by, `about` is what /api/model tells.
+    `handler` runs in a thread, one call at a time, and returns a document. Its ValueErrors are sent to the client. It
+    should return or raise soon after `should_stop()` becomes True. `csp` is the page's Content-Security-Policy, `hosts`
+    are the accepted host names, `model_info` is the response of /api/model.
     """
     limits = limits or Limits()
     desk = RequestQueue(limits.max_queued)
@@ -82,41 +81,38 @@ def create_app(
 def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limits) -> Callable[[Request], Any]:
     async def ask(request: Request) -> Response:
         _check_content_type(request.scope)
-        question = parse_request(await request.body(), limits)
+        look_request = parse_request(await request.body(), limits)
         try:
-            return _make_json_response(await queue.submit(lambda stop: _run_handler(handler, question, stop)))
+            return _make_json_response(await queue.submit(lambda should_stop: _run_handler(handler, look_request, should_stop)))
         except QueueFull:
-            raise make_unavailable_error("the model is busy with others; ask again in a moment") from None
+            raise make_unavailable_error("the model is busy; retry in a moment") from None
 
     return ask
 
 
 def _run_handler(handler: LookHandler, request: LookRequest, should_stop: StopCheck) -> bytes:
-    """In the model's thread; so is the writing of the JSON, which may be megabytes."""
+    """Run in the model's thread, including the JSON encoding, which may be megabytes."""
     try:
         document = handler(request, should_stop)
     except ValueError as error:
         if should_stop():
             raise
-        raise ApiError(422, str(error) or "the model cannot do this; ask for something else") from error
+        raise ApiError(422, str(error) or "the model cannot process this request") from error
     try:
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError as error:  # our mistake, not the asker's
+    except ValueError as error:  # a bug, not a bad request
         raise RuntimeError("the document cannot be written as JSON") from error
 
 
 def _check_content_type(scope: Scope) -> None:
     kind, _, parameters = get_header(scope, "content-type").partition(";")
     if kind.strip().lower() != "application/json":
-        named = ascii(kind.strip()[:80]) if kind.strip() else "absent"
-        raise ApiError(415, f"`Content-Type` must be application/json, but is {named}; send JSON and say so")
+        content_type = ascii(kind.strip()[:80]) if kind.strip() else "absent"
+        raise ApiError(415, f"`Content-Type` must be application/json, but is {content_type}; send JSON")
     if "charset" in parameters.lower() and "utf-8" not in parameters.lower():
-        raise ApiError(415, "the charset must be UTF-8, but is another; encode the request so")
+        raise ApiError(415, "the charset must be UTF-8")
     if get_header(scope, "content-encoding").lower() not in ("", "identity"):
-        raise ApiError(415, "the request must not be compressed, but is; send it plain")
-
-
-# Routes.
+        raise ApiError(415, "the request must not be compressed")
 
 
 def _build_routes(
@@ -177,15 +173,15 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 async def _handle_exception(request: Request, error: Exception) -> Response:
     return await _handle_api_error(
         request, make_internal_error()
-    )  # Starlette raises the error once more, and the guard logs it
+    )  # Starlette re-raises the error, and the guard logs it
 
 
 async def _handle_http_exception(request: Request, error: Any) -> Response:
-    """Starlette's own errors: 404, and 405 with the methods that would do."""
+    """Handle Starlette's 404, and 405 with the allowed methods."""
     path = ascii(request.url.path[:80])
-    sentences = {
-        404: f"there is nothing at {path}; the page is at /",
-        405: f"{path} does not take {request.method[:20]!a}; it takes {(error.headers or {}).get('Allow', '')}",
+    messages = {
+        404: f"{path} does not exist; the page is at /",
+        405: f"{path} does not accept {request.method[:20]!a}; it accepts {(error.headers or {}).get('Allow', '')}",
     }
-    sentence = sentences.get(error.status_code, str(error.detail))
-    return await _handle_api_error(request, ApiError(error.status_code, sentence, error.headers))
+    message = messages.get(error.status_code, str(error.detail))
+    return await _handle_api_error(request, ApiError(error.status_code, message, error.headers))

@@ -1,8 +1,7 @@
-"""What the server takes from whom: a pure ASGI layer around the app, and the one place where errors are answered.
+"""An ASGI middleware that enforces limits and turns errors into JSON, `{"error": "message"}`.
 
-It looks at the host, the origin and the size and pace of the body before the app sees anything, gives the app only so
-long to answer, and stops its work (by cancelling it) when the client has gone or the server ends. What a body means is
-left to the app. Every error is JSON, `{"error": "a sentence"}`.
+It checks host, origin, body size and body time before the app runs, and cancels the app on a timeout, when the client
+disconnects and when the server stops.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-MAX_ERROR_LENGTH = 600  # characters of an error: enough for a sentence, too little to echo what was sent
+MAX_ERROR_LENGTH = 600  # too short to echo a request
 RETRY_AFTER_SECONDS = 2
 
-# On every answer. A page of ours is neither framed nor read by another site; the page's own policy replaces the first.
+# On every response; a page's own content security policy replaces the first.
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -41,12 +40,12 @@ log = logging.getLogger("attent.serving")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one request may ask for, and how many may wait."""
+    """Limits on requests and the queue."""
 
-    max_body_bytes: int = 256 * 1024  # 10,000 characters in JSON's longest spelling are 120 kB
+    max_body_bytes: int = 256 * 1024  # 10,000 characters take up to 120 kB in JSON
     body_timeout: float = 10.0
-    response_timeout: float = 60.0  # from the last byte of the body to the first of the answer
-    max_queued: int = 8  # requests in line for the model; the next one is told to come back
+    response_timeout: float = 60.0  # from the end of the body to the start of the response
+    max_queued: int = 8  # further requests get 503
     max_characters: int = 10_000
     max_beam_size: int = 64
     max_prefix_tokens: int = 1_024
@@ -54,13 +53,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 0 if name == "max_queued" else 1e-3
-            if not value >= least:
-                raise ValueError(f"`{name}` must be at least {least:g}, but is {value}; give a greater number")
+            minimum = 0 if name == "max_queued" else 1e-3
+            if not value >= minimum:
+                raise ValueError(f"`{name}` must be at least {minimum:g}, but is {value}")
 
 
 class ApiError(ValueError):
-    """A request that is not served: the status, and a sentence for the person who sent it."""
+    """An error response: HTTP status and message."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -78,19 +77,19 @@ def make_unavailable_error(message: str) -> ApiError:
 
 
 def make_internal_error() -> ApiError:
-    return ApiError(500, "the server failed at this, and wrote in its log why; try something else")
+    return ApiError(500, "internal server error; see the server's log")
 
 
 def _make_stopping_error() -> ApiError:
-    return make_unavailable_error("the server is stopping; ask again when it is back")
+    return make_unavailable_error("the server is stopping; retry later")
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection: nobody is there to be answered."""
+    """The client closed the connection."""
 
 
 class RequestGuard:
-    """The app behind its limits. `hosts` are the names, without a port, that the server goes by."""
+    """Enforces limits around an app. `hosts` are the accepted host names, without ports."""
 
     def __init__(self, app: AsgiApp, *, limits: Limits, hosts: Sequence[str] = LOCAL_HOSTS) -> None:
         self._app = app
@@ -108,33 +107,33 @@ class RequestGuard:
             self._check_origin(scope)
             body = await self._run_until_closed(self._read_body(scope, receive))
         except ApiError as refusal:
-            await reply.send_error(refusal, close=True)  # what is left of the body is not read
+            await reply.send_error(refusal, close=True)  # the rest of the body is not read
         except ClientDisconnected:
             return
         else:
             await self._respond(scope, body, receive, reply)
 
     def close(self) -> None:
-        """Ends what is under way: each client is told, and the work behind it is cancelled."""
+        """Cancel all requests; clients get an error response."""
         self._closing = True
         for task in self._active_tasks:
             task.cancel()
 
     def _check_origin(self, scope: Scope) -> None:
-        """Who may ask. A page of another site can reach 127.0.0.1 too, so the names in the request must be ours."""
+        """Reject foreign hosts and origins: any website can send requests to 127.0.0.1."""
         named = _get_header_values(scope, "host")
         if len(named) != 1 or _strip_port(named[0]) not in self._hosts:
-            ours = " or ".join(self._hosts)
+            allowed = " or ".join(self._hosts)
             raise ApiError(
                 421,
-                f"this server must be called {ours}, but the request is for {_format_hosts(named)}; use such a name",
+                f"the host must be {allowed}, but is {_format_hosts(named)}",
             )
         if scope["method"] in ("GET", "HEAD"):
             return
         if any(not _is_same_origin(origin, named[0]) for origin in _get_header_values(scope, "origin")):
-            raise ApiError(403, "this may be asked from the server's own page only; open that page and ask there")
+            raise ApiError(403, "requests must come from the server's own page")
         if any(site not in ("same-origin", "none") for site in _get_header_values(scope, "sec-fetch-site")):
-            raise ApiError(403, "another site's page must not ask this; open the server's own page and ask there")
+            raise ApiError(403, "requests from other sites are not allowed")
 
     async def _run_until_closed(self, coroutine: Coroutine[Any, Any, bytes]) -> bytes:
         task = asyncio.create_task(coroutine)
@@ -149,27 +148,27 @@ class RequestGuard:
             self._active_tasks.discard(task)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        most = self._limits.max_body_bytes
-        # The server has checked that these are digits. A body without a length is counted as it comes.
-        if any(int(length) > most for length in _get_header_values(scope, "content-length") if length.isdecimal()):
+        max_bytes = self._limits.max_body_bytes
+        # The server has validated the header. A body without a length is counted while it arrives.
+        if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
             raise self._make_body_size_error()
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_timeout):
-                async for piece in _iter_body(receive):
-                    body += piece
-                    if len(body) > most:
+                async for chunk in _iter_body(receive):
+                    body += chunk
+                    if len(body) > max_bytes:
                         raise self._make_body_size_error()
         except TimeoutError:
             seconds = self._limits.body_timeout
             raise ApiError(
-                408, f"the request must arrive within {seconds:g} seconds, but did not; send it again"
+                408, f"the request body must arrive within {seconds:g} seconds"
             ) from None
         return bytes(body)
 
     def _make_body_size_error(self) -> ApiError:
         return ApiError(
-            413, f"the request must have at most {self._limits.max_body_bytes} bytes, but has more; shorten it"
+            413, f"the request must have at most {self._limits.max_body_bytes} bytes"
         )
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
@@ -184,23 +183,23 @@ class RequestGuard:
             await sender.send_error(make_internal_error())
 
     async def _run_app(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
-        """The app's answer, unless the client leaves, time runs out or the server ends before it."""
+        """Run the app until it responds, the client disconnects, time runs out or the server stops."""
         if self._closing:
             raise _make_stopping_error()
         work = asyncio.ensure_future(self._app(scope, _replay_body(body), sender.send))
-        left = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         self._active_tasks.add(work)
         try:
             seconds = self._limits.response_timeout
-            await asyncio.wait({work, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._active_tasks.discard(work)
-            late, gone = not work.done(), left.done()
+            unfinished, disconnected = not work.done(), disconnect.done()
             work.cancel()
-            left.cancel()
-            await asyncio.wait({work, left})
+            disconnect.cancel()
+            await asyncio.wait({work, disconnect})
         if work.cancelled():
-            raise self._make_cancellation_error(unfinished=late, disconnected=gone)
+            raise self._make_cancellation_error(unfinished=unfinished, disconnected=disconnected)
         work.result()
 
     def _make_cancellation_error(self, *, unfinished: bool, disconnected: bool) -> Exception:
@@ -210,12 +209,12 @@ class RequestGuard:
             return ClientDisconnected()
         seconds = self._limits.response_timeout
         return make_unavailable_error(
-            f"an answer must take at most {seconds:g} seconds, but this took longer; ask for less"
+            f"the response took more than {seconds:g} seconds; send a shorter text"
         )
 
 
 class ResponseSender:
-    """What is sent to one client: each answer with the safe headers, and an error only where nothing was sent yet."""
+    """Sends one response with security headers; errors only if nothing was sent yet."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -226,8 +225,8 @@ class ResponseSender:
             self._started = True
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
-            safe = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-            message = {**message, "headers": headers + [pair for pair in safe if pair[0] not in present]}
+            security = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+            message = {**message, "headers": headers + [pair for pair in security if pair[0] not in present]}
         await self._send(message)
 
     async def send_error(self, error: ApiError, *, close: bool = False) -> None:
@@ -239,9 +238,6 @@ class ResponseSender:
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
-
-
-# Messages in.
 
 
 async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
@@ -260,7 +256,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _replay_body(body: bytes) -> Receive:
-    """The whole body as one message; then nothing, until the app is cancelled."""
+    """Return a `receive` that yields the whole body as one message, then blocks."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -270,7 +266,7 @@ def _replay_body(body: bytes) -> Receive:
 
 
 async def _handle_non_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Web sockets are not spoken here; and there is nothing to start or to end with the server."""
+    """Reject WebSockets; acknowledge lifespan events."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008})
@@ -280,16 +276,13 @@ async def _handle_non_http(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": f"lifespan.{phase}.complete"})
 
 
-# Headers.
-
-
 def _get_header_values(scope: Scope, name: str) -> list[str]:
-    wanted = name.encode()
-    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key.lower() == wanted]
+    encoded_name = name.encode()
+    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key.lower() == encoded_name]
 
 
 def get_header(scope: Scope, name: str) -> str:
-    """A header's value, "" where it is absent; one that stands twice is joined by commas, as HTTP has it."""
+    """Return a header's value, "" if absent; repeated headers are joined by commas."""
     return ", ".join(_get_header_values(scope, name))
 
 
@@ -299,7 +292,7 @@ def _strip_port(host: str) -> str:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Is it the origin of a page that this very host and port has served?"""
+    """True if the origin is that of the requested host and port."""
     try:
         parts = urlsplit(origin)
     except ValueError:

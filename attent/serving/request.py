@@ -1,7 +1,7 @@
-"""What may be asked of `POST /api/look`: JSON from anyone, checked by hand, into a `Question` that can be trusted.
+"""Parse and validate the JSON body of `POST /api/look`.
 
-Types and names are checked by `attent.settings`, sizes against the server's limits. Whether the model knows such a
-language, token or part is left to those who answer.
+`attent.settings` checks names and types; sizes are checked against the server's limits. Languages, token ids and parts
+are checked by the model's handler.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from attent import settings
 from attent.serving.limits import ApiError, Limits
 
 REQUEST_NAME = "the request"
-MAX_NAME_LENGTH = 200  # characters of a language or of a part of the model
+MAX_NAME_LENGTH = 200  # characters of a language or a model part
 MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookRequest:
-    """A sentence to look at, and how: None and () leave it to the one who answers."""
+    """A text to inspect; None and () mean the defaults."""
 
     text: str
     to: str | None = None
     beam_size: int | None = None
-    prefix: tuple[int, ...] = ()  # tokens that the translation must begin with
-    masked_parts: tuple[str, ...] = ()  # parts of the model that are off
+    prefix: tuple[int, ...] = ()  # forced first tokens of the translation
+    masked_parts: tuple[str, ...] = ()
 
 
 def parse_request(body: bytes, limits: Limits) -> LookRequest:
-    """The question that a body holds. Raises `Refusal`: 400 where it is not JSON, 422 where it says something wrong."""
+    """Parse a request body; raise `ApiError` 400 for invalid JSON and 422 for invalid values."""
     data = _parse_json(body)
     _check_sizes(data, limits)
     try:
-        question = settings.from_dict(LookRequest, data, REQUEST_NAME)
+        request = settings.from_dict(LookRequest, data, REQUEST_NAME)
     except settings.SettingsError as error:
         raise ApiError(422, str(error)) from error
-    _check_values(question, limits)
-    return question
+    _check_values(request, limits)
+    return request
 
 
 def _parse_json(body: bytes) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def _parse_json(body: bytes) -> dict[str, Any]:
             parse_float=_parse_finite_float,
         )
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"{REQUEST_NAME}: must be UTF-8, but byte {error.start} is not; encode it so") from None
+        raise ApiError(400, f"{REQUEST_NAME}: must be UTF-8, but byte {error.start} is not") from None
     except RecursionError:
-        raise ApiError(400, f"{REQUEST_NAME}: has too many brackets inside each other; send one flat object") from None
+        raise ApiError(400, f"{REQUEST_NAME}: is nested too deeply; send one flat object") from None
     except ValueError as error:
         raise ApiError(400, f"{REQUEST_NAME}: must be JSON, but is not: {error}") from None
     if not isinstance(data, dict):
-        raise ApiError(400, f'{REQUEST_NAME}: must be a JSON object such as {{"text": "..."}}; put the text into one')
+        raise ApiError(400, f'{REQUEST_NAME}: must be a JSON object such as {{"text": "..."}}')
     return data
 
 
@@ -67,13 +67,13 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, value in pairs:
         if name in data:
-            raise ValueError(f"the key {name[:80]!a} stands twice")
+            raise ValueError(f"the key {name[:80]!a} occurs twice")
         data[name] = value
     return data
 
 
 def _reject_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON's")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def _parse_finite_float(digits: str) -> float:
@@ -82,17 +82,17 @@ def _parse_finite_float(digits: str) -> float:
 
 
 def _check_sizes(data: Mapping[str, Any], limits: Limits) -> None:
-    """Before anything else looks at the values: what is too long is not even walked through."""
+    """Check sizes before anything iterates over the values."""
     sizes = {
         "text": (limits.max_characters, "characters"),
         "to": (MAX_NAME_LENGTH, "characters"),
         "prefix": (limits.max_prefix_tokens, "tokens"),
         "masked_parts": (limits.max_masked_parts, "parts"),
     }
-    for name, (most, of_what) in sizes.items():
+    for name, (max_size, unit) in sizes.items():
         value = data.get(name)
-        if isinstance(value, str | list) and len(value) > most:
-            raise _make_field_error(name, f"have at most {most} {of_what}", f"has {len(value)}", "shorten it")
+        if isinstance(value, str | list) and len(value) > max_size:
+            raise _make_field_error(name, f"have at most {max_size} {unit}", f"has {len(value)}", "shorten it")
 
 
 def _check_values(request: LookRequest, limits: Limits) -> None:
@@ -118,7 +118,7 @@ def _check_values(request: LookRequest, limits: Limits) -> None:
         ("masked_parts", "".join(request.masked_parts)),
     ):
         if "\0" in text:
-            raise _make_field_error(name, "be text", "holds the character NUL", "remove it")
+            raise _make_field_error(name, "be text", "contains a NUL character", "remove it")
 
 
 def _make_field_error(name: str, must: str, but: str, advice: str) -> ApiError:
@@ -126,4 +126,4 @@ def _make_field_error(name: str, must: str, but: str, advice: str) -> ApiError:
 
 
 def _format_number(number: int) -> str:
-    return str(number) if abs(number) < 10**20 else "a number of more than twenty digits"
+    return str(number) if abs(number) < 10**20 else "a number with more than 20 digits"

@@ -1,7 +1,7 @@
-"""One model, one request at a time: work in a thread beside the event loop, and a short line of those who wait.
+"""A bounded queue that runs one request at a time in the model's thread.
 
-A model that is silenced for one request must not translate for another, so work never overlaps, not even with work
-that was told to stop and has not done so yet. What the work is, and what the waiting are told, is left to others.
+A model with masked parts must not serve another request, so jobs never overlap, not even with a cancelled job that has
+not returned yet.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-StopCheck = Callable[[], bool]  # True once nobody wants the answer any more: look at each step, and end
+StopCheck = Callable[[], bool]  # True once the request is cancelled: poll it at each step
 
 
 class QueueFull(Exception):
-    """As many wait as may."""
+    """The queue is full."""
 
 
 class RequestQueue:
-    """Where requests wait for the model. Belongs to one event loop."""
+    """Runs jobs in order; belongs to one event loop."""
 
     def __init__(self, max_queued: int) -> None:
         self._capacity = 1 + max_queued
@@ -36,7 +36,7 @@ class RequestQueue:
         return len(self._tasks)
 
     async def submit(self, work: Callable[[StopCheck], T]) -> T:
-        """What `work(stop)` returns or raises, in its turn. Cancelled, it leaves the line or is told to stop."""
+        """Return the result of `work(should_stop)`. Cancelling removes a queued job and signals a running one."""
         if self.num_pending >= self._capacity:
             raise QueueFull
         job = QueuedJob(work)
@@ -53,7 +53,7 @@ class RequestQueue:
         return job.result()
 
     async def wait_until_idle(self, timeout: float) -> bool:
-        """Waits until no work is left, so long at most; False if there is some yet."""
+        """Wait for all jobs; return whether they finished within the timeout."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         return not self._tasks
@@ -68,15 +68,15 @@ class RequestQueue:
             await done
 
     def _start_worker(self) -> None:
-        # One thread for all jobs (a new one would set up torch's thread pool each time), and a daemon: work that does
-        # not heed `stop` must not keep the program from ending.
+        # One thread for all jobs, since each new thread would set up torch's thread pool; a daemon, so that work that
+        # ignores `should_stop` does not keep the process alive.
         if self._thread is None:
             self._thread = threading.Thread(target=_run_worker, args=(self._jobs,), name="attent model", daemon=True)
             self._thread.start()
 
 
 class QueuedJob(Generic[T]):
-    """A piece of work, whether it is still wanted, and how it ended."""
+    """A job with its cancellation flag and result."""
 
     def __init__(self, work: Callable[[StopCheck], T]) -> None:
         self.started = False
@@ -86,14 +86,14 @@ class QueuedJob(Generic[T]):
         self._error: Exception | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
-        """In the model's thread."""
+        """Run in the model's thread."""
         try:
             self._value.append(self._work(self.cancelled.is_set))
         except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
             self._error = error
         except BaseException as error:  # noqa: BLE001 - a SystemExit of the work's must not end the server
-            self._error = RuntimeError(f"the work ended by {type(error).__name__}")
-        with suppress(RuntimeError):  # the loop is closed: the server has ended without us
+            self._error = RuntimeError(f"the job raised {type(error).__name__}")
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(_resolve_future, done)
 
     def result(self) -> T:

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from attent import cli
-from attent.cli import look_session
+from attent.cli import look
 from attent.inspection import Trace
-from attent.inspection.head_stats import HEAD_STATS_FILE as HEADS
+from attent.inspection.head_stats import HEAD_STATS_FILE
+from attent.inspection.session import Inspection
 from attent.models import CausalLM, TextEncoder, VisionTransformer
 from attent.training.loop import write_model
-from tests.inspection import family
-from tests.inspection.toys import TEXT, model
+from tests.inspection import models
+from tests.inspection.toy_translator import TEXT, model
 from tests.text.corpus import lines, tokenizer
 
 
@@ -111,12 +112,12 @@ def test_heads_are_measured_on_data_and_remembered(folder: Path) -> None:
     asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
     try:
         assert cli.main([*asked, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
-        first = json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"]
+        first = json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]
         assert first["sentences"] == 40
         assert cli.main(asked) == 0
-        assert json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"] == first
+        assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"] == first
     finally:
-        (folder / HEADS).unlink()
+        (folder / HEAD_STATS_FILE).unlink()
 
 
 def test_what_is_remembered_of_more_pairs_stays(folder: Path) -> None:
@@ -126,28 +127,28 @@ def test_what_is_remembered_of_more_pairs_stays(folder: Path) -> None:
     try:
         for limit, kept in ((20, 20), (5, 20), (30, 30)):
             assert cli.main([*asked, "--tgt", "de", "--limit", str(limit)]) == 0
-            assert json.loads(Path("t.json").read_text(encoding="utf-8"))["properties"]["sentences"] == limit
-            assert json.loads((folder / HEADS).read_text())["sentences"] == kept
+            assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]["sentences"] == limit
+            assert json.loads((folder / HEAD_STATS_FILE).read_text())["sentences"] == kept
     finally:
-        (folder / HEADS).unlink()
+        (folder / HEAD_STATS_FILE).unlink()
 
 
 def test_a_damaged_memory_stops_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / HEADS).write_text("{bad")
+    (folder / HEAD_STATS_FILE).write_text("{bad")
     try:
         assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]) == 0
     finally:
-        (folder / HEADS).unlink()
+        (folder / HEAD_STATS_FILE).unlink()
     assert "warning: " in capsys.readouterr().err
 
 
 def test_a_head_that_looks_when_a_word_is_read_is_drawn_by_the_words_read() -> None:
     def seen(read: float, written: float) -> str:
-        heads = [{"path": "p", "head": 1, "values": {"read": read, "written": written}}]
-        found = {"properties": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
-        return look_session.use_decoder_input(found, "p", 1)["layers"][0]["queries"]
+        heads = [{"path": "p", "head": 1, "values": {"aligned_on_input": read, "aligned_on_output": written}}]
+        found = {"head_stats": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
+        return Inspection(found).label_rows("p", 1)["layers"][0]["queries"]
 
-    assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("read", "target", "target")
+    assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("decoder_input", "target", "target")
 
 
 def test_a_silent_part_is_silent(folder: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         == 0
     )
     layers = json.loads(Path("t.json").read_text(encoding="utf-8"))["layers"]
-    assert {layer["path"]: layer["silent"] for layer in layers if layer["silent"]} == {
+    assert {layer["path"]: layer["masked_heads"] for layer in layers if layer["masked_heads"]} == {
         "decoder.blocks.0.cross_attn": [1]
     }
 
@@ -166,24 +167,24 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "code", "words"),
     [
-        (["  "], 2, "it is empty; leave it out for the live page"),
+        (["  "], 2, "must not be empty; leave it out for the live page"),
         (["a", "--positions"], 2, "--positions does not depend on a sentence"),
         (["--terminal"], 2, "--terminal needs a sentence"),
         (["a", "--ablate", "--data", "x"], 2, "leave the sentence out"),
-        (["--ablate"], 2, "need pairs to measure on: add --data"),
+        (["--ablate"], 2, "need parallel text: add --data"),
         (["--ablate", "--data", "x", "--json", "-"], 2, "leave --json out"),
         (["a", "--png", "a.gif"], 2, "--png must be a file that ends in .png"),
-        (["a", "-o", "nowhere/look.html"], 2, "must be in a folder that is there"),
+        (["a", "-o", "nowhere/look.html"], 2, "its folder does not exist"),
         (["a", "-b", "0"], 2, "--beam-size must be 1 or more"),
         (["a", "--mask", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
-        (["a", "--layer", "9"], 1, "must leave an attention layer"),
+        (["a", "--layer", "9"], 1, "must select an attention layer"),
         (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
         (["--port", "99999"], 2, "--port must be from 0 to 65535"),
-        (["a", "--terminal", "--head", "9"], 1, "there must be a head to draw"),
+        (["a", "--terminal", "--head", "9"], 1, "there must be a recorded head to draw"),
         (
             ["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"],
             1,
-            "no head fits what is asked for",
+            "no head matches",
         ),
         (["a", "b"], 2, "unexpected argument `b`; put a sentence in quotes"),
         (["--kind", "cross"], 2, "--kind needs a sentence"),
@@ -207,21 +208,21 @@ def kin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each kind, and a picture."""
     root = tmp_path_factory.mktemp("kin")
     made: dict[str, CausalLM | TextEncoder | VisionTransformer] = {
-        "gpt": family.causal(),
-        "bert": family.encoder(),
-        "labels": family.encoder(("good", "bad", "neither")),
-        "vit": family.vision(),
+        "gpt": models.causal(),
+        "bert": models.encoder(),
+        "labels": models.encoder(("good", "bad", "neither")),
+        "vit": models.vision(),
     }
     for name, one in made.items():
         one.save(root / name)
         if not isinstance(one, VisionTransformer):
-            (root / name / "tokenizer.model").write_bytes(family.tokenizer().files["tokenizer.model"])
-    return {name: root / name for name in made} | {"ring": family.write_ring(root)}
+            (root / name / "tokenizer.model").write_bytes(models.tokenizer().files["tokenizer.model"])
+    return {name: root / name for name in made} | {"ring": models.write_ring(root)}
 
 
 def asked_of(kin: dict[str, Path], name: str) -> list[str]:
     """The model and what it reads."""
-    read = {"gpt": family.TEXT, "bert": family.HIDDEN, "labels": family.TEXT, "vit": str(kin["ring"])}
+    read = {"gpt": models.TEXT, "bert": models.HIDDEN, "labels": models.TEXT, "vit": str(kin["ring"])}
     return ["look", str(kin[name]), read[name]]
 
 
@@ -239,13 +240,13 @@ def test_each_of_the_family_is_looked_at(
     assert found == json.loads(Path("a.json").read_text(encoding="utf-8"))
     layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
     assert list(layers) == [f"{stack}.blocks.{i}.self_attn" for i in range(2)]
-    assert found["layers"][1]["silent"] == [2]  # type: ignore[index]
+    assert found["layers"][1]["masked_heads"] == [2]  # type: ignore[index]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     capfdbinary.readouterr()
     assert cli.main([*asked_of(kin, name), "--terminal"]) == 0
     out = capfdbinary.readouterr().out.decode()
     assert f"{stack}.blocks." in out
-    says = {"gpt": "would go on: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
+    says = {"gpt": "continuation: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
     assert says[name] in out
 
 
@@ -272,14 +273,14 @@ def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "code", "words"),
     [
-        ("gpt", ["a", "--target", "b"], 1, "is a language model (a decoder alone), and --target is for translators"),
-        ("bert", ["a", "--to", "de"], 1, "is an encoder of text, and --to is for translators"),
-        ("gpt", ["a", "--data", "x.tsv"], 1, "and --data is for translators"),
-        ("gpt", ["a", "--text-pair", "b"], 1, "a second text is for encoders"),
+        ("gpt", ["a", "--target", "b"], 1, "--target is for translators, but this is a language model"),
+        ("bert", ["a", "--to", "de"], 1, "--to is for translators, but this is a text encoder"),
+        ("gpt", ["a", "--data", "x.tsv"], 1, "--data is for translators"),
+        ("gpt", ["a", "--text-pair", "b"], 1, "`text_pair` is for text encoders"),
         ("gpt", ["--text-pair", "b"], 2, "--text-pair needs a sentence"),
-        ("vit", [], 1, "the live page has a box for text only; name a picture: attent look"),
+        ("vit", [], 1, "the live page takes text only; name an image: attent look"),
         ("vit", ["nowhere.png"], 1, "nowhere.png: must be an image, but cannot be opened"),
-        ("gpt", ["a", "--kind", "cross"], 1, "must leave an attention layer"),
+        ("gpt", ["a", "--kind", "cross"], 1, "must select an attention layer"),
         ("bert", ["a", "--mask", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
     ],
 )
@@ -301,15 +302,15 @@ def test_what_heads_are_worth_is_measured_of_translators_alone(
 
 def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(look_session.webbrowser, "open", opened.append)
+    monkeypatch.setattr(look.webbrowser, "open", opened.append)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(look_session.sys.stderr, "isatty", lambda: True, raising=False)
-    look_session.open_in_browser("file:///look.html")
+    monkeypatch.setattr(look.sys.stderr, "isatty", lambda: True, raising=False)
+    look.open_in_browser("file:///look.html")
     assert opened == []
     monkeypatch.setenv("DISPLAY", ":0")
-    look_session.open_in_browser("file:///look.html")
+    look.open_in_browser("file:///look.html")
     assert opened == ["file:///look.html"]
 
 
@@ -332,13 +333,13 @@ def test_the_live_page_answers_and_ends(folder: Path) -> None:
 
             status, found = ask({"text": TEXT})
             assert (status, found["title"], found["live"]) == (200, TEXT, True)
-            status, quiet = ask({"text": TEXT, "silence": ["decoder.blocks.1"], "beam_size": 2})
+            status, quiet = ask({"text": TEXT, "masked_parts": ["decoder.blocks.1"], "beam_size": 2})
             assert status == 200
             assert quiet["sides"] != found["sides"]
-            status, error = ask({"text": TEXT, "silence": ["decoder.blocks.9"]})
+            status, error = ask({"text": TEXT, "masked_parts": ["decoder.blocks.9"]})
             assert (status, "has no part" in str(error["error"])) == (422, True)
             status, error = ask({"text": " "})
-            assert (status, "it is empty" in str(error["error"])) == (422, True)
+            assert (status, "must not be empty" in str(error["error"])) == (422, True)
         finally:
             process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=20)

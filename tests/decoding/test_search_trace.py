@@ -12,7 +12,7 @@ from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.search import beam_search
 from attent.decoding.search_trace import SearchTrace, trace_search
 from tests.decoding.toy_models import END, PAD, START, ToyModel
-from tests.inspection.toys import TEXT, translator
+from tests.inspection.toy_translator import TEXT, translator
 
 
 def trace_toy_search(search: SearchOptions, source: int = 5) -> SearchTrace:

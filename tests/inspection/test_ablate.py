@@ -8,19 +8,21 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from attent.cli import ablation_report, ablation_run
-from attent.cli.ablation_run import AblationReporter, run_ablation
-from attent.data.pairs import CorpusError
+from attent.cli import look
+from attent.cli.look import LookFlags
+from attent.data.pairs import CorpusError, LanguagePair
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
-from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate as ablations
+from attent.inspection import ablation_report, ablation_run
 from attent.inspection.ablate import (
     Ablation,
     AblationData,
@@ -34,12 +36,14 @@ from attent.inspection.ablate import (
     build_grids,
     load_ablation,
 )
+from attent.inspection.ablation_run import AblationReporter, AblationResult, run_ablation
 from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
 from attent.inspection.prune import PruneError
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.training.autoconfig import fit_to_tokenizer
+from attent.scoring.pipeline import read_test_set
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
 
@@ -47,7 +51,6 @@ STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
 SEARCH = SearchOptions(beam_size=2, max_length=8)
 SAMPLE = AblationData(name="toy", sources=lines()[0][:4], references=lines()[1][:4], to="de")
 HEAD = ModelPart("decoder.blocks.1.cross_attn", 1)
-MACHINE = DeviceOptions(engine="torch", device="cpu")
 
 
 def closeness(outputs: Sequence[str], references: Sequence[str]) -> float:
@@ -162,14 +165,14 @@ def test_what_was_interrupted_goes_on_where_it_was(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measured(translator, parts, keep=keep)
+        measured(translator, parts, save=keep)
     steps: list[AblationProgress] = []
     asked.clear()
-    ablation = measured(translator, parts, done=load_ablation(tmp_path), progress=steps.append)
+    ablation = measured(translator, parts, previous=load_ablation(tmp_path), progress=steps.append)
     assert asked == [(), (parts[2],), (parts[3],)]
     assert [(step.done, step.total) for step in steps] == [(3, 4), (4, 4)]
     asked.clear()
-    assert measured(translator, parts, done=ablation) is ablation  # all is there: not even the base is measured
+    assert measured(translator, parts, previous=ablation) is ablation  # all is there: not even the base is measured
     assert asked == []
     assert ablation == measured(translator, parts)  # in one go
 
@@ -191,13 +194,13 @@ def test_what_was_measured_otherwise_is_not_taken_over(translator: Translator, m
             score = replace(SCORE, signature="other letters")
     ablation = ablate(translator, sample, [HEAD], search=search, scorer=score, previous=wrong)
     assert ablation.effects[0].bleu >= 0
-    assert measured(translator, [HEAD], done=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
+    assert measured(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
 
 
 def test_it_stops_when_it_is_told_to(translator: Translator, model: Seq2Seq) -> None:
     kept: list[Ablation] = []
     with pytest.raises(SearchCancelled):
-        measured(translator, list_parts(model, "heads"), keep=kept.append, stop=lambda: len(kept) == 2)
+        measured(translator, list_parts(model, "heads"), save=kept.append, should_stop=lambda: len(kept) == 2)
     assert len(kept[-1].effects) == 2
 
 
@@ -221,9 +224,9 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_translated(
     monkeypatch.setattr(Translator, "translate", None)
     with pytest.raises(ModelPartError, match="has no part"):
         measured(translator, [HEAD, ModelPart("decoder.blocks.9.cross_attn", 0)])
-    with pytest.raises(AblationError, match="there must be parts to silence"):
+    with pytest.raises(AblationError, match="at least one part to mask"):
         measured(translator, [])
-    with pytest.raises(AblationError, match="toy: there must be pairs"):
+    with pytest.raises(AblationError, match="toy: there must be as many sources"):
         AblationData(name="toy", sources=(), references=())
     with pytest.raises(AblationError, match="2 sources and 1 references"):
         AblationData(name="toy", sources=("a", "b"), references=("c",))
@@ -300,9 +303,9 @@ def test_the_page_has_every_part_the_worst_first_and_a_heat_map() -> None:
     assert "decoder.blocks.2 " not in page  # a layer, which nobody asked for
     assert re.search(r"^  2 +-1\.0 +0\.5 $", page, re.MULTILINE)
     assert "-20.00" in page
-    assert "may be chance" in page
-    assert "matters most is encoder.blocks.0.self_attn:0" in page
-    assert "Of 4 heads, 1 cost at most 0.2 BLEU when silenced alone; for 1 the difference may be chance" in page
+    assert "not significant" in page
+    assert "most important head is encoder.blocks.0.self_attn:0" in page
+    assert "Of 4 heads, 1 cost at most 0.2 BLEU when masked alone; for 1 the difference is not significant" in page
 
 
 def test_heat_is_the_redder_the_more_is_lost() -> None:
@@ -340,7 +343,7 @@ def test_the_section_has_the_ten_most_and_least_important_and_how_it_was_measure
     assert "50 pairs of toy\\|set" in section
     assert "**30.00 BLEU**" in section
     assert "`sig`" in section
-    assert "beam 2" in section
+    assert "beam size 2" in section
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -356,23 +359,34 @@ def folder(model: Seq2Seq, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def run(folder: Path, **more: object) -> int:
-    data = str(folder.parent / "valid.tsv")
-    given: dict[str, object] = {"src": "en", "tgt": "de", "limit": 3, "search": SEARCH, "machine": MACHINE, **more}
-    return run_ablation(folder, data, **given)  # type: ignore[arg-type]
+def run(
+    folder: Path, *, data: str = "valid.tsv", tgt: str = "de", limit: int = 3, scorer: BleuScorer | None = None, **more: Any
+) -> AblationResult:
+    """What the command does, with the torch engine and a short search."""
+    test_set = read_test_set([str(folder.parent / data)], LanguagePair("en", tgt))
+    translator = Translator.load(folder, device="cpu", engine="torch")
+    flags = LookFlags(limit=limit)
+    ablation_data = look.build_ablation_data(test_set, translator, folder, flags)
+    scorer = scorer or look.build_bleu_scorer(test_set, flags)
+    result = run_ablation(translator, folder, ablation_data, scorer, search=SEARCH, **more)
+    for line in ablation_report.render_ablation(
+        result.ablation, result.kinds, result.pruned, folder, saved=result.saved
+    ):
+        print(line.plain)
+    return result
 
 
 def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, what="layers") == 0
+    run(folder, selection="layers")
     shown = capsys.readouterr()
     assert "Without each layer" in shown.out
-    assert "silencing 4 parts" in shown.err
+    assert "ablating 4 parts" in shown.err
     kept = load_ablation(folder)
     assert kept is not None
     assert (kept.conditions.sentences, len(kept.effects)) == (3, 4)
     assert kept.conditions.signature.startswith("nrefs:1|")
     assert all(one.p_value is not None for one in kept.effects)
-    assert run(folder, what="all") == 0  # those of before are taken over
+    run(folder, selection="all")  # those of before are taken over
     shown = capsys.readouterr()
     assert "ablation.json has 4 parts already" in shown.err
     both = load_ablation(folder)
@@ -380,12 +394,12 @@ def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.Captu
     assert both.effects[:4] == kept.effects
     assert len(both.effects) == 4 + 10 + 12
     card = (folder / "card.md").read_text()
-    assert card.count("## Which heads matter") == 1
-    assert card.index("## Scores") < card.index("## Which heads matter") < card.index("## Limits")
+    assert card.count("## Ablation") == 1
+    assert card.index("## Scores") < card.index("## Ablation") < card.index("## Limits")
     before = (folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text()
-    assert run(folder, what="layers", limit=2) == 0
+    run(folder, selection="layers", limit=2)
     shown = capsys.readouterr()
-    assert "and stays: this trial on fewer is not kept" in shown.err
+    assert "this run on fewer pairs is not saved" in shown.err
     assert ": 2\n" in shown.out
     assert before == ((folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text())
 
@@ -403,24 +417,24 @@ def test_what_was_interrupted_is_kept_and_a_person_is_told(
 
     monkeypatch.setattr(AblationMeter, "measure_effect", measure)
     with pytest.raises(KeyboardInterrupt):
-        run(folder, what="layers")
-    assert "the same command goes on" in capsys.readouterr().err
+        run(folder, selection="layers")
+    assert "run the same command again to resume" in capsys.readouterr().err
     kept = load_ablation(folder)
     assert kept is not None
     assert len(kept.effects) == 1
-    assert "Which heads matter" not in (folder / "card.md").read_text()
+    assert "## Ablation" not in (folder / "card.md").read_text()
 
 
 def test_a_damaged_file_of_before_is_said_and_measured_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "ablation.json").write_text('{"format": "attent-abl')
-    assert run(folder, what="layers") == 0
+    run(folder, selection="layers")
     assert "ablation.json: is not valid JSON" in capsys.readouterr().err
     assert load_ablation(folder) is not None
 
 
 def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "pruned"
-    assert run(folder, prune_to=out, within=100.0) == 0
+    run(folder, prune_to=out, max_bleu_drop=100.0)
     shown = capsys.readouterr()
     assert "Without 12 of 12 heads" in shown.out
     assert "without 12 heads" in shown.err
@@ -432,25 +446,21 @@ def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytes
     card = (out / "card.md").read_text()
     assert card.startswith("# A toy, pruned\n")
     assert re.search(r"\| before \| [\d.]+ \| [\d.]+ \| 12 \| [\d,]+ \|\n\| pruned \| [\d.]+ \| [\d.]+ \| 0 \|", card)
-    assert "## The card of the model before\n\n### A toy\n\n#### Scores" in card
+    assert "## Original model card\n\n### A toy\n\n#### Scores" in card
     assert ", pruned" not in (folder / "card.md").read_text()
-    assert run(out, what="layers") == 0  # and can be looked at in its turn
+    run(out, selection="layers")  # and can be looked at in its turn
     again = (out / "card.md").read_text()
-    assert again.index("## Which heads matter\n") < again.index("## The card of the model before")
+    assert again.index("## Ablation\n") < again.index("## Original model card")
 
 
 def test_the_bound_is_kept_by_the_pruned_model_itself(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only by the silenced one, from which int8 may differ in rounding."""
-    monkeypatch.setattr(ablation_run, "build_bleu_scorer", lambda *_: SCORE)
     monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
-    told: list[tuple[Ablation, ablation_report.Pruned]] = []
-    monkeypatch.setattr(
-        ablation_run, "print_ablation", lambda ablation, _, pruned, *__, **___: told.append((ablation, pruned))
-    )
-    assert run(folder, prune_to=folder.parent / "pruned", within=8.0) == 0
-    ((ablation, pruned),) = told
+    result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)
+    ablation, pruned = result.ablation, result.pruned
+    assert pruned is not None
     good = [trial for trial in pruned.selection.trials if trial.accepted]
     assert pruned.bleu == good[-1].bleu >= ablation.bleu - 8.0
     assert 0 < len(pruned.selection.heads) == good[-1].num_removed
@@ -479,13 +489,13 @@ def test_where_no_head_can_go_nothing_is_written(folder: Path, monkeypatch: pyte
 
 def test_mistakes_are_told_before_anything_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Translator, "translate", None)
-    with pytest.raises(PruneError, match="nothing is overwritten"):
+    with pytest.raises(PruneError, match="must be a new or an empty folder"):
         run(folder, prune_to=folder)
     with pytest.raises(ValueError, match="nowhere"):
-        run_ablation(folder, str(folder / "nowhere.tsv"), src="en", tgt="de", machine=MACHINE)
+        run(folder, data="nowhere.tsv")
     (folder.parent / "empty.tsv").write_text("")
     with pytest.raises(CorpusError, match="not one pair"):
-        run_ablation(folder, str(folder.parent / "empty.tsv"), src="en", tgt="de", machine=MACHINE)
+        run(folder, data="empty.tsv")
     with pytest.raises(ValueError, match="--tgt must be one of the model's languages, but is `fr`"):
         run(folder, tgt="fr")
     with pytest.raises(ValueError, match="no-such-model"):

@@ -14,7 +14,7 @@ from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.vision import VisionInspector
-from tests.inspection.family import HIDDEN, TEXT, causal, encoder, tokenizer, vision, write_ring
+from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer, vision, write_ring
 from tests.inspection.test_page_heads import SITE, Open, eventually, pixel, text
 
 
@@ -23,44 +23,44 @@ def writer() -> CausalLMInspector:
     return CausalLMInspector(causal(), tokenizer().source, name="toy")
 
 
-def test_a_language_model_shows_what_it_expected(opened: Open, writer: CausalLMInspector) -> None:  # noqa: F811
+def test_a_language_model_shows_what_it_expected(opened: Open, writer: CausalLMInspector) -> None:
     document = writer.inspect(InspectionRequest(text=TEXT))
     page = opened(document)
     assert page.locator("[role=tab]:visible").all_inner_texts() == [
         "Heads",
         "Equation",
-        "Guesses",
-        "What heads do",
+        "Predictions",
+        "Head statistics",
         "Positions",
     ]
     assert text(page, ".sentences .text >> nth=0") == TEXT
-    assert text(page, ".translation .label") == "would go on"
-    page.locator("#tab-guesses").click()
-    places = document["guesses"]["places"]
-    words = page.locator(".guess .dec-word")
+    assert text(page, ".translation .label") == "continuation"
+    page.locator("#tab-predictions").click()
+    places = document["predictions"]["positions"]
+    words = page.locator(".pred .dec-word")
     words.last.wait_for()
     assert words.count() == len(places) + 1  # and the start, of which nothing was expected
     assert words.last.get_attribute("aria-pressed") == "true"
-    options = page.locator(".guess .dec-option")
+    options = page.locator(".pred .dec-option")
     assert options.count() == len(places[-1]["options"])
     words.nth(3).click()
-    eventually(page, ".guess .dec-options", "stands here, and was expected with")
-    assert page.locator(".guess .dec-is").count() == 1
+    eventually(page, ".pred .dec-options", "has a probability of")
+    assert page.locator(".pred .dec-is").count() == 1
 
 
-def test_a_hidden_word_shows_what_would_stand_there(opened: Open) -> None:  # noqa: F811
+def test_a_hidden_word_shows_what_would_stand_there(opened: Open) -> None:
     document = EncoderInspector(encoder(), tokenizer()).inspect(InspectionRequest(text=HIDDEN))
-    page = opened(document, "#tab=guesses")
-    (place,) = document["guesses"]["places"]
-    asked = page.locator(".guess button.dec-word")
+    page = opened(document, "#tab=predictions")
+    (place,) = document["predictions"]["positions"]
+    asked = page.locator(".pred button.dec-word")
     asked.last.wait_for()
     assert asked.count() == 1
     assert place["options"][0]["text"] in asked.inner_text()
-    assert text(page, ".translation .text") == " ".join(document["outcome"]["text"].split())
-    assert page.locator(".token.special-mask").first.get_attribute("title") == "<mask> (a hidden word)"
+    assert text(page, ".translation .text") == " ".join(document["output"]["text"].split())
+    assert page.locator(".token.special-mask").first.get_attribute("title") == "<mask> (masked token)"
 
 
-def test_labels_have_their_bars(opened: Open, tmp_path: Path) -> None:  # noqa: F811
+def test_labels_have_their_bars(opened: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = opened(document)
     names = page.locator(".labels .label-name").all_inner_texts()
@@ -71,17 +71,17 @@ def test_labels_have_their_bars(opened: Open, tmp_path: Path) -> None:  # noqa: 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_every_head_shows_what_a_patch_looks_at(opened: Open, tmp_path: Path) -> None:  # noqa: F811
+def test_every_head_shows_what_a_patch_looks_at(opened: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=0")
     grid = page.locator(".grid-cells canvas")
     before = grid.evaluate("one => one.toDataURL()")
     box = page.locator(".picture-frame").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 4, box["y"] + box["height"] * 0.5 / 4)
-    eventually(page, "#saying", "The patch in row 0, column 2 looks")
+    eventually(page, "#saying", "The patch in row 0, column 2 attends")
     assert grid.evaluate("one => one.toDataURL()") != before
     page.mouse.move(0, 0)
-    eventually(page, "#saying", "class looks")
+    eventually(page, "#saying", "class attends")
     page.locator(".picture-tint input").fill("0")
     assert page.locator(".picture-frame canvas").evaluate("one => getComputedStyle(one).opacity") == "0"
     page.locator("#tab-positions").click()
@@ -89,13 +89,13 @@ def test_every_head_shows_what_a_patch_looks_at(opened: Open, tmp_path: Path) ->
     assert pixel(page.locator(".pos-square canvas").first, 0.1, 0.1)[3] > 0
 
 
-def test_a_live_page_goes_on_with_a_guess_and_silences(browser: Any, writer: CausalLMInspector) -> None:  # noqa: F811
+def test_a_live_page_goes_on_with_a_guess_and_silences(browser: Any, writer: CausalLMInspector) -> None:
     asked: list[dict[str, Any]] = []
 
     def answer(route: Any) -> None:
         question = json.loads(route.request.post_data)
         asked.append(question)
-        parts = tuple(map(ModelPart.parse, question["silence"]))
+        parts = tuple(map(ModelPart.parse, question["masked_parts"]))
         route.fulfill(
             json=writer.inspect(InspectionRequest(text=question["text"], masked_parts=parts)) | {"live": True}
         )
@@ -106,22 +106,22 @@ def test_a_live_page_goes_on_with_a_guess_and_silences(browser: Any, writer: Cau
         assert page.locator("#sentence").get_attribute("placeholder") == "Type the beginning of a text …"
         page.locator("#sentence").fill("Two women")
         page.keyboard.press("Enter")
-        page.locator("#tab-guesses").click()
-        option = page.locator(".guess button.dec-option").first
+        page.locator("#tab-predictions").click()
+        option = page.locator(".pred button.dec-option").first
         word = option.locator(".token").inner_text()
         option.click()
-        page.wait_for_function("() => document.querySelectorAll('.guess .dec-word').length > 4")
+        page.wait_for_function("() => document.querySelectorAll('.pred .dec-word').length > 4")
         assert asked[-1]["text"].endswith(word)
-        page.locator("#tab-silence").click()
-        eventually(page, "#panel-silence", "and the sentence is read again.")
+        page.locator("#tab-masking").click()
+        eventually(page, "#panel-masking", "and the sentence is processed again.")
         page.locator("[data-part='decoder.blocks.0']").click()
-        eventually(page, ".silence-now", "Without these parts")
-        eventually(page, ".silence-now", "would go on")
+        eventually(page, ".mask-now", "Masked parts")
+        eventually(page, ".mask-now", "continuation")
         page.wait_for_function("() => !document.querySelector('.page').classList.contains('busy')")
-        assert asked[-1]["silence"] == ["decoder.blocks.0"]
+        assert asked[-1]["masked_parts"] == ["decoder.blocks.0"]
 
 
-def served(browser: Any, content: str) -> Iterator[Any]:  # noqa: F811
+def served(browser: Any, content: str) -> Iterator[Any]:
     """A page of a site, without a server; nothing may be complained of."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     page = context.new_page()

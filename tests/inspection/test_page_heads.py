@@ -8,7 +8,6 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,9 +39,9 @@ def side(words: list[str], *, start: bool = False, end: bool = False) -> dict[st
 
 def layer(path: str, queries: str, keys: str, weights: Tensor, **changes: Any) -> dict[str, Any]:
     stack, _, number, name = path.split(".")
-    kind = "cross" if name == "cross" else "self"
+    kind = "cross" if name == "cross_attn" else "self"
     about = {"path": path, "stack": stack, "layer": int(number), "kind": kind, "heads": len(weights)}
-    seen = {"queries": queries, "keys": keys, "causal": False, "scale": 0.25, "silent": []}
+    seen = {"queries": queries, "keys": keys, "causal": False, "scale": 0.25, "masked_heads": []}
     return about | seen | {"weights": pack_array(weights, "unit16")} | changes
 
 
@@ -63,9 +62,9 @@ def translation(source: list[str] = SOURCE, target: list[str] = TARGET, **change
     layers = [layer(f"encoder.blocks.{i}.self_attn", "source", "source", spread(3, n, n)) for i in range(2)]
     for i in range(2):
         own = spread(3, m, m, causal=True)
-        layers.append(layer(f"decoder.blocks.{i}.self_attn", "target", "read", own, causal=True))
+        layers.append(layer(f"decoder.blocks.{i}.self_attn", "target", "decoder_input", own, causal=True))
         layers.append(layer(f"decoder.blocks.{i}.cross_attn", "target", "source", spread(3, m, n)))
-    sides = {"source": side(source, end=True), "read": side(target, start=True), "target": side(target, end=True)}
+    sides = {"source": side(source, end=True), "decoder_input": side(target, start=True), "target": side(target, end=True)}
     return {"format": "attent-trace", "version": 1, "title": "a test", "sides": sides, "layers": layers} | changes
 
 
@@ -81,7 +80,7 @@ def long_text(length: int = 2000, kept: int = 8) -> dict[str, Any]:
     places = (torch.arange(length)[:, None] + 3 + torch.arange(kept)).clamp(max=length - 1).expand(2, -1, -1)
     weights = torch.tensor([0.5] + [0.5 / kept] * (kept - 1)).expand(2, length, -1).clone()
     weights[:, -9:, 1:] = 0  # places that repeat: no entry
-    sparse = {"places": pack_array(places, "uint16"), "weights": pack_array(weights, "unit16")}
+    sparse = {"indices": pack_array(places, "uint16"), "weights": pack_array(weights, "unit16")}
     document = alone([f"w{i}" for i in range(length)], torch.zeros(2, 1, 1), sparse=sparse)
     del document["layers"][0]["weights"]
     return document
@@ -98,34 +97,10 @@ def picture(rows: int, columns: int) -> dict[str, Any]:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
     source = "data:image/png;base64," + base64.b64encode(png).decode()
-    return {"src": source, "rows": rows, "columns": columns, "before": 1}
+    return {"src": source, "rows": rows, "columns": columns, "num_prefix_tokens": 1}
 
 
 # --- the browser ---
-
-
-@pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:  # noqa: F811
-    """open(document) gives the page, ready. At the end nothing may have been complained of or asked for."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(5000)
-    troubles: list[str] = []
-    page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
-    page.on("request", lambda asked: troubles.append(asked.url) if asked.url.startswith(("http", "ws")) else None)
-
-    def open_(document: dict[str, Any], address: str = "") -> Any:
-        (tmp_path / "page.html").write_text(page_of(document), encoding="utf-8")
-        page.goto("about:blank")
-        page.goto((tmp_path / "page.html").as_uri() + address)
-        page.wait_for_selector("[role=tab][aria-selected=true]")
-        return page
-
-    yield open_
-    context.close()
-    assert troubles == []
 
 
 def text(page: Any, selector: str) -> str:
@@ -218,14 +193,14 @@ def test_a_click_in_the_grid_shows_that_head_and_shift_lays_another_over_it(open
 def test_pointing_at_a_word_tells_what_it_looks_at_and_who_looks_at_it(opened: Open) -> None:
     page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 1).hover()
-    eventually(page, "#saying", "While writing Mann (having just read Ein) it looks 83% at rides")
+    eventually(page, "#saying", "Output Mann (input Ein) attends to rides (83%)")
     assert shares(page, "keys")[2] == "83%"
     word(page, "keys", 3).hover()
-    eventually(page, "#saying", "a is looked at most while writing fährt (83%)")
+    eventually(page, "#saying", "a receives most attention when the output is fährt (83%)")
     assert shares(page, "queries")[2] == "83%"
     assert shares(page, "keys") == {}
     page.mouse.move(2, 2)
-    eventually(page, "#saying", "Its strongest look here")
+    eventually(page, "#saying", "Largest weight here")
     assert shares(page, "queries") == {}
     box = page.locator("#saying").bounding_box()  # it may lie over words, which must stay within reach
     found = page.evaluate(
@@ -234,8 +209,8 @@ def test_pointing_at_a_word_tells_what_it_looks_at_and_who_looks_at_it(opened: O
     assert found is None
     head(page, "encoder.blocks.0.self_attn", 1).click()
     word(page, "queries", 1).hover()  # among its own kind a word has both
-    eventually(page, "#saying", "man looks 83% at rides")
-    eventually(page, "#saying", "man is looked at most by A (83%)")
+    eventually(page, "#saying", "man attends to rides (83%)")
+    eventually(page, "#saying", "man receives most attention from A (83%)")
     assert page.locator(".lines .other path").count() > 0
 
 
@@ -243,8 +218,8 @@ def test_in_decoder_self_attention_a_word_is_read_one_step_after_it_is_written(o
     page = opened(translation(), "#layer=decoder.blocks.0.self_attn&heads=0")
     assert page.locator(".words.keys .word").all_inner_texts() == ["start", *TARGET]
     word(page, "queries", 1).hover()
-    eventually(page, "#saying", "While writing Mann (having just read Ein) it looks 90% at Ein")
-    eventually(page, "#saying", "Mann is looked at most while writing fährt (87%)")
+    eventually(page, "#saying", "Output Mann (input Ein) attends to Ein (90%)")
+    eventually(page, "#saying", "Mann receives most attention when the output is fährt (87%)")
 
 
 def test_pointing_at_the_heat_map_gives_the_value_of_that_cell(opened: Open) -> None:
@@ -253,7 +228,7 @@ def test_pointing_at_the_heat_map_gives_the_value_of_that_cell(opened: Open) -> 
     cell = box["width"] / 7
     page.mouse.move(box["x"] + 3.5 * cell, box["y"] + 1.5 * cell)
     eventually(page, ".tip", "Mann → a 83%")
-    eventually(page, "#saying", "it looks 83% at a")
+    eventually(page, "#saying", "attends to a (83%)")
     assert page.locator(".map-band:visible").count() == 2
 
 
@@ -288,7 +263,7 @@ def test_a_pinned_word_stays_is_in_the_address_and_lets_go_on_escape(opened: Ope
     page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 2).click()
     page.mouse.move(2, 2)
-    eventually(page, "#saying", "While writing fährt")
+    eventually(page, "#saying", "Output fährt")
     address = page.url
     assert address.endswith("#tab=heads&layer=decoder.blocks.1.cross_attn&heads=1&query=2")
     page.wait_for_timeout(900)  # what follows at once belongs to the same step
@@ -296,11 +271,11 @@ def test_a_pinned_word_stays_is_in_the_address_and_lets_go_on_escape(opened: Ope
     eventually(page, "#saying", "encoder")
     assert "query" not in page.url  # the pinned word is of the other side
     page.go_back()
-    eventually(page, "#saying", "While writing fährt")
+    eventually(page, "#saying", "Output fährt")
     page.reload()
-    eventually(page, "#saying", "While writing fährt")
+    eventually(page, "#saying", "Output fährt")
     page.keyboard.press("Escape")
-    eventually(page, "#saying", "Its strongest look here")
+    eventually(page, "#saying", "Largest weight here")
     page.locator(".words.keys").focus()
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         page.keyboard.press(key)
@@ -309,7 +284,7 @@ def test_a_pinned_word_stays_is_in_the_address_and_lets_go_on_escape(opened: Ope
 
 
 def test_an_address_that_the_document_does_not_have_shows_what_there_is(opened: Open) -> None:
-    page = opened(translation(), "#tab=silence&layer=nowhere.9&heads=77,x&query=99999")
+    page = opened(translation(), "#tab=masking&layer=nowhere.9&heads=77,x&query=99999")
     eventually(page, "#saying", "cross-attention")
     assert page.locator("#tab-heads").get_attribute("aria-selected") == "true"
     page = opened(translation(), "#layer=encoder.blocks.0.self_attn&heads=1,9,-1,1.5&query=6.5")
@@ -325,7 +300,7 @@ def test_tokens_that_look_like_html_show_as_their_characters(opened: Open) -> No
     assert page.locator(".words.queries .word").all_inner_texts() == [*HOSTILE, "␣", "end"]
     for index in range(4):
         word(page, "queries", index).hover()
-        eventually(page, "#saying", f"While writing {HOSTILE[index]}")
+        eventually(page, "#saying", f"Output {HOSTILE[index]}")
     assert page.evaluate("window.bad === undefined")
     assert page.locator("img").count() == 1  # the empty one for pictures
     assert page.evaluate("[...document.scripts].length") == 2
@@ -371,9 +346,9 @@ def test_two_thousand_words_scroll_and_draw_only_what_is_in_sight(opened: Open) 
     assert darkness(page, ".map-field canvas", at[0] - 8 / box["width"], at[1]) < 50  # to the left of it: nothing
     word(page, "keys", 1503).scroll_into_view_if_needed()
     word(page, "keys", 1503).hover()
-    eventually(page, "#saying", "w1503 is looked at most by w1500 (50%)")
+    eventually(page, "#saying", "w1503 receives most attention from w1500 (50%)")
     word(page, "queries", 1503).hover()
-    eventually(page, "#saying", "w1503 looks 50% at w1506")
+    eventually(page, "#saying", "w1503 attends to w1506 (50%)")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -381,9 +356,9 @@ def test_two_thousand_words_scroll_and_draw_only_what_is_in_sight(opened: Open) 
 def test_next_to_nothing_can_be_looked_at(opened: Open, words: list[str]) -> None:
     n = len(words)
     page = opened(alone(words, torch.ones(1, n, n)))
-    eventually(page, "#saying", "one looks 100% at one" if words else "There are no words here to look at.")
+    eventually(page, "#saying", "one attends to one (100%)" if words else "There are no tokens here.")
     page = opened({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
-    eventually(page, "#panel-heads", "there is no head to look at")
+    eventually(page, "#panel-heads", "has no attention weights")
 
 
 def test_patches_of_a_picture_light_up_where_they_are_looked_at(opened: Open) -> None:
@@ -396,7 +371,7 @@ def test_patches_of_a_picture_light_up_where_they_are_looked_at(opened: Open) ->
     assert pixel(canvas, 3.5 / 4, 2.5 / 3)[3] < 10
     box = page.locator(".picture-frame").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.5 / 4, box["y"] + box["height"] * 1.5 / 3)
-    eventually(page, "#saying", "The patch in row 1, column 0 looks 99% at the patch in row 2, column 3.")
+    eventually(page, "#saying", "The patch in row 1, column 0 attends to the patch in row 2, column 3 (99%).")
     assert pixel(canvas, 3.5 / 4, 2.5 / 3)[3] > 180
     assert page.locator(".lines").is_hidden()
     assert page.locator(".picture-frame img").evaluate("one => one.naturalWidth") == 32
@@ -414,12 +389,12 @@ def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(opened: O
 
 def test_silenced_heads_are_struck_out_and_said_to_be_silent(opened: Open) -> None:
     document = translation()
-    document["layers"][0]["silent"] = [1]
+    document["layers"][0]["masked_heads"] = [1]
     page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=1")
-    eventually(page, "#saying", "This head is silenced")
-    assert page.locator(".grid-cells .silent").count() == 1
+    eventually(page, "#saying", "This head is masked")
+    assert page.locator(".grid-cells .masked").count() == 1
     assert head(page, "encoder.blocks.0.self_attn", 1).get_attribute("aria-label") == (
-        "encoder self-attention, layer 0, head 1, silenced"
+        "encoder self-attention, layer 0, head 1, masked"
     )
 
 
@@ -429,7 +404,7 @@ def test_silenced_heads_are_struck_out_and_said_to_be_silent(opened: Open) -> No
 class Server:
     """Answers in the place of one: keeps each question until the test says what to answer."""
 
-    def __init__(self, browser: Any, document: dict[str, Any]) -> None:  # noqa: F811
+    def __init__(self, browser: Any, document: dict[str, Any]) -> None:
         self.context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
         self.questions: list[dict[str, Any]] = []
         self.waiting: list[Any] = []
@@ -461,7 +436,7 @@ class Server:
 
 
 @pytest.fixture
-def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:  # noqa: F811
+def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:
     servers: list[Server] = []
 
     def serve(document: dict[str, Any]) -> Server:
@@ -477,17 +452,17 @@ def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:  # noq
 def test_silencing_asks_the_server_and_marks_what_became_different(served: Callable[..., Server]) -> None:
     server = served(translation())
     page = server.page
-    page.locator("#tab-silence").click()
+    page.locator("#tab-masking").click()
     page.locator("[data-part='decoder.blocks.1.cross_attn:2']").click()
     page.locator("[data-part='encoder.blocks.0.feedforward']").click()
     parts = ["decoder.blocks.1.cross_attn:2", "encoder.blocks.0.feedforward"]
-    assert server.asked(0) == {"text": "A man rides a bike .", "prefix": [], "silence": parts}
+    assert server.asked(0) == {"text": "A man rides a bike .", "prefix": [], "masked_parts": parts}
     server.answer(0, translation(target=["Ein", "Hund", "fährt", "Fahrrad", "."]))
     eventually(page, ".translation ins", "Hund")
     assert page.locator(".translation ins").count() == 1
     eventually(page, ".translation .was", "Ein Mann fährt Fahrrad .")
-    eventually(page, ".silence-now del", "Mann")
-    page.get_by_role("button", name="Back to the original").click()
+    eventually(page, ".mask-now del", "Mann")
+    page.get_by_role("button", name="Reset").click()
     page.locator(".translation .was").wait_for(state="detached")
     assert text(page, ".translation") == "words Ein Mann fährt Fahrrad ."
     assert page.locator(".switch[aria-pressed=true]").count() == 0
@@ -511,13 +486,13 @@ def test_the_last_question_wins_and_a_refusal_is_told_in_words(served: Callable[
     assert text(page, ".translation") == "words drei"
     page.locator("#sentence").fill("")
     page.keyboard.press("Enter")
-    eventually(page, ".notice", "Type a sentence to look at first.")
+    eventually(page, ".notice", "Type a sentence first.")
     page.locator("#sentence").fill("four")
     page.keyboard.press("Enter")
     server.answer(3, {"error": "there must be a sentence <b>"}, status=422)
     eventually(page, ".notice", "There must be a sentence <b>.")
     assert text(page, ".translation") == "words drei"
-    page.locator("#tab-silence").click()
+    page.locator("#tab-masking").click()
     page.locator("[data-part='encoder.blocks.1.self_attn']").click()
     assert server.asked(4)["text"] == "three"  # what is on show, not what was refused
 
@@ -527,35 +502,35 @@ def test_sentences_to_begin_with_and_languages_to_choose(served: Callable[..., S
     server = served(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
     page = server.page
     page.get_by_role("button", name="A <b>dog</b>.").click()
-    assert server.asked(0) == {"text": "A <b>dog</b>.", "prefix": [], "silence": [], "to": "de"}
+    assert server.asked(0) == {"text": "A <b>dog</b>.", "prefix": [], "masked_parts": [], "to": "de"}
     server.answer(0, translation())
     page.locator(".example").first.wait_for(state="hidden")
     page.get_by_label("Translate into").select_option("fr")
     assert server.asked(1)["to"] == "fr"
     server.answer(1, translation(target=["Un", "homme"]))
     eventually(page, ".translation", "Un homme")
-    page.locator("#tab-silence").click()
+    page.locator("#tab-masking").click()
     page.locator("[data-part='decoder.blocks.1.cross_attn:2']").click()
     assert server.asked(2)["to"] == "fr"
 
 
 def test_a_head_that_looks_when_a_word_is_read_is_shown_by_the_word_read(opened: Open) -> None:
-    values = {"read": 0.9, "written": 0.4, "alignment": 0.9}
-    late = {"path": "decoder.blocks.1.cross_attn", "head": 2, "says": "aligns late", "values": values}
-    properties = {"sentences": 500, "of": "pairs", "columns": [], "heads": [late]}
-    page = opened(translation(properties=properties))
+    values = {"aligned_on_input": 0.9, "aligned_on_output": 0.4, "alignment": 0.9}
+    late = {"path": "decoder.blocks.1.cross_attn", "head": 2, "description": "aligns late", "values": values}
+    head_stats = {"sentences": 500, "dataset": "pairs", "columns": [], "heads": [late]}
+    page = opened(translation(head_stats=head_stats))
     assert text(page, "#saying").startswith("Head 2 of layer 1")
     first = page.locator(".words.queries .word").first
     assert first.inner_text().strip() == "start"
-    eventually(page, ".side-label.queries", "having read")
-    page.locator(".rows label", has_text="written").click()
-    eventually(page, ".side-label.queries", "while it writes")
+    eventually(page, ".side-label.queries", "decoder input")
+    page.locator(".rows label", has_text="output").click()
+    eventually(page, ".side-label.queries", "output")
     assert first.inner_text().strip() == TARGET[0]
     head(page, "encoder.blocks.0.self_attn", 1).click()
     page.locator(".rows").wait_for(state="hidden")
     head(page, "decoder.blocks.0.self_attn", 1).click()
-    page.locator(".rows label", has_text=re.compile("^read")).click()
-    eventually(page, ".side-label.queries", "having read")
+    page.locator(".rows label", has_text=re.compile("^input")).click()
+    eventually(page, ".side-label.queries", "decoder input")
     assert first.inner_text().strip() == "start"
 
 
@@ -571,7 +546,7 @@ def test_heads_are_compared_without_a_keyboard_and_layers_may_have_fewer_heads(o
     page.get_by_role("button", name="compare heads").click()
     head(page, "decoder.blocks.0.cross_attn", 0).click()
     eventually(page, "#saying", "Heads 2 and 0 of layer 0")
-    page.get_by_role("button", name="all heads of this layer at once").wait_for(state="detached")
+    page.get_by_role("button", name="overlay all heads").wait_for(state="detached")
     assert page.locator(".chips .chip").all_inner_texts() == ["head 2", "head 0"]
 
 

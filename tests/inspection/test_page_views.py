@@ -54,7 +54,7 @@ def layer(path: str, queries: str, keys: str, sizes: tuple[int, int], seed: int,
         "keys": keys,
         "causal": False,
         "scale": WIDTH**-0.5,
-        "silent": [],
+        "masked_heads": [],
         **changes,
     }
     bias = torch.randn(heads, *sizes, generator=seeded).half().float() if found.pop("biased", False) else None
@@ -74,7 +74,7 @@ def worked_out(layer: dict[str, Any]) -> dict[str, Tensor]:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
     weights = scores.softmax(-1)
     return {
-        "dots": dots,
+        "pairwise": dots,
         "scaled": dots * layer["scale"],
         "weights": weights,
         "products": q[:, :, None] * k[:, None],
@@ -87,14 +87,14 @@ def option(text: str, number: int, p: float) -> dict[str, Any]:
     return token(text) | {"token": number, "p": p}
 
 
-def node(id_: int, parent: int | None, step: int, text: str, log_prob: float, **fate: Any) -> dict[str, Any]:
-    plain = {"sum": log_prob * (step + 1), "kept": False, "ended": False, "score": None, "won": False, "alive": False}
-    return {"id": id_, "parent": parent, "step": step, "token": id_, "log_prob": log_prob} | token(text) | plain | fate
+def node(id_: int, parent: int | None, step: int, text: str, log_prob: float, **status: Any) -> dict[str, Any]:
+    plain = {"sum": log_prob * (step + 1), "expanded": False, "ended": False, "score": None, "on_best_path": False, "in_results": False}
+    return {"id": id_, "parent": parent, "step": step, "token": id_, "log_prob": log_prob} | token(text) | plain | status
 
 
 def decoding() -> dict[str, Any]:
     """The search for "rotes Haus": with a rival that lived, one that died and some that were dropped."""
-    best, second, gone = {"kept": True, "won": True, "alive": True}, {"kept": True, "alive": True}, {"kept": True}
+    best, second, gone = {"expanded": True, "on_best_path": True, "in_results": True}, {"expanded": True, "in_results": True}, {"expanded": True}
     ended = {"ended": True, "special": "end", "space": False}
     nodes = [
         node(0, None, 0, "rotes", -0.25, **best),
@@ -104,8 +104,8 @@ def decoding() -> dict[str, Any]:
         node(4, 1, 1, "rot", -1.0, **second),
         node(5, 0, 1, "Tier", -3.0, **gone),
         node(6, 1, 1, "im", -6.0),
-        node(7, 3, 2, "end", -0.125, **ended, score=-0.4375, won=True, alive=True),
-        node(8, 4, 2, "end", -0.5, **ended, score=-0.75, alive=True),
+        node(7, 3, 2, "end", -0.125, **ended, score=-0.4375, on_best_path=True, in_results=True),
+        node(8, 4, 2, "end", -0.5, **ended, score=-0.75, in_results=True),
         node(9, 5, 2, "end", -1.0, **ended, score=-2.5),
     ]
     choices = [
@@ -131,7 +131,7 @@ def decoding() -> dict[str, Any]:
     }
 
 
-def properties() -> dict[str, Any]:
+def head_stats() -> dict[str, Any]:
     columns = [
         {"key": "previous", "label": "previous", "help": "the token before", "unit": "share"},
         {"key": "entropy", "label": "entropy", "help": "bits", "unit": "bits"},
@@ -143,22 +143,22 @@ def properties() -> dict[str, Any]:
         ("decoder.blocks.0.cross_attn", 1): (None, 3.5),
     }
     heads = [
-        {"path": path, "head": head, "says": f"habit of {path}", "values": {"previous": previous, "entropy": entropy}}
+        {"path": path, "head": head, "description": f"pattern of {path}", "values": {"previous": previous, "entropy": entropy}}
         for (path, head), (previous, entropy) in measured.items()
     ]
-    return {"sentences": 500, "of": "the validation pairs", "columns": columns, "heads": heads}
+    return {"sentences": 500, "dataset": "the validation pairs", "columns": columns, "heads": heads}
 
 
 def document(**changes: Any) -> dict[str, Any]:
     """A translation of "the red <img...> house" by one layer of two heads on each side."""
     sides = {
         "source": side(["red", HOSTILE, "house"], end=True),
-        "read": side(["rotes", "Haus"], start=True),
+        "decoder_input": side(["rotes", "Haus"], start=True),
         "target": side(["rotes", "Haus"], end=True),
     }
     layers = [
         layer("encoder.blocks.0.self_attn", "source", "source", (4, 4), 1),
-        layer("decoder.blocks.0.self_attn", "target", "read", (3, 3), 2, causal=True),
+        layer("decoder.blocks.0.self_attn", "target", "decoder_input", (3, 3), 2, causal=True),
         layer("decoder.blocks.0.cross_attn", "target", "source", (3, 4), 3),
     ]
     at = torch.arange(16)[:, None] / 10000 ** (torch.arange(0, WIDTH, 2) / WIDTH)
@@ -167,12 +167,12 @@ def document(**changes: Any) -> dict[str, Any]:
         {
             "stack": stack,
             "scheme": "sinusoidal",
-            "enters": "embed",
+            "applied_as": "embed",
             "formula": "sin(...)",
             "note": "Waves.",
             "width": WIDTH,
             "values": pack_array(values, "float16"),
-            "dots": pack_array(values @ values.T, "float16"),
+            "pairwise": pack_array(values @ values.T, "float16"),
         }
         for stack in ("encoder", "decoder")
     ]
@@ -192,7 +192,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "sides": sides,
         "layers": layers,
         "decoding": decoding(),
-        "properties": properties(),
+        "head_stats": head_stats(),
         "ablation": ablation,
         "positions": positions,
     } | changes
@@ -202,7 +202,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:  # noqa: F811
+def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
     """open(document, tab, ...) gives the page; nothing may complain, ask for anything or show a dialog meanwhile."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page, troubles = context.new_page(), []
@@ -261,7 +261,7 @@ def test_the_equation_shows_the_numbers_that_python_computes(opened: Open, chang
     page = opened(document(layers=[one]), "equation", layer=one["path"], heads=1, query=2)
     page.wait_for_selector(".eq-row")
     right = worked_out(one)
-    agree(numbers(page, ".eq-row .eq-dot"), right["dots"][1, 2], 0.0051)
+    agree(numbers(page, ".eq-row .eq-dot"), right["pairwise"][1, 2], 0.0051)
     agree(numbers(page, ".eq-row .eq-scaled"), right["scaled"][1, 2], 0.0051)
     agree(numbers(page, ".eq-row .eq-weight .eq-n"), 100 * right["weights"][1, 2], 0.051)
     assert texts(page, ".eq-total") == ["1.000"]
@@ -277,8 +277,8 @@ def test_later_words_are_struck_out_where_they_may_not_be_looked_at(opened: Open
     page = opened(document(), "equation", layer="decoder.blocks.0.self_attn", heads=0, query=1)
     page.wait_for_selector(".eq-row")
     assert [text.replace("−", "-") for text in texts(page, ".eq-row .eq-scaled")][2] == "-∞"
-    assert texts(page, ".eq-hidden .eq-masked") == ["may not look"]
-    assert "having just read rotes" in page.locator(".eq-says").inner_text()
+    assert texts(page, ".eq-hidden .eq-masked") == ["masked"]
+    assert "decoder input rotes" in page.locator(".eq-says").inner_text()
     page.locator(".eq-word").nth(2).click()
     soon(page, lambda: page.locator(".eq-hidden").count() == 0)
 
@@ -308,10 +308,10 @@ def test_pointing_at_a_key_shows_each_product_and_at_the_output_where_it_came_fr
 def test_what_the_equation_cannot_show_it_says(opened: Open) -> None:
     whole = document()
     wrong = 0.5 * worked_out(whole["layers"][0])["weights"] + 0.125
-    whole["layers"][0] |= {"weights": pack_array(wrong, "unit16"), "silent": [1]}
+    whole["layers"][0] |= {"weights": pack_array(wrong, "unit16"), "masked_heads": [1]}
     page = opened(whole, "equation", layer="encoder.blocks.0.self_attn", heads=1)
     page.wait_for_selector(".eq-note")
-    assert "silent" in texts(page, ".eq-note")[0]
+    assert "masked" in texts(page, ".eq-note")[0]
     assert "differ from the recorded ones" in texts(page, ".eq-note")[1]
     for one in whole["layers"]:
         del one["q"], one["k"], one["v"]
@@ -341,8 +341,8 @@ def test_the_words_the_tree_and_the_results_of_a_search_are_shown(opened: Open) 
     page.locator(".dec-word").nth(0).click()
     assert texts(page, ".dec-option > .token") == ["rotes", "Haus", HOSTILE]
     assert page.locator("button.dec-option").count() == 0, "only a live page can force a word"
-    kinds = {kind: page.locator(f".dec-node.dec-{kind}").count() for kind in ("won", "alive", "dead", "dropped")}
-    assert kinds == {"won": 3, "alive": 3, "dead": 2, "dropped": 2}
+    kinds = {kind: page.locator(f".dec-node.dec-{kind}").count() for kind in ("best", "other", "dead", "pruned")}
+    assert kinds == {"best": 3, "other": 3, "dead": 2, "pruned": 2}
     page.locator('[data-node="4"]').hover()
     about = page.locator(".dec-about").inner_text()
     assert about.startswith("Haus rot")
@@ -393,7 +393,7 @@ def served() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def test_a_forced_word_is_asked_for_with_what_stands_before_it_and_can_be_undone(
-    browser: Any,  # noqa: F811
+    browser: Any,
     served: tuple[str, list[dict[str, Any]]],
 ) -> None:
     address, asked = served
@@ -408,7 +408,7 @@ def test_a_forced_word_is_asked_for_with_what_stands_before_it_and_can_be_undone
     assert texts(page, ".dec-after ins") == ["Tier"]
     assert texts(page, ".dec-before") == ["rotes Haus"]
     assert page.locator(".dec-forced").count() == 2
-    page.get_by_role("button", name="Undo the last word").click()
+    page.get_by_role("button", name="Undo the last token").click()
     page.wait_for_selector(".dec-change:empty", state="attached")
     assert texts(page, ".dec-word .token") == ["rotes", "Haus", "end"]
     page.close()
@@ -418,7 +418,7 @@ def test_a_forced_word_is_asked_for_with_what_stands_before_it_and_can_be_undone
 
 
 def test_heads_are_sorted_filtered_and_chosen_in_the_table(opened: Open) -> None:
-    page = opened(document(), "properties")
+    page = opened(document(), "head_stats")
     first = ".prop-table tbody tr:first-child th"
     assert page.locator(".prop-table tbody tr").count() == 6
     assert "500 sentences" in page.locator(".prop-about").inner_text()
@@ -439,7 +439,7 @@ def test_heads_are_sorted_filtered_and_chosen_in_the_table(opened: Open) -> None
 
 
 def test_heads_and_positions_are_shown_without_a_sentence_too(opened: Open) -> None:
-    page = opened(document(layers=[], sides={}, decoding=None), "properties")
+    page = opened(document(layers=[], sides={}, decoding=None), "head_stats")
     assert texts(page, ".prop-table tbody th") == [
         "encoder self 0:0",
         "encoder self 0:1",
@@ -476,13 +476,13 @@ def test_positions_tell_their_numbers_and_draw_the_row_of_a_word(opened: Open) -
 def test_hostile_and_right_to_left_words_are_words_in_every_view(opened: Open) -> None:
     whole = document()
     whole["sides"]["target"] = side(["בית", "אדום"], end=True)
-    whole["properties"]["heads"][0]["says"] = HOSTILE
+    whole["head_stats"]["heads"][0]["description"] = HOSTILE
     whole["positions"][0]["note"] = HOSTILE
     whole["decoding"]["nodes"][2]["text"] = "</script><script>alert(2)</script>"
     for tab, place in (
         ("equation", ".eq-row .eq-pick"),
         ("decoding", ".dec-option"),
-        ("properties", ".prop-says"),
+        ("head_stats", ".prop-description"),
         ("positions", ".pos-about p"),
     ):
         page = opened(whole, tab, layer="encoder.blocks.0.self_attn")

@@ -15,7 +15,7 @@ import torch
 from attent.inspection.attention_trace import build_layer
 from attent.inspection.position_encodings import describe_positions
 from attent.nn import AlibiConfig, LearnedConfig, Stack, StackConfig
-from tests.inspection import toys
+from tests.inspection import toy_translator
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
 
@@ -94,7 +94,7 @@ def test_kinds_layers_and_heads_can_be_chosen(tmp_path: Path) -> None:
 def test_heads_have_the_numbers_that_were_recorded(tmp_path: Path) -> None:
     some = document(layers=1)
     for layer in some["layers"]:
-        layer["numbers"] = [4, 6]
+        layer["head_indices"] = [4, 6]
     found = drawn(plot_heads(some, kind="cross"), tmp_path)
     assert [text for text in found if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
 
@@ -104,7 +104,7 @@ def test_lines_go_between_the_words_of_one_layer(tmp_path: Path) -> None:
     assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(found)
     alone = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
     assert "decoder cross-attention, layer 0, head 1" in alone
-    with pytest.raises(PlotError, match="lines are of one layer, but these are asked for: decoder"):
+    with pytest.raises(PlotError, match="lines show one layer, but these match: decoder"):
         plot_heads(document(), style="lines")
 
 
@@ -184,7 +184,7 @@ def test_letters_that_no_font_has_are_told_in_words(tmp_path: Path, monkeypatch:
     plots.select_fonts.cache_clear()
     monkeypatch.setattr(plots, "get_font_characters", lambda name: frozenset(map(chr, range(0x20, 0x2100))))
     with pytest.warns(
-        UserWarning, match=r"no font of this machine has 日本 \(2 characters\): boxes stand in their place"
+        UserWarning, match=r"no installed font has 日本 \(2 characters\)"
     ):
         save_figure(figure, tmp_path / "a.png")
     with warnings.catch_warnings():
@@ -201,15 +201,15 @@ def test_without_matplotlib_the_sentence_says_what_to_install(monkeypatch: pytes
 
 
 def test_what_is_not_there_is_told() -> None:
-    with pytest.raises(PlotError, match=r"no head fits what is asked for \('decoder\.9'\); the layers are: encoder"):
+    with pytest.raises(PlotError, match=r"no head matches 'decoder\.9'; the layers are: encoder"):
         plot_heads(document(), path="decoder.9")
-    with pytest.raises(PlotError, match=r"no head fits what is asked for \('\*', cross-attention, heads \[7\]\)"):
+    with pytest.raises(PlotError, match=r"no head matches '\*', cross-attention, heads \[7\]"):
         plot_heads(document(), kind="cross", heads=[7])
     empty = document(layers=1)
     empty["layers"] = [
         build_layer("encoder.blocks.0.self_attn", ("source", "source"), torch.zeros(1, 0, 0), causal=False, scale=1)
     ]
-    with pytest.raises(PlotError, match="there must be words on both sides"):
+    with pytest.raises(PlotError, match="there must be tokens on both sides"):
         plot_heads(empty)
 
 
@@ -225,7 +225,7 @@ def test_settings_of_others_stay_as_they_are() -> None:
 
 
 def test_positions_of_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
-    model = toys.model()
+    model = toy_translator.model()
     found = drawn(plot_positions(model), tmp_path)
     assert "encoder and decoder: sinusoidal positions" in found
     assert {"values", "dot products between positions", "position", "feature"} <= set(found)
@@ -238,7 +238,7 @@ def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
     found = drawn(plot_positions(stack), tmp_path)
     assert any(text in found for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
     assert ("head 3" in found) == (scheme.kind == "alibi")
-    with pytest.raises(PlotError, match="order enters this model nowhere"):
+    with pytest.raises(PlotError, match="but this model has none"):
         plot_positions([])
 
 
@@ -253,8 +253,8 @@ def test_ablation_tells_the_change_of_every_head(tmp_path: Path) -> None:
     found = drawn(plot_ablation(section), tmp_path)
     assert {"-0.3", "0.0", "+1.5", "encoder 0 self", "decoder 0 cross", "head", "change of BLEU"} <= set(found)
     assert not {"-0.0", "+0.0"} & set(found)
-    assert any("40.10 with all of them (1,014 sentences)" in text for text in found)
+    assert any("40.10 unmasked (1,014 sentences)" in text for text in found)
     by_loss = drawn(plot_ablation(section | {"bleu": None}), tmp_path)
-    assert {"+0.07", "-0.03", "change of the loss"} <= set(by_loss)
+    assert {"+0.07", "-0.03", "change of loss"} <= set(by_loss)
     with pytest.raises(PlotError, match="run attent look --ablate first"):
         plot_ablation(section | {"parts": []})

@@ -81,7 +81,7 @@ def test_nothing_is_recorded_afterwards(model: Seq2Seq) -> None:
 def test_a_recording_inside_a_recording_gives_the_taps_back(model: Seq2Seq) -> None:
     with attent.record(model) as outer:
         before = taps(model)
-        with attent.record(model, pattern="*.cross") as inner:
+        with attent.record(model, pattern="*.cross_attn") as inner:
             run(model)
         assert taps(model) == before
         run(model)
@@ -91,7 +91,7 @@ def test_a_recording_inside_a_recording_gives_the_taps_back(model: Seq2Seq) -> N
 
 
 def test_recordings_may_end_in_any_order(model: Seq2Seq) -> None:
-    first, second = attent.record(model), attent.record(model, pattern="*.cross")
+    first, second = attent.record(model), attent.record(model, pattern="*.cross_attn")
     one, two = first.__enter__(), second.__enter__()
     run(model)
     first.__exit__(None, None, None)
@@ -114,7 +114,7 @@ def test_an_error_inside_gives_the_taps_back(model: Seq2Seq) -> None:
 
 def test_a_pattern_that_matches_nothing_is_told(model: Seq2Seq) -> None:
     with (
-        pytest.raises(ValueError, match=r"`only` must match an attention layer, but 'cross' matches none of: enc"),
+        pytest.raises(ValueError, match=r"`pattern` must match an attention layer, but 'cross' matches none of: enc"),
         attent.record(model, pattern="cross"),
     ):
         pass

@@ -125,10 +125,10 @@ def test_the_mean_of_heads_is_the_default() -> None:
 
 def test_heads_have_the_numbers_that_were_recorded() -> None:
     text = document(["a", "b"], ["c", "d"])
-    text["layers"][0]["numbers"] = [2, 5]
+    text["layers"][0]["head_indices"] = [2, 5]
     draw_head(text, path=PATH, head=5)
     with pytest.raises(
-        TerminalPlotError, match=r"the heads of decoder\.blocks\.0\.cross_attn are 2, 5, but 1 is asked for"
+        TerminalPlotError, match=r"the heads of decoder\.blocks\.0\.cross_attn are 2, 5, but 1 was requested"
     ):
         draw_head(text, path=PATH, head=1)
 
@@ -138,9 +138,9 @@ def test_what_cannot_be_drawn_is_told() -> None:
         TerminalPlotError, match=r"there is no layer 'decoder\.cross'; did you mean decoder\.blocks\.0\.cross_attn"
     ):
         draw_head(document(["a"], ["b"]), path="decoder.cross")
-    with pytest.raises(TerminalPlotError, match="must have tokens on both sides to draw"):
+    with pytest.raises(TerminalPlotError, match="must have tokens on both sides"):
         draw_head(document([], ["b"]), path=PATH)
-    with pytest.raises(TerminalPlotError, match="has no heads left"):
+    with pytest.raises(TerminalPlotError, match="has no heads"):
         draw_head(document(["a"], ["b"], heads=0), path=PATH)
 
 
@@ -193,9 +193,9 @@ def test_the_summary_names_the_head_that_aligns_best() -> None:
     weights = torch.stack([torch.full((5, 5), 0.2), torch.eye(5)])
     text = document(words, words, weights)
     told = summarize_heads(text)
-    assert told.splitlines()[0] == "Of all heads, measured on this sentence alone:"
-    best = next(line for line in told.splitlines() if "aligns best" in line)
-    assert best.split() == ["aligns", "best", f"{PATH}:1", "100%"]
-    text["properties"] = measure_document_heads(text) | {"sentences": 500, "of": "the \x1bvalidation pairs"}
-    assert summarize_heads(text).startswith("Of all heads, measured on 500 sentences of the ␛validation pairs:")
-    assert summarize_heads({"layers": [], "sides": {}}) == "There are no heads to tell of."
+    assert told.splitlines()[0] == "Top heads, measured on this sentence:"
+    best = next(line for line in told.splitlines() if "best alignment" in line)
+    assert best.split() == ["best", "alignment", f"{PATH}:1", "100%"]
+    text["head_stats"] = measure_document_heads(text) | {"sentences": 500, "dataset": "the \x1bvalidation pairs"}
+    assert summarize_heads(text).startswith("Top heads, measured on 500 sentences of the ␛validation pairs:")
+    assert summarize_heads({"layers": [], "sides": {}}) == "There are no heads."

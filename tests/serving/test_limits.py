@@ -26,7 +26,7 @@ def test_a_body_that_says_it_is_too_long_is_refused_unread(model: Model) -> None
     with served(model, SMALL) as client:
         reply = client.raw(post_bytes(b"", length=1_001))
         assert (reply.status, reply.headers["connection"]) == (413, "close")
-        assert reply.error == "the request must have at most 1000 bytes, but has more; shorten it"
+        assert reply.error == "the request must have at most 1000 bytes"
         assert client.raw(post_bytes(b"", length=10**18)).status == 413
         assert client.post(b'{"text": "' + b"x" * 988 + b'"}').status == 200
     assert len(model.asked) == 1
@@ -56,7 +56,7 @@ def test_a_body_that_dawdles_is_given_up(model: Model) -> None:
         begun = time.monotonic()
         reply = client.raw(post_bytes(b'{"text"', length=20))
         assert (reply.status, reply.headers["connection"]) == (408, "close")
-        assert reply.error == "the request must arrive within 0.3 seconds, but did not; send it again"
+        assert reply.error == "the request body must arrive within 0.3 seconds"
         assert 0.2 < time.monotonic() - begun < 5
     assert model.asked == []
 
@@ -82,7 +82,7 @@ def test_the_server_answers_to_its_own_names_only(client: Client) -> None:
     ):
         reply = client.get("/", headers={"Host": host})
         assert reply.status == 421
-        assert reply.error.startswith("this server must be called 127.0.0.1 or localhost or [::1], but the request is ")
+        assert reply.error.startswith("the host must be 127.0.0.1 or localhost or [::1], but is ")
 
 
 def test_two_hosts_or_none_are_refused(client: Client) -> None:
@@ -103,7 +103,7 @@ def test_a_page_of_another_origin_cannot_ask(client: Client, model: Model) -> No
     ]
     for origin in [*others, f"http://{here}.evil.example", f"http://{here}@evil.example"]:
         reply = client.post({"text": "theirs"}, {"Origin": origin})
-        assert (reply.status, "own page only" in reply.error) == (403, True)
+        assert (reply.status, "own page" in reply.error) == (403, True)
     assert client.post({"text": "theirs"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
     assert [question.text for question in model.asked] == ["ours"]
 
@@ -125,7 +125,7 @@ def test_what_is_no_http_is_closed(client: Client) -> None:
 
 
 def test_a_limit_that_admits_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`body_bytes` must be at least 0\.001, but is 0"):
+    with pytest.raises(ValueError, match=r"`max_body_bytes` must be at least 0\.001, but is 0"):
         Limits(max_body_bytes=0)
 
 

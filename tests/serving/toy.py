@@ -118,7 +118,7 @@ class Model:
             if stop():
                 self.stopped.append(text)
         if text == "wrong":
-            raise ValueError("`silence` must name a part of the model, but names none; see the page")
+            raise ValueError("`masked_parts` must name a part of the model")
         if text == "broken":
             raise KeyError("a secret of the inside")
         if text == "exit":

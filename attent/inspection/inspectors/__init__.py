@@ -1,1 +1,1 @@
-"""Inspectors: record one forward pass of a model and describe it for the page."""
+"""One inspector per model family: runs a model on an input and returns the trace document."""

@@ -1,6 +1,7 @@
-"""What looking at any model needs: one pass in which every layer is written down, as much of it as a page can hold,
-and what is known of the model without a sentence. What there is to read, and what came of it, is told by `view`
-(translators), `texts` (a decoder or an encoder of text alone) and `images`.
+"""The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a trace document.
+
+Subclasses encode the input and describe the output: `translation` (encoder-decoder), `text` (causal language models and
+text encoders) and `vision`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.options import SearchOptions
 from attent.inspection.attention_trace import (
     AttentionKind,
@@ -25,8 +27,9 @@ from attent.inspection.attention_trace import (
     pack_qkv,
 )
 from attent.inspection.display_tokens import build_display_token
-from attent.inspection.head_masking import ModelPart
-from attent.inspection.position_encodings import describe_positions
+from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.head_stats import measure_document_heads
+from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_taps, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
 from attent.nn import AttentionRecord, StackConfig
@@ -34,43 +37,57 @@ from attent.text.vocabulary import Vocabulary
 
 ModelT = TypeVar("ModelT", bound=Model)
 
-TOP_K, LONG_TEXT_TOP_K = 10, 3  # of the likeliest tokens that are told at each step; in a long text
-MAX_DENSE_WEIGHTS = 1_500_000  # weights that a page holds; of more, only the greatest of each row
-MAX_IMAGE_WEIGHTS = 6_000_000  # of patches, which are seen all at once: those of ViT-B/16 at 224 pixels
-MAX_SPARSE_WEIGHTS = 800_000  # of these together
-MIN_WEIGHTS_PER_ROW = 4  # of a row, however many rows there are
-MAX_QKV_VALUES = 1_750_000  # of queries, keys and values that a page holds; if there are more, it holds none
-LONG_TEXT_STEPS = 300  # steps from which on less is told of each
+TOP_K, LONG_TEXT_TOP_K = 10, 3  # predictions listed per position
+LONG_TEXT_STEPS = 300  # texts with more tokens count as long
+MAX_DENSE_WEIGHTS = 1_500_000  # attention weights on a page; of more, only the largest of each row are kept
+MAX_IMAGE_WEIGHTS = 6_000_000  # the same for patches, which are drawn all at once: enough for ViT-B/16 at 224 pixels
+MAX_SPARSE_WEIGHTS = 800_000
+MIN_WEIGHTS_PER_ROW = 4
+MAX_QKV_VALUES = 1_750_000  # values of queries, keys and values on a page; if there are more, all are omitted
+OPTION_USERS = {"target": "translators", "to": "translators", "prefix": "translators", "text_pair": "text encoders"}
 
 
 class InspectionError(ValueError):
-    """A text or model that cannot be looked at, in a sentence."""
+    """The input or the model cannot be inspected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionRequest:
-    """What to look at."""
+    """An input and how to run the model on it."""
 
-    text: str  # of an image: where it is
-    text_pair: str | None = None  # a second text behind the first, for an encoder
-    to: str | None = None  # the language to translate into, for a model that was trained with tags
-    target: str | None = None  # look at this translation; None: search for one
+    text: str  # for vision models: the path of an image
+    text_pair: str | None = None  # second segment, for text encoders
+    to: str | None = None  # target language, for models trained with language tags
+    target: str | None = None  # given translation; None: search for one
     search: SearchOptions = field(default_factory=SearchOptions)
-    prefix: tuple[int, ...] = ()  # tokens that the translation must begin with
-    masked_parts: tuple[ModelPart, ...] = ()  # parts that are off
+    prefix: tuple[int, ...] = ()  # forced first tokens of the translation
+    masked_parts: tuple[ModelPart, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFilter:
-    """Of which layers and heads weights are written down."""
+    """Selects the attention layers to record."""
 
     pattern: str = "*"
     kind: AttentionKind | None = None
     layers: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedPass:
+    """A recorded forward pass; `sections` are the parts of the document that describe the output."""
+
+    title: str
+    sides: Mapping[str, TraceSide]
+    layers: list[dict[str, Any]]
+    sections: dict[str, Any]
+
+
 class Inspector(Generic[ModelT]):
-    """One model that is looked at. What does not depend on what it reads is worked out once."""
+    """Builds trace documents of one model. Sections that do not depend on the input are computed once."""
+
+    model_kind: ClassVar[str]  # for error messages
+    supported_options: ClassVar[frozenset[str]] = frozenset()  # of OPTION_USERS
 
     def __init__(
         self,
@@ -81,8 +98,8 @@ class Inspector(Generic[ModelT]):
         ablation: dict[str, Any] | None = None,
     ) -> None:
         """
-        properties  of the model's heads, measured on many sentences; None: on the one that is looked at
-        ablation    what each part is worth, where that was measured
+        head_stats  measured on many sentences; None: measure them on each inspected input
+        ablation    section `ablation` of the document
         """
         self.model, self.name = model, name
         self.head_stats, self.ablation = head_stats, ablation
@@ -94,91 +111,105 @@ class Inspector(Generic[ModelT]):
         layer_filter: LayerFilter | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The document of what is asked about."""
+        """Return the trace document of a request."""
+        for option, users in OPTION_USERS.items():
+            if getattr(request, option) and option not in self.supported_options:
+                raise InspectionError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
+        with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
+            recorded = self._run(request, layer_filter or LayerFilter(), should_stop)
+        mark_masked_heads(recorded.layers, request.masked_parts)
+        document = build_document(recorded.title, recorded.sides, recorded.layers)
+        document |= {"model": self.get_model_info()} | recorded.sections
+        document["head_stats"] = self.head_stats or measure_document_heads(document)
+        return document | self._get_model_sections()
+
+    def _run(
+        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
+    ) -> RecordedPass:
         raise NotImplementedError
 
     def build_model_document(self, title: str) -> dict[str, Any]:
-        """What is known without a sentence."""
-        found = build_document(title, {}, []) | {"model": self.get_model_info()} | self.get_model_sections()
-        return found if self.head_stats is None else found | {"properties": self.head_stats}
+        """Return a document without an input: model, positions, head statistics."""
+        document = build_document(title, {}, []) | {"model": self.get_model_info()} | self._get_model_sections()
+        return document if self.head_stats is None else document | {"head_stats": self.head_stats}
 
     def get_model_info(self) -> dict[str, Any]:
         width = get_stack_configs(self.model)[0].width
-        return {
-            "name": self.name,
-            "kind": self.model.config.kind,
-            "summary": summarize_model(self.model),
-            "width": width,
-        }
+        return {"name": self.name, "kind": self.model.config.kind, "summary": summarize_model(self.model), "width": width}
 
-    def get_model_sections(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"positions": self.positions}
-        return found if self.ablation is None else found | {"ablation": self.ablation}
+    def _get_model_sections(self) -> dict[str, Any]:
+        sections: dict[str, Any] = {"positions": self.positions}
+        return sections if self.ablation is None else sections | {"ablation": self.ablation}
 
     @contextmanager
     def record_layers(
         self, sides: Mapping[str, TraceSide], layer_filter: LayerFilter
     ) -> Iterator[list[dict[str, Any]]]:
-        """While the block lasts one pass is made; afterwards the list holds every layer as a page shows it."""
-        every = select_attention_layers(self.model, layer_filter.pattern, layer_filter.kind, layer_filter.layers, None)
-        tapping = {path: layer for path, layer in every.items() if layer.heads}  # all heads of one may be pruned
-        budget = PageBudget.from_layers(
-            {path: (layer.heads, layer.head_width) for path, layer in tapping.items()}, sides
+        """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document."""
+        selected = select_attention_layers(
+            self.model, layer_filter.pattern, layer_filter.kind, layer_filter.layers, None
         )
-        kept: dict[str, dict[str, Any]] = {}
+        tapped = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
+        budget = PageBudget.from_layers({path: (layer.heads, layer.head_width) for path, layer in tapped.items()}, sides)
+        recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        with attach_taps(tapping, {path: budget.make_tap(path, sides, kept) for path in tapping}):
+        with attach_taps(tapped, {path: budget.make_tap(path, sides, recorded) for path in tapped}):
             yield layers
-        layers += [kept[path] for path in tapping]
+        layers += [recorded[path] for path in tapped]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageBudget:
     """How much of each layer a page can hold."""
 
-    weights_per_row: int | None  # weights of each row; None: all
+    weights_per_row: int | None  # None: all
     include_qkv: bool
 
     @classmethod
     def from_layers(cls, layers: Mapping[str, tuple[int, int]], sides: Mapping[str, TraceSide]) -> PageBudget:
-        """`layers`: of each its heads and their width."""
-        weights = rows = numbers = 0
+        """`layers`: the number of heads and the head width of each."""
+        num_weights = num_rows = num_values = 0
         for path, (heads, width) in layers.items():
             queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
-            weights, rows = weights + heads * queries * keys, rows + heads * queries
-            numbers += heads * width * (queries + 2 * keys)
-        whole = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
-        most = None if weights <= whole else max(MIN_WEIGHTS_PER_ROW, MAX_SPARSE_WEIGHTS // max(1, rows))
-        return cls(weights_per_row=most, include_qkv=most is None and numbers <= MAX_QKV_VALUES)
+            num_weights, num_rows = num_weights + heads * queries * keys, num_rows + heads * queries
+            num_values += heads * width * (queries + 2 * keys)
+        max_dense = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
+        if num_weights <= max_dense:
+            return cls(weights_per_row=None, include_qkv=num_values <= MAX_QKV_VALUES)
+        per_row = max(MIN_WEIGHTS_PER_ROW, MAX_SPARSE_WEIGHTS // max(1, num_rows))
+        return cls(weights_per_row=per_row, include_qkv=False)
 
     def make_tap(
         self, path: str, sides: Mapping[str, TraceSide], recorded: dict[str, dict[str, Any]]
     ) -> Callable[[AttentionRecord], None]:
-        """Writes a layer down as it will be shown, at once: all weights of a long text would fill the memory."""
+        """Return a tap that packs a layer at once: the weights of a long text would not fit in memory together."""
         names = get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
 
-        def keep(look: AttentionRecord) -> None:
-            weights = look.compute_weights(range(look.q.shape[1]))[0].float().cpu()
+        def tap(record: AttentionRecord) -> None:
+            weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
             layer = build_layer(
-                path, names, weights, causal=look.mask.causal, scale=look.scale, top_k=self.weights_per_row
+                path, names, weights, causal=record.mask.causal, scale=record.scale, top_k=self.weights_per_row
             )
             if self.include_qkv:
-                layer |= pack_qkv(RecordedQKV(look.q, look.k, look.v, look.bias, look.scale), 0, shape)
+                qkv = RecordedQKV(record.q, record.k, record.v, record.bias, record.scale)
+                layer |= pack_qkv(qkv, 0, shape)
             recorded[path] = layer
 
-        return keep
+        return tap
 
 
 def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPart]) -> None:
     for layer in layers:
         path = layer["path"]
-        off = {part.head for part in parts if part.path == path}
-        whole = None in off or any(path.startswith(f"{part.path}.") for part in parts)
-        layer["silent"] = list(range(layer["heads"])) if whole else sorted(head for head in off if head is not None)
+        heads = {part.head for part in parts if part.path == path}
+        all_masked = None in heads or any(path.startswith(f"{part.path}.") for part in parts)
+        layer["masked_heads"] = (
+            list(range(layer["heads"])) if all_masked else sorted(head for head in heads if head is not None)
+        )
 
 
-# --- words, and how likely they are ----------------------------------------------------------------------------------
+# --- predictions -----------------------------------------------------------------------------------------------------
 
 
 def describe_token(vocabulary: Vocabulary, token_id: int) -> dict[str, Any]:
@@ -189,37 +220,37 @@ def describe_token(vocabulary: Vocabulary, token_id: int) -> dict[str, Any]:
 def describe_predictions(
     vocabulary: Vocabulary, token_ids: Sequence[int | None], log_probs: Tensor
 ) -> list[dict[str, Any]]:
-    """At each place the token that stands there, if one does, and the likeliest ones: (N, V)."""
-    best = log_probs.topk(min(TOP_K if len(token_ids) <= LONG_TEXT_STEPS else LONG_TEXT_TOP_K, log_probs.shape[1]), -1)
+    """Return for each position the actual token (None: there is none) and the most probable ones; log_probs: (N, V)."""
+    top_k = TOP_K if len(token_ids) <= LONG_TEXT_STEPS else LONG_TEXT_TOP_K
+    best = log_probs.topk(min(top_k, log_probs.shape[1]), -1)
     rows = zip(token_ids, log_probs, best.values.tolist(), best.indices.tolist(), strict=True)
     return [
         {
-            "chosen": token,
-            "p": None if token is None else round_for_json(math.exp(float(row[token]))),
+            "chosen": chosen,
+            "p": None if chosen is None else round_for_json(math.exp(float(row[chosen]))),
             "options": [
-                describe_token(vocabulary, other) | {"p": round_for_json(math.exp(value))}
-                for value, other in zip(values, tokens, strict=True)
+                describe_token(vocabulary, token_id) | {"p": round_for_json(math.exp(value))}
+                for value, token_id in zip(values, indices, strict=True)
                 if value > -math.inf
             ],
         }
-        for token, row, values, tokens in rows
+        for chosen, row, values, indices in rows
     ]
 
 
 def describe_labels(labels: Sequence[str], logits: Tensor, top_k: int = TOP_K) -> dict[str, Any]:
-    """The section `labels` of a document: which label fits, and how well the likeliest do."""
-    shares = logits.float().softmax(-1).cpu()
-    best = shares.topk(min(top_k, len(labels)))
-    found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return {"count": len(labels), "best": [{"label": labels[i], "p": round_for_json(share)} for share, i in found]}
+    """Return the section `labels` of a document: the most probable labels."""
+    best = logits.float().softmax(-1).cpu().topk(min(top_k, len(labels)))
+    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return {"count": len(labels), "best": [{"label": labels[i], "p": round_for_json(p)} for p, i in pairs]}
 
 
 def round_for_json(value: float) -> float | None:
-    """Five digits are enough to look at; JSON has no number for what is none."""
+    """Five significant digits; None for NaN and infinities, which JSON cannot express."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-# --- the model in words ----------------------------------------------------------------------------------------------
+# --- the model -------------------------------------------------------------------------------------------------------
 
 
 def get_stack_configs(model: Model) -> tuple[StackConfig, ...]:
@@ -229,15 +260,10 @@ def get_stack_configs(model: Model) -> tuple[StackConfig, ...]:
 
 
 def get_num_positions(model: Model) -> int:
-    """How many positions are shown: those of an image are all in sight at once."""
-    return (
-        int(model.config.class_token) + model.config.num_patches
-        if isinstance(model, VisionTransformer)
-        else DEFAULT_POSITIONS
-    )
-
-
-DEFAULT_POSITIONS = 64
+    """Return how many positions to show: all of an image's."""
+    if isinstance(model, VisionTransformer):
+        return int(model.config.class_token) + model.config.num_patches
+    return DEFAULT_LENGTH
 
 
 def summarize_model(model: Model) -> str:
@@ -246,28 +272,18 @@ def summarize_model(model: Model) -> str:
     layers = " + ".join(str(stack.layers) for stack in stacks)
     layers += " layer" if layers == "1" else " layers"
     heads = " or ".join(map(str, sorted({stack.heads for stack in stacks})))
-    shared = " or ".join(str(stack.kv_heads) for stack in stacks if stack.kv_heads not in (None, stack.heads))
-    heads += f" heads ({shared} of keys)" if shared else " head" if heads == "1" else " heads"
-    gone = sum(stack.num_removed_heads for stack in stacks)
-    pruned = f" ({gone} pruned)" if gone else ""
+    kv_heads = " or ".join(str(stack.kv_heads) for stack in stacks if stack.kv_heads not in (None, stack.heads))
+    heads += f" heads ({kv_heads} KV heads)" if kv_heads else " head" if heads == "1" else " heads"
+    num_pruned = sum(stack.num_removed_heads for stack in stacks)
+    pruned = f" ({num_pruned} pruned)" if num_pruned else ""
     size = f"{count / 1e6:,.1f}M" if count >= 100_000 else f"{count:,}"
     return f"{size} parameters, {layers} of {heads}{pruned}, width {stacks[0].width}"
 
 
 def check_length(stack: Any, num_tokens: int, subject: str) -> None:
-    """Is there a place for each token?"""
-    most = stack.positions.max_length
-    if most is not None and num_tokens > most:
-        raise InspectionError(f"the model has places for {most:,} tokens, but {subject} has {num_tokens:,}; shorten it")
-
-
-def reject_translation_options(request: InspectionRequest, model_kind: str) -> None:
-    """What is asked of translators alone has no meaning for a model that reads."""
-    asked = {"a translation to look at": request.target, "a language": request.to, "`prefix`": request.prefix}
-    extra = next((name for name, value in asked.items() if value), None)
-    if extra is not None:
-        raise InspectionError(f"{extra} is for translators, and this is {model_kind}; leave it out")
-
-
-def get_device(model: Model) -> torch.device:
-    return next(model.parameters()).device
+    """Raise if the stack's positional encoding is too short."""
+    max_length = stack.positions.max_length
+    if max_length is not None and num_tokens > max_length:
+        raise InspectionError(
+            f"{subject} must have at most {max_length:,} tokens for this model, but has {num_tokens:,}; shorten it"
+        )

@@ -1,22 +1,22 @@
-// The document as the page uses it: arrays out of base64, weights that answer alike whether they came whole or as
-// the greatest few of each row. It draws nothing and keeps no state of the page.
+// The trace document: decodes its arrays and gives dense and sparse attention weights one interface. No drawing, no
+// page state.
 
 const HALF = { table: null };
 
-/** The shape of an ARRAY and its numbers as Float32Array. */
+/** {shape, data} of a packed array, data as Float32Array. */
 export async function unpackArray(array) {
   const { shape, data } = await unpackRaw(array);
   return { shape, data: data instanceof Float32Array ? data : Float32Array.from(data) };
 }
 
 async function unpackRaw(array) {
-  const packed = bytesOf(array.data);
+  const packed = decodeBase64(array.data);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-  return { shape: array.shape, data: numbersOf(array.type, planes) };
+  return { shape: array.shape, data: decodeValues(array.type, planes) };
 }
 
-function bytesOf(text) {
+function decodeBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const characters = atob(text);
   const bytes = new Uint8Array(characters.length);
@@ -24,23 +24,23 @@ function bytesOf(text) {
   return bytes;
 }
 
-function numbersOf(type, planes) {
-  if (type === "float32") return joinedFloats(planes);
-  const integers = joinedPairs(planes);
+function decodeValues(type, planes) {
+  if (type === "float32") return joinFloat32(planes);
+  const integers = joinUint16(planes);
   if (type === "uint16") return integers;
   if (type === "unit16") return Float32Array.from(integers, (n) => n / 65535);
-  if (type === "float16") return Float32Array.from(integers, (n) => halfTable()[n]);
-  throw new Error(`An array is of the type "${type}", which this page cannot read: write it anew.`);
+  if (type === "float16") return Float32Array.from(integers, (n) => float16Table()[n]);
+  throw new Error(`An array is of the type "${type}", which this page cannot read: create the file again.`);
 }
 
-function joinedPairs(planes) {
+function joinUint16(planes) {
   const n = planes.length >> 1;
   const out = new Uint16Array(n);
   for (let i = 0; i < n; i++) out[i] = planes[i] | (planes[n + i] << 8);
   return out;
 }
 
-function joinedFloats(planes) {
+function joinFloat32(planes) {
   const n = planes.length >> 2;
   const bits = new Uint32Array(n);
   for (let i = 0; i < n; i++) {
@@ -49,8 +49,8 @@ function joinedFloats(planes) {
   return new Float32Array(bits.buffer);
 }
 
-/** All 65536 half-precision numbers: a look-up is quicker than bit work on a million numbers. */
-function halfTable() {
+/** All 65536 float16 values: a lookup is faster than bit arithmetic. */
+function float16Table() {
   if (HALF.table) return HALF.table;
   const table = new Float32Array(65536);
   for (let n = 0; n < 65536; n++) {
@@ -62,7 +62,7 @@ function halfTable() {
   return table;
 }
 
-/** The weights of one layer, [H, Tq, Tk], held whole. */
+/** Dense weights of one layer, [H, Tq, Tk]. */
 class DenseWeights {
   constructor({ shape, data }) {
     [this.H, this.Tq, this.Tk] = shape;
@@ -90,7 +90,7 @@ class DenseWeights {
     return this.data.subarray(head * size, (head + 1) * size);
   }
 
-  /** f(q, k, weight) for every weight of a head that is not nothing, in the rows from..to. */
+  /** f(q, k, weight) for every positive weight of a head, in rows from..to. */
   each(head, f, from = 0, to = this.Tq) {
     for (let q = from; q < to; q++) {
       const start = (head * this.Tq + q) * this.Tk;
@@ -99,19 +99,19 @@ class DenseWeights {
   }
 }
 
-/** The n greatest weights of each row; whatever is not among them counts as nothing. */
+/** The n largest weights of each row; all others count as 0. */
 class SparseWeights {
-  constructor(places, weights, Tk) {
-    [this.H, this.Tq, this.n] = places.shape;
+  constructor(indices, weights, Tk) {
+    [this.H, this.Tq, this.n] = indices.shape;
     this.Tk = Tk;
-    this.places = places.data;
+    this.indices = indices.data;
     this.data = weights.data;
     this.sparse = true;
   }
 
   at(head, q, k) {
     const start = (head * this.Tq + q) * this.n;
-    for (let i = start; i < start + this.n; i++) if (this.places[i] === k && this.data[i] > 0) return this.data[i];
+    for (let i = start; i < start + this.n; i++) if (this.indices[i] === k && this.data[i] > 0) return this.data[i];
     return 0;
   }
 
@@ -136,18 +136,18 @@ class SparseWeights {
   each(head, f, from = 0, to = this.Tq) {
     for (let q = from; q < to; q++) {
       const start = (head * this.Tq + q) * this.n;
-      for (let i = start; i < start + this.n; i++) if (this.data[i] > 0) f(q, this.places[i], this.data[i]);
+      for (let i = start; i < start + this.n; i++) if (this.data[i] > 0) f(q, this.indices[i], this.data[i]);
     }
   }
 }
 
-/** A document that is open: the JSON as `.json`, and its layers with their weights decoded. */
+/** An open document: its JSON as `.json`, its layers with decoded weights. */
 class Doc {
   constructor(json) {
     this.json = json;
-    this.layers = (json.layers ?? []).map((layer) => ({ ...layer, silent: layer.silent ?? [], weightsNow: null }));
+    this.layers = (json.layers ?? []).map((layer) => ({ ...layer, masked_heads: layer.masked_heads ?? [], attention: null }));
     this.byPath = new Map(this.layers.map((layer) => [layer.path, layer]));
-    this.vectorsKept = new Map();
+    this.qkvCache = new Map();
   }
 
   layer(path) {
@@ -163,85 +163,84 @@ class Doc {
   }
 
   async weights(layer) {
-    layer.weightsNow ??= await this.decodeWeights(layer);
-    return layer.weightsNow;
+    layer.attention ??= await this.decodeWeights(layer);
+    return layer.attention;
   }
 
   async decodeWeights(layer) {
     if (layer.weights) return new DenseWeights(await unpackArray(layer.weights));
-    const [places, weights] = await Promise.all([unpackRaw(layer.sparse.places), unpackArray(layer.sparse.weights)]);
-    return new SparseWeights(places, weights, this.tokens(layer.keys).length);
+    const [indices, weights] = await Promise.all([unpackRaw(layer.sparse.indices), unpackArray(layer.sparse.weights)]);
+    return new SparseWeights(indices, weights, this.tokens(layer.keys).length);
   }
 
   /** {q, k, v, bias, D, Hkv}: queries [H, Tq, D], keys and values [Hkv, Tk, D]; null where the document has none. */
   async vectors(layer) {
     if (!layer.q || !layer.k || !layer.v) return null;
-    if (!this.vectorsKept.has(layer.path)) this.vectorsKept.set(layer.path, decodeVectors(layer));
-    return this.vectorsKept.get(layer.path);
+    if (!this.qkvCache.has(layer.path)) this.qkvCache.set(layer.path, decodeQkv(layer));
+    return this.qkvCache.get(layer.path);
   }
 
-  /** What the heads are called and measured to do: {says, values} or null. */
-  property(path, head) {
-    return this.json.properties?.heads?.find((entry) => entry.path === path && entry.head === head) ?? null;
+  /** Statistics of a head, {description, values}, or null. */
+  headStats(path, head) {
+    return this.json.head_stats?.heads?.find((entry) => entry.path === path && entry.head === head) ?? null;
   }
 
-  /** What the model read: of a translation the source, else the one side that there is; null where nothing was read. */
-  get readSide() {
+  /** The input: the source of a translation, else the only side; null before the first request. */
+  get inputSide() {
     return this.side("source") ?? Object.values(this.json.sides ?? {})[0] ?? null;
   }
 
-  /** The text of the sentence and of its translation (of another model: what it says), "" where there is none. */
+  /** The input text, "" if there is none. */
   get sourceText() {
-    return this.readSide?.text ?? this.json.title ?? "";
+    return this.inputSide?.text ?? this.json.title ?? "";
   }
 
   get targetText() {
-    return this.side("target")?.text ?? this.json.outcome?.text ?? "";
+    return this.side("target")?.text ?? this.json.output?.text ?? "";
   }
 
-  /** Is it one of those that translate? A document that does not tell is. */
+  /** True for translation models, and for documents without a model kind. */
   get translates() {
-    return (this.json.model?.kind ?? "seq2seq") === "seq2seq" && !this.json.outcome;
+    return (this.json.model?.kind ?? "seq2seq") === "seq2seq" && !this.json.output;
   }
 }
 
-async function decodeVectors(layer) {
+async function decodeQkv(layer) {
   const [q, k, v, bias] = await Promise.all(
     [layer.q, layer.k, layer.v, layer.bias].map((array) => (array ? unpackArray(array) : null)),
   );
   return { q: q.data, k: k.data, v: v.data, bias: bias?.data ?? null, D: q.shape[2], Hkv: k.shape[0] };
 }
 
-/** The document opened, all its weights decoded. */
+/** Open a document and decode all weights. */
 export async function openDocument(json) {
   const { format, version } = json ?? {};
-  if (format !== "attent-trace") throw new Error("its format must be attent-trace: it is no document of attent look.");
-  if (version !== 1) throw new Error(`its version must be 1, but is ${version}: write it anew with this attent.`);
+  if (format !== "attent-trace") throw new Error("its format must be attent-trace: this is not a document of attent look.");
+  if (version !== 1) throw new Error(`its version must be 1, but is ${version}: create it again with this version of attent.`);
   const doc = new Doc(json);
   await Promise.all(doc.layers.map((layer) => doc.weights(layer)));
   return doc;
 }
 
-/** May the rows of a layer be named in two ways? At each step a decoder reads a token and then writes the next. */
-export const hasTwoNames = (doc, layer) => Boolean(doc.side("read")) && ["target", "read"].includes(layer.queries);
+/** True if a layer's rows can be labeled by the output token or by the decoder input of the same step. */
+export const hasDecoderInput = (doc, layer) => Boolean(doc.side("decoder_input")) && ["target", "decoder_input"].includes(layer.queries);
 
-/** Names the rows of a layer by what is written or what was read; "auto": a head that looks at a word only when its
- * translation has been read is shown by that. */
-export function nameRows(doc, layer, head, rows) {
-  if (!hasTwoNames(doc, layer)) return;
-  const { read = 0, written = 0 } = doc.property(layer.path, head)?.values ?? {};
-  const late = layer.kind === "cross" && read > written;
-  layer.queries = rows === "auto" ? (late ? "read" : "target") : rows;
+/** Label a layer's rows by output token or decoder input; "auto": by decoder input for heads that align better there. */
+export function setRowLabels(doc, layer, head, rows) {
+  if (!hasDecoderInput(doc, layer)) return;
+  const { aligned_on_input: onInput = 0, aligned_on_output: onOutput = 0 } = doc.headStats(layer.path, head)?.values ?? {};
+  const late = layer.kind === "cross" && onInput > onOutput;
+  layer.queries = rows === "auto" ? (late ? "decoder_input" : "target") : rows;
 }
 
-/** "encoder self-attention", "decoder self-attention", "cross-attention": a group of heads, as the grid shows them. */
+/** "encoder self-attention", "decoder self-attention" or "cross-attention". */
 export function groupName(layer) {
   if (layer.kind === "cross") return "cross-attention";
   return ["encoder", "decoder"].includes(layer.stack) ? `${layer.stack} self-attention` : "self-attention";
 }
 
-/** The layers by group, in the order of the document: [{name, kind, stack, layers}]. */
-export function groupsOf(doc) {
+/** Layers by stack and kind: [{key, name, kind, stack, layers}]. */
+export function groupLayers(doc) {
   const groups = new Map();
   for (const layer of doc.layers) {
     const { stack, kind } = layer;

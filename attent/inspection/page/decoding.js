@@ -1,14 +1,14 @@
-// How the translation came about: the words with their probabilities and what else could have stood there, the beam
-// search step by step with what lived and died, and what it found. On the live page another word can be forced.
+// The decoding view: output tokens with their probabilities and alternatives, the beam search as a tree, and the n-best
+// list. On the live page an alternative token can be forced.
 
-import { h, s, clear, shown, plain, quoted, shownDifference } from "./dom.js";
-import { barOf, decimal, directionOf, press, share } from "./paint.js";
+import { h, s, clear, tokenSpan, tokenText, quoteToken, renderDiff } from "./dom.js";
+import { barStyle, formatDecimal, textDirection, makeButton, formatShare } from "./paint.js";
 
-const DEC_ROW = 26; // height of a line of the tree
-const DEC_TOP = 24; // above the lines, where the steps are numbered
-const DEC_GAP = 30; // between two steps: room for the branches
-const DEC_STEPS = 120; // steps drawn at once; of a longer search those before the step that is looked at
-const DEC_PACE = 550; // milliseconds of a step while it plays
+const DEC_ROW = 26; // pixels per row of the tree
+const DEC_TOP = 24; // room for the step numbers
+const DEC_GAP = 30; // between two steps
+const DEC_STEPS = 120; // steps drawn at once: the last ones before the current step
+const DEC_PACE = 550; // milliseconds per step while playing
 
 export function decodingView(store, actions) {
   const state = { visible: false, stale: true, word: null, step: 0, node: null, timer: null, history: [], base: null };
@@ -38,28 +38,28 @@ function decParts() {
   const dropped = h("input", { type: "checkbox", checked: true });
   const parts = {
     change: h("div", { class: "dec-change" }),
-    words: h("div", { class: "dec-words", role: "group", "aria-label": "the words of the translation" }),
+    words: h("div", { class: "dec-words", role: "group", "aria-label": "output tokens" }),
     options: h("div", { class: "dec-options" }),
     intro: h("p", { class: "muted" }),
-    slider: h("input", { type: "range", min: 1, max: 1, class: "dec-slider", "aria-label": "step of the search" }),
-    back: button("‹", "one step back"), on: button("›", "one step on"), play: button("Play", null),
+    slider: h("input", { type: "range", min: 1, max: 1, class: "dec-slider", "aria-label": "search step" }),
+    back: button("‹", "previous step"), on: button("›", "next step"), play: button("Play", null),
     count: h("output", { class: "dec-count" }),
     dropped,
-    tree: h("div", { class: "dec-tree", tabindex: 0, role: "group", "aria-label": "The tree of the search: arrow keys move through it" }),
+    tree: h("div", { class: "dec-tree", tabindex: 0, role: "group", "aria-label": "Search tree: arrow keys move through it" }),
     about: h("p", { class: "dec-about", "aria-live": "polite" }),
     results: h("div", { class: "dec-results" }),
   };
   const bar = h("div", { class: "controls" }, parts.back, parts.slider, parts.on, parts.play, parts.count,
-    h("label", { class: "field" }, dropped, "what was dropped at once"));
-  const [legend, found] = [decLegend(), h("h2", {}, "What it found")];
+    h("label", { class: "field" }, dropped, "pruned hypotheses"));
+  const [legend, found] = [decLegend(), h("h2", {}, "N-best list")];
   const element = h("section", { class: "dec" },
-    h("h2", {}, "Word by word"), parts.change, parts.words, parts.options,
-    h("h2", {}, "The search"), parts.intro, bar, parts.tree, legend, parts.about, found, parts.results);
+    h("h2", {}, "Token by token"), parts.change, parts.words, parts.options,
+    h("h2", {}, "Beam search"), parts.intro, bar, parts.tree, legend, parts.about, found, parts.results);
   return { ...parts, element, bar, legend, found };
 }
 
 function decLegend() {
-  const kinds = { won: "the translation", alive: "other results", dead: "went on, then died", dropped: "dropped at once" };
+  const kinds = { best: "best hypothesis", other: "other results", dead: "expanded, later pruned", pruned: "pruned at once" };
   const path = (kind) => s("path", { d: "M1 6H25", class: `dec-edge dec-${kind}` });
   const line = (kind) => s("svg", { width: 26, height: 12, "aria-hidden": "true" }, path(kind));
   return h("p", { class: "dec-legend" }, Object.entries(kinds).map(([kind, words]) => h("span", { class: "dec-key" }, line(kind), words)));
@@ -77,7 +77,7 @@ function decDraw(view) {
   state.steps = decSteps(decoding.nodes ?? []);
   state.step = state.steps.length;
   state.node = decoding.results?.[0]?.node ?? null;
-  state.word = Math.min(state.word ?? decUnsure(decoding), (decoding.choices?.length ?? 0) - 1);
+  state.word = Math.min(state.word ?? decLeastLikely(decoding), (decoding.choices?.length ?? 0) - 1);
   parts.slider.max = Math.max(1, state.steps.length);
   parts.intro.textContent = decIntro(decoding);
   decChange(view);
@@ -88,37 +88,37 @@ function decDraw(view) {
   decBusy(view);
 }
 
-/** The first word to look at: the one that the model was least sure of. */
-function decUnsure({ choices = [], forced = 0 }) {
-  let least = Math.min(forced, choices.length - 1);
-  choices.forEach((choice, i) => { if (i >= forced && choice.p < choices[least].p) least = i; });
-  return Math.max(0, least);
+/** The token with the lowest probability, selected initially. */
+function decLeastLikely({ choices = [], forced = 0 }) {
+  let lowest = Math.min(forced, choices.length - 1);
+  choices.forEach((choice, i) => { if (i >= forced && choice.p < choices[lowest].p) lowest = i; });
+  return Math.max(0, lowest);
 }
 
-function decIntro({ beam_size: size, nodes = [], given = false, no_loops: looped = false }) {
-  if (given) return "This translation was given, not searched for: above is how likely the model holds each of its words.";
-  if (!nodes.length) return "How the search went was not kept.";
-  const again = looped ? " The first search went in circles: in this one no sequence of tokens may come again and again." : "";
-  if (size === 1) return `At each step the likeliest token is taken.${again}`;
-  return `At each step the ${size} best beginnings are kept and every way to go on from them is looked at; the best stands at the top.${again}`;
+function decIntro({ beam_size: size, nodes = [], given = false, forbid_loops: looped = false }) {
+  if (given) return "This translation was given, not searched for: the probabilities above are those of its tokens.";
+  if (!nodes.length) return "The search was not recorded.";
+  const again = looped ? " The first search repeated itself, so this one suppresses repeated n-grams." : "";
+  if (size === 1) return `Greedy search takes the most probable token at each step.${again}`;
+  return `At each step the ${size} best hypotheses are expanded with every token; the best is at the top.${again}`;
 }
 
-// --- the words, and what else could have stood there -----------------------------------------------------------------
+// --- output tokens and alternatives ----------------------------------------------------------------------------------
 
 function decWords(view) {
   const { doc } = view.store.get();
   const { choices = [], forced = 0 } = doc.json.decoding;
   const tokens = doc.tokens("target");
   const words = view.parts.words;
-  words.dir = directionOf(doc.targetText);
+  words.dir = textDirection(doc.targetText);
   const kind = (i) => (i < forced ? `dec-word dec-forced${i === forced - 1 ? " dec-taken" : ""}` : "dec-word");
-  clear(words).append(...choices.map((choice, i) => press(
+  clear(words).append(...choices.map((choice, i) => makeButton(
     kind(i), () => decPick(view, i),
-    [shown(tokens[i]), h("span", { class: "dec-p" }, share(choice.p))],
-    { "aria-pressed": String(i === view.state.word), title: i < forced ? "you forced this one" : null, style: { "--p": choice.p } },
+    [tokenSpan(tokens[i]), h("span", { class: "dec-p" }, formatShare(choice.p))],
+    { "aria-pressed": String(i === view.state.word), title: i < forced ? "forced" : null, style: { "--p": choice.p } },
   )));
   const now = words.children[view.state.word];
-  if (now) words.scrollTop = now.offsetTop - words.offsetTop - words.clientHeight / 2; // in sight, without moving the page
+  if (now) words.scrollTop = now.offsetTop - words.offsetTop - words.clientHeight / 2; // scroll into view without moving the page
 }
 
 function decPick(view, word) {
@@ -138,12 +138,12 @@ function decOptions(view) {
   const listed = choice.options.some((option) => option.token === choice.chosen);
   const options = listed ? choice.options : [...choice.options, { ...token, token: choice.chosen, p: choice.p }];
   const most = Math.max(...options.map((option) => option.p));
-  const why = state.word < forced ? ", since you forced it" : "";
+  const why = state.word < forced ? " (forced)" : "";
   const hint = doc.json.live
-    ? "Take another one and see how the translation goes on from there."
-    : "On the live page (attent look MODEL) any of these can be forced, to see how the translation goes on from there.";
+    ? "Select another token to force it."
+    : "On the live page (attent look MODEL) any of these can be forced.";
   parts.options.append(
-    h("p", {}, h("b", {}, shown(token)), ` was written with a probability of ${share(choice.p)}${why}. What could have stood here:`),
+    h("p", {}, h("b", {}, tokenSpan(token)), ` has a probability of ${formatShare(choice.p)}${why}. Most probable tokens:`),
     h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, decOption(view, choice, option, most)))),
     h("p", { class: "muted small" }, hint),
   );
@@ -153,35 +153,35 @@ function decOption(view, choice, option, most) {
   const { doc, busy } = view.store.get();
   const chosen = option.token === choice.chosen;
   const inside = [
-    shown(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barOf(option.p, most) })),
-    h("span", { class: "dec-n" }, share(option.p)), h("span", { class: "dec-chosen" }, chosen ? "written" : ""),
+    tokenSpan(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barStyle(option.p, most) })),
+    h("span", { class: "dec-n" }, formatShare(option.p)), h("span", { class: "dec-chosen" }, chosen ? "output" : ""),
   ];
   if (!doc.json.live || chosen) return h("div", { class: chosen ? "dec-option dec-is" : "dec-option" }, inside);
-  return press("dec-option", () => decForce(view, option.token), inside, { disabled: busy, "data-token": option.token });
+  return makeButton("dec-option", () => decForceToken(view, option.token), inside, { disabled: busy, "data-token": option.token });
 }
 
-/** Ask for the translation that has this token at this place, and before it what stands there now. */
-function decForce({ store, state, actions }, token) {
+/** Request the translation with this token at this position, keeping the tokens before it. */
+function decForceToken({ store, state, actions }, token) {
   const { doc, text, prefix } = store.get();
   const before = doc.json.decoding.choices.slice(0, state.word).map((choice) => choice.chosen);
   state.history.push(prefix ?? []);
   actions.ask({ text: text ?? doc.sourceText, prefix: [...before, token] });
 }
 
-/** The translation beside the one that the model writes by itself. */
+/** The output beside the baseline. */
 function decChange({ store, state, parts, actions }) {
-  const { doc, base, text, prefix = [], silence = [] } = store.get();
+  const { doc, base, text, prefix = [], maskedParts = [] } = store.get();
   clear(parts.change);
   if (!prefix.length) state.history = [];
-  if (!base || base === doc || !(prefix.length || silence.length)) return;
+  if (!base || base === doc || !(prefix.length || maskedParts.length)) return;
   const undo = () => actions.ask({ text: text ?? doc.sourceText, prefix: state.history.pop() ?? [] });
-  const now = base.targetText === doc.targetText ? "now: the same" : "now";
+  const now = base.targetText === doc.targetText ? "now: unchanged" : "now";
   const version = (label, kind, content) =>
     h("div", {}, h("span", { class: "label" }, label), h("p", { class: `dec-text ${kind}`, dir: "auto" }, content));
   parts.change.append(
-    version("by itself", "dec-before", base.targetText),
-    version(now, "dec-after", shownDifference(base.targetText, doc.targetText, { old: true })),
-    prefix.length ? press("button", undo, "Undo the last word") : "",
+    version("baseline", "dec-before", base.targetText),
+    version(now, "dec-after", renderDiff(base.targetText, doc.targetText, { old: true })),
+    prefix.length ? makeButton("button", undo, "Undo the last token") : "",
   );
 }
 
@@ -190,9 +190,9 @@ function decBusy({ store, parts }) {
   for (const button of buttons) button.disabled = Boolean(store.get().busy);
 }
 
-// --- the tree --------------------------------------------------------------------------------------------------------
+// --- search tree -----------------------------------------------------------------------------------------------------
 
-/** The nodes by step, each step the best first. */
+/** Nodes by step, best first. */
 function decSteps(nodes) {
   const steps = [];
   for (const node of nodes) (steps[node.step] ??= []).push(node);
@@ -200,9 +200,9 @@ function decSteps(nodes) {
 }
 
 function decKind(node) {
-  if (node.won) return "won";
-  if (node.alive) return "alive";
-  return node.kept || node.ended ? "dead" : "dropped";
+  if (node.on_best_path) return "best";
+  if (node.in_results) return "other";
+  return node.expanded || node.ended ? "dead" : "pruned";
 }
 
 function decTree(view) {
@@ -211,7 +211,7 @@ function decTree(view) {
   state.byId = new Map(nodes.map((node) => [node.id, node]));
   state.first = Math.max(0, state.step - DEC_STEPS);
   const shownSteps = state.steps.slice(state.first, state.first + DEC_STEPS);
-  state.places = decPlaces(shownSteps, state.first, parts.dropped.checked);
+  state.places = decLayout(shownSteps, state.first, parts.dropped.checked);
   const { width, height } = state.places;
   const svg = s("svg", { width, height, class: "dec-svg", direction: "ltr" });
   state.drawn = new Map();
@@ -219,11 +219,11 @@ function decTree(view) {
   clear(parts.tree).append(svg);
   parts.tree.hidden = !nodes.length;
   decStepTo(view, state.step, false);
-  decAbout(view, state.node);
+  decSelect(view, state.node);
 }
 
-/** Where each node stands: steps from left to right, as wide as their longest word; ranks from top to bottom. */
-function decPlaces(steps, first, withDropped) {
+/** Node positions: steps from left to right, as wide as their longest token; ranks from top to bottom. */
+function decLayout(steps, first, withPruned) {
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = `600 14px ${getComputedStyle(document.body).fontFamily}`;
   const at = new Map();
@@ -231,22 +231,22 @@ function decPlaces(steps, first, withDropped) {
   let x = 34;
   let lines = 1;
   steps.forEach((step, i) => {
-    const kept = withDropped ? step : step.filter((node) => decKind(node) !== "dropped");
-    const wide = Math.max(26, ...kept.map((node) => Math.min(150, pen.measureText(decLabel(node)).width)));
-    kept.forEach((node, rank) => {
+    const visible = withPruned ? step : step.filter((node) => decKind(node) !== "pruned");
+    const wide = Math.max(26, ...visible.map((node) => Math.min(150, pen.measureText(decLabel(node)).width)));
+    visible.forEach((node, rank) => {
       at.set(node.id, { x, y: DEC_TOP + (rank + 0.5) * DEC_ROW, wide: pen.measureText(decLabel(node)).width });
     });
     columns.push({ x, wide, step: first + i });
-    lines = Math.max(lines, kept.length);
+    lines = Math.max(lines, visible.length);
     x += wide + 14 + DEC_GAP;
   });
   return { at, columns, width: x, height: DEC_TOP + lines * DEC_ROW + 6 };
 }
 
 function decLabel(node) {
-  const text = plain(node);
+  const text = tokenText(node);
   const short = [...text].length > 18 ? `${[...text].slice(0, 17).join("")}…` : text;
-  return node.ended && node.score !== null ? `${short} ${decimal(node.score)}` : short;
+  return node.ended && node.score !== null ? `${short} ${formatDecimal(node.score)}` : short;
 }
 
 function decColumn(state, step, i) {
@@ -254,8 +254,8 @@ function decColumn(state, step, i) {
   const column = s("g", { class: "dec-column", "data-step": columns[i].step });
   column.append(s("text", { x: columns[i].x, y: 13, class: "dec-stepname" }, columns[i].step + 1));
   const visible = step.filter((node) => at.has(node.id));
-  // The strongest last, so that they lie on top.
-  const order = ["dropped", "dead", "alive", "won"];
+  // The best last, so that they are on top.
+  const order = ["pruned", "dead", "other", "best"];
   const drawn = visible.map((node) => decNode(state, node)).sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
   column.append(...drawn.map(({ edge }) => edge), ...drawn.map(({ mark }) => mark));
   return column;
@@ -268,7 +268,7 @@ function decNode(state, node) {
   const parent = at.get(node.parent);
   const start = parent ? { x: parent.x + parent.wide + 10, y: parent.y } : { x: 6, y: DEC_TOP + DEC_ROW / 2 };
   const whole = `M${start.x} ${start.y}C${(start.x + x) / 2} ${start.y} ${(start.x + x) / 2} ${y} ${x - 4} ${y}`;
-  const edge = s("path", { class: `dec-edge dec-${kind}`, d: kind === "dropped" ? `M${x - 14} ${y}H${x - 4}` : whole });
+  const edge = s("path", { class: `dec-edge dec-${kind}`, d: kind === "pruned" ? `M${x - 14} ${y}H${x - 4}` : whole });
   const mark = s("g", { class: `dec-node dec-${kind}${node.ended ? " dec-ended" : ""}`, "data-node": node.id },
     s("rect", { x: x - 4, y: y - 10.5, width: wide + 12, height: 21, rx: node.ended ? 10.5 : 4 }),
     s("text", { x: x + 2, y: y + 4.5, class: node.special ? "dec-special" : null }, decLabel(node)));
@@ -289,7 +289,7 @@ function decControls(view) {
   parts.dropped.addEventListener("change", () => decTree(view));
   parts.tree.addEventListener("pointerover", (event) => {
     const mark = event.target.closest?.("[data-node]");
-    if (mark) decAbout(view, Number(mark.dataset.node));
+    if (mark) decSelect(view, Number(mark.dataset.node));
   });
   parts.tree.addEventListener("keydown", (event) => decKeys(view, event));
 }
@@ -310,7 +310,7 @@ function decStop({ state, parts }) {
   parts.play.textContent = "Play";
 }
 
-/** Show the search as it was after so many steps. */
+/** Show the search after a number of steps. */
 function decStepTo(view, step, follow) {
   const { state, parts } = view;
   state.step = Math.max(1, Math.min(state.steps.length, step));
@@ -327,7 +327,7 @@ function decStepTo(view, step, follow) {
   if (follow) decFollow(parts.tree, state.places.columns[state.step - 1 - state.first]);
 }
 
-/** Scroll the tree, not the page, so that the step is in sight. */
+/** Scroll the tree, not the page, to the step. */
 function decFollow(box, column) {
   if (!column) return;
   const right = column.x + column.wide + 60;
@@ -336,14 +336,14 @@ function decFollow(box, column) {
   box.scrollTo({ left: right - box.clientWidth * 0.75, behavior: calm ? "auto" : "smooth" });
 }
 
-/** From the first step to this node. */
+/** The nodes from the first step to this one. */
 function decPath(state, id) {
   const path = [];
   for (let node = state.byId.get(id); node; node = state.byId.get(node.parent)) path.unshift(node);
   return path;
 }
 
-function decAbout({ state, parts }, id) {
+function decSelect({ state, parts }, id) {
   for (const { edge, mark, short } of state.lit ?? []) {
     edge.classList.remove("dec-lit");
     mark.classList.remove("dec-lit", "dec-here");
@@ -358,27 +358,27 @@ function decAbout({ state, parts }, id) {
     edge.setAttribute("d", whole);
   }
   state.drawn.get(id)?.mark.classList.add("dec-here");
-  clear(parts.about).append(...(path.length ? decWordsAbout(path) : []));
+  clear(parts.about).append(...(path.length ? decDescribe(path) : []));
 }
 
-function decWordsAbout(path) {
+function decDescribe(path) {
   const node = path.at(-1);
   const facts = [
     `step ${node.step + 1}`,
-    `log-probability of ${quoted(node)} ${decimal(node.log_prob, 3)} (${share(Math.exp(node.log_prob))})`,
-    `sum ${decimal(node.sum, 3)}`,
-    node.score === null ? "" : `score ${decimal(node.score, 3)}`,
-    decFate(node),
+    `log-probability of ${quoteToken(node)} ${formatDecimal(node.log_prob, 3)} (${formatShare(Math.exp(node.log_prob))})`,
+    `sum ${formatDecimal(node.sum, 3)}`,
+    node.score === null ? "" : `score ${formatDecimal(node.score, 3)}`,
+    decStatus(node),
   ];
   const text = decText(path) || "(nothing yet)";
   return [h("bdi", { class: "dec-text", dir: "auto" }, text), h("span", { class: "dec-facts" }, facts.filter(Boolean).join(" · "))];
 }
 
-function decFate(node) {
-  if (node.won) return "on the way to the translation";
-  if (node.alive) return "on the way to another result";
-  if (node.ended) return "finished, but others were better";
-  return node.kept ? "went on, but nothing came of it" : "dropped at once";
+function decStatus(node) {
+  if (node.on_best_path) return "on the best path";
+  if (node.in_results) return "on the path of another result";
+  if (node.ended) return "finished, not among the results";
+  return node.expanded ? "expanded, later pruned" : "pruned at once";
 }
 
 function decText(path) {
@@ -386,48 +386,48 @@ function decText(path) {
   return words.map((node, i) => (node.space && i ? ` ${node.text}` : node.text)).join("");
 }
 
-/** Left and right along the path, up and down among what was looked at in the same step. */
+/** Left and right: along the path. Up and down: within the step. */
 function decKeys(view, event) {
   const { state } = view;
   const node = state.byId.get(state.node);
   if (!node || !event.key.startsWith("Arrow")) return;
   event.preventDefault();
   event.stopPropagation();
-  const mates = state.steps[node.step].filter((one) => state.places.at.has(one.id));
+  const siblings = state.steps[node.step].filter((other) => state.places.at.has(other.id));
   const next = {
     ArrowLeft: () => state.byId.get(node.parent),
     ArrowRight: () => decChild(state, node),
-    ArrowUp: () => mates[mates.indexOf(node) - 1],
-    ArrowDown: () => mates[mates.indexOf(node) + 1],
+    ArrowUp: () => siblings[siblings.indexOf(node) - 1],
+    ArrowDown: () => siblings[siblings.indexOf(node) + 1],
   }[event.key]();
   if (!next || !state.drawn.has(next.id)) return;
-  decAbout(view, next.id);
+  decSelect(view, next.id);
   state.drawn.get(next.id).mark.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 function decChild(state, node) {
-  const children = (state.steps[node.step + 1] ?? []).filter((one) => one.parent === node.id);
-  return children.find((one) => one.won) ?? children.find((one) => one.alive) ?? children.find((one) => one.kept) ?? children[0];
+  const children = (state.steps[node.step + 1] ?? []).filter((child) => child.parent === node.id);
+  return ["on_best_path", "in_results", "expanded"].map((key) => children.find((child) => child[key])).find(Boolean) ?? children[0];
 }
 
-// --- what was found --------------------------------------------------------------------------------------------------
+// --- n-best list -----------------------------------------------------------------------------------------------------
 
 function decResults(view) {
   const { results = [], formula, given = false } = view.store.get().doc.json.decoding;
-  for (const one of [view.parts.bar, view.parts.found, view.parts.legend]) one.hidden = given;
+  for (const part of [view.parts.bar, view.parts.found, view.parts.legend]) part.hidden = given;
   const rows = results.map((result, i) => decResult(view, results[0].text, result, i));
   const names = ["", "text", "score", "log-probability"];
   const heads = names.map((name, i) => h("th", { scope: "col", class: i === 1 ? null : "dec-n" }, name));
   const table = h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
-  const engine = "Searched in full precision; attent translate rounds to 8 bits on a CPU and may differ in a word.";
+  const engine = "Searched in full precision; attent translate uses int8 on a CPU and may differ.";
   clear(view.parts.results).append(table, formula ? h("p", { class: "muted small" }, `${formula}. ${engine}`) : "");
 }
 
 function decResult(view, best, result, i) {
-  const show = () => decAbout(view, result.node);
-  const text = i ? shownDifference(best, result.text) : h("span", { dir: "auto" }, result.text || "(nothing)");
-  const cut = result.ended === false ? h("span", { class: "muted small" }, " (cut: it came to no end)") : null;
+  const show = () => decSelect(view, result.node);
+  const text = i ? renderDiff(best, result.text) : h("span", { dir: "auto" }, result.text || "(nothing)");
+  const cut = result.ended === false ? h("span", { class: "muted small" }, " (stopped at the maximum length)") : null;
   return h("tr", { on: { pointerenter: show } },
-    h("td", { class: "dec-n" }, i + 1), h("td", {}, press("dec-result", show, text, { on: { focus: show } }), cut),
-    h("td", { class: "dec-n" }, decimal(result.score, 3)), h("td", { class: "dec-n" }, decimal(result.log_prob, 3)));
+    h("td", { class: "dec-n" }, i + 1), h("td", {}, makeButton("dec-result", show, text, { on: { focus: show } }), cut),
+    h("td", { class: "dec-n" }, formatDecimal(result.score, 3)), h("td", { class: "dec-n" }, formatDecimal(result.log_prob, 3)));
 }

@@ -1,18 +1,18 @@
-// One or several heads as a heat map with words along its edges. The canvas is as large as what is in sight and is
-// drawn anew when the box scrolls, so that 2,000 words cost what 60 do; pointing moves two frames and a label.
+// Heat map of one or several heads with token labels. The canvas covers only the visible part and is redrawn when the
+// box scrolls, so 2,000 tokens cost as much as 60.
 
-import { h, clear, shown, plain, percent } from "./dom.js";
-import { heatScale, heatLevel } from "./colours.js";
-import { focusOf, placeName } from "./sentence.js";
-import { pinWord } from "./lines.js";
+import { h, clear, tokenSpan, tokenText, formatPercent } from "./dom.js";
+import { heatScale, heatLevel } from "./colors.js";
+import { getFocus, patchName } from "./description.js";
+import { pinToken } from "./lines.js";
 
 const ALL_LABELS = 160;
-const SMALLEST_CELL = 10; // if all columns then fit; where they do not, they may as well be easy to read
+const SMALLEST_CELL = 10; // only if all columns then fit
 const EASY_CELL = 14;
 const LARGEST_CELL = 44;
 const RULER = new OffscreenCanvas(1, 1);
 
-/** {element, build(), draw(), focus()}, as the panel of lines. */
+/** {element, build(), draw(), focus()}, like linesPanel. */
 export function heatMap(store) {
   const parts = mapParts();
   const { box, field, canvas } = parts;
@@ -40,13 +40,13 @@ export function heatMap(store) {
 
   function focus() {
     const state = store.get();
-    const now = focusOf(state);
-    placeBands(parts, view, now, state.doc.layer(state.path).weightsNow);
+    const now = getFocus(state);
+    placeBands(parts, view, now, state.doc.layer(state.path).attention);
     if (!now || now.other === null) parts.tip.hidden = true;
   }
 
   box.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
-  listenToMap(store, parts, view, box, field);
+  bindHeatMap(store, parts, view, box, field);
   new ResizeObserver(() => requestAnimationFrame(build)).observe(parts.element);
   return { element: parts.element, build, draw, focus };
 }
@@ -60,7 +60,7 @@ function mapParts() {
   const space = h("div", { class: "map-space" }, corner, top, left, field);
   const box = h("div", {
     class: "map-box", tabindex: 0, role: "region", dataset: { ownKeys: "" },
-    "aria-label": "Heat map; the sentence below says in words what it shows",
+    "aria-label": "Heat map; described in words below",
   }, space);
   const tip = h("div", { class: "tip", hidden: true });
   const scale = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
@@ -86,15 +86,15 @@ function measure(view, box, doc, layer) {
 }
 
 function labelTexts(doc, side) {
-  return doc.tokens(side).slice(0, 400).map((token, index) => shortPlace(doc, side, index) ?? plain(token));
+  return doc.tokens(side).slice(0, 400).map((token, index) => shortPatchName(doc, side, index) ?? tokenText(token));
 }
 
-/** Patches are told by row and column. */
-function shortPlace(doc, side, index) {
-  return placeName(doc, side, index)?.replace(/\D+(\d+)\D+(\d+)/, "$1,$2") ?? null;
+/** "row,column" for patches, else null. */
+function shortPatchName(doc, side, index) {
+  return patchName(doc, side, index)?.replace(/\D+(\d+)\D+(\d+)/, "$1,$2") ?? null;
 }
 
-/** The width of the longest label as it will be drawn, in pixels; never less than the words in the corner need. */
+/** Width of the longest label in pixels, at least that of the corner. */
 function longest(texts, size, box) {
   const context = RULER.getContext("2d");
   context.font = `${size}px ${getComputedStyle(box).fontFamily}`;
@@ -108,7 +108,7 @@ function applySize({ space, field, corner, bands }, view, doc, layer) {
   space.style.setProperty("--map-font", `${view.font}px`);
   field.style.setProperty("width", `${doc.tokens(layer.keys).length * view.cell}px`);
   field.style.setProperty("height", `${doc.tokens(layer.queries).length * view.cell}px`);
-  clear(corner).append(({ target: "writes ↓", read: "has read ↓" })[layer.queries] ?? "this ↓", h("br", {}), "looks at →");
+  clear(corner).append(({ target: "output ↓", decoder_input: "input ↓" })[layer.queries] ?? "query ↓", h("br", {}), "key →");
   bands.row.hidden = bands.column.hidden = true;
 }
 
@@ -124,7 +124,7 @@ function visible(box, view, { Tq, Tk }) {
 // --- drawing ---
 
 function paintVisible(canvas, box, view, layer, heads) {
-  const { weightsNow: weights } = layer;
+  const { attention: weights } = layer;
   const { q0, q1, k0, k1 } = visible(box, view, weights);
   const dpr = Math.min(2, window.devicePixelRatio || 1);
   const width = Math.max(1, Math.min(weights.Tk * view.cell, box.clientWidth - view.left));
@@ -150,7 +150,7 @@ function resizeCanvas(canvas, width, height, dpr) {
   canvas.style.setProperty("height", `${height}px`);
 }
 
-/** One pixel a cell; the canvas enlarges it. */
+/** One pixel per cell; the canvas scales it. */
 function cellsImage(weights, heads, q0, q1, k0, k1) {
   const [rows, columns] = [q1 - q0, k1 - k0];
   const small = new OffscreenCanvas(columns, rows);
@@ -171,7 +171,7 @@ function levelsOf(weights, head, q0, q1, k0, k1) {
   return out;
 }
 
-/** Of several heads each cell has the colour of the one that looks there most: mixed colours could not be told apart. */
+/** With several heads, each cell has the color of the head with the largest weight. */
 function fillPixels(pixels, scales, levels) {
   for (let i = 0; i < pixels.length; i++) {
     let most = 0;
@@ -180,7 +180,7 @@ function fillPixels(pixels, scales, levels) {
   }
 }
 
-/** Hairlines between the cells, in the colour of the paper. */
+/** Thin lines between cells. */
 function drawRules(context, view, x, y, columns, rows) {
   context.strokeStyle = getComputedStyle(context.canvas).getPropertyValue("--rule") || "rgb(128 128 128 / 14%)";
   context.lineWidth = 1;
@@ -196,9 +196,9 @@ function drawRules(context, view, x, y, columns, rows) {
   context.stroke();
 }
 
-/** Few words: all labels once. Many: those in sight, again at each scroll. */
+/** Few tokens: all labels once. Many: the visible ones, after each scroll. */
 function labelVisible({ top, left }, box, view, doc, layer) {
-  const { weightsNow: weights } = layer;
+  const { attention: weights } = layer;
   const few = Math.max(weights.Tq, weights.Tk) <= ALL_LABELS;
   const { q0, q1, k0, k1 } = few ? { q0: 0, q1: weights.Tq, k0: 0, k1: weights.Tk } : visible(box, view, weights);
   const key = [q0, q1, k0, k1].join();
@@ -212,8 +212,8 @@ function fillLabels(strip, doc, side, from, to, cell, edge) {
   const tokens = doc.tokens(side);
   const labels = [];
   for (let index = from; index < to; index++) {
-    const place = shortPlace(doc, side, index);
-    const label = place ? h("span", { class: "token" }, place) : shown(tokens[index]);
+    const place = shortPatchName(doc, side, index);
+    const label = place ? h("span", { class: "token" }, place) : tokenSpan(tokens[index]);
     labels.push(h("span", { class: "at", style: { [edge]: `${index * cell}px` } }, label));
   }
   strip.replaceChildren(...labels);
@@ -246,10 +246,10 @@ function placeBand(band, now, there, { x = 0, y = 0, width, height }) {
   band.style.setProperty("height", `${height}px`);
 }
 
-function listenToMap(store, parts, view, box, field) {
+function bindHeatMap(store, parts, view, box, field) {
   const cellAt = (event) => {
     const { doc, path } = store.get();
-    const { Tq, Tk } = doc.layer(path).weightsNow;
+    const { Tq, Tk } = doc.layer(path).attention;
     const frame = field.getBoundingClientRect();
     const k = Math.floor((event.clientX - frame.left) / view.cell);
     const q = Math.floor((event.clientY - frame.top) / view.cell);
@@ -269,18 +269,18 @@ function listenToMap(store, parts, view, box, field) {
   });
   field.addEventListener("click", (event) => {
     const cell = cellAt(event);
-    if (cell) pinWord(store, "queries", cell.q);
+    if (cell) pinToken(store, "queries", cell.q);
   });
 }
 
 function showTip(tip, { doc, path, heads }, { q, k }, event) {
   const layer = doc.layer(path);
-  const name = (side, index) => placeName(doc, side, index) ?? shown(doc.tokens(side)[index]);
-  const told = (head) => `${heads.length > 1 ? `head ${head}: ` : ""}${percent(layer.weightsNow.at(head, q, k))}`;
-  const values = h("b", {}, `  ${heads.map(told).join(", ")}`);
+  const name = (side, index) => patchName(doc, side, index) ?? tokenSpan(doc.tokens(side)[index]);
+  const value = (head) => `${heads.length > 1 ? `head ${head}: ` : ""}${formatPercent(layer.attention.at(head, q, k))}`;
+  const values = h("b", {}, `  ${heads.map(value).join(", ")}`);
   clear(tip).append(name(layer.queries, q), " → ", name(layer.keys, k), values);
   tip.hidden = false;
-  const flip = event.clientX > innerWidth - 240; // no room on the right of the pointer
+  const flip = event.clientX > innerWidth - 240; // no room to the right
   const at = `translate(${event.clientX + (flip ? -14 : 14)}px, ${event.clientY + 18}px)`;
   tip.style.setProperty("transform", flip ? `${at} translateX(-100%)` : at);
 }

@@ -1,16 +1,16 @@
-// One or several heads as lines between words: those who look on the left, what they look at on the right. Pointing
-// at a word touches only its own lines and the words at their other ends; the rest fades by one class.
+// Heads as lines between query tokens (left) and key tokens (right). Pointing at a token redraws only its own lines;
+// the rest fades by one class.
 
-import { h, s, clear, shown, percent } from "./dom.js";
-import { OVERLAYS } from "./colours.js";
-import { focusOf, topEntries, sameWord } from "./sentence.js";
+import { h, s, clear, tokenSpan, formatPercent } from "./dom.js";
+import { OVERLAYS } from "./colors.js";
+import { getFocus, topEntries, sameTokenIndex } from "./description.js";
 
-const MOST_LINES = 400;
-const FAINTEST = 0.02;
+const MAX_LINES = 400;
+const MIN_WEIGHT = 0.02;
 const LEVELS_OF_LINES = 10;
-const ENDS_AT_ONCE = 120;
+const MAX_ENDS = 120;
 
-/** {element, build(), draw(), focus()}: build for other words, draw for other heads, focus for another word. */
+/** {element, build(), draw(), focus()}: build for new tokens, draw for new heads, focus for a new token. */
 export function linesPanel(store) {
   const note = h("small", {});
   const all = s("g", { class: "all" });
@@ -18,11 +18,11 @@ export function linesPanel(store) {
   const other = s("g", { class: "other" });
   const svg = s("svg", { preserveAspectRatio: "none", "aria-hidden": "true" }, all, other, focused);
   const labels = { queries: h("div", { class: "side-label queries" }), keys: h("div", { class: "side-label" }) };
-  const lists = { queries: wordList(store, "queries"), keys: wordList(store, "keys") };
+  const lists = { queries: tokenList(store, "queries"), keys: tokenList(store, "keys") };
   const cells = [labels.queries, h("span", {}), labels.keys, lists.queries, svg, lists.keys];
   const lines = h("div", { class: "lines" }, cells);
-  const element = h("section", { class: "panel", "aria-label": "Lines between words" },
-    h("header", {}, h("h3", {}, "Lines between words"), note), h("div", { class: "lines-box" }, lines));
+  const element = h("section", { class: "panel", "aria-label": "Lines between tokens" },
+    h("header", {}, h("h3", {}, "Lines between tokens"), note), h("div", { class: "lines-box" }, lines));
   const touched = new Set();
   let [row, sides] = [26, null];
 
@@ -40,25 +40,25 @@ export function linesPanel(store) {
     lines.style.setProperty("--row", `${row}px`);
     svg.setAttribute("viewBox", `0 0 100 ${length * row}`);
     svg.style.setProperty("height", `${length * row}px`);
-    fillWords(lists.queries, doc.tokens(layer.queries));
-    fillWords(lists.keys, doc.tokens(layer.keys));
-    labels.queries.textContent = ({ target: "while it writes …", read: "having read …" })[layer.queries] ?? "each word …";
+    fillTokens(lists.queries, doc.tokens(layer.queries));
+    fillTokens(lists.keys, doc.tokens(layer.keys));
+    labels.queries.textContent = ({ target: "output (query)", decoder_input: "decoder input (query)" })[layer.queries] ?? "query";
     labels.keys.textContent = keysLabel(layer);
     touched.clear();
   }
 
   function draw() {
     const { doc, path, heads } = store.get();
-    const { drawn, among } = drawAll(all, doc.layer(path).weightsNow, heads, row);
-    note.textContent = drawn < among ? `the ${drawn} strongest of ${among} lines` : "";
+    const { drawn, total } = drawAll(all, doc.layer(path).attention, heads, row);
+    note.textContent = drawn < total ? `the ${drawn} strongest of ${total} lines` : "";
     focus();
   }
 
   function focus() {
     const state = store.get();
-    const now = focusOf(state);
+    const now = getFocus(state);
     lines.classList.toggle("focused", Boolean(now));
-    untouch(touched);
+    clearTouched(touched);
     clear(focused);
     clear(other);
     if (now) drawFocus({ state, now, groups: { focused, other }, lists, row, touched });
@@ -69,16 +69,16 @@ export function linesPanel(store) {
 }
 
 function keysLabel({ keys, kind }) {
-  if (keys === "read") return "… it looks at what it has read";
-  return kind === "cross" ? "… it looks at the source" : "… looks at";
+  if (keys === "decoder_input") return "decoder input (key)";
+  return kind === "cross" ? "source (key)" : "key";
 }
 
 // --- words ---
 
-function wordList(store, side) {
+function tokenList(store, side) {
   const list = h("ul", {
     class: `words ${side}`, role: "listbox", tabindex: 0,
-    "aria-label": side === "queries" ? "words that look" : "words that are looked at",
+    "aria-label": side === "queries" ? "query tokens" : "key tokens",
   });
   const indexOf = (event) => {
     const word = event.target.closest("[data-index]");
@@ -91,23 +91,23 @@ function wordList(store, side) {
   list.addEventListener("pointerleave", () => store.set({ hover: null }));
   list.addEventListener("click", (event) => {
     const index = indexOf(event);
-    if (index !== null) pinWord(store, side, index);
+    if (index !== null) pinToken(store, side, index);
   });
-  list.addEventListener("keydown", (event) => walkWords(event, store, side, list));
+  list.addEventListener("keydown", (event) => moveFocus(event, store, side, list));
   list.addEventListener("blur", () => store.set({ hover: null }));
   return list;
 }
 
-/** Pin a word, or let it go when it is pinned already. */
-export function pinWord(store, side, index) {
+/** Pin a token, or unpin it. */
+export function pinToken(store, side, index) {
   const { query, pinnedKey } = store.get();
   if (side === "queries") store.set({ query: query === index ? null : index, pinnedKey: null, hover: null });
   else store.set({ pinnedKey: pinnedKey === index ? null : index, query: null, hover: null });
 }
 
-function walkWords(event, store, side, list) {
+function moveFocus(event, store, side, list) {
   const state = store.get();
-  const now = focusOf(state);
+  const now = getFocus(state);
   const at = now?.side === side ? now.index : -1;
   const last = list.childElementCount - 1;
   const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
@@ -118,18 +118,18 @@ function walkWords(event, store, side, list) {
     list.children[index]?.scrollIntoView({ block: "nearest" });
   } else if ((event.key === "Enter" || event.key === " ") && at >= 0) {
     event.preventDefault();
-    pinWord(store, side, at);
+    pinToken(store, side, at);
   } else if (event.key === "Escape") store.set({ query: null, pinnedKey: null, hover: null });
 }
 
-function fillWords(list, tokens) {
+function fillTokens(list, tokens) {
   const words = tokens.map((token, index) => h("li", {
     class: "word", role: "option", id: `${list.classList[1]}-${index}`, "aria-selected": "false", dataset: { index },
-  }, shown(token)));
+  }, tokenSpan(token)));
   list.replaceChildren(...words);
 }
 
-function untouch(touched) {
+function clearTouched(touched) {
   for (const word of touched) {
     word.classList.remove("focus", "pinned");
     word.setAttribute("aria-selected", "false");
@@ -158,19 +158,19 @@ function curve(row, q, k, place) {
   return `M0 ${from}C45 ${from} 55 ${to} 100 ${to}`;
 }
 
-/** All that can be told apart, the strongest first. Lines of like strength share one path: few elements, quick. */
+/** Draw the strongest lines; lines of similar strength share one path, to keep the number of elements low. */
 function drawAll(group, weights, heads, row) {
-  const found = [];
+  const links = [];
   heads.forEach((head, place) => weights.each(head, (q, k, weight) => {
-    if (weight >= FAINTEST) found.push({ q, k, weight, place });
+    if (weight >= MIN_WEIGHT) links.push({ q, k, weight, place });
   }));
-  const among = found.length;
-  if (among > MOST_LINES) found.sort((a, b) => b.weight - a.weight).length = MOST_LINES;
-  clear(group).append(...bundled(found, row));
-  return { drawn: found.length, among };
+  const total = links.length;
+  if (total > MAX_LINES) links.sort((a, b) => b.weight - a.weight).length = MAX_LINES;
+  clear(group).append(...bundleLines(links, row));
+  return { drawn: links.length, total };
 }
 
-function bundled(links, row) {
+function bundleLines(links, row) {
   const bundles = new Map();
   for (const { q, k, weight, place } of links) {
     const level = Math.ceil(weight * LEVELS_OF_LINES);
@@ -186,43 +186,43 @@ function bundled(links, row) {
   }));
 }
 
-/** The lines of one word: what it looks at and, dashed, who looks at it (or the other way round). */
+/** The lines of one token as a query and, dashed, as a key (or the reverse). */
 function drawFocus({ state, now, groups, lists, row, touched }) {
   const layer = state.doc.layer(state.path);
-  const twin = sameWord(layer, now.side, now.index);
+  const twin = sameTokenIndex(layer, now.side, now.index);
   const opposite = now.side === "queries" ? "keys" : "queries";
-  groups.focused.append(...bundled(linksOf(layer, state.heads, now.side, now.index), row));
-  if (twin !== null) groups.other.append(...bundled(linksOf(layer, state.heads, opposite, twin), row));
-  touchWord(lists[now.side].children[now.index], touched, (word) => word.classList.add("focus"));
-  for (const { index, weight } of topEntries(valuesOf(layer, state.heads[0], now.side, now.index), ENDS_AT_ONCE)) {
+  groups.focused.append(...bundleLines(linesOf(layer, state.heads, now.side, now.index), row));
+  if (twin !== null) groups.other.append(...bundleLines(linesOf(layer, state.heads, opposite, twin), row));
+  touchToken(lists[now.side].children[now.index], touched, (word) => word.classList.add("focus"));
+  for (const { index, weight } of topEntries(valuesOf(layer, state.heads[0], now.side, now.index), MAX_ENDS)) {
     if (weight < 0.005) break;
-    touchWord(lists[opposite].children[index], touched, (word) => tintWord(word, weight));
+    touchToken(lists[opposite].children[index], touched, (word) => tintToken(word, weight));
   }
   lists[now.side].setAttribute("aria-activedescendant", `${now.side}-${now.index}`);
 }
 
-function touchWord(word, touched, change) {
+function touchToken(word, touched, change) {
   if (!word) return;
   change(word);
   touched.add(word);
 }
 
-function tintWord(word, weight) {
+function tintToken(word, weight) {
   word.style.setProperty("--tint", Math.sqrt(weight).toFixed(3));
-  if (weight >= 0.03) word.dataset.share = percent(weight);
+  if (weight >= 0.03) word.dataset.share = formatPercent(weight);
 }
 
 function valuesOf(layer, head, side, index) {
-  const { weightsNow: weights } = layer;
+  const { attention: weights } = layer;
   const inside = index < (side === "queries" ? weights.Tq : weights.Tk);
   if (!inside) return new Float32Array(0);
   return side === "queries" ? weights.row(head, index) : weights.column(head, index);
 }
 
-function linksOf(layer, heads, side, index) {
+function linesOf(layer, heads, side, index) {
   const ends = (end) => (side === "queries" ? { q: index, k: end } : { q: end, k: index });
   return heads.flatMap((head, place) =>
-    topEntries(valuesOf(layer, head, side, index), ENDS_AT_ONCE)
+    topEntries(valuesOf(layer, head, side, index), MAX_ENDS)
       .filter(({ weight }) => weight >= 0.005)
       .map(({ index: end, weight }) => ({ ...ends(end), weight, place })));
 }

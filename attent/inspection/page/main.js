@@ -1,28 +1,27 @@
-// The page itself: opens the document, makes the state that all share, shows the tabs and listens to the keyboard.
-// What a tab shows is its own.
+// Entry point: opens the document, creates the shared state and the tabs, and handles the keyboard.
 
 import { h, clear } from "./dom.js";
 import { createStore } from "./store.js";
-import { openDocument, groupsOf } from "./data.js";
-import { firstLook, fitting, followAddress, readAddress } from "./address.js";
-import { keyOf, makeActions } from "./ask.js";
-import { applyTheme, effectiveTheme, keptTheme, masthead, sentences, setTheme } from "./header.js";
+import { openDocument, groupLayers } from "./data.js";
+import { defaultSelection, clampSelection, syncUrl, readUrl } from "./url_state.js";
+import { requestKey, makeActions } from "./requests.js";
+import { applyTheme, effectiveTheme, storedTheme, pageHeader, sentences, setTheme } from "./header.js";
 import { headsView } from "./heads.js";
 import { equationView } from "./equation.js";
 import { decodingView } from "./decoding.js";
-import { guessesView } from "./guesses.js";
-import { propertiesView } from "./properties.js";
+import { predictionsView } from "./predictions.js";
+import { headStatsView } from "./head_stats.js";
 import { positionsView } from "./positions.js";
-import { silenceView } from "./silence.js";
+import { maskingView } from "./masking.js";
 
 const TABS = [
   { id: "heads", label: "Heads", view: headsView, has: () => true },
   { id: "equation", label: "Equation", view: equationView, has: (json) => (json.layers ?? []).length > 0 },
   { id: "decoding", label: "Decoding", view: decodingView, has: (json) => json.decoding },
-  { id: "guesses", label: "Guesses", view: guessesView, has: (json) => json.guesses },
-  { id: "properties", label: "What heads do", view: propertiesView, has: (json) => json.properties || json.ablation },
+  { id: "predictions", label: "Predictions", view: predictionsView, has: (json) => json.predictions },
+  { id: "head_stats", label: "Head statistics", view: headStatsView, has: (json) => json.head_stats || json.ablation },
   { id: "positions", label: "Positions", view: positionsView, has: (json) => (json.positions ?? []).length > 0 },
-  { id: "silence", label: "Silence", view: silenceView, has: (json) => json.live && json.layers?.length },
+  { id: "masking", label: "Masking", view: maskingView, has: (json) => json.live && json.layers?.length },
 ];
 
 // --- the tabs ---
@@ -33,7 +32,7 @@ function tabs(store, actions) {
   const made = TABS.map((tab) => makeTab(store, actions, tab));
   list.append(...made.map(({ button }) => button));
   panels.append(...made.map(({ panel }) => panel));
-  list.addEventListener("keydown", (event) => walkTabs(event, store, made));
+  list.addEventListener("keydown", (event) => moveTab(event, store, made));
   store.on(["tab", "doc"], () => showTab(store, made));
   return { list, panels, start: () => showTab(store, made) };
 }
@@ -45,72 +44,72 @@ function makeTab(store, actions, { id, label, view, has }) {
   return { id, button, panel, has, view: null, isShown: false, make: () => view(store, actions) };
 }
 
-/** Views are made when first shown: what nobody opens costs nothing. */
+/** Views are created when first shown. */
 function showTab(store, made) {
   const { doc, tab } = store.get();
   for (const entry of made) {
-    const there = Boolean(entry.has(doc.json));
-    const chosen = there && entry.id === tab;
-    entry.button.hidden = !there;
-    entry.button.setAttribute("aria-selected", String(chosen));
-    entry.button.tabIndex = chosen ? 0 : -1;
-    turn(entry, chosen);
+    const available = Boolean(entry.has(doc.json));
+    const selected = available && entry.id === tab;
+    entry.button.hidden = !available;
+    entry.button.setAttribute("aria-selected", String(selected));
+    entry.button.tabIndex = selected ? 0 : -1;
+    setShown(entry, selected);
   }
   if (!made.some((entry) => entry.isShown)) store.set({ tab: "heads" });
 }
 
-function turn(entry, chosen) {
-  if (chosen === entry.isShown) return;
-  entry.isShown = chosen;
-  entry.panel.hidden = !chosen;
-  if (chosen && !entry.view) {
+function setShown(entry, selected) {
+  if (selected === entry.isShown) return;
+  entry.isShown = selected;
+  entry.panel.hidden = !selected;
+  if (selected && !entry.view) {
     entry.view = entry.make();
     entry.panel.append(entry.view.element);
   }
-  entry.view?.[chosen ? "show" : "hide"]?.();
+  entry.view?.[selected ? "show" : "hide"]?.();
 }
 
-function walkTabs(event, store, made) {
-  const there = made.filter((entry) => !entry.button.hidden);
-  const at = there.findIndex((entry) => entry.id === store.get().tab);
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: there.length - 1 }[event.key];
+function moveTab(event, store, made) {
+  const visible = made.filter((entry) => !entry.button.hidden);
+  const at = visible.findIndex((entry) => entry.id === store.get().tab);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: visible.length - 1 }[event.key];
   if (to === undefined) return;
   event.preventDefault();
   event.stopPropagation();
-  const next = there[(to + there.length) % there.length];
+  const next = visible[(to + visible.length) % visible.length];
   store.set({ tab: next.id });
   next.button.focus();
 }
 
 // --- keys ---
 
-/** Arrows walk through layers and heads wherever they are not needed for something else. */
-function listenToKeys(store) {
+/** Arrow keys move through layers and heads unless the focused element uses them. */
+function bindKeys(store) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest?.("input, textarea, select, [role=listbox], dialog, [data-own-keys]")) return;
     if (event.key === "Escape") store.set({ query: null, pinnedKey: null, hover: null });
     else if (event.key === "?") document.getElementById("key-help").showModal();
-    else if (["heads", "equation"].includes(store.get().tab) && walkHeads(store, event.key)) event.preventDefault();
+    else if (["heads", "equation"].includes(store.get().tab) && moveHead(store, event.key)) event.preventDefault();
   });
 }
 
-/** Up and down: layers of the same kind. Left and right: heads, and past the last one the next kind. */
-function walkHeads(store, key) {
+/** Up and down: layers of the same group. Left and right: heads, and beyond the last head the next group. */
+function moveHead(store, key) {
   const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
   const { doc, path, heads } = store.get();
   if (!step || !path) return false;
-  const groups = groupsOf(doc);
+  const groups = groupLayers(doc);
   const at = groups.findIndex((group) => group.layers.some((layer) => layer.path === path));
   const row = groups[at].layers.findIndex((layer) => layer.path === path);
-  const to = headAt(groups, at, row + step[0], heads[0] + step[1], step[1] !== 0);
-  if (to) store.set({ ...fitting(doc, { ...store.get(), path: to.path, heads: [to.head] }), hover: null });
+  const to = findHead(groups, at, row + step[0], heads[0] + step[1], step[1] !== 0);
+  if (to) store.set({ ...clampSelection(doc, { ...store.get(), path: to.path, heads: [to.head] }), hover: null });
   return true;
 }
 
-function headAt(groups, at, row, head, sideways) {
-  const there = groups[at].layers[row];
-  const beyond = head < 0 ? -1 : sideways && head >= (there?.heads ?? Infinity) ? 1 : 0;
+function findHead(groups, at, row, head, sideways) {
+  const current = groups[at].layers[row];
+  const beyond = head < 0 ? -1 : sideways && head >= (current?.heads ?? Infinity) ? 1 : 0;
   const group = groups[at + beyond];
   const layer = group?.layers[beyond ? Math.min(row, group.layers.length - 1) : row];
   if (!layer) return null;
@@ -121,50 +120,49 @@ function headAt(groups, at, row, head, sideways) {
 
 async function boot() {
   const page = document.getElementById("page");
-  applyTheme(keptTheme());
+  applyTheme(storedTheme());
   try {
     const doc = await openDocument(JSON.parse(document.getElementById("document").textContent));
-    furnishPage(page, doc);
+    buildPage(page, doc);
   } catch (error) {
     clear(page).append(h("p", { class: "notice", role: "alert" }, `This page could not be opened: ${error.message}`));
     throw error;
   }
 }
 
-function furnishPage(page, doc) {
-  const text = doc.readSide?.text ?? "";
-  const silence = [];
-  const store = createStore({
-    doc, base: doc, ...firstLook(doc), hover: null, tab: "heads", rows: "auto", comparing: false, text, silence, prefix: [], beamSize: null, to: doc.json.languages?.[0] ?? null,
-    baseQuestion: keyOf({ text, prefix: [], silence }), busy: false, error: null, theme: effectiveTheme(keptTheme()),
+function buildPage(page, doc) {
+  const text = doc.inputSide?.text ?? "";
+    const store = createStore({
+    doc, base: doc, ...defaultSelection(doc), hover: null, tab: "heads", rows: "auto", comparing: false, text, maskedParts: [], prefix: [], beamSize: null, to: doc.json.languages?.[0] ?? null,
+    baseKey: requestKey({ text, prefix: [], masked_parts: [] }), busy: false, error: null, theme: effectiveTheme(storedTheme()),
   });
-  store.set(readAddress(doc, store.get(), TABS));
+  store.set(readUrl(doc, store.get(), TABS));
   const actions = makeActions(store);
   const shell = tabs(store, actions);
-  clear(page).append(masthead(store), ...sentences(store, actions), shell.list, shell.panels);
+  clear(page).append(pageHeader(store), ...sentences(store, actions), shell.list, shell.panels);
   page.setAttribute("aria-busy", "false");
   store.on(["busy"], ({ busy }) => {
     page.classList.toggle("busy", busy);
     page.setAttribute("aria-busy", String(busy));
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(store, keptTheme()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(store, storedTheme()));
   shell.start();
   store.flush();
   if (doc.json.live && !text) document.getElementById("sentence").focus();
   const address = location.hash;
-  followAddress(store, TABS);
-  askAgain(store, actions, address);
-  listenToKeys(store);
+  syncUrl(store, TABS);
+  restoreFromUrl(store, actions, address);
+  bindKeys(store);
   performance.mark("attent-ready");
 }
 
-/** A live page that is opened by its address, or loaded again, asks for the sentence in it. */
-async function askAgain(store, actions, address) {
+/** A reloaded live page requests the sentence in its URL again. */
+async function restoreFromUrl(store, actions, address) {
   const text = new URLSearchParams(address.slice(1)).get("text");
   if (!text || !store.get().doc.json.live || store.get().doc.layers.length) return;
   document.getElementById("sentence").value = text;
   await actions.ask({ text });
-  store.set(readAddress(store.get().doc, store.get(), TABS, address));
+  store.set(readUrl(store.get().doc, store.get(), TABS, address));
 }
 
 boot();

@@ -1,17 +1,16 @@
-// Numbers made visible, for the views that show vectors: what is above nothing in one colour, what is below in the
-// other, and the further from nothing the stronger. What the numbers mean is left to the views.
+// Drawing helpers shared by the views: diverging colors for matrices, number formats, buttons and pickers.
 
 import { h, clear } from "./dom.js";
-import { cssColour } from "./colours.js";
+import { cssColor } from "./colors.js";
 
-/** Fill a canvas of one pixel for each number, rows x columns; `most` is the number at full strength. */
+/** Paint a matrix, one pixel per number; `most` is the absolute value at full strength. */
 export function paintMatrix(canvas, numbers, rows, columns, most) {
   canvas.width = Math.max(columns, 1);
   canvas.height = Math.max(rows, 1);
   if (!rows || !columns) return;
   const image = new ImageData(columns, rows);
-  const colours = [cssColour("--positive"), cssColour("--negative")];
-  for (let i = 0; i < rows * columns; i++) paintPixel(image.data, 4 * i, numbers[i], most, colours);
+  const colors = [cssColor("--positive"), cssColor("--negative")];
+  for (let i = 0; i < rows * columns; i++) paintPixel(image.data, 4 * i, numbers[i], most, colors);
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
@@ -23,33 +22,33 @@ function paintPixel(pixels, at, number, most, [above, below]) {
   pixels[at + 3] = 255 * paintStrength(number, most);
 }
 
-/** From 0 (nothing) to 1 (the most there is), lifted since faint colours are hard to tell apart. */
+/** Opacity from 0 to 1; the exponent makes small values visible. */
 export function paintStrength(number, most) {
   return most > 0 && !Number.isNaN(number) ? Math.min(1, Math.abs(number) / most) ** 0.7 : 0;
 }
 
-export function furthest(numbers) {
+export function maxAbs(numbers) {
   let most = 0;
   for (const number of numbers) if (Math.abs(number) > most && Number.isFinite(number)) most = Math.abs(number);
   return most;
 }
 
-/** 1.2345 -> "1.23", -0.5 -> "−0.50" with a real minus sign, so that columns of numbers stand straight. */
-export function decimal(number, digits = 2) {
+/** 1.2345 -> "1.23", -0.5 -> "−0.50" with a minus sign of digit width. */
+export function formatDecimal(number, digits = 2) {
   if (number === -Infinity) return "−∞";
   const text = Math.abs(number).toFixed(digits);
   return number < 0 && Number(text) !== 0 ? `−${text}` : text;
 }
 
-/** A share with enough digits to tell small ones apart: "93.1%", "0.4%", "0.002%". */
-export function share(number) {
+/** A probability with enough digits: "93.1%", "0.4%", "0.002%". */
+export function formatShare(number) {
   if (!(number > 0)) return "0%";
   if (number < 0.00001) return "<0.001%";
   return `${(100 * number).toFixed(number < 0.001 ? 3 : 1)}%`;
 }
 
-/** "rtl" where the first letter is Hebrew, Arabic or of a kindred script, else "ltr". */
-export function directionOf(text) {
+/** "rtl" if the first letter is Hebrew, Arabic or a related script, else "ltr". */
+export function textDirection(text) {
   const letter = /\p{L}/u.exec(text ?? "")?.[0] ?? "";
   return /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]|[\ud802-\ud803\ud83a]/.test(letter) ? "rtl" : "ltr";
 }
@@ -69,8 +68,8 @@ function pickerChoice({ group, choices, value, label }) {
   return h("optgroup", { label: group }, choices.map(pickerChoice));
 }
 
-/** A canvas of big pixels that a person points at: calls pointed(row, column), or pointed(null) when they leave. */
-export function pointedAt(canvas, pointed) {
+/** Call pointed(row, column) for the pixel under the pointer, pointed(null, null) when it leaves. */
+export function onPointer(canvas, pointed) {
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const column = Math.floor(((event.clientX - box.left) / box.width) * canvas.width);
@@ -84,12 +83,12 @@ function paintWithin(index, count) {
   return Math.max(0, Math.min(count - 1, index));
 }
 
-/** A button: press("eq-more", listener, "Show more"); `attributes` for what else it needs. */
-export function press(name, listener, content, attributes = {}) {
+/** A button: makeButton("eq-more", listener, "Show more"); `attributes`: further attributes. */
+export function makeButton(name, listener, content, attributes = {}) {
   return h("button", { class: name, type: "button", ...attributes, on: { click: listener, ...attributes.on } }, content);
 }
 
-/** How long a bar is, as a style: a part of the longest. */
-export function barOf(number, most) {
+/** Width of a bar relative to the longest, as a style. */
+export function barStyle(number, most) {
   return { width: `${most > 0 ? Math.min(100, (100 * Math.abs(number)) / most) : 0}%` };
 }

@@ -1,12 +1,11 @@
-// Where the order of the words enters this model, and the numbers that carry it: what each position is made of, and
-// how alike two positions are. The numbers come with the document; schemes are told apart by what they hold alone.
+// The positions view: the values of the positional encoding and its pairwise products or biases, for any scheme.
 
-import { h, s, clear, shown, quoted } from "./dom.js";
+import { h, s, clear, tokenSpan, quoteToken } from "./dom.js";
 import { unpackArray } from "./data.js";
-import { decimal, furthest, paintMatrix, picker, pointedAt, press } from "./paint.js";
+import { formatDecimal, maxAbs, paintMatrix, picker, onPointer, makeButton } from "./paint.js";
 
-const POS_BARRED = 60000; // a bias so far below nothing is a mask in disguise, not a number to look at
-const POS_WORDS = 200; // words to choose from, at most
+const POS_MASKED = 60000; // a bias this negative is a mask
+const POS_WORDS = 200; // maximum number of tokens to choose from
 
 export function positionsView(store) {
   const state = { visible: false, stale: true, entry: 0, at: 4, head: 0, turn: 0 };
@@ -33,18 +32,18 @@ export function positionsView(store) {
 }
 
 function posParts() {
-  const stacks = h("div", { class: "pos-stacks", role: "group", "aria-label": "which part of the model" });
+  const stacks = h("div", { class: "pos-stacks", role: "group", "aria-label": "stack" });
   const about = h("div", { class: "pos-about" });
-  const words = h("div", { class: "pos-words", role: "group", "aria-label": "a word of the sentence" });
+  const words = h("div", { class: "pos-words", role: "group", "aria-label": "tokens" });
   const pictures = h("div", { class: "pos-pictures" });
   return { element: h("section", { class: "pos" }, stacks, about, words, pictures), stacks, about, words, pictures };
 }
 
-/** Entries that say the same of two stacks are shown once: [{entry, stacks}]. */
+/** Equal entries of several stacks are shown once: [{entry, stacks}]. */
 function posEntries(positions) {
   const seen = new Map();
   for (const entry of positions) {
-    const key = JSON.stringify([entry.scheme, entry.enters, entry.formula, entry.values?.data, entry.dots?.data]);
+    const key = JSON.stringify([entry.scheme, entry.applied_as, entry.formula, entry.values?.data, entry.pairwise?.data]);
     if (!seen.has(key)) seen.set(key, { entry, stacks: [] });
     seen.get(key).stacks.push(entry.stack);
   }
@@ -61,7 +60,7 @@ async function posDraw(view) {
   const one = state.entries[state.entry];
   parts.element.hidden = !one;
   if (!one) return;
-  const arrays = [one.entry.values, one.entry.dots];
+  const arrays = [one.entry.values, one.entry.pairwise];
   const [values, dots] = await Promise.all(arrays.map((array) => (array ? unpackArray(array) : null)));
   if (turn !== state.turn) return;
   Object.assign(state, { one, values, dots: posHeads(dots), tokens: posTokens(doc, one), doc });
@@ -72,11 +71,11 @@ async function posDraw(view) {
   posShow(view);
 }
 
-/** Dot products of one table or of one for each head, all as {heads, T, data}. */
+/** Pairwise values, one matrix or one per head: {heads, rows, columns, data, many}. */
 function posHeads(dots) {
   if (!dots) return null;
   const shape = dots.shape.length === 2 ? [1, ...dots.shape] : dots.shape;
-  const data = dots.data.map((number) => (Math.abs(number) >= POS_BARRED ? NaN : number));
+  const data = dots.data.map((number) => (Math.abs(number) >= POS_MASKED ? NaN : number));
   return { heads: shape[0], rows: shape[1], columns: shape[2], data, many: dots.shape.length === 3 };
 }
 
@@ -89,7 +88,7 @@ function posLength({ values, dots }) {
   return values?.shape[0] ?? dots?.rows ?? 0;
 }
 
-// --- the words around the pictures -----------------------------------------------------------------------------------
+// --- text ------------------------------------------------------------------------------------------------------------
 
 function posStacks(view) {
   const { state, parts } = view;
@@ -100,7 +99,7 @@ function posStacks(view) {
   clear(parts.stacks);
   if (state.entries.length < 2) return;
   parts.stacks.append(...state.entries.map(({ stacks }, i) =>
-    press("button", () => choose(i), stacks.join(" and "), { "aria-pressed": String(i === state.entry) })));
+    makeButton("button", () => choose(i), stacks.join(" and "), { "aria-pressed": String(i === state.entry) })));
 }
 
 function posAbout(state) {
@@ -113,45 +112,45 @@ function posAbout(state) {
   ];
 }
 
-/** The way of a word through the stack, with the place marked where its position comes in. */
+/** The path of a token through the stack, with the point marked where its position enters. */
 function posDrawing({ doc, one: { entry, stacks } }) {
   const box = (...inside) => h("span", { class: "pos-node" }, inside);
   const here = (text) => h("span", { class: "pos-node pos-here" }, text);
   const arrow = () => h("span", { class: "pos-arrow", "aria-hidden": "true" }, "→");
-  const own = doc.layers.filter((layer) => layer.stack === stacks[0]);
-  const count = new Set(own.map((layer) => layer.layer)).size;
-  const cross = own.some((layer) => layer.kind === "cross");
-  const inside = { angles: here("q and k turned by position"), bias: here("scores + bias of the distance") }[entry.enters];
+  const layers = doc.layers.filter((layer) => layer.stack === stacks[0]);
+  const count = new Set(layers.map((layer) => layer.layer)).size;
+  const cross = layers.some((layer) => layer.kind === "cross");
+  const inside = { angles: here("q and k rotated by position"), bias: here("scores + position bias") }[entry.applied_as];
   const block = h("span", { class: "pos-block" }, h("span", { class: "pos-times" }, count ? `${count} ×` : "each layer"),
     box("self-attention", inside ?? ""), arrow(), cross ? [box("cross-attention"), arrow()] : "", box("feed-forward"));
-  const added = entry.enters === "embed" ? [h("span", { class: "pos-plus" }, "+"), here("position")] : "";
-  return h("p", { class: "pos-drawing" }, box(doc.json.model?.kind === "vision" ? "patches" : "words"), arrow(), box("embedding"), added, arrow(), block);
+  const added = entry.applied_as === "embed" ? [h("span", { class: "pos-plus" }, "+"), here("position")] : "";
+  return h("p", { class: "pos-drawing" }, box(doc.json.model?.kind === "vision" ? "patches" : "tokens"), arrow(), box("embedding"), added, arrow(), block);
 }
 
 function posWords(view) {
   const { state, parts } = view;
-  const image = posImage(state); // patches are chosen where they lie
-  const fit = state.tokens.slice(0, image ? image.before ?? 0 : Math.min(POS_WORDS, posLength(state)));
+  const image = posImage(state); // patches are chosen in the image
+  const fit = state.tokens.slice(0, image ? image.num_prefix_tokens ?? 0 : Math.min(POS_WORDS, posLength(state)));
   const choose = (i) => {
     state.at = i;
     posShow(view);
     parts.words.children[i]?.focus();
   };
   clear(parts.words).append(...fit.map((token, i) =>
-    press("pos-word", () => choose(i), [h("small", {}, i), shown(token)], { "aria-pressed": String(i === state.at) })));
+    makeButton("pos-word", () => choose(i), [h("small", {}, i), tokenSpan(token)], { "aria-pressed": String(i === state.at) })));
   parts.words.hidden = !fit.length;
 }
 
-// --- the pictures ----------------------------------------------------------------------------------------------------
+// --- figures ---------------------------------------------------------------------------------------------------------
 
 function posShow(view) {
   const { state, parts } = view;
   posWords(view);
-  clear(parts.pictures).append(...[posPatches(view), posValues(state), posDots(view)].filter(Boolean));
+  clear(parts.pictures).append(...[posPatches(view), posValues(state), posPairwise(view)].filter(Boolean));
 }
 
 function posName(state, i) {
-  return state.tokens[i] ? `position ${i} (${quoted(state.tokens[i])})` : `position ${i}`;
+  return state.tokens[i] ? `position ${i} (${quoteToken(state.tokens[i])})` : `position ${i}`;
 }
 
 function posValues(state) {
@@ -159,26 +158,26 @@ function posValues(state) {
   if (!values) return null;
   const [T, E] = values.shape;
   const row = (i) => values.data.subarray(i * E, (i + 1) * E);
-  const turned = "How far each pair of numbers is turned: cosines and sines";
-  const title = one.entry.enters === "angles" ? turned : "What is added to the embedding";
-  const tell = (i, d) => `${posName(state, i)}, dimension ${d}: ${decimal(values.data[i * E + d], 3)}`;
+  const turned = "Rotation of each pair of dimensions: cosines and sines";
+  const title = one.entry.applied_as === "angles" ? turned : "Values added to the embedding";
+  const tell = (i, d) => `${posName(state, i)}, dimension ${d}: ${formatDecimal(values.data[i * E + d], 3)}`;
   return posPicture(state, {
     kind: "values", title, down: "position", across: `dimension, 0 to ${E - 1}`, numbers: values.data, rows: T, columns: E,
     tell, curve: row, label: `${T} positions down, ${E} dimensions across`,
   });
 }
 
-function posDots(view) {
+function posPairwise(view) {
   const { state, parts } = view;
   const { dots, one } = state;
   if (!dots) return null;
   const { rows, columns } = dots;
   const numbers = dots.data.subarray(state.head * rows * columns, (state.head + 1) * rows * columns);
-  const biased = one.entry.enters === "bias";
-  const [down, across] = biased ? ["the word that looks", "the word that is looked at"] : ["position", "position"];
+  const biased = one.entry.applied_as === "bias";
+  const [down, across] = biased ? ["query position", "key position"] : ["position", "position"];
   parts.head.fill(Array.from({ length: dots.heads }, (_, head) => ({ value: head, label: String(head) })), state.head);
   return posPicture(state, {
-    kind: "dots", title: biased ? "What is added to each score" : "How alike two positions are: their dot products",
+    kind: "dots", title: biased ? "Values added to the attention scores" : "Dot products of positions",
     down, across, numbers, rows, columns, label: `${rows} positions down, ${columns} across`,
     tell: (i, j) => `${posName(state, i)} and ${posName(state, j)}: ${posNumber(numbers[i * columns + j])}`,
     curve: (i) => numbers.subarray(i * columns, (i + 1) * columns), above: dots.many ? parts.head.frame : null,
@@ -187,21 +186,21 @@ function posDots(view) {
 
 const posImage = ({ doc }) => Object.values(doc.json.sides ?? {}).map((side) => side.image).find(Boolean);
 
-/** Of a picture: one place with all others, laid out as the patches are. A click chooses another. */
+/** One position compared with all patches, in image layout. A click selects another. */
 function posPatches(view) {
   const { state } = view;
   const image = posImage(state);
-  const { rows, columns, before = 0 } = image ?? {};
+  const { rows, columns, num_prefix_tokens: before = 0 } = image ?? {};
   if (!image || !state.dots || state.dots.columns !== before + rows * columns) return null;
   const from = (state.head * state.dots.rows + state.at) * state.dots.columns + before;
   const numbers = state.dots.data.subarray(from, from + rows * columns);
-  const title = "This place and every other";
-  const label = `${rows} rows of ${columns} patches, as they lie in the picture; press Enter on one to choose it`;
+  const title = "Selected position and all patches";
+  const label = `${rows} x ${columns} patches; press Enter to select one`;
   const canvas = h("canvas", { class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}`, "data-own-keys": true });
-  paintMatrix(canvas, numbers, rows, columns, furthest(numbers));
-  const say = h("p", { class: "pos-say", "aria-live": "polite" }, `${posName(state, state.at)}. Choose a patch.`);
+  paintMatrix(canvas, numbers, rows, columns, maxAbs(numbers));
+  const say = h("p", { class: "pos-say", "aria-live": "polite" }, `${posName(state, state.at)}. Select a patch.`);
   let at = null;
-  posRead(canvas, (i, j) => {
+  posOnPointer(canvas, (i, j) => {
     at = i === null ? null : before + i * columns + j;
     if (at !== null) say.textContent = `${posName(state, state.at)} and ${posName(state, at)}: ${posNumber(numbers[at - before])}`;
   });
@@ -221,20 +220,20 @@ function posPatches(view) {
 }
 
 function posNumber(number) {
-  return Number.isNaN(number) ? "may not be looked at" : decimal(number, 3);
+  return Number.isNaN(number) ? "masked" : formatDecimal(number, 3);
 }
 
-/** A picture with its axes, what is pointed at in words, and the row of the chosen word as a curve. */
+/** A matrix with axes, the value under the pointer, and the row of the selected token as a curve. */
 function posPicture(state, { kind, title, down, across, numbers, rows, columns, tell, curve, label, above = null }) {
   const canvas = h("canvas", {
     class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}. Arrow keys move through it.`, "data-own-keys": true,
   });
-  paintMatrix(canvas, numbers, rows, columns, furthest(numbers));
-  const say = h("p", { class: "pos-say", "aria-live": "polite" }, "Point at the picture to read a number.");
+  paintMatrix(canvas, numbers, rows, columns, maxAbs(numbers));
+  const say = h("p", { class: "pos-say", "aria-live": "polite" }, "Point at the matrix to read a value.");
   const shape = kind === "dots" ? "pos-field pos-square" : "pos-field";
   const field = h("div", { class: shape, style: { "--rows": rows } }, canvas, posMarks(state, rows));
   const cursor = field.appendChild(h("span", { class: "pos-cursor", hidden: true }));
-  posRead(canvas, (i, j) => {
+  posOnPointer(canvas, (i, j) => {
     cursor.hidden = i === null;
     if (i === null) return;
     cursor.style.setProperty("left", `${(100 * (j + 0.5)) / columns}%`);
@@ -246,7 +245,7 @@ function posPicture(state, { kind, title, down, across, numbers, rows, columns, 
     h("div", { class: "pos-frame" }, axes, field), say, posCurve(state, curve(state.at), numbers, kind));
 }
 
-/** Where the chosen word stands, and how far the sentence reaches. */
+/** Markers for the selected token and the length of the sentence. */
 function posMarks(state, rows) {
   const part = (count) => `${(100 * count) / rows}%`;
   const words = Math.min(rows, state.tokens.length);
@@ -262,10 +261,10 @@ function posTicks(rows) {
   return h("span", { class: "pos-ticks", "aria-hidden": "true" }, Array.from({ length: Math.ceil(rows / step) }, (_, i) => tick(i * step)));
 }
 
-/** The pointer and the arrow keys alike: read(row, column). */
-function posRead(canvas, read) {
+/** Call read(row, column) for the pointer and the arrow keys. */
+function posOnPointer(canvas, read) {
   const at = [0, 0];
-  pointedAt(canvas, read);
+  onPointer(canvas, read);
   canvas.addEventListener("keydown", (event) => {
     const [i, j] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
     if (i === undefined) return;
@@ -279,15 +278,15 @@ function posRead(canvas, read) {
 function posCurve(state, numbers, all, kind) {
   const [low, high] = posRange(all);
   const tall = high - low || 1;
-  const waves = kind === "values" && posInterleaved(state.values) ? [" — the even ones", " — the odd ones"] : [""];
+  const waves = kind === "values" && posInterleaved(state.values) ? [" — even dimensions", " — odd dimensions"] : [""];
   const lines = waves.map((_, i) => s("path", { class: `pos-line pos-line-${i}`, d: posLine(numbers, i, waves.length) }));
   const svg = s("svg", {
     class: "pos-curve", preserveAspectRatio: "none", role: "img", "aria-label": `the row of ${posName(state, state.at)} as a curve`,
     viewBox: `0 ${-high - 0.04 * tall} ${Math.max(1, numbers.length)} ${1.08 * tall}`,
   }, s("path", { class: "pos-zero", d: `M0 0H${numbers.length}` }), lines);
-  const what = kind === "values" ? "The numbers of" : "Every position with";
+  const what = kind === "values" ? "Values of" : "All positions with";
   const names = waves.map((name, i) => h("span", { class: `pos-name-${i}` }, name));
-  const said = `${what} ${posName(state, state.at)}, from ${decimal(low, 1)} to ${decimal(high, 1)}`;
+  const said = `${what} ${posName(state, state.at)}, from ${formatDecimal(low, 1)} to ${formatDecimal(high, 1)}`;
   return h("div", { class: "pos-curvebox" }, h("p", { class: "small muted" }, said, names), svg);
 }
 
@@ -308,7 +307,7 @@ function posLine(numbers, first, step) {
   return points.join("");
 }
 
-/** Sines and cosines in turns (at position 0: 0, 1, 0, 1 ...): as one curve they would be a comb. */
+/** True if sines and cosines alternate (position 0 is 0, 1, 0, 1 ...): drawn as two curves. */
 function posInterleaved({ shape: [, E], data }) {
   for (let i = 0; i < E; i++) if (Math.abs(data[i] - (i % 2)) > 0.001) return false;
   return E > 3;

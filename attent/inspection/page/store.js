@@ -1,5 +1,4 @@
-// The state that all views share, and who is told when a part of it changes. Changes are gathered until the next
-// frame, so that a pointer that crosses ten words makes one drawing. It knows nothing of what the state means.
+// The state shared by all views, with listeners per key. Changes are batched until the next animation frame.
 
 /** {get(), set(partial), on(keys, f) -> off, flush()}; f is called with the state and the set of changed keys. */
 export function createStore(initial) {
@@ -17,7 +16,7 @@ export function createStore(initial) {
     if (changed.size && frame === null) frame = requestAnimationFrame(flush);
   }
 
-  /** Tell the listeners now: what a frame would have done. */
+  /** Call the listeners now instead of on the next frame. */
   function flush() {
     if (frame !== null) cancelAnimationFrame(frame);
     frame = null;

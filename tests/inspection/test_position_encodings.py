@@ -49,9 +49,9 @@ def test_every_scheme_has_its_words_and_its_numbers(scheme: PositionsConfig) -> 
     assert found["formula"]
     assert found["note"].endswith(".")
     enters = {"sinusoidal": "embed", "learned": "embed", "rotary": "angles", "relative": "bias", "alibi": "bias"}
-    assert found["enters"] == enters[scheme.kind]
-    assert ("values" in found) == (found["enters"] != "bias")
-    assert found["dots"]["shape"][-2:] == [12, 12]
+    assert found["applied_as"] == enters[scheme.kind]
+    assert ("values" in found) == (found["applied_as"] != "bias")
+    assert found["pairwise"]["shape"][-2:] == [12, 12]
     json.dumps(found, allow_nan=False)
 
 
@@ -60,7 +60,7 @@ def test_sinusoids_are_those_that_are_added(order: Any) -> None:
     found = entry(SinusoidalConfig(order=order))
     wanted = make_sinusoids(torch.arange(12), 16, order)
     torch.testing.assert_close(unpack_array(found["values"]), wanted, atol=HALF, rtol=0)
-    torch.testing.assert_close(unpack_array(found["dots"]), wanted @ wanted.T, atol=0.01, rtol=HALF)
+    torch.testing.assert_close(unpack_array(found["pairwise"]), wanted @ wanted.T, atol=0.01, rtol=HALF)
     assert found["width"] == 16
 
 
@@ -69,7 +69,7 @@ def test_learned_positions_are_the_table_and_end_with_it() -> None:
     (found,) = describe_positions(made, 12)
     wanted = made.positions.weight.detach()
     torch.testing.assert_close(unpack_array(found["values"]), wanted, atol=HALF, rtol=0)
-    torch.testing.assert_close(unpack_array(found["dots"]), wanted @ wanted.T, atol=HALF, rtol=HALF)
+    torch.testing.assert_close(unpack_array(found["pairwise"]), wanted @ wanted.T, atol=HALF, rtol=HALF)
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halves"])
@@ -77,7 +77,7 @@ def test_rotary_dots_are_those_of_ones_turned(order: Any) -> None:
     made = stack(RotaryConfig(order=order, base=100.0))
     (found,) = describe_positions(made, 12)
     ones = made.positions.angles(torch.arange(12)).rotate(torch.ones(1, 1, 12, 4))[0, 0]
-    torch.testing.assert_close(unpack_array(found["dots"]), ones @ ones.T / 4, atol=HALF, rtol=0)
+    torch.testing.assert_close(unpack_array(found["pairwise"]), ones @ ones.T / 4, atol=HALF, rtol=0)
     values = unpack_array(found["values"])
     assert values.shape == (12, 4)
     assert found["width"] == 4
@@ -90,16 +90,16 @@ def test_biases_are_those_that_are_added(scheme: PositionsConfig) -> None:
     (found,) = describe_positions(made, 12)
     at = torch.arange(12)
     torch.testing.assert_close(
-        unpack_array(found["dots"]), made.positions.bias(at, at)[0].detach(), atol=HALF, rtol=HALF
+        unpack_array(found["pairwise"]), made.positions.bias(at, at)[0].detach(), atol=HALF, rtol=HALF
     )
-    assert found["dots"]["shape"] == [4, 12, 12]
+    assert found["pairwise"]["shape"] == [4, 12, 12]
     assert found["stack"] == "decoder"
 
 
 def test_a_model_has_an_entry_for_each_stack() -> None:
     model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)))
     assert [found["stack"] for found in describe_positions(model)] == ["encoder", "decoder"]
-    assert describe_positions(model)[0]["dots"]["shape"] == [64, 64]
+    assert describe_positions(model)[0]["pairwise"]["shape"] == [64, 64]
     assert [found["stack"] for found in describe_positions(nn.ModuleDict({"inner": model}))] == [
         "inner.encoder",
         "inner.decoder",
@@ -126,6 +126,6 @@ def test_a_scheme_that_nobody_has_told_of_is_shown_by_what_it_does() -> None:
 
 def test_half_precision_and_a_wrong_length() -> None:
     (found,) = describe_positions(stack(LearnedConfig()).bfloat16(), 5)
-    assert found["dots"]["shape"] == [5, 5]
+    assert found["pairwise"]["shape"] == [5, 5]
     with pytest.raises(ValueError, match="`length` must be 1 or more positions, but is 0"):
         describe_positions(stack(SinusoidalConfig()), 0)

@@ -24,15 +24,16 @@ pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]
 
 PROGRAM = """
 import sys, time
-from attent.serve import make_app, serve
+from attent.serving import create_app, serve_app
 
-def look(question, stop):
-    while question.text == "wait" and not stop():
+def handle(request, should_stop):
+    while request.text == "wait" and not should_stop():
         time.sleep(0.01)
-    time.sleep(60 if question.text == "stubborn" else 0)
-    return {"title": question.text}
+    time.sleep(60 if request.text == "stubborn" else 0)
+    return {"title": request.text}
 
-serve(make_app(page="page", look=look, csp="default-src 'self'"), port=0, ready=lambda url: print(url, flush=True))
+app = create_app(page="page", handler=handle, csp="default-src 'self'")
+serve_app(app, port=0, on_ready=lambda url: print(url, flush=True))
 print("ended", flush=True)
 """
 
@@ -76,14 +77,14 @@ def test_those_who_wait_are_told_that_the_server_ends(model: Model) -> None:
     answer = bare.recv(4000)
     bare.close()
     assert b"503 Service Unavailable" in answer
-    assert b"the server is stopping; ask again when it is back" in answer
+    assert b"the server is stopping" in answer
     assert until(lambda: model.stopped == ["wait"])
 
 
 def test_after_the_end_the_port_is_free_again(model: Model) -> None:
     with serve_in_thread(app_of(model)) as url:
         port = Client(url).port
-        with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 must be free, but another program has it"):
+        with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 is used by another program"):
             reserve_port("127.0.0.1", port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -95,7 +96,7 @@ def test_a_running_server_shares_its_port_with_nobody(model: Model) -> None:
     """granian opens its socket so that others may join it; ours must notice that someone is there."""
     with (
         served(model) as client,
-        pytest.raises(ServeError, match="another program has it"),
+        pytest.raises(ServeError, match="used by another program"),
         serve_in_thread(app_of(model), port=client.port),
     ):
         pass
@@ -156,7 +157,7 @@ def test_localhost_and_ipv6_have_addresses_too(model: Model) -> None:
         assert url.startswith("http://[::1]:")
 
 
-@pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "granian is absent")])
+@pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "needs granian")])
 def test_without_the_extra_it_says_what_to_install(
     model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str
 ) -> None:
@@ -174,5 +175,5 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_importing_the_part_brings_none_of_the_heavy_packages() -> None:
-    code = "import sys, attent.serve; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
+    code = "import sys, attent.serving; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

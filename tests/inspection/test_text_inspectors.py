@@ -17,7 +17,7 @@ from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest, LayerFilter
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.nn import attention_layers
-from tests.inspection.family import HIDDEN, TEXT, causal, encoder, tokenizer
+from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer
 
 VOCABULARY = tokenizer().source
 LABELS = ("good", "bad", "neither")
@@ -56,7 +56,7 @@ def test_a_language_model_is_seen_reading_the_text_itself(writer: CausalLMInspec
     assert [token["piece"] for token in seen["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
     assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in seen["layers"])
     assert seen["model"]["kind"] == "causal"
-    assert "4 heads (2 of keys)" in seen["model"]["summary"]
+    assert "4 heads (2 KV heads)" in seen["model"]["summary"]
     json.dumps(seen, allow_nan=False)
     assert "decoding" not in seen
     assert render_page(seen)
@@ -66,8 +66,8 @@ def test_at_each_place_it_is_told_what_was_expected(writer: CausalLMInspector, s
     ids = ids_of(TEXT)
     with torch.no_grad():
         logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no share
-    places = seen["guesses"]["places"]
-    assert [place["place"] for place in places] == list(range(1, len(ids) + 1))
+    places = seen["predictions"]["positions"]
+    assert [place["position"] for place in places] == list(range(1, len(ids) + 1))
     assert [place["chosen"] for place in places] == [*ids[1:], None]
     for place, row in zip(places, logits.softmax(-1), strict=True):
         best = place["options"][0]
@@ -84,7 +84,7 @@ def test_it_goes_on_with_what_is_likeliest(writer: CausalLMInspector, seen: dict
             ids.append(int(writer.model(torch.tensor([ids]))[0, -1, : VOCABULARY.size].argmax()))
         if ids[-1] == VOCABULARY.end:
             break
-    assert seen["outcome"]["text"] == VOCABULARY.decode(ids)[before:]
+    assert seen["output"]["text"] == VOCABULARY.decode(ids)[before:]
 
 
 def test_several_heads_look_through_one_key(seen: dict[str, Any]) -> None:
@@ -103,12 +103,12 @@ def test_several_heads_look_through_one_key(seen: dict[str, Any]) -> None:
 def test_what_is_silent_changes_how_it_goes_on(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0"), ModelPart("decoder.blocks.1.self_attn", 3))
     quiet = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
-    assert [layer["silent"] for layer in quiet["layers"]] == [[0, 1, 2, 3], [3]]
-    assert quiet["guesses"] != seen["guesses"]
+    assert [layer["masked_heads"] for layer in quiet["layers"]] == [[0, 1, 2, 3], [3]]
+    assert quiet["predictions"] != seen["predictions"]
     with mask_parts(writer.model, parts), torch.no_grad():
         last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
-    assert quiet["guesses"]["places"][-1]["options"][0]["token"] == int(last.argmax())
-    assert writer.inspect(InspectionRequest(text=TEXT))["guesses"] == seen["guesses"], "afterwards it is as before"
+    assert quiet["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
+    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == seen["predictions"], "afterwards it is as before"
 
 
 def test_only_the_layers_that_are_asked_for_are_written_down(writer: CausalLMInspector) -> None:
@@ -127,19 +127,19 @@ def reader() -> EncoderInspector:
 def test_a_hidden_word_is_guessed_where_it_is_hidden(reader: EncoderInspector) -> None:
     found = reader.inspect(InspectionRequest(text=HIDDEN))
     tokens = found["sides"]["text"]["tokens"]
-    (place,) = found["guesses"]["places"]
-    assert [i for i, token in enumerate(tokens) if token["special"] == "mask"] == [place["place"]]
+    (place,) = found["predictions"]["positions"]
+    assert [i for i, token in enumerate(tokens) if token["special"] == "mask"] == [place["position"]]
     (before, after) = HIDDEN.split("<mask>")
     inside = [*VOCABULARY.encode([before.strip()])[0], VOCABULARY.mask, *VOCABULARY.encode([after.strip()])[0]]
     ids = torch.tensor([[*VOCABULARY.prefix_ids, *inside, *VOCABULARY.suffix_ids]])
     with attent.record(reader.model) as trace, torch.no_grad():
         states = reader.model(ids)
     same_weights(found, trace)
-    shares = reader.model.masked_logits(states)[0, place["place"]].softmax(-1)
+    shares = reader.model.masked_logits(states)[0, place["position"]].softmax(-1)
     assert place["options"][0]["token"] == int(shares.argmax())
-    ids[0, place["place"]] = int(shares.argmax())
-    assert found["outcome"] == {"label": "filled in", "text": VOCABULARY.decode(ids[0].tolist())}
-    assert found["model"]["mask"] == "<mask>"
+    ids[0, place["position"]] = int(shares.argmax())
+    assert found["output"] == {"label": "filled in", "text": VOCABULARY.decode(ids[0].tolist())}
+    assert found["model"]["mask_token"] == "<mask>"
     assert not any(layer["causal"] for layer in found["layers"])
 
 
@@ -147,14 +147,14 @@ def test_without_a_mask_each_word_is_hidden_in_turn(reader: EncoderInspector, mo
     monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
     found = reader.inspect(InspectionRequest(text=TEXT))
     ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
-    places = found["guesses"]["places"]
-    assert (found["guesses"]["kind"], [one["place"] for one in places]) == ("hidden", list(range(1, len(ids) - 1)))
+    places = found["predictions"]["positions"]
+    assert (found["predictions"]["kind"], [one["position"] for one in places]) == ("each_masked", list(range(1, len(ids) - 1)))
     for one in places[::5]:
         row = torch.tensor([ids])
-        row[0, one["place"]] = VOCABULARY.mask
+        row[0, one["position"]] = VOCABULARY.mask
         with torch.no_grad():
-            shares = reader.model.masked_logits(reader.model(row))[0, one["place"]].softmax(-1)
-        assert one["p"] == pytest.approx(float(shares[ids[one["place"]]]), rel=1e-3)
+            shares = reader.model.masked_logits(reader.model(row))[0, one["position"]].softmax(-1)
+        assert one["p"] == pytest.approx(float(shares[ids[one["position"]]]), rel=1e-3)
 
 
 def test_a_second_text_is_of_another_segment(reader: EncoderInspector) -> None:
@@ -177,32 +177,32 @@ def test_labels_are_told_with_their_shares() -> None:
         shares = model.classify(model(ids))[0].softmax(-1)
     best = found["labels"]["best"]
     assert {one["label"] for one in best} == set(LABELS)
-    assert best[0]["label"] == LABELS[int(shares.argmax())] == found["outcome"]["text"]
+    assert best[0]["label"] == LABELS[int(shares.argmax())] == found["output"]["text"]
     assert best[0]["p"] == pytest.approx(float(shares.max()), rel=1e-3)
-    assert "guesses" not in found
+    assert "predictions" not in found
 
 
 def test_what_heads_do_knows_no_alignment_in_one_text(seen: dict[str, Any]) -> None:
-    columns = [column["key"] for column in seen["properties"]["columns"]]
+    columns = [column["key"] for column in seen["head_stats"]["columns"]]
     assert "previous" in columns
-    assert not {"alignment", "written", "read", "diagonal", "next"} & set(columns)
-    heads = seen["properties"]["heads"]
+    assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
+    heads = seen["head_stats"]["heads"]
     assert len(heads) == sum(layer.heads for layer in attention_layers(causal()).values())
-    assert not any("just read" in head["says"] for head in heads)
+    assert not any("input token" in head["description"] for head in heads)
 
 
 @pytest.mark.parametrize(
     ("kind", "asked", "words"),
     [
-        ("causal", {"text": " \n"}, "there must be a sentence to look at, but it is empty"),
-        ("causal", {"text": "a", "target": "b"}, "is for translators, and this is a language model; leave it out"),
+        ("causal", {"text": " \n"}, "must not be empty"),
+        ("causal", {"text": "a", "target": "b"}, "is for translators, but this is a language model; leave it out"),
         ("causal", {"text": "a", "prefix": (3,)}, "`prefix` is for translators"),
-        ("causal", {"text": "a", "pair": "b"}, "a second text is for encoders"),
-        ("causal", {"text": "a", "silence": (ModelPart("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
-        ("encoder", {"text": "a", "to": "de"}, "a language is for translators, and this is an encoder of text"),
-        ("encoder", {"text": "a dog " * 40}, "the model has places for 40 tokens, but the text has"),
-        ("encoder", {"text": "a", "pair": " "}, "but it is empty"),
-        ("labels", {"text": HIDDEN}, "has no head that guesses hidden words; write a word for <mask>"),
+        ("causal", {"text": "a", "text_pair": "b"}, "`text_pair` is for text encoders"),
+        ("causal", {"text": "a", "masked_parts": (ModelPart("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
+        ("encoder", {"text": "a", "to": "de"}, "`to` is for translators, but this is a text encoder"),
+        ("encoder", {"text": "a dog " * 40}, "must have at most 40 tokens for this model, but has"),
+        ("encoder", {"text": "a", "text_pair": " "}, "must not be empty"),
+        ("labels", {"text": HIDDEN}, "has no masked-language-model head; replace <mask>"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told(
@@ -211,7 +211,7 @@ def test_what_cannot_be_looked_at_is_told(
     labels = EncoderInspector(encoder(LABELS, masked=False), tokenizer())
     looker: Any = {"causal": writer, "encoder": reader, "labels": labels}[kind]
     with pytest.raises(ValueError, match=words):
-        looker.look(InspectionRequest(**asked))
+        looker.inspect(InspectionRequest(**asked))
 
 
 def test_it_stops_when_it_is_told_to(writer: CausalLMInspector, reader: EncoderInspector) -> None:

@@ -1,47 +1,47 @@
-// Colours as numbers for drawing on a canvas: scales of one hue from the paper to a head's colour, even to the eye
-// (interpolated in OKLab), taken from the custom properties of the style sheet and so right in light and dark.
+// Color scales for canvas drawing, interpolated in OKLab between custom properties of the style sheet, so that they
+// follow the light and dark themes.
 
 export const OVERLAYS = 6;
 const LEVELS = 256;
-const SCALES = new Map();
-const COLOURS = new Map();
+const SCALE_CACHE = new Map();
+const COLOR_CACHE = new Map();
 
-/** The weight at which half of the scale is used up is below a half: small weights are many, and must be seen. */
+/** Level of a weight on the scale; the exponent below 1 makes small weights visible. */
 export function heatLevel(weight) {
   return weight <= 0 ? 0 : Math.min(LEVELS - 1, Math.round(Math.pow(weight, 0.65) * (LEVELS - 1)));
 }
 
-/** 256 colours as 32-bit numbers for ImageData, from nothing to the whole weight, for the n-th head shown. */
+/** 256 colors as 32-bit numbers for ImageData, for weights 0 to 1 of the n-th selected head. */
 export function heatScale(n = 0) {
-  return namedScale("--raised", `--head-${n % OVERLAYS}`);
+  return colorScale("--raised", `--head-${n % OVERLAYS}`);
 }
 
-/** The same between any two custom properties of the page. */
-export function namedScale(from, to) {
-  const ends = [from, to].map(cssColour);
+/** 256 colors between two custom properties. */
+export function colorScale(from, to) {
+  const ends = [from, to].map(cssColor);
   const key = ends.join("|");
-  if (!SCALES.has(key)) SCALES.set(key, makeScale(...ends));
-  return SCALES.get(key);
+  if (!SCALE_CACHE.has(key)) SCALE_CACHE.set(key, makeScale(...ends));
+  return SCALE_CACHE.get(key);
 }
 
-/** A custom property as [red, green, blue], 0 to 255. Kept, as asking the style sheet costs a layout. */
-export function cssColour(name) {
-  if (!COLOURS.has(name)) COLOURS.set(name, askedColour(name));
-  return COLOURS.get(name);
+/** A custom property as [red, green, blue], 0 to 255. Cached: reading it costs a layout. */
+export function cssColor(name) {
+  if (!COLOR_CACHE.has(name)) COLOR_CACHE.set(name, computeColor(name));
+  return COLOR_CACHE.get(name);
 }
 
-/** To be called when the theme changes. */
-export function forgetColours() {
-  COLOURS.clear();
+/** Call when the theme changes. */
+export function clearColorCache() {
+  COLOR_CACHE.clear();
 }
 
-function askedColour(name) {
+function computeColor(name) {
   const probe = document.createElement("i");
   probe.style.setProperty("color", `var(${name})`);
   document.body.append(probe);
-  const colour = getComputedStyle(probe).color;
+  const color = getComputedStyle(probe).color;
   probe.remove();
-  return colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+  return color.match(/[\d.]+/g).slice(0, 3).map(Number);
 }
 
 function makeScale(from, to) {
@@ -50,7 +50,7 @@ function makeScale(from, to) {
   for (let level = 0; level < LEVELS; level++) {
     const t = level / (LEVELS - 1);
     const [red, green, blue] = fromLab(a.map((x, i) => x + (b[i] - x) * t));
-    out[level] = 0xff000000 | (blue << 16) | (green << 8) | red; // little-endian, as every machine of today
+    out[level] = 0xff000000 | (blue << 16) | (green << 8) | red; // little-endian
   }
   return out;
 }

@@ -120,9 +120,9 @@ def test_modules_are_joined_in_the_order_of_their_imports() -> None:
             {"main.js": 'import { a } from "./a.js";\nconst b = 1;\n', "a.js": "export const b = 1;\n"},
             "`b` is at the top",
         ),
-        ({"main.js": 'import * as a from "./a.js";\n'}, "cannot be joined"),
-        ({"main.js": "export default 1;\n"}, "cannot be joined"),
-        ({"main.js": 'const a = "</script>";\n'}, "must not hold the end of a script"),
+        ({"main.js": 'import * as a from "./a.js";\n'}, "cannot be bundled"),
+        ({"main.js": "export default 1;\n"}, "cannot be bundled"),
+        ({"main.js": 'const a = "</script>";\n'}, "must not contain `</script`"),
     ],
 )
 def test_modules_that_cannot_be_joined_are_told(

@@ -23,7 +23,7 @@ from attent.inspection.attention_trace import (
 from attent.inspection.json_arrays import ArrayError, pack_array, unpack_array
 from attent.models import Seq2Seq
 from attent.nn import Stack, StackConfig
-from tests.inspection.toys import model
+from tests.inspection.toy_translator import model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 0, 0]]), torch.tensor([[1, 9, 10, 11], [1, 12, 0, 0]])
 LENGTHS = torch.tensor([5, 3]), torch.tensor([4, 2])
@@ -35,7 +35,7 @@ def of() -> Seq2Seq:
 
 
 def sides(source: int, target: int) -> dict[str, TraceSide]:
-    names = {"source": source, "read": target, "target": target}
+    names = {"source": source, "decoder_input": target, "target": target}
     return {
         name: TraceSide(
             label=name, text="</script>", tokens=tuple(DisplayToken(f"▁{i}", str(i), True) for i in range(count))
@@ -77,7 +77,7 @@ def test_only_what_is_asked_for_is_recorded(of: Seq2Seq) -> None:
         some["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0][:, [2, 0]]
     )
     (layer,) = some.to_document(sides(5, 4))["layers"]
-    assert layer["numbers"] == [2, 0]
+    assert layer["head_indices"] == [2, 0]
     assert layer["heads"] == 2
 
 
@@ -109,7 +109,7 @@ def test_the_residual_stream_is_recorded(of: Seq2Seq) -> None:
     ("asked", "words"),
     [
         ({"kind": "crossed"}, "`kind` must be self or cross, but is 'crossed'"),
-        ({"layers": [9]}, r"layers \[9\] must leave an attention layer, but leave none of: encoder"),
+        ({"layers": [9]}, r"layers \[9\] must select an attention layer, but select none of: encoder"),
         ({"heads": [3]}, r"`heads` must be from 0 to 2 at encoder\.blocks\.0\.self_attn, but one is 3"),
     ],
 )
@@ -146,7 +146,7 @@ def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
 def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> None:
     with attent.record(of) as trace:
         of(SOURCE, TARGET, *LENGTHS)
-    with pytest.raises(TraceError, match="was recorded with 2 rows of 5 x 5 tokens, and row 0 of 9 x 9 is asked for"):
+    with pytest.raises(TraceError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"):
         trace.to_document(sides(9, 4))
 
 
@@ -155,7 +155,7 @@ def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> Non
     [
         ("{", "a trace must be JSON"),
         ("[]", 'must have "format": "attent-trace"'),
-        ('{"format": "attent-trace", "version": 2}', "is of version 2, and this attent reads 1; update attent"),
+        ('{"format": "attent-trace", "version": 2}', "has version 2, but this attent reads version 1; update attent"),
         ('{"format": "attent-trace", "version": 1, "layers": [{}], "sides": {}}', "a layer of the trace has no 'path'"),
     ],
 )
@@ -208,5 +208,5 @@ def test_the_format_is_the_one_that_is_told() -> None:
     ],
 )
 def test_damaged_arrays_are_told(change: dict[str, Any]) -> None:
-    with pytest.raises(ArrayError, match="get the file again"):
+    with pytest.raises(ArrayError, match="create the file again"):
         unpack_array(pack_array(torch.rand(2), "unit16") | change)

@@ -28,10 +28,10 @@ from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import LearnedConfig
-from tests.inspection.toys import STACK, TEXT, model, translator
+from tests.inspection.toy_translator import STACK, TEXT, model, translator
 from tests.text.corpus import tokenizer
 
-SECTIONS = {"format", "version", "title", "sides", "layers", "model", "decoding", "properties", "positions"}
+SECTIONS = {"format", "version", "title", "sides", "layers", "model", "decoding", "head_stats", "positions"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_weights_are_those_of_the_pass_over_it(looker: TranslationInspector,
     assert list(back) == list(trace)
     for path, calls in trace.items():
         torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
-    assert [len(seen["sides"][name]["tokens"]) for name in ("source", "read", "target")] == [
+    assert [len(seen["sides"][name]["tokens"]) for name in ("source", "decoder_input", "target")] == [
         len(source),
         *[len(ids)] * 2,
     ]
@@ -91,13 +91,13 @@ def test_what_is_no_word_has_no_share_however_likely(looker: TranslationInspecto
 
 def test_every_node_leads_somewhere(seen: dict[str, Any]) -> None:
     nodes = {node["id"]: node for node in seen["decoding"]["nodes"]}
-    won = [node for node in nodes.values() if node["won"]]
+    won = [node for node in nodes.values() if node["on_best_path"]]
     assert [node["token"] for node in won] == [one["chosen"] for one in seen["decoding"]["choices"]]
     assert math.exp(sum(node["log_prob"] for node in won)) == pytest.approx(
         math.prod(one["p"] for one in seen["decoding"]["choices"]), rel=1e-3
     )
-    assert all(nodes[one["node"]]["alive"] for one in seen["decoding"]["results"])
-    assert all(node["parent"] is None or nodes[node["parent"]]["kept"] for node in nodes.values())
+    assert all(nodes[one["node"]]["in_results"] for one in seen["decoding"]["results"])
+    assert all(node["parent"] is None or nodes[node["parent"]]["expanded"] for node in nodes.values())
 
 
 def test_a_forced_token_changes_what_follows(looker: TranslationInspector, seen: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_a_forced_token_changes_what_follows(looker: TranslationInspector, seen:
 def test_silence_is_that_of_the_model(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("decoder.blocks.1"))
     quiet = looker.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
-    assert {layer["path"]: layer["silent"] for layer in quiet["layers"] if layer["silent"]} == {
+    assert {layer["path"]: layer["masked_heads"] for layer in quiet["layers"] if layer["masked_heads"]} == {
         "decoder.blocks.0.cross_attn": [1],
         "decoder.blocks.1.self_attn": [0, 1, 2],
         "decoder.blocks.1.cross_attn": [0, 1, 2],
@@ -130,7 +130,7 @@ def test_a_given_translation_is_read_as_it_is(looker: TranslationInspector) -> N
     assert found["decoding"]["results"][0]["log_prob"] == pytest.approx(force(*forced)[0].log_prob, rel=1e-3)
     ids = tokenizer().encode_target(["Hallo  Welt"])[0]
     assert [token["piece"] for token in found["sides"]["target"]["tokens"]] == tokenizer().target.to_pieces(ids)
-    assert found["sides"]["read"]["tokens"][0]["special"] == "start"
+    assert found["sides"]["decoder_input"]["tokens"][0]["special"] == "start"
 
 
 def test_filters_leave_the_rest_out(looker: TranslationInspector) -> None:
@@ -146,7 +146,7 @@ def test_a_long_text_costs_no_more_than_a_page_holds(
     monkeypatch.setattr(base, "MAX_QKV_VALUES", 2_000)
     found = looker.inspect(InspectionRequest(text=" ".join([TEXT] * 4), target=" ".join([TEXT] * 4)))
     assert all("sparse" in layer and "q" not in layer for layer in found["layers"])
-    most = found["layers"][0]["sparse"]["places"]["shape"][-1]
+    most = found["layers"][0]["sparse"]["indices"]["shape"][-1]
     assert most == base.MIN_WEIGHTS_PER_ROW
     json.dumps(found, allow_nan=False)
 
@@ -177,11 +177,11 @@ def test_the_letters_of_any_script_are_shown(looker: TranslationInspector) -> No
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"text": " \n"}, "there must be a sentence to look at, but it is empty"),
+        ({"text": " \n"}, "must not be empty"),
         ({"text": "a", "prefix": (10**9,)}, "`prefix` must hold token ids from 0 to"),
         ({"text": "a", "prefix": (5,) * 200}, "`prefix` must be shorter than"),
-        ({"text": "a", "prefix": (1,)}, "cannot go on behind these tokens|prefix"),
-        ({"text": "a", "silence": (ModelPart("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
+        ({"text": "a", "prefix": (1,)}, "prefix"),
+        ({"text": "a", "masked_parts": (ModelPart("decoder.blocks.9"),)}, "has no part 'decoder.blocks.9'"),
         ({"text": "a", "to": "fr"}, "has no tag for 'fr'"),
     ],
 )
@@ -198,9 +198,9 @@ def test_a_sentence_longer_than_the_model_has_places_is_told() -> None:
     short = replace(STACK, positions=LearnedConfig(max_length=6))
     assert mirror_encoder(short).positions == short.positions
     looker = TranslationInspector(Translator(model(short), tokenizer()))
-    with pytest.raises(InspectionError, match="has places for 6 tokens, but the sentence has"):
+    with pytest.raises(InspectionError, match="the sentence must have at most 6 tokens"):
         looker.inspect(InspectionRequest(text=" ".join([TEXT] * 3)))
-    with pytest.raises(InspectionError, match="has places for 6 tokens, but the translation has"):
+    with pytest.raises(InspectionError, match="the translation must have at most 6 tokens"):
         looker.inspect(InspectionRequest(text="a", target=" ".join([TEXT] * 3)))
 
 
@@ -221,7 +221,7 @@ def test_sentinels_in_a_text_are_read_and_what_is_written_for_them_is_shown() ->
         "<extra_id_0>",
         "<extra_id_1>",
     ]
-    assert (target["label"], target["text"]) == ("hidden spans", "<extra_id_0> cat <extra_id_1> mat")
+    assert (target["label"], target["text"]) == ("filled spans", "<extra_id_0> cat <extra_id_1> mat")
     assert found["decoding"]["results"][0]["text"] == target["text"]
     given = of_spans.inspect(InspectionRequest(text="The <extra_id_0> sat", target="<extra_id_0> dog"))["sides"][
         "target"

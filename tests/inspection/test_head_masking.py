@@ -10,7 +10,7 @@ from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts
 from attent.models import Seq2Seq
 from attent.nn import attention_layers
 from attent.nn.block import Block
-from tests.inspection.toys import model
+from tests.inspection.toy_translator import model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2]]), torch.tensor([[1, 9, 10, 11]])
 
@@ -70,7 +70,7 @@ def test_a_silent_layer_is_a_layer_left_out(of: Seq2Seq) -> None:
     """In a model whose norms come first it is the identity."""
     from dataclasses import replace
 
-    from tests.inspection.toys import STACK
+    from tests.inspection.toy_translator import STACK
 
     pre = model(replace(STACK, norm_order="pre"))
     states: list[tuple[Tensor, Tensor]] = []
@@ -110,8 +110,8 @@ def test_parts_may_overlap_and_errors_give_everything_back(of: Seq2Seq) -> None:
             r"has no part 'decoder\.blocks\.7\.cross_attn'; did you mean decoder\.blocks\.[01]\.cross",
         ),
         ("decoder.blocks.0.cross_attn:3", "heads of decoder.blocks.0.cross_attn are numbered from 0 to 2"),
-        ("decoder.blocks.0.feedforward:0", "only attention has heads"),
-        ("decoder.blocks.0:0", "only attention has heads"),
+        ("decoder.blocks.0.feedforward:0", "only attention layers have heads"),
+        ("decoder.blocks.0:0", "only attention layers have heads"),
     ],
 )
 def test_what_is_no_part_is_told(of: Seq2Seq, text: str, words: str) -> None:

@@ -18,7 +18,7 @@ from attent.inspection.head_masking import ModelPart
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.vision import VisionInspector, encode_png
-from tests.inspection.family import ring, vision, write_ring
+from tests.inspection.models import ring, vision, write_ring
 
 pytest.importorskip("PIL")
 
@@ -37,7 +37,7 @@ def test_the_weights_are_those_of_the_picture(seen: dict[str, Any]) -> None:
     for path, calls in trace.items():
         torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
     best = seen["labels"]["best"][0]
-    assert best["label"] == model.config.labels[int(logits.argmax())] == seen["outcome"]["text"]
+    assert best["label"] == model.config.labels[int(logits.argmax())] == seen["output"]["text"]
     assert best["p"] == pytest.approx(float(logits.softmax(-1).max()), rel=1e-3)
     json.dumps(seen, allow_nan=False)
 
@@ -46,7 +46,7 @@ def test_the_side_is_the_picture_and_its_patches(seen: dict[str, Any]) -> None:
     from PIL import Image
 
     (side,) = seen["sides"].values()
-    assert (side["image"]["rows"], side["image"]["columns"], side["image"]["before"]) == (4, 4, 1)
+    assert (side["image"]["rows"], side["image"]["columns"], side["image"]["num_prefix_tokens"]) == (4, 4, 1)
     assert [token["text"] for token in side["tokens"][:6]] == ["class", "0,0", "0,1", "0,2", "0,3", "1,0"]
     assert seen["title"] == "ring.png"
     src = side["image"]["src"].removeprefix("data:image/png;base64,")
@@ -61,7 +61,7 @@ def test_colours_are_written_as_they_are() -> None:
     read = Image.open(io.BytesIO(encode_png(pixels)))
     assert (read.mode, read.size) == ("RGB", (7, 5))
     assert torch.equal(torch.tensor(list(read.tobytes())).view(5, 7, 3), pixels.permute(1, 2, 0))
-    with pytest.raises(ValueError, match="one channel or of three"):
+    with pytest.raises(ValueError, match="must be uint8"):
         encode_png(pixels[:2])
 
 
@@ -73,7 +73,7 @@ def test_one_of_an_idx_file_is_named_by_its_number(tmp_path: Path, seen: dict[st
     found = looker.inspect(InspectionRequest(text=f"{path}:1"))
     assert found["layers"] == seen["layers"]
     assert looker.inspect(InspectionRequest(text=f"{path}:0"))["layers"] != seen["layers"]
-    with pytest.raises(ValueError, match="has 2 images, from 0, but 2 is asked for"):
+    with pytest.raises(ValueError, match="the index must be below 2, but is 2"):
         looker.inspect(InspectionRequest(text=f"{path}:2"))
 
 
@@ -87,7 +87,7 @@ def test_patches_have_neighbours_in_their_row_and_distance_on_the_grid(seen: dic
 
     layer = build_layer("encoder.blocks.0.self_attn", ("image", "image"), weights, causal=False, scale=1.0)
     (head,) = measure_trace_heads([layer], seen["sides"]).heads
-    assert head.says == "looks at the patch on its left (100%)"
+    assert head.description == "attends to the patch to the left (100%)"
     assert head.values.distance == pytest.approx(12 / 17)
     assert head.values.first == pytest.approx(3 / 15)
     away = torch.zeros(1, 17, 17)
@@ -100,28 +100,28 @@ def test_patches_have_neighbours_in_their_row_and_distance_on_the_grid(seen: dic
 
 def test_a_model_without_a_class_token_is_looked_at_too(tmp_path: Path) -> None:
     found = VisionInspector(vision(class_token=False)).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    assert found["sides"]["image"]["image"]["before"] == 0
+    assert found["sides"]["image"]["image"]["num_prefix_tokens"] == 0
     assert len(found["sides"]["image"]["tokens"]) == 16
-    assert "first" not in [column["key"] for column in found["properties"]["columns"]]
+    assert "first" not in [column["key"] for column in found["head_stats"]["columns"]]
 
 
 def test_columns_speak_of_patches(seen: dict[str, Any]) -> None:
-    labels = {column["key"]: column["label"] for column in seen["properties"]["columns"]}
+    labels = {column["key"]: column["label"] for column in seen["head_stats"]["columns"]}
     assert (labels["previous"], labels["next"], labels["first"]) == ("left", "right", "class")
     assert "alignment" not in labels
-    assert seen["properties"]["of"] == "this picture alone"
+    assert seen["head_stats"]["dataset"] == "this image"
 
 
 def test_every_place_of_the_picture_is_told_of(seen: dict[str, Any]) -> None:
     (entry,) = seen["positions"]
-    assert (entry["scheme"], entry["dots"]["shape"]) == ("learned", [17, 17])
+    assert (entry["scheme"], entry["pairwise"]["shape"]) == ("learned", [17, 17])
 
 
 def test_a_page_holds_more_of_patches_than_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 100)
     found = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     assert all("weights" in layer for layer in found["layers"])
-    for name in ("PICTURED", "ENTRIES"):
+    for name in ("MAX_IMAGE_WEIGHTS", "MAX_SPARSE_WEIGHTS"):
         monkeypatch.setattr(base, name, 100)
     found = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     assert all("sparse" in layer for layer in found["layers"])
@@ -131,7 +131,7 @@ def test_silence_holds_for_pictures(tmp_path: Path, seen: dict[str, Any]) -> Non
     quiet = VisionInspector(vision()).inspect(
         InspectionRequest(text=str(write_ring(tmp_path)), masked_parts=(ModelPart("encoder.blocks.0"),))
     )
-    assert quiet["layers"][0]["silent"] == [0, 1, 2, 3]
+    assert quiet["layers"][0]["masked_heads"] == [0, 1, 2, 3]
     assert quiet["labels"] != seen["labels"]
 
 
@@ -140,8 +140,8 @@ def test_silence_holds_for_pictures(tmp_path: Path, seen: dict[str, Any]) -> Non
     [
         ({"text": "nowhere.png"}, "nowhere.png: must be an image, but cannot be opened"),
         ({"text": __file__}, "is none that Pillow knows"),
-        ({"text": "a.png", "target": "b"}, "is for translators, and this is a model of images"),
-        ({"text": "a.png", "pair": "b"}, "a second text is for encoders of text"),
+        ({"text": "a.png", "target": "b"}, "is for translators, but this is a vision model"),
+        ({"text": "a.png", "text_pair": "b"}, "`text_pair` is for text encoders"),
     ],
 )
 def test_what_is_no_picture_is_told(asked: dict[str, Any], words: str) -> None:

@@ -1,31 +1,31 @@
-// All heads at once: for each stack and kind one canvas of small heat maps, layers down, heads across, with a real
-// button over each. Which head is looked at is the store's; what it looks like large is left to the other views.
+// All heads as thumbnails: one canvas of small heat maps per stack and attention kind, layers down, heads across, with
+// a button over each.
 
 import { h, clear } from "./dom.js";
-import { groupsOf } from "./data.js";
-import { heatScale, heatLevel, OVERLAYS } from "./colours.js";
-import { patchWeights, queryOf } from "./picture.js";
-import { focusOf } from "./sentence.js";
+import { groupLayers } from "./data.js";
+import { heatScale, heatLevel, OVERLAYS } from "./colors.js";
+import { patchWeights, queryIndex } from "./image.js";
+import { getFocus } from "./description.js";
 
 const GAP = 3;
 const LARGEST = 52;
 const SMALLEST = 15;
-const EASY = 30; // pixels at which a pattern is still told at a glance
+const COMFORTABLE = 30; // pixels at which patterns are still recognizable
 const COLUMN = 368;
 const LABELS = 20;
-const HINT = "Layers down, heads across. Point at a head for its name; Shift and click lays one over another.";
-const PICTURED = "Each head as the patches that it looks at.";
+const HINT = "Layers down, heads across. Point at a head for its description; Shift-click overlays heads.";
+const IMAGE_HINT = "Each thumbnail shows the patches that a head attends to.";
 
-/** {element, draw()}: draw after a change of document, size or theme. */
+/** {element, draw()}: call draw after a change of document, size or theme. */
 export function headGrid(store) {
   const element = h("div", { class: "grids" });
-  const says = h("p", { class: "grid-says" });
+  const caption = h("p", { class: "grid-caption" });
   let groups = [];
 
   function build() {
-    groups = groupsOf(store.get().doc).map((group) => makeGroup(group));
-    clear(element).append(...groups.map((group) => group.figure), says);
-    says.textContent = isPicture(store.get().doc) ? `${PICTURED} ${HINT}` : HINT;
+    groups = groupLayers(store.get().doc).map((group) => makeGroup(group));
+    clear(element).append(...groups.map((group) => group.figure), caption);
+    caption.textContent = isPicture(store.get().doc) ? `${IMAGE_HINT} ${HINT}` : HINT;
     element.setAttribute("role", "group");
     element.setAttribute("aria-label", "All heads");
     draw();
@@ -43,39 +43,39 @@ export function headGrid(store) {
 
   function mark() {
     const { path, heads } = store.get();
-    for (const group of groups) group.buttons.forEach((button) => markButton(button, path, heads));
+    for (const group of groups) group.buttons.forEach((button) => updateButton(button, path, heads));
   }
 
   element.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-head]");
     if (!button) return;
-    const along = store.get().comparing ? { shiftKey: true } : event; // fingers have no Shift
-    store.set(chosenHeads(store.get(), button.dataset.path, Number(button.dataset.head), along));
+    const along = store.get().comparing ? { shiftKey: true } : event; // touch screens have no Shift key
+    store.set(selectHead(store.get(), button.dataset.path, Number(button.dataset.head), along));
   });
-  const tell = (event) => tellHead(says, store.get().doc, event.target.closest("button[data-head]"));
-  for (const kind of ["pointerover", "focusin"]) element.addEventListener(kind, tell);
+  const describe = (event) => describeHead(caption, store.get().doc, event.target.closest("button[data-head]"));
+  for (const kind of ["pointerover", "focusin"]) element.addEventListener(kind, describe);
   store.on(["doc"], build);
   store.on(["path", "heads"], () => {
     mark();
     followFocus(element);
   });
-  store.on(["hover", "query"], ({ doc }) => { if (isPicture(doc)) draw(); }); // another patch looks elsewhere, in every head
+  store.on(["hover", "query"], ({ doc }) => { if (isPicture(doc)) draw(); }); // each query patch has its own weights
   build();
   return { element, draw };
 }
 
-/** A plain click shows a head alone; with Shift, Ctrl or Command it joins the others of its layer, or leaves them. */
-export function chosenHeads(state, path, head, { shiftKey = false, ctrlKey = false, metaKey = false } = {}) {
+/** A click selects one head; with Shift, Ctrl or Command it toggles a head among those of the layer. */
+export function selectHead(state, path, head, { shiftKey = false, ctrlKey = false, metaKey = false } = {}) {
   const along = (shiftKey || ctrlKey || metaKey) && path === state.path;
-  const moved = path === state.path ? {} : { query: keptQuery(state, path), pinnedKey: null, hover: null };
+  const moved = path === state.path ? {} : { query: keepQuery(state, path), pinnedKey: null, hover: null };
   if (!along) return { path, heads: [head], ...moved };
   if (!state.heads.includes(head)) return { path, heads: [...state.heads, head].slice(-OVERLAYS) };
   return { path, heads: state.heads.length > 1 ? state.heads.filter((other) => other !== head) : state.heads };
 }
 
-/** A pinned word stays pinned in another layer as long as it stands on the same side there. */
-function keptQuery({ doc, path, query }, next) {
-  const side = (name) => doc.layer(name)?.queries?.replace("read", "target"); // one step, whatever it is called by
+/** A pinned query stays pinned in another layer with the same query side. */
+function keepQuery({ doc, path, query }, next) {
+  const side = (name) => doc.layer(name)?.queries?.replace("decoder_input", "target"); // two labels of one step
   return side(path) === side(next) ? query : null;
 }
 
@@ -96,24 +96,24 @@ function makeGroup(group) {
 }
 
 function headButton(group, layer, row, head) {
-  const silent = layer.silent.includes(head);
+  const masked = layer.masked_heads.includes(head);
   return h("button", {
     type: "button",
-    class: silent ? "silent" : null,
-    "aria-label": `${group.name}, layer ${layer.layer}, head ${head}${silent ? ", silenced" : ""}`,
+    class: masked ? "masked" : null,
+    "aria-label": `${group.name}, layer ${layer.layer}, head ${head}${masked ? ", masked" : ""}`,
     style: { "grid-row": row + 1, "grid-column": head + 1 },
     dataset: { path: layer.path, head },
   });
 }
 
-/** Beside the large view all grids share a column no higher than the window; above it as many stand in a row as can. */
+/** Wide screens: one column no taller than the window. Narrow screens: as many grids side by side as fit. */
 function cellSize(element, groups) {
   const columns = Math.max(...groups.map((group) => group.columns));
   const across = (width) => Math.floor((width - LABELS - GAP * (columns - 1)) / columns);
   if (matchMedia("(min-width: 68.01rem)").matches) {
     const layers = groups.reduce((sum, group) => sum + group.layers.length, 0);
     const room = innerHeight - 220 - 44 * groups.length;
-    return within(Math.min(across(COLUMN), Math.max(EASY, Math.floor(room / layers) - GAP)));
+    return within(Math.min(across(COLUMN), Math.max(COMFORTABLE, Math.floor(room / layers) - GAP)));
   }
   const width = element.clientWidth;
   const inRow = [3, 2, 1].find((n) => n <= groups.length && across((width - 16 * (n - 1)) / n) >= 22) ?? 1;
@@ -122,7 +122,7 @@ function cellSize(element, groups) {
 
 const within = (cell) => Math.max(SMALLEST, Math.min(LARGEST, cell));
 
-function markButton(button, path, heads) {
+function updateButton(button, path, heads) {
   const place = button.dataset.path === path ? heads.indexOf(Number(button.dataset.head)) : -1;
   button.classList.toggle("chosen", place >= 0);
   button.setAttribute("aria-pressed", String(place >= 0));
@@ -130,17 +130,17 @@ function markButton(button, path, heads) {
   if (place >= 0) button.style.setProperty("--chosen", `var(--head-${place % OVERLAYS})`);
 }
 
-/** When the keyboard walks the grid, the focus goes along. */
+/** Move the focus with the selection. */
 function followFocus(element) {
   if (!element.contains(document.activeElement)) return;
   element.querySelector("button[tabindex='0']")?.focus({ preventScroll: false });
 }
 
-function tellHead(says, doc, button) {
+function describeHead(caption, doc, button) {
   if (!button) return;
   const { path, head } = button.dataset;
-  const property = doc.property(path, Number(head));
-  clear(says).append(h("code", {}, `${path}:${head}`), property?.says ? ` ${property.says}` : "");
+  const stats = doc.headStats(path, Number(head));
+  clear(caption).append(h("code", {}, `${path}:${head}`), stats?.description ? ` ${stats.description}` : "");
 }
 
 // --- drawing ---
@@ -164,14 +164,14 @@ function drawGroup(group, cell, state) {
     for (let head = 0; head < layer.heads; head++) {
       const picture = state.doc.side(layer.keys)?.image;
       if (picture) paintPatches(pixels, side, layer, head, picture, state);
-      else paintSmall(pixels, side, layer.weightsNow, head, heatScale(0));
+      else paintThumbnail(pixels, side, layer.attention, head, heatScale(0));
       context.putImageData(image, head * step, row * step);
     }
   });
 }
 
-/** One head in side x side pixels; where many weights share a pixel the greatest is seen. */
-function paintSmall(pixels, side, weights, head, scale) {
+/** One head in side x side pixels; each pixel shows the maximum of its weights. */
+function paintThumbnail(pixels, side, weights, head, scale) {
   const { Tq, Tk } = weights;
   const rows = Math.max(1, Math.min(Tq, side));
   const columns = Math.max(1, Math.min(Tk, side));
@@ -187,9 +187,9 @@ function paintSmall(pixels, side, weights, head, scale) {
   }
 }
 
-/** What is looked at, laid out as the picture is: the patch that is looked at most at full strength. */
+/** Weights laid out as the image's patches, scaled to the largest. */
 function paintPatches(pixels, side, layer, head, image, state) {
-  const weights = patchWeights(layer, head, queryOf(state.doc, layer, focusOf(state)), image);
+  const weights = patchWeights(layer, head, queryIndex(state.doc, layer, getFocus(state)), image);
   const most = Math.max(1e-6, ...weights);
   const scale = heatScale(0);
   for (let y = 0; y < side; y++) {

@@ -38,7 +38,7 @@ from attent.models import Seq2Seq, shift_right
 from attent.nn import attention_layers
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
-from tests.inspection import toys
+from tests.inspection import toy_translator
 from tests.text.corpus import lines, tokenizer
 
 SOURCES, TARGETS = ([*side[:6], *side[40:44]] for side in lines())
@@ -84,12 +84,12 @@ def test_a_head_that_looks_back_is_found_out() -> None:
     head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))
     assert head.values.previous == 1
     assert (head.values.next, head.values.end, head.values.first) == (0, 0, 0)
-    assert head.values.itself == pytest.approx(1 / 8)  # the first token, which has none before it
+    assert head.values.current == pytest.approx(1 / 8)  # the first token, which has none before it
     assert head.values.distance == pytest.approx(7 / 8)
     assert head.values.entropy == 0
-    assert head.values.evenness == 0
+    assert head.values.normalized_entropy == 0
     assert head.values.confidence == 1
-    assert head.says == "looks at the previous token (100%)"
+    assert head.description == "attends to the previous token (100%)"
 
 
 def test_a_head_that_looks_ahead_is_found_out() -> None:
@@ -97,66 +97,66 @@ def test_a_head_that_looks_ahead_is_found_out() -> None:
     assert head.values.next == 1
     assert head.values.previous == 0
     assert head.values.end == 0  # of those for whom the end is not the next
-    assert head.says == "looks at the next token (100%)"
+    assert head.description == "attends to the next token (100%)"
 
 
 def test_a_head_that_rests_on_the_end_is_found_out() -> None:
     head = own(looking_at([7] * 8, 8))
     assert head.values.end == 1
-    assert head.values.shared == 1
+    assert head.values.top_key == 1
     assert head.values.confidence == 0  # which leaves the end out
-    assert head.says == "rests on the end (100%)"
+    assert head.description == "attends to the end token (100%)"
 
 
 def test_a_head_that_looks_at_everything_alike_spreads() -> None:
     head = own(torch.full((8, 8), 1 / 8))
     assert head.values.entropy == pytest.approx(3)
-    assert head.values.evenness == pytest.approx(1)
-    assert head.values.itself == pytest.approx(1 / 8)
+    assert head.values.normalized_entropy == pytest.approx(1)
+    assert head.values.current == pytest.approx(1 / 8)
     assert head.values.punctuation == pytest.approx((6 * 2 / 8 + 2 * 1 / 8) / 8)  # two of them, less itself
-    assert head.values.same == pytest.approx(1 / 8)  # the two cats see each other, "The" is not "the"
-    assert head.says == "spreads over everything (3.0 bits of 3.0)"
+    assert head.values.same_token == pytest.approx(1 / 8)  # the two cats see each other, "The" is not "the"
+    assert head.description == "uniform attention (3.0 bits of 3.0)"
 
 
 def test_the_same_token_elsewhere_counts_where_there_is_one() -> None:
     weights = torch.full((8, 8), 1 / 8)
     weights[1], weights[5] = looking_at([5], 8)[0], looking_at([1], 8)[0]
     head = own(weights)
-    assert head.values.same == 1
-    assert head.says == "looks at the same token elsewhere (100% where there is one)"
+    assert head.values.same_token == 1
+    assert head.description == "attends to other occurrences of the token (100% if there are any)"
 
 
 def test_the_end_and_the_full_stop_are_one_habit() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 6], weights[:, 7] = 0.45, 0.45
     weights[:, 0] += 0.1
-    assert own(weights).says == "rests on the end and on punctuation (45% + 39%)"  # the full stop itself sees a comma
+    assert own(weights).description == "attends to the end token and punctuation (45% + 39%)"  # the full stop itself sees a comma
 
 
 def test_a_token_and_its_neighbours_are_one_habit() -> None:
     weights = torch.eye(8) * 0.3 + torch.eye(8).roll(1, 1) * 0.3 + torch.eye(8).roll(-1, 1) * 0.3 + 0.1 / 8
-    assert own(weights).says.startswith("stays near: the previous token 31%, itself 31%, the next token 31%")
+    assert own(weights).description.startswith("local: the previous token 31%, itself 31%, the next token 31%")
 
 
 def test_one_token_for_the_whole_sentence_is_told_apart_from_one_for_each() -> None:
-    assert own(looking_at([4] * 8, 8)).says == "picks one token for the whole sentence (100%), wherever it stands"
+    assert own(looking_at([4] * 8, 8)).description == "attends to one token of the sentence from every position (100%)"
     scattered = own(looking_at([4, 3, 0, 1, 2, 0, 3, 2], 8))
-    assert scattered.says == "picks one token by what it is, not by where it stands (0.0 bits)"
+    assert scattered.description == "attends to one token by content, not position (0.0 bits)"
 
 
 def test_a_leaning_is_less_than_a_habit() -> None:
     weights = 0.4 * looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8) + 0.4 * looking_at([4, 5, 6, 0, 1, 2, 3, 1], 8)
     weights[:, 4] += 0.2
-    assert own(weights).says.startswith("leans towards the previous token (43%), 1.")
+    assert own(weights).description.startswith("prefers the previous token (43%), 1.")
     even = 0.35 * torch.eye(8).roll(3, 1) + 0.65 / 8
-    assert own(even).says == "spreads widely (2.6 bits of 3.0)"
+    assert own(even).description == "diffuse attention (2.6 bits of 3.0)"
 
 
 def test_a_head_without_a_habit_says_so() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 0], weights[:, 3], weights[:, 7] = 0.3, 0.4, 0.3
-    says = own(weights).says
-    assert says.startswith("no single habit: the first token 30%, the end 30%")
+    says = own(weights).description
+    assert says.startswith("mixed: the first token 30%, the end token 30%")
     assert says.endswith("1.6 bits of 3.0")
 
 
@@ -165,24 +165,24 @@ def test_the_first_step_of_a_decoder_counts_nowhere() -> None:
     weights = looking_at([0, 0, 1, 2], 4)
     head = own(weights, pieces, causal=True)
     assert head.values.previous == 1
-    assert head.values.itself == 0  # though the first step can look at nothing else
+    assert head.values.current == 0  # though the first step can look at nothing else
     assert head.values.next is None
     assert head.values.end is None
     assert head.values.first == 0
-    assert head.says == "looks at the previous token (100%)"
+    assert head.description == "attends to the previous token (100%)"
     two = {"a": side(pieces), "b": side(pieces)}  # a decoder beside a source names steps by what it has read
     (beside,) = measure_trace_heads([layer(weights[None], causal=True)], two).heads
-    assert beside.says == "looks at the token before the one just read (100%)"
+    assert beside.description == "attends to the previous input token (100%)"
     weights[0] = 0.0
     assert own(weights, pieces, causal=True).values == head.values
-    assert own(looking_at([0] * 4, 4), pieces, causal=True).says == "rests on the first token (100%)"
+    assert own(looking_at([0] * 4, 4), pieces, causal=True).description == "attends to the first token (100%)"
 
 
 def test_what_can_be_seen_decides_how_much_there_could_be() -> None:
     even = torch.ones(4, 4).tril()
     head = own(even / even.sum(-1, keepdim=True), ["<s>", "▁a", "▁b", "▁c"], causal=True)
     assert head.values.entropy == pytest.approx((1 + math.log2(3) + 2) / 3)
-    assert head.values.evenness == pytest.approx(1)
+    assert head.values.normalized_entropy == pytest.approx(1)
 
 
 # ---- looking at the source -------------------------------------------------------------------------------------------
@@ -199,33 +199,33 @@ SOURCE, TARGET = ["▁a", "▁man", "▁walk", "s", "</s>"], ["▁ein", "▁Mann
 
 def test_a_head_that_aligns_when_a_word_is_written() -> None:
     head = cross(looking_at([0, 1, 3, 4], 5), TARGET, SOURCE)
-    assert head.values.written == 1
-    assert head.values.read == 1  # what looks at the end makes no link
+    assert head.values.aligned_on_output == 1
+    assert head.values.aligned_on_input == 1  # what looks at the end makes no link
     assert head.values.alignment == 1
     assert head.values.diagonal == pytest.approx(0.98995, abs=1e-5)
-    assert head.values.itself is head.values.previous is head.values.distance is None
-    assert head.says == "aligns: 100% of its links are mutual, when the word is written"
+    assert head.values.current is head.values.previous is head.values.distance is None
+    assert head.description == "aligns when the word is the output (100% mutual links)"
 
 
 def test_a_head_that_aligns_when_a_word_is_read() -> None:
     head = cross(looking_at([1, 0, 1, 2], 5), TARGET, SOURCE)
-    assert head.values.written == pytest.approx(2 / 3)
-    assert head.values.read == 1
-    assert head.says == "aligns: 100% of its links are mutual, when the word is read"
+    assert head.values.aligned_on_output == pytest.approx(2 / 3)
+    assert head.values.aligned_on_input == 1
+    assert head.description == "aligns when the word is the input (100% mutual links)"
 
 
 def test_faint_links_align_loosely_however_many_are_mutual() -> None:
     faint = 0.46 * looking_at([0, 1, 3, 1], 5) + 0.44 * looking_at([4] * 4, 5) + 0.1 / 5
     head = cross(faint, TARGET, SOURCE)
     assert head.values.alignment == 1
-    assert head.says == "aligns loosely (100% of its links are mutual)"
+    assert head.description == "aligns loosely (100% mutual links)"
 
 
 def test_a_head_that_rests_on_the_end_says_what_the_rest_does() -> None:
     weights = 0.45 * looking_at([0, 1, 3, 1], 5) + 0.55 * looking_at([4] * 4, 5)
-    says = cross(weights, TARGET, SOURCE).says
-    assert says.startswith("rests on the end (")
-    assert says.endswith("; what is left aligns loosely (100% of its links are mutual)")
+    says = cross(weights, TARGET, SOURCE).description
+    assert says.startswith("attends to the end token (")
+    assert says.endswith("; otherwise aligns loosely (100% mutual links)")
 
 
 def test_a_head_that_always_looks_at_one_place_has_no_order() -> None:
@@ -235,22 +235,22 @@ def test_a_head_that_always_looks_at_one_place_has_no_order() -> None:
 
 def test_a_translation_that_was_cut_off_has_no_end_to_read_its_last_word_at() -> None:
     head = cross(looking_at([0, 1, 3], 5), TARGET[:-1], SOURCE)
-    assert head.values.written == 1
-    assert head.values.read == 1
+    assert head.values.aligned_on_output == 1
+    assert head.values.aligned_on_input == 1
     head = cross(looking_at([4, 1, 0], 5), TARGET[:-1], SOURCE)
-    assert (head.values.written, head.values.read) == (1, 1)
+    assert (head.values.aligned_on_output, head.values.aligned_on_input) == (1, 1)
 
 
 def test_what_is_copied_is_the_same_token() -> None:
     head = cross(looking_at([1, 0, 2], 3), ["▁Anna", "▁7", "</s>"], ["▁7", "▁Anna", "</s>"])
-    assert head.values.same == 1
+    assert head.values.same_token == 1
 
 
 # ---- a model, against plain Python -----------------------------------------------------------------------------------
 
 
 def model() -> Seq2Seq:
-    return toys.model()
+    return toy_translator.model()
 
 
 def plainly(
@@ -296,13 +296,13 @@ def look(
         "punctuation": [
             k for k in visible if pieces[k].strip("▁") in (".", ",", ":", "-") and not (same_sort and k == q)
         ],
-        "same": [k for k in visible if keys[k] == queries[q] not in special and not (same_sort and k == q)],
+        "same_token": [k for k in visible if keys[k] == queries[q] not in special and not (same_sort and k == q)],
         "first": [0] if q > 1 or not same_sort else [],
     }
     if reading:
         share["end"] = []
     if same_sort:
-        share["itself"] = [q]
+        share["current"] = [q]
         share["previous"] = [q - 1] if q > 1 else []
         share["next"] = [q + 1] if q + 1 in visible and keys[q + 1] != vocabulary.end else []
         values.setdefault("distance", []).append(sum(line[k] * abs(q - k) for k in visible))
@@ -317,7 +317,7 @@ def look(
 def averaged(values: dict[str, list[float]]) -> dict[str, float]:
     means = {key: sum(some) / len(some) for key, some in values.items()}
     possible = means.pop("possible")
-    return means | {"evenness": means["entropy"] / possible}
+    return means | {"normalized_entropy": means["entropy"] / possible}
 
 
 def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
@@ -330,7 +330,7 @@ def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
     for head in found.heads:
         for key, value in wanted[head.path, head.head].items():
             assert getattr(head.values, key) == pytest.approx(value, abs=2e-5), (head.path, key)
-        others = {"shared", "alignment", "written", "read", "diagonal"} | wanted[head.path, head.head].keys()
+        others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | wanted[head.path, head.head].keys()
         assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
 
 
@@ -354,7 +354,7 @@ def test_one_pair_is_measured_as_its_document_is() -> None:
     read = shift_right(torch.tensor([row.target]), toy.config.start_id)
     sides = {
         "source": TraceSide(label="source", tokens=build_display_tokens(of.source, row.source)),
-        "read": TraceSide(
+        "decoder_input": TraceSide(
             label="read", tokens=build_display_tokens(of.target, read[0].tolist(), is_decoder_input=True)
         ),
         "target": TraceSide(label="target", tokens=build_display_tokens(of.target, row.target)),
@@ -364,7 +364,7 @@ def test_one_pair_is_measured_as_its_document_is() -> None:
     found = measure_document_heads(trace.to_document(sides))
     wanted = measure_heads(toy, of, SOURCES[:1], TARGETS[:1]).to_document()
     assert found["columns"] == wanted["columns"]
-    assert (found["sentences"], found["of"]) == (1, "this sentence alone")
+    assert (found["sentences"], found["dataset"]) == (1, "this sentence")
     for one, other in zip(found["heads"], wanted["heads"], strict=True):
         assert (one["path"], one["head"]) == (other["path"], other["head"])
         assert one["values"] == pytest.approx(other["values"], abs=3e-4)
@@ -394,14 +394,14 @@ def test_a_tag_is_no_word() -> None:
     toy, of = model(), tokenizer()
     plain, tagged = (measure_heads(toy, of, SOURCES, TARGETS, to=to) for to in (None, "de"))
     assert plain.heads[0].values.first != tagged.heads[0].values.first
-    assert tagged.heads[0].values.same is not None
+    assert tagged.heads[0].values.same_token is not None
 
 
 def test_bad_calls_are_told_in_words() -> None:
     toy, of = model(), tokenizer()
-    with pytest.raises(HeadStatsError, match="there must be a pair to measure heads with, but there is none"):
+    with pytest.raises(HeadStatsError, match="there must be at least one pair"):
         measure_heads(toy, of, [], [])
-    with pytest.raises(HeadStatsError, match="`most` must be 1 or more, but is 0"):
+    with pytest.raises(HeadStatsError, match="`max_count` must be 1 or more, but is 0"):
         measure_heads(toy, of, SOURCES, TARGETS, max_pairs=0)
     with pytest.raises(ForcedDecodingError, match="target for each source"):
         measure_heads(toy, of, SOURCES, TARGETS[1:])
@@ -434,7 +434,7 @@ def test_a_very_long_text_is_asked_at_even_distances(monkeypatch: pytest.MonkeyP
 
 
 def test_heads_have_the_numbers_that_were_recorded() -> None:
-    one = layer(torch.full((2, 8, 8), 1 / 8)) | {"numbers": [1, 3]}
+    one = layer(torch.full((2, 8, 8), 1 / 8)) | {"head_indices": [1, 3]}
     assert [head.head for head in measure_trace_heads([one], {"a": side(SENTENCE)}).heads] == [1, 3]
 
 
@@ -442,20 +442,20 @@ def test_layers_without_heads_and_texts_without_words_have_nothing_to_tell() -> 
     assert measure_trace_heads([layer(torch.zeros(0, 8, 8))], {"a": side(SENTENCE)}).heads == ()
     assert measure_trace_heads([], {}).to_document() == {
         "sentences": 1,
-        "of": "this sentence alone",
+        "dataset": "this sentence",
         "columns": [],
         "heads": [],
     }
     (head,) = measure_trace_heads([layer(torch.ones(1, 1, 1))], {"a": side(["</s>"])}).heads
     assert head.values == HeadValues()
-    assert head.says == "no single habit: nothing to choose from"
+    assert head.description == "mixed: no choice of keys"
     (head,) = measure_trace_heads([layer(torch.zeros(1, 0, 0))], {"a": side([])}).heads
     assert head.values == HeadValues()
 
 
 def test_patches_of_an_image_are_not_spelled_alike() -> None:
     pieces = ["", "", "", ""]
-    assert own(torch.full((4, 4), 1 / 4), pieces).values.same is None
+    assert own(torch.full((4, 4), 1 / 4), pieces).values.same_token is None
 
 
 def test_the_document_has_the_columns_that_some_head_has() -> None:
@@ -502,28 +502,28 @@ def test_a_damaged_memory_is_told(tmp_path: Path) -> None:
 def test_the_document_is_rounded_and_plain() -> None:
     values = HeadValues(previous=1 / 3)
     found = HeadStatsReport(
-        sentences=2, dataset="them", heads=(HeadStats(path="a.own", head=0, says="", values=values),)
+        sentences=2, dataset="them", heads=(HeadStats(path="a.own", head=0, description="", values=values),)
     ).to_document()
-    assert found["heads"] == [{"path": "a.own", "head": 0, "says": "", "values": {"previous": 0.3333}}]
+    assert found["heads"] == [{"path": "a.own", "head": 0, "description": "", "values": {"previous": 0.3333}}]
 
 
 def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None:
-    values = module.HeadValues(same=0.8, entropy=0.3, evenness=0.1, confidence=0.9)
+    values = module.HeadValues(same_token=0.8, entropy=0.3, normalized_entropy=0.1, confidence=0.9)
     assert (
         module.describe_cross_attention(values)
-        == "copies: looks at the token that is being written (80% where there is one)"
+        == "copies: attends to the output token in the source (80% if it occurs)"
     )
     assert "copies" not in module.describe_cross_attention(replace(values, alignment=0.5))
-    assert "copies" not in module.describe_cross_attention(replace(values, same=0.4))
+    assert "copies" not in module.describe_cross_attention(replace(values, same_token=0.4))
 
 
 def test_one_token_for_a_whole_sentence_is_a_habit_however_sharp() -> None:
-    values = module.HeadValues(itself=0.08, next=0.08, shared=0.71, entropy=0.6, evenness=0.16)
-    assert module.describe_self_attention(values) == "picks one token for the whole sentence (71%), wherever it stands"
+    values = module.HeadValues(current=0.08, next=0.08, top_key=0.71, entropy=0.6, normalized_entropy=0.16)
+    assert module.describe_self_attention(values) == "attends to one token of the sentence from every position (71%)"
 
 
 def test_one_word_alone_is_aligned_with_nothing() -> None:
     words = module.TokenWordMap(
         source_word_ids=[0, 1, None], target_word_ids=[0, 0], source_word_count=2, target_word_count=1
     )
-    assert module.count_mutual_links(torch.rand(2, 3, 3), words, 0).sum() == 0
+    assert module.count_word_links(torch.rand(2, 3, 3), words, 0).sum() == 0

@@ -9,7 +9,7 @@ import pytest
 from attent.inspection.attention_trace import DisplayToken
 from attent.inspection.display_tokens import build_display_tokens
 from attent.text.tokenizer import Tokenizer
-from tests.inspection.family import tokenizer as with_mask
+from tests.inspection.models import tokenizer as with_mask
 
 pytest.importorskip("tokenizers")
 

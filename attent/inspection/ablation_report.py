@@ -1,0 +1,284 @@
+"""Reports of ablation and pruning: tables and heat maps for the terminal, sections for the model card.
+
+Lines are never wrapped, so that tables can be piped and signatures copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from attent.decoding.options import SearchOptions
+from attent.formatting import code_block, escape_markdown, format_code, format_count, markdown_table
+from attent.inspection.ablate import (
+    ABLATION_FILE,
+    PART_KINDS,
+    Ablation,
+    AblationEffect,
+    AblationGrid,
+    PartKind,
+    build_grids,
+    get_sort_key,
+)
+from attent.inspection.head_masking import ModelPart
+from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
+
+CARD_FILE = "card.md"
+SECTION_TITLE, ORIGINAL_CARD_TITLE = "Ablation", "Original model card"
+MAX_CARD_ROWS = 10  # of the most and of the least important parts
+MIN_USEFUL_BLEU = 1.0
+SIGNIFICANCE_LEVEL = 0.05
+KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneResult:
+    """A pruned model and its scores."""
+
+    folder: Path
+    max_bleu_drop: float
+    selection: PruneSelection
+    num_heads_before: int
+    bleu: float
+    loss: float
+    parameters: int
+    parameters_before: int
+
+
+# ---- terminal --------------------------------------------------------------------------------------------------------
+
+
+def render_ablation(
+    ablation: Ablation, kinds: Sequence[PartKind], pruned: PruneResult | None, folder: Path, *, saved: bool = True
+) -> Iterator[Text]:
+    yield from render_header(ablation)
+    for kind in kinds:
+        effects = ablation.get_effects(kind)
+        if effects:
+            yield render_heading(
+                f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap"
+            )
+            yield from render_effects(effects, ablation)
+    worst = max((ablation.bleu - effect.bleu for effect in ablation.get_effects(*kinds)), default=0.0)
+    for grid in build_grids(ablation, kinds):
+        yield render_heading(f"BLEU difference: {grid.title}", f"rows: layers, columns: {describe_columns(grid)}")
+        yield from render_heatmap(grid, ablation.bleu, worst)
+    yield Text("")
+    for kind in kinds:
+        yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
+    if saved:
+        yield Text(f"saved to {folder / ABLATION_FILE} and {folder / CARD_FILE}", "dim")
+    if pruned is not None:
+        yield from (Text(sentence) for sentence in summarize_pruning(pruned, ablation))
+
+
+def render_heading(title: str, note: str) -> Text:
+    return Text.assemble("\n", (title, "bold"), (f"  {note}", "dim"))
+
+
+def render_effects(effects: Sequence[AblationEffect], ablation: Ablation) -> Iterator[Text]:
+    rows = [list(EFFECT_COLUMNS), *(format_effect(effect, ablation) for effect in effects)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        text = Text(style="" if number else "dim")
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            text.append((cell.rjust(width) if i else cell.ljust(width)) + "   ", "bold" if i == 2 and number else "")
+        text.rstrip()
+        yield text
+
+
+def describe_columns(grid: AblationGrid) -> str:
+    return "heads" if grid.columns[0].isdigit() else "sub-layers" if grid.title != "layers" else "stacks"
+
+
+def render_header(ablation: Ablation) -> Iterator[Text]:
+    conditions = ablation.conditions
+    lines = {
+        "pairs": f"{conditions.dataset}: {conditions.sentences:,}",
+        "search": describe_search(conditions.search),
+        "engine": conditions.engine,
+        "baseline": f"{ablation.bleu:.2f} BLEU, loss {ablation.loss:.4f} on {ablation.num_tokens:,} tokens",
+        "BLEU": conditions.signature,
+    }
+    yield from (Text.assemble((f"{name:<12}", "dim"), text) for name, text in lines.items())
+
+
+def describe_search(search: SearchOptions) -> str:
+    beam = "greedy search" if search.beam_size == 1 else f"beam size {search.beam_size}"
+    return f"{beam}, {search.score_formula}, no loop prevention"
+
+
+EFFECT_COLUMNS = ("", "BLEU", "difference", "loss", "difference", "changed", "p")
+
+
+def format_effect(effect: AblationEffect, ablation: Ablation) -> list[str]:
+    p_value = "" if effect.p_value is None else f"{effect.p_value:.3f}"
+    if effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL:
+        p_value = "not significant"
+    return [
+        effect.part,
+        f"{effect.bleu:.2f}",
+        f"{effect.bleu - ablation.bleu:+.2f}",
+        f"{effect.loss:.4f}",
+        f"{effect.loss - ablation.loss:+.4f}",
+        f"{100 * effect.num_changed / ablation.conditions.sentences:.1f}%",
+        p_value,
+    ]
+
+
+def render_heatmap(grid: AblationGrid, baseline: float, worst: float) -> Iterator[Text]:
+    """Render BLEU differences on a red background, the stronger the larger the loss."""
+    losses = [
+        [None if effect is None else round(baseline - effect.bleu, 1) + 0.0 for effect in row]  # + 0.0: never -0.0
+        for row in grid.effects
+    ]
+    width = max(7, *(len(name) + 2 for name in grid.columns))
+    yield Text("   " + "".join(f"{name} ".rjust(width) for name in grid.columns), "dim")
+    for name, row in zip(grid.rows, losses, strict=True):
+        text = Text(f"{name:>3}", "dim")
+        for value in row:
+            text.append(f"{'' if value is None else f'{0.0 - value:.1f} ':>{width}}", get_cell_style(value, worst))
+        yield text
+
+
+def get_cell_style(value: float | None, worst: float) -> str:
+    """From the background to red; the square root makes small losses visible."""
+    if value is None or value <= 0 or worst <= 0:
+        return ""
+    strength = (value / worst) ** 0.5
+    pale = round(235 - 190 * strength)
+    return f"{'white' if strength > 0.55 else 'black'} on rgb({round(255 - 60 * strength)},{pale},{pale})"
+
+
+def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
+    effects, name = ablation.get_effects(kind), KIND_NAMES[kind]
+    if not effects:
+        return
+    if ablation.bleu < MIN_USEFUL_BLEU:
+        yield f"BLEU is {ablation.bleu:.2f}, too low to be informative on this text; compare the loss."
+    worst = effects[0] if ablation.bleu >= MIN_USEFUL_BLEU else max(effects, key=lambda effect: effect.loss)
+    worst_loss = max(effects, key=lambda effect: effect.loss)
+    yield (
+        f"The most important {name} is {worst.part}: without it BLEU drops from {ablation.bleu:.2f} to "
+        f"{worst.bleu:.2f} and the loss changes from {ablation.loss:.3f} to {worst.loss:.3f}."
+    )
+    if worst_loss is not worst:
+        yield f"By loss, which is less noisy, it is {worst_loss.part}: {worst_loss.loss:.3f}."
+    dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
+    not_significant = sum(effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
+    yield (
+        f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when masked "
+        f"alone; for {not_significant:,} the difference is not significant (paired bootstrap, "
+        f"p >= {SIGNIFICANCE_LEVEL:g}; about {SIGNIFICANCE_LEVEL * len(effects):.0f} false positives are expected)."
+    )
+
+
+def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
+    less = 100 * (1 - pruned.parameters / pruned.parameters_before)
+    yield (
+        f"Without {len(pruned.selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
+        f"{pruned.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {pruned.loss:.3f} ({ablation.loss:.3f}), {pruned.parameters:,} parameters "
+        f"({pruned.parameters_before:,}, {less:.1f}% fewer)."
+    )
+    yield f"The pruned model is in {pruned.folder}."
+
+
+# ---- model card ------------------------------------------------------------------------------------------------------
+
+
+def build_card_section(ablation: Ablation) -> Iterator[str]:
+    """Yield the paragraphs of the card's ablation section."""
+    conditions = ablation.conditions
+    yield (
+        f"Each part was masked in turn (its contribution to the residual stream set to zero), and "
+        f"{format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)} were translated and "
+        f"scored with the same search ({escape_markdown(describe_search(conditions.search))}) and engine "
+        f"({escape_markdown(conditions.engine)}). The unmasked model has **{ablation.bleu:.2f} BLEU** and a loss of "
+        f"{ablation.loss:.4f} nats per token. Effects of several parts do not add up: parts can replace one another."
+    )
+    for kind in PART_KINDS:
+        effects = ablation.get_effects(kind)
+        if effects:
+            yield escape_markdown(" ".join(summarize_ablation(ablation, kind)))
+            yield from build_card_tables(ablation, effects, KIND_NAMES[kind])
+    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All results: {format_code(ABLATION_FILE)}."
+
+
+def build_card_tables(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> Iterator[str]:
+    columns = (f"Masked {name}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
+    rows = [format_effect(effect, ablation) for effect in effects]
+    num_omitted = len(rows) - 2 * MAX_CARD_ROWS
+    if num_omitted <= 0:
+        yield markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
+        return
+    yield markdown_table(columns, rows[:MAX_CARD_ROWS], right_aligned=range(1, 6), code_columns=(0,))
+    yield f"... {num_omitted:,} more; the {MAX_CARD_ROWS} least important:"
+    yield markdown_table(columns, rows[-MAX_CARD_ROWS:], right_aligned=range(1, 6), code_columns=(0,))
+
+
+def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
+    """Build the card of the pruned model; the original card, which may no longer apply, follows."""
+    first_line = original_card.partition("\n")[0]
+    title = first_line.removeprefix("# ") if first_line.startswith("# ") else escape_markdown(folder.name)
+    heads = f"{len(pruned.selection.heads):,} of its {format_count(pruned.num_heads_before, 'head')}"
+    paragraphs = [
+        f"# {title}, pruned",
+        f"{format_code(str(folder))} without {heads}, by attent.",
+        "## Scores",
+        *build_score_table(ablation, pruned),
+        "## Pruning",
+        *describe_pruning(pruned),
+        "## Usage",
+        code_block("sh", f"attent translate {pruned.folder} < input.txt > output.txt"),
+        *([f"## {ORIGINAL_CARD_TITLE}", demote_headings(original_card)] if original_card else []),
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
+    conditions, num_heads = ablation.conditions, pruned.num_heads_before - len(pruned.selection.heads)
+    rows = [
+        ("before", *format_scores(ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before)),
+        ("pruned", *format_scores(pruned.bleu, pruned.loss, num_heads, pruned.parameters)),
+    ]
+    yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))
+    yield (
+        f"Measured on {format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)}, the same that "
+        f"selected the heads, so that scores on other text may differ; {escape_markdown(describe_search(conditions.search))}; "
+        f"{escape_markdown(conditions.engine)}. sacreBLEU signature: {format_code(conditions.signature)}."
+    )
+
+
+def describe_pruning(pruned: PruneResult) -> Iterator[str]:
+    yield (
+        f"Heads that cost at most {pruned.max_bleu_drop:g} BLEU alone were removed in groups, ordered by the number of "
+        f"translations that change without them, as long as the drop of all together stayed within that bound and within "
+        f"{MAX_LOSS_PER_BLEU * pruned.max_bleu_drop:g} nats of loss ({format_count(len(pruned.selection.trials), 'trial')}). "
+        f"CTranslate2 and Hugging Face do not support different numbers of heads per layer: their exports have zeros in "
+        f"place of the removed heads and are not faster."
+    )
+    columns = ("Layer", "Removed heads (original numbers)")
+    yield markdown_table(columns, list_removed_heads(pruned.selection.heads), code_columns=(0,))
+
+
+def format_scores(bleu: float, loss: float, heads: int, parameters: int) -> tuple[str, ...]:
+    return f"{bleu:.2f}", f"{loss:.4f}", f"{heads:,}", f"{parameters:,}"
+
+
+def list_removed_heads(heads: Sequence[ModelPart]) -> list[tuple[str, str]]:
+    layers: dict[str, list[int]] = {}
+    for part in sorted(heads, key=get_sort_key):
+        layers.setdefault(part.path, []).append(part.head or 0)
+    return [(path, ", ".join(map(str, indices))) for path, indices in layers.items()]
+
+
+def demote_headings(card: str) -> str:
+    """Move headings two levels down, except in code blocks."""
+    lines, in_code = [], False
+    for line in card.strip("\n").split("\n"):
+        in_code ^= line.startswith("```")
+        lines.append(f"##{line}" if line.startswith("#") and not in_code else line)
+    return "\n".join(lines)

@@ -1,0 +1,320 @@
+"""`attent look --ablate` and `--prune` on a model folder: measure parts, store the results, write the pruned model.
+
+Results are stored in `ablation.json` after each part, so that an interrupted run resumes, and in the model card.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TextIO
+
+from attent import settings
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translator
+from attent.formatting import escape_markdown, format_count, format_duration, replace_section
+from attent.inspection.ablate import (
+    ABLATION_FILE,
+    PART_KINDS,
+    Ablation,
+    AblationConditions,
+    AblationData,
+    AblationMeter,
+    AblationProgress,
+    BleuScorer,
+    PartKind,
+    PartSelection,
+    ablate,
+    copy_translator,
+    load_ablation,
+    load_matching_ablation,
+    save_ablation,
+    select_parts,
+)
+from attent.inspection.ablation_report import (
+    CARD_FILE,
+    ORIGINAL_CARD_TITLE,
+    SECTION_TITLE,
+    PruneResult,
+    build_card_section,
+    build_pruned_card,
+)
+from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
+from attent.models import Seq2Seq
+from attent.models.weights import save_model
+from attent.storage.atomic import atomic_folder, make_folder, write_atomic
+from attent.storage.manifest import explain_save_errors
+
+LIMITS_SECTION = "Limits"
+COPIED_FILES = ("run.toml", "curves.svg")  # the training run; the original card shows the curves
+REPORT_INTERVAL = 10.0  # seconds between progress lines without a terminal
+SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
+    "heads": ("head",),
+    "sublayers": ("sublayer",),
+    "layers": ("layer",),
+    "all": PART_KINDS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationResult:
+    """A finished run; `saved` is False if the folder keeps an ablation on more pairs."""
+
+    folder: Path
+    ablation: Ablation
+    kinds: tuple[PartKind, ...]
+    pruned: PruneResult | None
+    saved: bool
+
+
+def run_ablation(
+    translator: Translator,
+    folder: Path,
+    data: AblationData,
+    scorer: BleuScorer,
+    *,
+    selection: PartSelection = "heads",
+    prune_to: Path | None = None,
+    max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
+    search: SearchOptions | None = None,
+    reporter: AblationReporter | None = None,
+) -> AblationResult:
+    """Ablate the parts of a model folder's translator; with `prune_to`, write a model without the dispensable heads."""
+    if prune_to is not None:
+        check_output_folder(prune_to)
+        selection = selection if selection == "heads" else "all"
+    job = AblationJob(
+        folder=folder,
+        translator=translator,
+        data=data,
+        search=search or SearchOptions(),
+        scorer=scorer,
+        reporter=reporter or AblationReporter(sys.stderr),
+    )
+    ablation = job.measure_parts(selection)
+    pruned = None if prune_to is None else job.prune_model(ablation, prune_to, max_bleu_drop)
+    return AblationResult(
+        folder=folder, ablation=ablation, kinds=SELECTED_KINDS[selection], pruned=pruned, saved=job.should_save
+    )
+
+
+def check_output_folder(out: Path) -> None:
+    target = out.expanduser()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise PruneError(f"{out}: must be a new or an empty folder, but it has files; give another")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationJob:
+    """Measures one model folder."""
+
+    folder: Path
+    translator: Translator
+    data: AblationData
+    search: SearchOptions
+    scorer: BleuScorer
+    reporter: AblationReporter
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder.expanduser()
+
+    @property
+    def model(self) -> Seq2Seq:
+        return self.meter.model
+
+    @cached_property
+    def meter(self) -> AblationMeter:
+        return AblationMeter(self.translator, self.data, search=self.search, scorer=self.scorer)
+
+    def measure_parts(self, selection: PartSelection) -> Ablation:
+        """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
+        parts = select_parts(self.model, selection)
+        previous = self.load_previous()
+        with explain_save_errors(self.model_folder, "ablation"), self.reporter as reporter:
+            reporter.start(f"{len(parts):,} parts of {self.folder} on {format_count(len(self.data.sources), 'pair')}")
+            try:
+                ablation = ablate(
+                    self.translator,
+                    self.data,
+                    parts,
+                    search=self.search,
+                    scorer=self.scorer,
+                    previous=previous,
+                    save=self.save if self.should_save else None,
+                    progress=reporter.report_progress,
+                )
+            except KeyboardInterrupt:
+                reporter.say("finished parts are saved; run the same command again to resume")
+                raise
+            if self.should_save:
+                self.save(ablation)
+                self.write_card(ablation)
+        return ablation
+
+    def save(self, ablation: Ablation) -> None:
+        save_ablation(self.model_folder, ablation)
+
+    @cached_property
+    def should_save(self) -> bool:
+        """False if the folder has an ablation of these weights on more pairs."""
+        try:
+            stored = load_matching_ablation(self.model_folder, self.model)
+        except settings.SettingsError:
+            return True
+        if stored is None or stored.conditions.sentences <= len(self.data.sources):
+            return True
+        pairs = format_count(stored.conditions.sentences, "pair")
+        self.reporter.say(f"{ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
+        return False
+
+    def load_previous(self) -> Ablation | None:
+        """Return the stored ablation if it has the same weights, pairs and settings."""
+        try:
+            stored = load_ablation(self.model_folder)
+        except settings.SettingsError as error:
+            self.reporter.say(f"{error}; measuring all parts again")
+            return None
+        if stored is None:
+            return None
+        changes = describe_differences(stored.conditions, self.meter.conditions)
+        if changes:
+            if self.should_save:
+                self.reporter.say(f"{ABLATION_FILE} was measured with {changes}; measuring all parts again")
+            return None
+        self.reporter.say(f"{ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
+        return stored
+
+    def read_card(self) -> str:
+        path = self.model_folder / CARD_FILE
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def write_card(self, ablation: Ablation) -> None:
+        text = self.read_card() or f"# {escape_markdown(self.model_folder.name)}\n"
+        text = replace_section(text, SECTION_TITLE, build_card_section(ablation), (ORIGINAL_CARD_TITLE, LIMITS_SECTION))
+        write_atomic(self.model_folder / CARD_FILE, text.encode())
+
+    def prune_model(self, ablation: Ablation, out: Path, max_bleu_drop: float) -> PruneResult:
+        """Write the model without as many heads as the bound allows to a new folder, and measure it."""
+        self.reporter.say(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
+        selection = select_heads(
+            ablation,
+            lambda heads: self.measure_model(prune_heads(self.model, heads)),
+            max_bleu_drop=max_bleu_drop,
+            progress=self.reporter.report_trial,
+        )
+        if not selection.heads:
+            raise PruneError(
+                f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}, so nothing "
+                f"is written; allow more with --max-bleu-drop"
+            )
+        model = prune_heads(self.model, selection.heads)
+        bleu, loss = self.measure_model(model)
+        result = PruneResult(
+            folder=out,
+            max_bleu_drop=max_bleu_drop,
+            selection=selection,
+            num_heads_before=len(ablation.get_effects("head")),
+            bleu=bleu,
+            loss=loss,
+            parameters=count_parameters(model),
+            parameters_before=count_parameters(self.model),
+        )
+        self.write_pruned(out.expanduser().absolute(), model, ablation, result)
+        return result
+
+    def measure_model(self, model: Seq2Seq) -> tuple[float, float]:
+        """Return BLEU and loss of a pruned model. In int8 they differ slightly from those with masked heads, whose
+        activations still affect the quantization scales."""
+        meter = AblationMeter(
+            copy_translator(self.translator, model), self.data, search=self.search, scorer=self.scorer
+        )
+        return meter.baseline.bleu, meter.baseline.loss
+
+    def write_pruned(self, out: Path, model: Seq2Seq, ablation: Ablation, pruned: PruneResult) -> None:
+        with explain_save_errors(out, "pruned model"):
+            make_folder(out.parent)
+            with atomic_folder(out) as folder:
+                save_model(model, folder, self.translator.tokenizer.files)
+                for name in COPIED_FILES:
+                    if (self.model_folder / name).is_file():
+                        shutil.copyfile(self.model_folder / name, folder / name)
+                card = build_pruned_card(self.folder, self.read_card(), ablation, pruned)
+                write_atomic(folder / CARD_FILE, card.encode())
+
+
+def describe_differences(previous: AblationConditions, current: AblationConditions) -> str:
+    """Return the changed conditions in words, "" if there are none."""
+    words = {
+        "weights_digest": "other weights",
+        "digest": "other pairs",
+        "search": "another search",
+        "engine": "another engine",
+        "signature": "another BLEU signature",
+        "to": "another language",
+    }
+    changed = previous.find_differences(current)
+    return ", ".join(word for name, word in words.items() if name in changed)
+
+
+def count_parameters(model: Seq2Seq) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class AblationReporter:
+    """Progress on stderr, with the remaining time."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
+        self.is_terminal = stream.isatty()
+        self.started_at = self.last_report = clock()
+        self.num_cached: int | None = None  # parts measured by earlier runs
+        self.has_status_line = False
+
+    def __enter__(self) -> AblationReporter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear_line()
+
+    def start(self, text: str) -> None:
+        self.started_at, self.num_cached = self.clock(), None
+        self.say(f"ablating {text} ...")
+
+    def say(self, text: str) -> None:
+        self.clear_line()
+        print(f"attent: {text}", file=self.stream, flush=True)
+
+    def report_progress(self, progress: AblationProgress) -> None:
+        now = self.clock()
+        if self.num_cached is None:
+            self.num_cached = progress.done - 1
+        seconds = (now - self.started_at) / (progress.done - self.num_cached) * (progress.total - progress.done)
+        effect = progress.effect
+        text = (
+            f"{progress.done:,} of {progress.total:,}, {format_duration(seconds)} left: "
+            f"without {effect.part} {effect.bleu:.2f} BLEU, loss {effect.loss:.3f}"
+        )
+        if self.is_terminal:
+            self.stream.write(f"\r\x1b[K{text}")
+            self.stream.flush()
+            self.has_status_line = True
+        elif now - self.last_report >= REPORT_INTERVAL or progress.done == progress.total:
+            self.last_report = now
+            self.say(text)
+
+    def report_trial(self, trial: PruneTrial) -> None:
+        verdict = "accepted" if trial.accepted else "rejected"
+        heads = format_count(trial.num_removed, "head")
+        self.say(f"without {heads} {trial.bleu:.2f} BLEU, loss {trial.loss:.3f}: {verdict}")
+
+    def clear_line(self) -> None:
+        if self.has_status_line:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+            self.has_status_line = False

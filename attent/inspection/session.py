@@ -1,0 +1,228 @@
+"""Open a model for inspection, inspect inputs, and render the result as HTML, JSON, figures or text.
+
+    inspection = attent.look("runs/en-de", "A man rides a bike.")
+    inspection.save_html("look.html")
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from attent import settings
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import DTYPES, Translator, load_tokenizer
+from attent.inspection import ablate, head_stats
+from attent.inspection.attention_trace import AttentionKind
+from attent.inspection.head_masking import ModelPart
+from attent.inspection.html_page import render_page
+from attent.inspection.inspectors.base import InspectionError, InspectionRequest, Inspector, LayerFilter
+from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
+from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.vision import VisionInspector
+from attent.inspection.terminal import draw_head, escape_control_characters, summarize_heads
+from attent.interop import load
+from attent.models import CausalLM, Seq2Seq, VisionTransformer
+from attent.nn.devices import choose_device
+from attent.storage.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CachedT = TypeVar("CachedT")
+
+
+def look(
+    model: str | Path | Translator | Inspector[Any],
+    text: str,
+    *,
+    text_pair: str | None = None,
+    target: str | None = None,
+    to: str | None = None,
+    beam_size: int = 4,
+    mask: Sequence[str] = (),
+    kind: AttentionKind | None = None,
+    layers: Sequence[int] | None = None,
+) -> Inspection:
+    """Run a model on a text and record every attention head.
+
+    model      a model folder, a `Translator`, or an inspector that is already open
+    text       a sentence; for vision models the path of an image
+    text_pair  second segment, for text encoders
+    target     inspect this translation instead of searching for one
+    mask       parts to switch off, such as `decoder.blocks.3.cross_attn:2`
+    kind       record only self-attention or only cross-attention; layers: only these layers of each stack
+    """
+    request = InspectionRequest(
+        text=text,
+        text_pair=text_pair,
+        target=target,
+        to=to,
+        search=SearchOptions(beam_size=beam_size),
+        masked_parts=tuple(map(ModelPart.parse, mask)),
+    )
+    layer_filter = LayerFilter(kind=kind, layers=None if layers is None else tuple(layers))
+    return Inspection(open_inspector(model).inspect(request, layer_filter))
+
+
+def open_inspector(
+    model: str | Path | Translator | Inspector[Any],
+    *,
+    device: str | None = None,
+    dtype: str = "float32",
+    threads: int | None = None,
+    notify: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+) -> Inspector[Any]:
+    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family."""
+    if isinstance(model, Inspector):
+        return model
+    if isinstance(model, Translator):
+        return TranslationInspector(model)
+    folder = Path(model).expanduser()
+    name = folder.resolve().name
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load(folder, dtype=DTYPES[dtype], device=choose_device(device))
+    if isinstance(loaded, VisionTransformer):
+        return VisionInspector(loaded, name=name)
+    tokenizer = load_tokenizer(folder)
+    if isinstance(loaded, CausalLM):
+        return CausalLMInspector(loaded, tokenizer.source, name=name)
+    if not isinstance(loaded, Seq2Seq):
+        return EncoderInspector(loaded, tokenizer, name=name)
+    stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
+    ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
+    return TranslationInspector(
+        Translator(loaded, tokenizer, folder=folder, threads=threads, notify=notify),
+        name=name,
+        languages=read_languages(folder),
+        head_stats=None if stats is None else stats.to_document(),
+        ablation=None if ablation is None else ablation.to_document(),
+    )
+
+
+def load_cached(
+    load: Callable[[Path, Seq2Seq], CachedT | None], folder: Path, model: Seq2Seq, warn: Callable[[str], None]
+) -> CachedT | None:
+    """Load stored measurements; a damaged file gives a warning and None, since they can be measured again."""
+    try:
+        return load(folder, model)
+    except settings.SettingsError as error:
+        warn(f"{error}; the file is ignored")
+        return None
+
+
+def read_languages(folder: Path) -> tuple[str | None, str | None]:
+    """Return source and target language of the training run, if the folder has one."""
+    path = folder / "run.toml"
+    data: dict[str, Any] = settings.read_toml_dict(path).get("data", {}) if path.exists() else {}
+    return data.get("src"), data.get("tgt")
+
+
+def measure_head_stats(
+    inspector: TranslationInspector,
+    sources: Sequence[str],
+    references: Sequence[str],
+    *,
+    to: str | None = None,
+    dataset: str,
+) -> head_stats.HeadStatsReport:
+    """Measure head statistics on parallel text and use them in this inspector's documents."""
+    stats = head_stats.measure_heads(
+        inspector.model, inspector.translator.tokenizer, sources, references, to=to, dataset=dataset
+    )
+    inspector.head_stats = stats.to_document()
+    return stats
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A trace document and its renderings."""
+
+    document: dict[str, Any]
+
+    def to_json(self) -> str:
+        return json.dumps(self.document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write one HTML file that works offline."""
+        write_atomic(Path(path).expanduser(), render_page(self.document).encode())
+
+    def plot(
+        self, *, kind: AttentionKind | None = None, heads: Sequence[int] = (), all_kinds: bool = False
+    ) -> Figure:
+        """Return a figure of the recorded heads; by default only of cross-attention if there is any."""
+        from attent.inspection.plots import plot_heads
+
+        layers, document = self.document["layers"], self.document
+        if not (kind or heads or all_kinds) and any(layer["kind"] == "cross" for layer in layers):
+            kind = "cross"
+        if len(layers) == 1 == len(heads):
+            document = self.label_rows(layers[0]["path"], heads[0])
+        return plot_heads(document, kind=kind, heads=heads or None)
+
+    def render_terminal(self, *, heads: Sequence[int] = (), width: int = 100) -> str:
+        """Return input, output, the most informative head (among `heads`) as text, and a summary of all heads."""
+        path, head = self.select_head(heads)
+        document = self.label_rows(path, head)
+        description = self._get_stats(path, head).get("description", "")
+        texts = "\n".join(map(escape_control_characters, self.list_texts()))
+        title = f"{path}, head {head}: {description}".rstrip(": ")
+        masked = [f"{layer['path']}:{i}" for layer in self.document["layers"] for i in layer["masked_heads"]]
+        sections = [texts, *([f"masked heads: {', '.join(masked)}"] if masked else []), title]
+        figure = draw_head(document, path=path, head=head, width=width)
+        return "\n\n".join([*sections, figure, summarize_heads(document)])
+
+    def select_head(self, heads: Sequence[int] = ()) -> tuple[str, int]:
+        """Return the recorded head (among `heads`) that aligns best; without cross-attention, the most focused one."""
+        recorded = {layer["path"] for layer in self.document["layers"]}
+        candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
+        candidates = [entry for entry in candidates if not heads or entry["head"] in heads]
+        if not candidates:
+            raise InspectionError("there must be a recorded head to draw, but none matches; select others")
+        best = max(candidates, key=self._rate_head)
+        return best["path"], best["head"]
+
+    def _rate_head(self, entry: dict[str, Any]) -> tuple[float, float]:
+        values = entry["values"]
+        confidence = values.get("confidence") or 0.0
+        if len(self.document["sides"]) == 1:  # each query on one key, another one for each, and not on itself
+            spread = (1 - (values.get("top_key") or 0.0)) * (1 - (values.get("current") or 0.0))
+            return confidence * spread, confidence
+        alignment = values.get("alignment")
+        return (values.get("same_token") or 0.0) if alignment is None else alignment * confidence, confidence
+
+    def _get_stats(self, path: str, head: int) -> dict[str, Any]:
+        entries = self.document["head_stats"]["heads"]
+        return next((entry for entry in entries if (entry["path"], entry["head"]) == (path, head)), {})
+
+    def label_rows(self, path: str, head: int) -> dict[str, Any]:
+        """Return the document with a layer's rows labeled by decoder input if the head aligns better that way."""
+        values = self._get_stats(path, head).get("values", {})
+        if (values.get("aligned_on_input") or 0.0) <= (values.get("aligned_on_output") or 0.0):
+            return self.document
+        layers = [
+            layer | {"queries": "decoder_input"} if layer["path"] == path else layer
+            for layer in self.document["layers"]
+        ]
+        return self.document | {"layers": layers}
+
+    def list_texts(self) -> list[str]:
+        """Return input and output, one line each."""
+        sides, output = self.document["sides"], self.document.get("output")
+        if "target" in sides:
+            return [sides["source"]["text"], sides["target"]["text"]]
+        lines = [next(iter(sides.values()))["text"]]
+        labels = self.document.get("labels", {}).get("best", ())
+        if labels:
+            lines.append(", ".join(f"{entry['label']} {100 * entry['p']:.1f}%" for entry in labels[:3]))
+        if output and output["label"] != "label":
+            lines.append(f"{output['label']}: {output['text'].strip()}")
+        return lines
