@@ -116,7 +116,9 @@ class LookFlags:
     ablate: Annotated[
         bool,
         Parameter(
-            group=ABLATION_GROUP, negative="", help="measure BLEU and loss with each part masked; resumes if interrupted"
+            group=ABLATION_GROUP,
+            negative="",
+            help="measure BLEU and loss with each part masked; resumes if interrupted",
         ),
     ] = False
     parts: Annotated[PartSelection, Parameter(group=ABLATION_GROUP, help="parts to ablate")] = "heads"
@@ -180,7 +182,11 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
             return f"--ablate and --prune run on the pairs of --data: leave {extra} out"
         if not flags.data:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
-        return f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)" if selection else None
+        return (
+            f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
+            if selection
+            else None
+        )
     if flags.positions and sentence is not None:
         return "--positions does not depend on a sentence: leave it out"
     if sentence is not None:
@@ -233,9 +239,13 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     if not isinstance(inspector, TranslationInspector):
         extra = find_given({"--target": flags.target, "--to": flags.to, "--data": flags.data})
         if extra is not None:
-            raise InspectionError(f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out")
+            raise InspectionError(
+                f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out"
+            )
         if isinstance(inspector, VisionInspector) and sentence is None and not flags.positions:
-            raise InspectionError(f"{folder}: the live page takes text only; name an image: attent look {folder} image.png")
+            raise InspectionError(
+                f"{folder}: the live page takes text only; name an image: attent look {folder} image.png"
+            )
         return inspector, None
     tags = inspector.translator.tokenizer.source.tags
     if flags.positions or (sentence is None and not (flags.to or flags.data)):

@@ -56,7 +56,9 @@ class AblationData:
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.references):
             counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise AblationError(f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}")
+            raise AblationError(
+                f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
+            )
 
     @property
     def digest(self) -> str:
@@ -123,7 +125,10 @@ class Ablation:
 
     def to_document(self) -> dict[str, Any]:
         """Return the section `ablation` of a trace document."""
-        parts = [{key: getattr(effect, key) for key in ("part", "kind", "bleu", "loss")} for effect in sort_effects(self.effects)]
+        parts = [
+            {key: getattr(effect, key) for key in ("part", "kind", "bleu", "loss")}
+            for effect in sort_effects(self.effects)
+        ]
         return {"sentences": self.conditions.sentences, "bleu": self.bleu, "loss": self.loss, "parts": parts}
 
 

@@ -58,9 +58,7 @@ def render_ablation(
     for kind in kinds:
         effects = ablation.get_effects(kind)
         if effects:
-            yield render_heading(
-                f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap"
-            )
+            yield render_heading(f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap")
             yield from render_effects(effects, ablation)
     worst = max((ablation.bleu - effect.bleu for effect in ablation.get_effects(*kinds)), default=0.0)
     for grid in build_grids(ablation, kinds):
@@ -170,8 +168,8 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
     dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
     not_significant = sum(effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
     yield (
-        f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when masked "
-        f"alone; for {not_significant:,} the difference is not significant (paired bootstrap, "
+        f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when "
+        f"masked alone; for {not_significant:,} the difference is not significant (paired bootstrap, "
         f"p >= {SIGNIFICANCE_LEVEL:g}; about {SIGNIFICANCE_LEVEL * len(effects):.0f} false positives are expected)."
     )
 
@@ -180,8 +178,8 @@ def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
     less = 100 * (1 - pruned.parameters / pruned.parameters_before)
     yield (
         f"Without {len(pruned.selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
-        f"{pruned.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {pruned.loss:.3f} ({ablation.loss:.3f}), {pruned.parameters:,} parameters "
-        f"({pruned.parameters_before:,}, {less:.1f}% fewer)."
+        f"{pruned.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {pruned.loss:.3f} ({ablation.loss:.3f}), "
+        f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
     )
     yield f"The pruned model is in {pruned.folder}."
 
@@ -246,19 +244,20 @@ def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
     ]
     yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))
     yield (
-        f"Measured on {format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)}, the same that "
-        f"selected the heads, so that scores on other text may differ; {escape_markdown(describe_search(conditions.search))}; "
-        f"{escape_markdown(conditions.engine)}. sacreBLEU signature: {format_code(conditions.signature)}."
+        f"Measured on {format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)}, the same "
+        f"that selected the heads, so that scores on other text may differ; "
+        f"{escape_markdown(describe_search(conditions.search))}; {escape_markdown(conditions.engine)}. "
+        f"sacreBLEU signature: {format_code(conditions.signature)}."
     )
 
 
 def describe_pruning(pruned: PruneResult) -> Iterator[str]:
+    max_loss, trials = MAX_LOSS_PER_BLEU * pruned.max_bleu_drop, format_count(len(pruned.selection.trials), "trial")
     yield (
         f"Heads that cost at most {pruned.max_bleu_drop:g} BLEU alone were removed in groups, ordered by the number of "
-        f"translations that change without them, as long as the drop of all together stayed within that bound and within "
-        f"{MAX_LOSS_PER_BLEU * pruned.max_bleu_drop:g} nats of loss ({format_count(len(pruned.selection.trials), 'trial')}). "
-        f"CTranslate2 and Hugging Face do not support different numbers of heads per layer: their exports have zeros in "
-        f"place of the removed heads and are not faster."
+        f"translations that change without them, as long as the drop of all together stayed within that bound and "
+        f"within {max_loss:g} nats of loss ({trials}). CTranslate2 and Hugging Face do not support different numbers "
+        f"of heads per layer: their exports have zeros in place of the removed heads and are not faster."
     )
     columns = ("Layer", "Removed heads (original numbers)")
     yield markdown_table(columns, list_removed_heads(pruned.selection.heads), code_columns=(0,))

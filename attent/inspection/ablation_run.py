@@ -210,8 +210,8 @@ class AblationJob:
         )
         if not selection.heads:
             raise PruneError(
-                f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}, so nothing "
-                f"is written; allow more with --max-bleu-drop"
+                f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}; "
+                f"allow more with --max-bleu-drop"
             )
         model = prune_heads(self.model, selection.heads)
         bleu, loss = self.measure_model(model)

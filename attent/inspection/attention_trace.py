@@ -163,7 +163,7 @@ class Trace(Mapping[str, list[Tensor]]):
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, vectors to three digits."""
+        """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, q, k, v to 3 digits."""
         try:
             document = json.loads(text)
         except ValueError as error:

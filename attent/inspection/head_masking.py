@@ -32,7 +32,7 @@ class ModelPartError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """`decoder.blocks.3.cross_attn:2` is a head, `decoder.blocks.3.cross_attn` a sub-layer, `decoder.blocks.3` a layer."""
+    """A head `decoder.blocks.3.cross_attn:2`, sub-layer `decoder.blocks.3.cross_attn` or layer `decoder.blocks.3`."""
 
     path: str
     head: int | None = None
@@ -122,7 +122,9 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise ModelPartError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):
-        raise ModelPartError(f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number")
+        raise ModelPartError(
+            f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number"
+        )
     if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
         heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
         raise ModelPartError(f"{part}: the heads of {part.path} {heads}")

@@ -97,8 +97,8 @@ STAT_COLUMNS = (
         "first",
         "first",
         "share",
-        "Weight on the first token (in a decoder, the start token). In self-attention, queries at the first two positions "
-        "are excluded.",
+        "Weight on the first token (in a decoder, the start token). In self-attention, queries at the first two "
+        "positions are excluded.",
     ),
     StatColumn(
         "end",
@@ -107,15 +107,13 @@ STAT_COLUMNS = (
         "Weight on the end token or a separator, often an attention sink. In self-attention, the end token and the one "
         "before it are excluded as queries.",
     ),
-    StatColumn(
-        "punctuation", "punctuation", "share", "Weight on punctuation other than the query token."
-    ),
+    StatColumn("punctuation", "punctuation", "share", "Weight on punctuation other than the query token."),
     StatColumn(
         "same_token",
         "same token",
         "share",
-        "Weight on other occurrences of the same token. In cross-attention: on source tokens equal to the output token, "
-        "such as names and numbers.",
+        "Weight on other occurrences of the same token. In cross-attention: on source tokens equal to the output "
+        "token, such as names and numbers.",
     ),
     StatColumn(
         "top_key",
@@ -127,13 +125,19 @@ STAT_COLUMNS = (
     StatColumn(
         "entropy", "entropy", "bits", "0: all weight on one key. 3 bits: like a uniform distribution over 8 keys."
     ),
-    StatColumn("normalized_entropy", "normalized entropy", "share", "Entropy divided by its maximum: 100% is uniform attention."),
     StatColumn(
-        "confidence", "confidence", "share", "Mean of each query's maximum weight, the end token excluded (Voita et al. 2019)."
+        "normalized_entropy",
+        "normalized entropy",
+        "share",
+        "Entropy divided by its maximum: 100% is uniform attention.",
     ),
     StatColumn(
-        "alignment", "alignment", "share", "Maximum of the two alignment columns. Chance gives up to 50%."
+        "confidence",
+        "confidence",
+        "share",
+        "Mean of each query's maximum weight, the end token excluded (Voita et al. 2019).",
     ),
+    StatColumn("alignment", "alignment", "share", "Maximum of the two alignment columns. Chance gives up to 50%."),
     StatColumn(
         "aligned_on_output",
         "aligned (output)",
@@ -141,7 +145,9 @@ STAT_COLUMNS = (
         "Share of mutual links: the source word with the most weight from a target word, when that word is the output, "
         "receives no more weight from any other target word.",
     ),
-    StatColumn("aligned_on_input", "aligned (input)", "share", "The same one step later, when the word is the decoder input."),
+    StatColumn(
+        "aligned_on_input", "aligned (input)", "share", "The same one step later, when the word is the decoder input."
+    ),
     StatColumn(
         "diagonal",
         "diagonal",
@@ -173,7 +179,9 @@ class HeadStatsReport:
         rows = [asdict(head) for head in self.heads]
         for row in rows:
             row["values"] = {key: value if value is None else round(value, 4) for key, value in row["values"].items()}
-        columns = [asdict(column) for column in STAT_COLUMNS if any(row["values"][column.key] is not None for row in rows)]
+        columns = [
+            asdict(column) for column in STAT_COLUMNS if any(row["values"][column.key] is not None for row in rows)
+        ]
         for row in rows:
             row["values"] = {column["key"]: row["values"][column["key"]] for column in columns}
         return {"sentences": self.sentences, "dataset": self.dataset, "columns": columns, "heads": rows}

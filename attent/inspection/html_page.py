@@ -42,7 +42,8 @@ def render_page(document: dict[str, Any]) -> str:
 def build_csp(style: str, script: str, *, live: bool) -> str:
     connect = "; connect-src 'self'" if live else ""
     return (
-        f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; img-src data:{connect}; "
+        f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; "
+        f"img-src data:{connect}; "
         "base-uri 'none'; form-action 'none'"
     )
 

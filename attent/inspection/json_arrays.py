@@ -39,9 +39,7 @@ def pack_array(values: Tensor, array_type: ArrayType, *, drop_low_bit: bool = Fa
     flat = np.ascontiguousarray(exact, dtype=NUMPY_TYPES[array_type])
     if drop_low_bit and array_type == "float16":
         bits = flat.view(np.uint16)
-        flat = ((bits + 1) & 0xFFFE).view(
-            NUMPY_TYPES[array_type]
-        )  # to nearest; a carry into the exponent is correct
+        flat = ((bits + 1) & 0xFFFE).view(NUMPY_TYPES[array_type])  # to nearest; a carry into the exponent is correct
     planes = flat.reshape(-1).view(np.uint8).reshape(-1, flat.itemsize).T.tobytes()
     data = base64.b64encode(zlib.compress(planes, 6)).decode("ascii")
     return {"type": array_type, "shape": list(flat.shape), "data": data}

@@ -40,7 +40,7 @@ TEXT_COLOR, SPECIAL_TOKEN_COLOR, GRID_COLOR = (
     "#1a1a1a",
     "#8a5a00",
     "#d9d9d9",
-)  
+)
 HEATMAP_COLORS = ("#ffffff", "#d6e6f4", "#8fbcdd", "#3a84bd", "#08417c", "#04203f")
 RC_PARAMS: dict[Any, Any] = {
     "text.parse_math": False,  # tokens may contain dollar signs
@@ -117,8 +117,12 @@ def list_fonts() -> dict[str, str]:
     from matplotlib.font_manager import fontManager
 
     regular = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
-    regular = {name: file for name, file in regular.items() if "Last Resort" not in name}  # has placeholder glyphs for everything
-    return dict(sorted(regular.items(), key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font)))
+    regular = {
+        name: file for name, file in regular.items() if "Last Resort" not in name
+    }  # has placeholder glyphs for everything
+    return dict(
+        sorted(regular.items(), key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font))
+    )
 
 
 @cache
@@ -161,8 +165,8 @@ def warn_missing_glyphs(texts: Iterable[str]) -> None:
     if missing:
         examples = "".join(sorted(missing)[:10])
         warnings.warn(
-            f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font that "
-            "has them, such as Noto, or write .svg, which uses the viewer's fonts",
+            f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font "
+            "with them, such as Noto, or write .svg, which uses the viewer's fonts",
             stacklevel=3,
         )
 
@@ -523,7 +527,9 @@ def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
     values = unpack_array(entry["values"])
     vmax = float(values.abs().quantile(0.995)) or 1.0
     image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
-    axes.set(xlabel="feature", ylabel="position", title="values" if entry["applied_as"] == "embed" else "cosines and sines")
+    axes.set(
+        xlabel="feature", ylabel="position", title="values" if entry["applied_as"] == "embed" else "cosines and sines"
+    )
     axes.title.set_fontsize(9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
@@ -585,9 +591,7 @@ def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
             draw_bars(axes[-1], others, measure)
         name = {"bleu": "BLEU", "loss": "loss"}[measure]
         sentences = f"{ablation['sentences']:,} sentences"
-        figure.suptitle(
-            f"{name} with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5
-        )
+        figure.suptitle(f"{name} with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5)
         return figure
 
 
@@ -625,7 +629,10 @@ def format_change(change: float, measure: str) -> str:
 def draw_bars(axes: Axes, parts: Mapping[str, float], measure: str) -> None:
     is_worse = [change < 0 if measure == "bleu" else change > 0 for change in parts.values()]
     axes.barh(
-        range(len(parts)), list(parts.values()), color=["#b2182b" if worse else "#2166ac" for worse in is_worse], height=0.7
+        range(len(parts)),
+        list(parts.values()),
+        color=["#b2182b" if worse else "#2166ac" for worse in is_worse],
+        height=0.7,
     )
     axes.set_yticks(range(len(parts)), [shorten_path(part) for part in parts], fontsize=7.5)
     axes.margins(y=0.01)

@@ -29,7 +29,7 @@ class SchemeDescription:
 SCHEME_DESCRIPTIONS = {
     "sinusoidal": SchemeDescription(
         "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
-        "Waves of different wavelengths are added to the embeddings; the dot product of two positions depends only on their distance.",
+        "Waves are added to the embeddings; the dot product of two positions depends only on their distance.",
     ),
     "learned": SchemeDescription(
         "x + P[pos]",
@@ -37,7 +37,7 @@ SCHEME_DESCRIPTIONS = {
     ),
     "rotary": SchemeDescription(
         "pair i of the features of a query or key is rotated by the angle pos / base^(2i/d)",
-        "Queries and keys are rotated by angles proportional to the position, so that their dot product depends on the distance.",
+        "Queries and keys are rotated by angles proportional to the position: dot products depend on the distance.",
     ),
     "relative": SchemeDescription(
         "score + b[head, bucket(key - query)]",

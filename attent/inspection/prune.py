@@ -45,8 +45,8 @@ def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
         raise PruneError(f"{part}: must be a head, such as decoder.blocks.0.cross_attn:2")
     if attention.kv_heads != attention.heads:
         raise PruneError(
-            f"{part}: models with grouped-query attention cannot be pruned, but this one has {attention.heads} heads and "
-            f"{attention.kv_heads} KV heads"
+            f"{part}: models with grouped-query attention cannot be pruned, but this one has {attention.heads} heads "
+            f"and {attention.kv_heads} KV heads"
         )
     return part.head
 
@@ -127,16 +127,16 @@ class HeadSelector:
         if len(group) > 1:
             half = (len(group) + 1) // 2
             first = self.add_group(group[:half])
-            self.add_group(
-                group[half:], known_rejected=first
-            )  # both halves together were just rejected
+            self.add_group(group[half:], known_rejected=first)  # both halves together were just rejected
         return False
 
     def try_group(self, group: Sequence[ModelPart]) -> bool:
         heads = [*self.heads, *group]
         bleu, loss = self.measure_without(heads)
         accepted = bleu >= self.min_bleu and loss <= self.max_loss
-        trial = PruneTrial(num_removed=len(heads), added=tuple(map(str, group)), bleu=bleu, loss=loss, accepted=accepted)
+        trial = PruneTrial(
+            num_removed=len(heads), added=tuple(map(str, group)), bleu=bleu, loss=loss, accepted=accepted
+        )
         self.trials.append(trial)
         if trial.accepted:
             self.heads, self.bleu = heads, bleu

@@ -68,7 +68,9 @@ def select_attention_layers(
         raise ValueError(f"`kind` must be self or cross, but is {kind!r}")
     matching = {path: layer for path, layer in all_layers.items() if fnmatch.fnmatch(path, pattern)}
     if not matching:
-        raise ValueError(f"`pattern` must match an attention layer, but {pattern!r} matches none of: {', '.join(all_layers)}")
+        raise ValueError(
+            f"`pattern` must match an attention layer, but {pattern!r} matches none of: {', '.join(all_layers)}"
+        )
     chosen = {
         path: layer
         for path, layer in matching.items()

@@ -1,7 +1,7 @@
 """Open a model for inspection, inspect inputs, and render the result as HTML, JSON, figures or text.
 
-    inspection = attent.look("runs/en-de", "A man rides a bike.")
-    inspection.save_html("look.html")
+inspection = attent.look("runs/en-de", "A man rides a bike.")
+inspection.save_html("look.html")
 """
 
 from __future__ import annotations
@@ -155,9 +155,7 @@ class Inspection:
         """Write one HTML file that works offline."""
         write_atomic(Path(path).expanduser(), render_page(self.document).encode())
 
-    def plot(
-        self, *, kind: AttentionKind | None = None, heads: Sequence[int] = (), all_kinds: bool = False
-    ) -> Figure:
+    def plot(self, *, kind: AttentionKind | None = None, heads: Sequence[int] = (), all_kinds: bool = False) -> Figure:
         """Return a figure of the recorded heads; by default only of cross-attention if there is any."""
         from attent.inspection.plots import plot_heads
 

@@ -96,9 +96,7 @@ def pad_text(word: str, width: int, *, align_right: bool = False) -> str:
 
 def anchor_direction(word: str) -> str:
     """Append a mark to right-to-left words, so that they do not reorder their neighbors."""
-    is_rtl = LEFT_TO_RIGHT_MARK not in word and any(
-        unicodedata.bidirectional(letter) in ("R", "AL") for letter in word
-    )
+    is_rtl = LEFT_TO_RIGHT_MARK not in word and any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in word)
     return word + LEFT_TO_RIGHT_MARK if is_rtl else word
 
 
@@ -185,8 +183,8 @@ def draw_matrix(
 
 def draw_patches(weights: Tensor, image: Mapping[str, Any]) -> Iterator[str]:
     """Draw patches two cells wide, since cells are twice as high; dark for large weights."""
-    yield f"{' ' * INDENT}{describe_patch_queries(image)}, maximum {100 * float(reshape_to_patches(weights, image).max()):.0f}%"
     lines = reshape_to_patches(weights, image)
+    yield f"{' ' * INDENT}{describe_patch_queries(image)}, maximum {100 * float(lines.max()):.0f}%"
     for line in (lines / lines.max().clamp(min=1e-9)).tolist():
         yield f"{' ' * INDENT}|{''.join(2 * get_shade(weight) for weight in line)}|"
 
@@ -252,7 +250,7 @@ def summarize_heads(document: Mapping[str, Any]) -> str:
 
 
 def find_top_head(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
-    """Return the head with the largest value; alignment is weighted by confidence, since links of diffuse heads are chance."""
+    """Return the head with the largest value; alignment is weighted by confidence (diffuse heads link by chance)."""
     measured = [head["values"] for head in heads if head["values"].get(key) is not None]
     weighted = key == "alignment"
     best = max(

@@ -83,7 +83,9 @@ def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limit
         _check_content_type(request.scope)
         look_request = parse_request(await request.body(), limits)
         try:
-            return _make_json_response(await queue.submit(lambda should_stop: _run_handler(handler, look_request, should_stop)))
+            return _make_json_response(
+                await queue.submit(lambda should_stop: _run_handler(handler, look_request, should_stop))
+            )
         except QueueFull:
             raise make_unavailable_error("the model is busy; retry in a moment") from None
 

@@ -161,15 +161,11 @@ class RequestGuard:
                         raise self._make_body_size_error()
         except TimeoutError:
             seconds = self._limits.body_timeout
-            raise ApiError(
-                408, f"the request body must arrive within {seconds:g} seconds"
-            ) from None
+            raise ApiError(408, f"the request body must arrive within {seconds:g} seconds") from None
         return bytes(body)
 
     def _make_body_size_error(self) -> ApiError:
-        return ApiError(
-            413, f"the request must have at most {self._limits.max_body_bytes} bytes"
-        )
+        return ApiError(413, f"the request must have at most {self._limits.max_body_bytes} bytes")
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
         try:
@@ -208,9 +204,7 @@ class RequestGuard:
         if disconnected:
             return ClientDisconnected()
         seconds = self._limits.response_timeout
-        return make_unavailable_error(
-            f"the response took more than {seconds:g} seconds; send a shorter text"
-        )
+        return make_unavailable_error(f"the response took more than {seconds:g} seconds; send a shorter text")
 
 
 class ResponseSender:

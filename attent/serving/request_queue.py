@@ -89,9 +89,9 @@ class QueuedJob(Generic[T]):
         """Run in the model's thread."""
         try:
             self._value.append(self._work(self.cancelled.is_set))
-        except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             self._error = error
-        except BaseException as error:  # noqa: BLE001 - a SystemExit of the work's must not end the server
+        except BaseException as error:  # noqa: BLE001 - a SystemExit must not end the server
             self._error = RuntimeError(f"the job raised {type(error).__name__}")
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(_resolve_future, done)

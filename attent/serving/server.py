@@ -106,9 +106,7 @@ def reserve_port(host: str, port: int | None) -> socket.socket:
                 continue
             raise ServeError(_describe_bind_error(host, candidate, error)) from error
         except OverflowError as error:
-            raise ServeError(
-                f"`port` must be 0 to 65535, but is {candidate}; 0 means any free port"
-            ) from error
+            raise ServeError(f"`port` must be 0 to 65535, but is {candidate}; 0 means any free port") from error
     raise AssertionError("unreachable: the last port returns or raises")
 
 
@@ -181,9 +179,7 @@ def _create_server(app: ServableApp, address: str, port: int) -> Any:
         from granian.http import HTTP1Settings
         from granian.server.embed import Server
     except ModuleNotFoundError as error:
-        raise ServeError(
-            "the server needs granian, which is not installed; run pip install 'attent[serve]'"
-        ) from error
+        raise ServeError("the server needs granian, which is not installed; run pip install 'attent[serve]'") from error
     return Server(
         app,
         address=address,

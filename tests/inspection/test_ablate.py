@@ -42,8 +42,8 @@ from attent.inspection.prune import PruneError
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
-from attent.training.autoconfig import fit_to_tokenizer
 from attent.scoring.pipeline import read_test_set
+from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
 
@@ -360,7 +360,13 @@ def folder(model: Seq2Seq, tmp_path: Path) -> Path:
 
 
 def run(
-    folder: Path, *, data: str = "valid.tsv", tgt: str = "de", limit: int = 3, scorer: BleuScorer | None = None, **more: Any
+    folder: Path,
+    *,
+    data: str = "valid.tsv",
+    tgt: str = "de",
+    limit: int = 3,
+    scorer: BleuScorer | None = None,
+    **more: Any,
 ) -> AblationResult:
     """What the command does, with the torch engine and a short search."""
     test_set = read_test_set([str(folder.parent / data)], LanguagePair("en", tgt))
@@ -453,9 +459,7 @@ def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytes
     assert again.index("## Ablation\n") < again.index("## Original model card")
 
 
-def test_the_bound_is_kept_by_the_pruned_model_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_is_kept_by_the_pruned_model_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only by the silenced one, from which int8 may differ in rounding."""
     monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
     result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)

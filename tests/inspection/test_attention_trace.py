@@ -146,7 +146,9 @@ def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
 def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> None:
     with attent.record(of) as trace:
         of(SOURCE, TARGET, *LENGTHS)
-    with pytest.raises(TraceError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"):
+    with pytest.raises(
+        TraceError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
+    ):
         trace.to_document(sides(9, 4))
 
 

@@ -130,7 +130,9 @@ def test_the_end_and_the_full_stop_are_one_habit() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 6], weights[:, 7] = 0.45, 0.45
     weights[:, 0] += 0.1
-    assert own(weights).description == "attends to the end token and punctuation (45% + 39%)"  # the full stop itself sees a comma
+    assert (
+        own(weights).description == "attends to the end token and punctuation (45% + 39%)"
+    )  # the full stop itself sees a comma
 
 
 def test_a_token_and_its_neighbours_are_one_habit() -> None:
@@ -330,7 +332,9 @@ def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
     for head in found.heads:
         for key, value in wanted[head.path, head.head].items():
             assert getattr(head.values, key) == pytest.approx(value, abs=2e-5), (head.path, key)
-        others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | wanted[head.path, head.head].keys()
+        others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | wanted[
+            head.path, head.head
+        ].keys()
         assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
 
 

@@ -64,7 +64,11 @@ def translation(source: list[str] = SOURCE, target: list[str] = TARGET, **change
         own = spread(3, m, m, causal=True)
         layers.append(layer(f"decoder.blocks.{i}.self_attn", "target", "decoder_input", own, causal=True))
         layers.append(layer(f"decoder.blocks.{i}.cross_attn", "target", "source", spread(3, m, n)))
-    sides = {"source": side(source, end=True), "decoder_input": side(target, start=True), "target": side(target, end=True)}
+    sides = {
+        "source": side(source, end=True),
+        "decoder_input": side(target, start=True),
+        "target": side(target, end=True),
+    }
     return {"format": "attent-trace", "version": 1, "title": "a test", "sides": sides, "layers": layers} | changes
 
 

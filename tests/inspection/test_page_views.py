@@ -88,13 +88,26 @@ def option(text: str, number: int, p: float) -> dict[str, Any]:
 
 
 def node(id_: int, parent: int | None, step: int, text: str, log_prob: float, **status: Any) -> dict[str, Any]:
-    plain = {"sum": log_prob * (step + 1), "expanded": False, "ended": False, "score": None, "on_best_path": False, "in_results": False}
-    return {"id": id_, "parent": parent, "step": step, "token": id_, "log_prob": log_prob} | token(text) | plain | status
+    plain = {
+        "sum": log_prob * (step + 1),
+        "expanded": False,
+        "ended": False,
+        "score": None,
+        "on_best_path": False,
+        "in_results": False,
+    }
+    return (
+        {"id": id_, "parent": parent, "step": step, "token": id_, "log_prob": log_prob} | token(text) | plain | status
+    )
 
 
 def decoding() -> dict[str, Any]:
     """The search for "rotes Haus": with a rival that lived, one that died and some that were dropped."""
-    best, second, gone = {"expanded": True, "on_best_path": True, "in_results": True}, {"expanded": True, "in_results": True}, {"expanded": True}
+    best, second, gone = (
+        {"expanded": True, "on_best_path": True, "in_results": True},
+        {"expanded": True, "in_results": True},
+        {"expanded": True},
+    )
     ended = {"ended": True, "special": "end", "space": False}
     nodes = [
         node(0, None, 0, "rotes", -0.25, **best),
@@ -143,7 +156,12 @@ def head_stats() -> dict[str, Any]:
         ("decoder.blocks.0.cross_attn", 1): (None, 3.5),
     }
     heads = [
-        {"path": path, "head": head, "description": f"pattern of {path}", "values": {"previous": previous, "entropy": entropy}}
+        {
+            "path": path,
+            "head": head,
+            "description": f"pattern of {path}",
+            "values": {"previous": previous, "entropy": entropy},
+        }
         for (path, head), (previous, entropy) in measured.items()
     ]
     return {"sentences": 500, "dataset": "the validation pairs", "columns": columns, "heads": heads}

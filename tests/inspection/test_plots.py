@@ -183,9 +183,7 @@ def test_letters_that_no_font_has_are_told_in_words(tmp_path: Path, monkeypatch:
     figure = plot_heads(document(["日本", "A"], ["B"]), path="decoder.blocks.0.cross_attn", heads=[0])
     plots.select_fonts.cache_clear()
     monkeypatch.setattr(plots, "get_font_characters", lambda name: frozenset(map(chr, range(0x20, 0x2100))))
-    with pytest.warns(
-        UserWarning, match=r"no installed font has 日本 \(2 characters\)"
-    ):
+    with pytest.warns(UserWarning, match=r"no installed font has 日本 \(2 characters\)"):
         save_figure(figure, tmp_path / "a.png")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

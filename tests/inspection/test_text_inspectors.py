@@ -108,7 +108,9 @@ def test_what_is_silent_changes_how_it_goes_on(writer: CausalLMInspector, seen: 
     with mask_parts(writer.model, parts), torch.no_grad():
         last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
     assert quiet["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
-    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == seen["predictions"], "afterwards it is as before"
+    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == seen["predictions"], (
+        "afterwards it is as before"
+    )
 
 
 def test_only_the_layers_that_are_asked_for_are_written_down(writer: CausalLMInspector) -> None:
@@ -148,7 +150,10 @@ def test_without_a_mask_each_word_is_hidden_in_turn(reader: EncoderInspector, mo
     found = reader.inspect(InspectionRequest(text=TEXT))
     ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
     places = found["predictions"]["positions"]
-    assert (found["predictions"]["kind"], [one["position"] for one in places]) == ("each_masked", list(range(1, len(ids) - 1)))
+    assert (found["predictions"]["kind"], [one["position"] for one in places]) == (
+        "each_masked",
+        list(range(1, len(ids) - 1)),
+    )
     for one in places[::5]:
         row = torch.tensor([ids])
         row[0, one["position"]] = VOCABULARY.mask

@@ -175,5 +175,7 @@ def test_without_the_extra_it_says_what_to_install(
 
 
 def test_importing_the_part_brings_none_of_the_heavy_packages() -> None:
-    code = "import sys, attent.serving; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
+    code = (
+        "import sys, attent.serving; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

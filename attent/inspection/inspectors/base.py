@@ -135,7 +135,12 @@ class Inspector(Generic[ModelT]):
 
     def get_model_info(self) -> dict[str, Any]:
         width = get_stack_configs(self.model)[0].width
-        return {"name": self.name, "kind": self.model.config.kind, "summary": summarize_model(self.model), "width": width}
+        return {
+            "name": self.name,
+            "kind": self.model.config.kind,
+            "summary": summarize_model(self.model),
+            "width": width,
+        }
 
     def _get_model_sections(self) -> dict[str, Any]:
         sections: dict[str, Any] = {"positions": self.positions}
@@ -150,7 +155,9 @@ class Inspector(Generic[ModelT]):
             self.model, layer_filter.pattern, layer_filter.kind, layer_filter.layers, None
         )
         tapped = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
-        budget = PageBudget.from_layers({path: (layer.heads, layer.head_width) for path, layer in tapped.items()}, sides)
+        budget = PageBudget.from_layers(
+            {path: (layer.heads, layer.head_width) for path, layer in tapped.items()}, sides
+        )
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
         with attach_taps(tapped, {path: budget.make_tap(path, sides, recorded) for path in tapped}):

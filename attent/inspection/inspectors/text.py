@@ -135,9 +135,7 @@ class EncoderInspector(Inspector[TextEncoder]):
             segments += [segment] * (len(row) + len(vocabulary.suffix_ids))
         masks = [i for i, token in enumerate(ids) if token == vocabulary.mask]
         if masks and self.model.masked_lm is None:
-            raise InspectionError(
-                f"the model has no masked-language-model head; replace {self.mask_piece} by a word"
-            )
+            raise InspectionError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
         return EncoderInput(ids, segments, words, masks)
 
     def _compute_states(self, rows: Sequence[Sequence[int]], segment_ids: Sequence[int]) -> Tensor:
@@ -176,7 +174,8 @@ class EncoderInspector(Inspector[TextEncoder]):
                 raise SearchCancelled("the request was cancelled")
             positions = encoded.word_positions[start : start + MASKED_BATCH_ROWS]
             states = self._compute_states(
-                [replace_with_mask(encoded.token_ids, position, self.vocabulary) for position in positions], encoded.segment_ids
+                [replace_with_mask(encoded.token_ids, position, self.vocabulary) for position in positions],
+                encoded.segment_ids,
             )
             logits.append(self.model.masked_logits(states[range(len(positions)), positions]))
         words = [encoded.token_ids[i] for i in encoded.word_positions]

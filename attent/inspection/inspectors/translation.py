@@ -103,7 +103,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
     def _trace_search(
         self, search_request: SearchRequest, search: SearchOptions, should_stop: Callable[[], bool] | None
     ) -> tuple[SearchTrace, bool]:
-        """Search as `Translator` does: a hypothesis with a loop is searched again with repetition suppressed. Also return
+        """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
         engine: TorchEngine[Any] = self.translator.build_torch_engine(should_stop)
         if self.translator.can_forbid_loops and not search_request.prefix_ids:
@@ -139,7 +139,9 @@ class TranslationInspector(Inspector[Seq2Seq]):
             ),
             "decoder_input": TraceSide(
                 label="decoder input",
-                tokens=build_display_tokens(tokenizer.target, [config.start_id, *output_ids[:-1]], is_decoder_input=True),
+                tokens=build_display_tokens(
+                    tokenizer.target, [config.start_id, *output_ids[:-1]], is_decoder_input=True
+                ),
                 language=request.to or to,
             ),
             "target": TraceSide(

@@ -19,8 +19,8 @@ from attent.inspection.inspectors.base import (
     InspectionRequest,
     Inspector,
     LayerFilter,
-    describe_labels,
     RecordedPass,
+    describe_labels,
 )
 from attent.models import VisionConfig, VisionTransformer
 
@@ -77,7 +77,7 @@ def encode_data_uri(pixels: Tensor) -> str:
 
 
 def encode_png(pixels: Tensor) -> bytes:
-    """Encode uint8 pixels (C, height, width) as PNG, gray or RGB; written by hand so that no image package is needed."""
+    """Encode uint8 pixels (C, height, width) as a gray or RGB PNG, without an image package."""
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
         raise InspectionError(
             f"pixels must be uint8 of shape (1 or 3, height, width), but are {pixels.dtype} of {tuple(pixels.shape)}"
