@@ -178,7 +178,7 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         (["a", "-b", "0"], 2, "--beam-size must be 1 or more"),
         (["a", "--mask", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
         (["a", "--layer", "9"], 1, "must select an attention layer"),
-        (["a", "--to", "fr"], 1, "--to must be one of the model's languages, but is `fr`"),
+        (["a", "--to", "fr"], 1, "--to must be one of its target languages"),
         (["--port", "99999"], 2, "--port must be from 0 to 65535"),
         (["a", "--terminal", "--head", "9"], 1, "there must be a recorded head to draw"),
         (

@@ -500,7 +500,7 @@ def test_mistakes_are_told_before_anything_is_measured(folder: Path, monkeypatch
     (folder.parent / "empty.tsv").write_text("")
     with pytest.raises(CorpusError, match="not one pair"):
         run(folder, data="empty.tsv")
-    with pytest.raises(ValueError, match="--tgt must be one of the model's languages, but is `fr`"):
+    with pytest.raises(ValueError, match="--tgt must be one of its target languages"):
         run(folder, tgt="fr")
     with pytest.raises(ValueError, match="no-such-model"):
         run(folder.parent / "no-such-model")
