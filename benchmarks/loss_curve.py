@@ -27,9 +27,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -48,20 +47,7 @@ from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training import loop, rng
 from attent.training.autoconfig import DataSize, fill_train_config, fit_to_tokenizer
 from attent.training.config import Precision, TrainConfig
-from attent.training.curves import (
-    BACKGROUND_COLOR,
-    FONT,
-    GRID_COLOR,
-    MUTED_COLOR,
-    TEXT_COLOR,
-    AxisScale,
-    CurvePoint,
-    compute_ticks,
-    downsample,
-    format_number,
-    value_range,
-)
-from attent.training.curves import CurveLine as Curve
+from attent.training.curves import CurveLine, value_range
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
 from attent.training.run_options import Size
@@ -127,7 +113,7 @@ def write_outputs(curves: CurvesByVariant, asked: argparse.Namespace) -> None:
             draws or "no dropout",
             describe_machine().partition(", Python")[0],
         ]
-        Path(asked.svg).write_text(render_svg(curves, "; ".join(about)), encoding="utf-8")
+        draw_plot(curves, "; ".join(about), Path(asked.svg))
     if asked.json:
         settings = {name: getattr(asked, name) for name in ("size", "steps", "dropout", "exact")}
         found = {figure: asdict(compare_variants(curves, figure)) for figure in SUMMARIES}
@@ -149,7 +135,7 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, help="that are made up")
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--svg", help="a file for the picture")
+    parser.add_argument("--svg", help="file for the plot (needs matplotlib)")
     parser.add_argument("--json", help="a file for all numbers")
     asked = parser.parse_args(words)
     gpu = asked.device.startswith("cuda")
@@ -344,144 +330,55 @@ def format_report(curves: CurvesByVariant) -> Iterator[str]:
         yield f"Smoothed, the means are within {MAX_STANDARD_ERRORS:g} standard errors of each other at {share:.0%} of the updates."
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# ---- the plot --------------------------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, LEFT, RIGHT = 820, 590, 64, 28
-COLOURS = {REFERENCE: "#0072b2", FAST: "#d55e00"}  # of Okabe and Ito: told apart by colour-blind people
-WIDTHS = {REFERENCE: 4.0, FAST: 1.7}  # one on the other, both are seen
-BAND, DIFFERENCE = "#dfe4ea", TEXT_COLOR
-MAX_POINTS = 220  # points of a line: smoothed as they are, more would not show
+COLORS = {REFERENCE: "#0072b2", FAST: "#d55e00"}  # Okabe and Ito's palette
+LINE_WIDTHS = {REFERENCE: 4.0, FAST: 1.7}  # drawn over each other, both are visible
+BAND_COLOR, DIFFERENCE_COLOR = "#dfe4ea", "#1f2933"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlotPanel:
-    """A rectangle with two scales."""
+def draw_plot(curves: CurvesByVariant, subtitle: str, path: Path) -> None:
+    """Losses of every run and their means, and the difference of the means; SVG or PNG, by the suffix of `path`."""
+    from matplotlib.figure import Figure
 
-    name: str  # of its clip path
-    x_scale: AxisScale
-    y_scale: AxisScale
-    ticks: Sequence[float]
-
-    @classmethod
-    def from_lines(cls, name: str, lines: Sequence[LossCurve], between: tuple[int, int], marks: int) -> PlotPanel:
-        """As high as its lines, the fall at the very beginning aside."""
-        end = max(map(len, lines))
-        found = compute_ticks(
-            *value_range([Curve(name=name, points=tuple(enumerate(line, 1))) for line in lines], end), marks
-        )
-        top, bottom = between
-        return cls(
-            name=name,
-            x_scale=AxisScale(0, end, LEFT, WIDTH - RIGHT),
-            y_scale=AxisScale(found[0], found[-1], bottom, top),
-            ticks=found,
-        )
-
-    def to_points(self, line: LossCurve) -> list[CurvePoint]:
-        return [(self.x_scale(x), self.y_scale(y)) for x, y in downsample(list(enumerate(line, 1)), MAX_POINTS)]
-
-    def axes(self) -> Iterator[str]:
-        left, right, top, bottom = LEFT, WIDTH - RIGHT, self.y_scale.end, self.y_scale.start
-        for mark in self.ticks:
-            colour = MUTED_COLOR if mark == 0 and self.ticks[0] < 0 else GRID_COLOR
-            yield f'<path d="M{left} {self.y_scale(mark):.1f}H{right}" stroke="{colour}"/>'
-            yield render_text(
-                left - 9, self.y_scale(mark) + 4, format_number(mark), anchor="end", colour=MUTED_COLOR, size=11
-            )
-        for step in compute_ticks(0, self.x_scale.high, 5):
-            if step <= self.x_scale.high:
-                x = self.x_scale(step)
-                yield f'<path d="M{x:.1f} {bottom}v5" stroke="{MUTED_COLOR}"/>'
-                yield render_text(x, bottom + 19, format_number(step), anchor="middle", colour=MUTED_COLOR, size=11)
-        yield f'<path d="M{left} {bottom}H{right}" stroke="{MUTED_COLOR}"/>'
-        rect = f'<rect x="{left}" y="{top - 3}" width="{right - left + 3}" height="{bottom - top + 6}"/>'
-        yield f'<clipPath id="{self.name}">{rect}</clipPath>'
-
-    def line(self, line: LossCurve, colour: str, width: float, opacity: float = 1.0) -> str:
-        drawn = f'stroke="{colour}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-linejoin="round"'
-        return f'<path d="{format_path(self.to_points(line))}" clip-path="url(#{self.name})" fill="none" {drawn}/>'
-
-    def band(self, low: LossCurve, high: LossCurve) -> str:
-        around = [*self.to_points(low), *reversed(self.to_points(high))]
-        return f'<path d="{format_path(around)}Z" clip-path="url(#{self.name})" fill="{BAND}"/>'
+    figure = Figure(figsize=(8.2, 6.2), layout="constrained")
+    losses, difference = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+    figure.suptitle(f"Training loss: {FAST} and {REFERENCE}\n{subtitle}", fontsize=11)
+    draw_losses(losses, curves)
+    draw_difference(difference, curves)
+    figure.supxlabel(format_verdict(curves), fontsize=9)
+    figure.savefig(path)
 
 
-def render_svg(curves: CurvesByVariant, about: str) -> str:
-    both = compare_variants(curves, LAST_LOSS)
-    title = "Training loss of the fast way and of the reference"
-    words = escape(f"{title}: {about}. {LAST_LOSS}: {both}.")
-    body = "\n".join((*render_losses(curves), *render_difference(curves)))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{words}" font-family="{FONT}" font-size="12">\n<title>{words}</title>\n'
-        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10" fill="{BACKGROUND_COLOR}" stroke="{GRID_COLOR}"/>\n'
-        f"{render_text(LEFT, 34, title, size=16, weight='600')}\n{render_text(LEFT, 54, about, colour=MUTED_COLOR)}\n{body}\n</svg>\n"
-    )
+def draw_losses(axes: Any, curves: CurvesByVariant) -> None:
+    """Every run as a thin line, the mean of each variant as a thick one."""
+    comparison = compare_variants(curves, LAST_LOSS)
+    smoothed = {name: [smooth_losses(losses) for losses in curves[name]] for name in (REFERENCE, FAST)}
+    lines = [CurveLine(name=name, points=tuple(enumerate(run, 1))) for name, runs in smoothed.items() for run in runs]
+    for line in lines:
+        axes.plot(*zip(*line.points, strict=True), color=COLORS[line.name], linewidth=0.8, alpha=0.45)
+    for name, summary in ((REFERENCE, comparison.reference), (FAST, comparison.fast)):
+        mean = [statistics.fmean(step) for step in zip(*smoothed[name], strict=True)]
+        label = f"{name}, last {SMOOTHING_WINDOW} updates: {summary}"
+        axes.plot(range(1, len(mean) + 1), mean, color=COLORS[name], linewidth=LINE_WIDTHS[name], label=label)
+    low, high = value_range(lines, max(len(line.points) for line in lines))
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.set_ylabel(f"loss (nats per token, mean of {SMOOTHING_WINDOW})")
+    axes.legend(frameon=False)
 
 
-def render_losses(curves: CurvesByVariant) -> Iterator[str]:
-    """Every run as a thin line, the mean of each way as a thick one."""
-    lines = {name: [smooth_losses(losses) for losses in curves[name]] for name in (REFERENCE, FAST)}
-    panel = PlotPanel.from_lines("losses", [line for each in lines.values() for line in each], (98, 356), 5)
-    unit = f"Label-smoothed loss, nats per token, smoothed over {SMOOTHING_WINDOW} updates"
-    yield render_text(LEFT, 82, unit, weight="600")
-    yield from panel.axes()
-    for name, each in lines.items():
-        if len(each) > 1:
-            yield from (panel.line(line, COLOURS[name], 1, 0.45) for line in each)
-    for name, each in lines.items():
-        mean = [statistics.fmean(at) for at in zip(*each, strict=True)]
-        yield panel.line(mean, COLOURS[name], WIDTHS[name])
-    yield from render_legend(curves, panel)
-
-
-def render_legend(curves: CurvesByVariant, panel: PlotPanel) -> Iterator[str]:
-    """In the corner that a falling loss leaves free, with where each way has come to."""
-    both = compare_variants(curves, LAST_LOSS)
-    several = both.error is not None
-    left, right, top = WIDTH - RIGHT - 300, WIDTH - RIGHT - 12, panel.y_scale.end + 14
-    yield f'<rect x="{left}" y="{top}" width="{right - left}" height="{76 if several else 58}" rx="6" fill="{BACKGROUND_COLOR}"/>'
-    yield render_text(
-        right,
-        top + 13,
-        f"last {SMOOTHING_WINDOW} updates{', ± over draws' * several}",
-        anchor="end",
-        colour=MUTED_COLOR,
-        size=11,
-    )
-    for place, (name, value) in enumerate({REFERENCE: both.reference, FAST: both.fast}.items()):
-        y = top + 33 + 20 * place
-        yield f'<path d="M{left + 8} {y - 4}h26" stroke="{COLOURS[name]}" stroke-width="{WIDTHS[name]}"/>'
-        yield render_text(left + 44, y, f"{name}{', mean' * several}")
-        yield render_text(right, y, str(value), anchor="end", weight="600")
-    if several:
-        for row, name in enumerate((REFERENCE, FAST)):
-            drawn = f'stroke="{COLOURS[name]}" stroke-opacity="0.6"'
-            yield f'<path d="M{left + 8} {top + 67 + 5 * row}h26" {drawn}/>'
-        yield render_text(left + 44, top + 73, "each draw", colour=MUTED_COLOR)
-
-
-def render_difference(curves: CurvesByVariant) -> Iterator[str]:
-    """The difference of the means over what chance may make of it."""
-    found = compare_by_step(curves)
-    apart = [at.difference for at in found]
-    room = [MAX_STANDARD_ERRORS * at.error for at in found if at.error is not None]  # of all, or of none
-    low, high = [-each for each in room], room
-    panel = PlotPanel.from_lines("apart", [apart, low, high] if room else [apart], (428, 520), 3)
-    yield render_text(LEFT, 412, "Fast less reference", weight="600")
-    if room:
-        yield panel.band(low, high)
-        yield f'<rect x="{LEFT + 148}" y="402" width="22" height="12" rx="2" fill="{BAND}"/>'
-        yield render_text(
-            LEFT + 178,
-            412,
-            f"within {MAX_STANDARD_ERRORS:g} standard errors: what chance alone does",
-            colour=MUTED_COLOR,
-        )
-    yield from panel.axes()
-    yield panel.line(apart, DIFFERENCE, 1.8)
-    yield render_text(WIDTH - RIGHT, HEIGHT - 22, "updates", anchor="end", colour=MUTED_COLOR, size=11)
-    yield render_text(LEFT, HEIGHT - 22, format_verdict(curves), size=12)
+def draw_difference(axes: Any, curves: CurvesByVariant) -> None:
+    """The difference of the means and its standard errors."""
+    comparisons = compare_by_step(curves)
+    steps = range(1, len(comparisons) + 1)
+    errors = [MAX_STANDARD_ERRORS * c.error for c in comparisons if c.error is not None]  # of all steps, or of none
+    if errors:
+        label = f"{MAX_STANDARD_ERRORS:g} standard errors"
+        axes.fill_between(steps, [-error for error in errors], errors, color=BAND_COLOR, label=label)
+        axes.legend(frameon=False)
+    axes.plot(steps, [c.difference for c in comparisons], color=DIFFERENCE_COLOR)
+    axes.set_ylabel(f"{FAST} - {REFERENCE}")
+    axes.set_xlabel("updates")
 
 
 def format_verdict(curves: CurvesByVariant) -> str:
@@ -492,24 +389,6 @@ def format_verdict(curves: CurvesByVariant) -> str:
     where = "within" if both.is_within else "more than"
     at_end = f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, {where} 2 standard errors ({MAX_STANDARD_ERRORS * both.error:.4f})"
     return f"{at_end}; within them at {share:.0%} of all updates."
-
-
-def format_path(places: Sequence[CurvePoint]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-
-
-def render_text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    anchor: str = "start",
-    colour: str = TEXT_COLOR,
-    size: int = 12,
-    weight: str = "400",
-) -> str:
-    style = f'text-anchor="{anchor}" fill="{colour}" font-size="{size}" font-weight="{weight}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""`attent demo`: train a small model on the built-in corpus `dates` in a few minutes on a laptop, then show translations of
-test dates and a cross-attention map.
+"""`attent demo`: train a small model on the built-in corpus `dates` in a few minutes on a laptop, then show
+translations of test dates and a cross-attention map.
 """
 
 from __future__ import annotations

@@ -1,89 +1,91 @@
-"""`attent score`: how good a model's translations of a test set are, or those in a file; how likely a model holds given
-translations; how well its attention aligns words. The figures are `attent.score`'s; here they are asked for and shown.
-"""
+"""`attent score`: score a model or a file of translations on a test set. See `attent.scoring.pipeline`."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.search_flags import DEFAULT_BEAM_SIZE, SEARCH_GROUP, DeviceFlags, SearchFlags
+from attent.cli.search_flags import (
+    DEFAULT_BEAM_SIZE,
+    SEARCH_GROUP,
+    DeviceFlags,
+    SearchFlags,
+    build_device_options,
+    build_search_options,
+    check_positive,
+    use_flag_names,
+)
+from attent.scoring.metrics import SACREBLEU_METRICS
 
-MetricName = Literal["bleu", "chrf", "chrf++", "ter"]
-METRICS: tuple[MetricName, ...] = ("bleu", "chrf", "chrf++", "ter")
+if TYPE_CHECKING:
+    from attent.scoring.pipeline import ScoreOptions, ScoreReport
+
+    MetricName = str
+else:
+    MetricName = Literal[SACREBLEU_METRICS]
+
 INPUT_GROUP, OUTPUT_GROUP = (
     Group(name, sort_key=number) for number, name in enumerate(("What to score", "What to show"), -1)
 )
+STDOUT = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
-    """What may be asked for; each field is a flag of the command."""
-
     src: Annotated[str | None, Parameter(group=INPUT_GROUP, help="language of the sources, as a tag: en")] = None
     tgt: Annotated[str | None, Parameter(group=INPUT_GROUP, help="language of the references: de")] = None
     hypotheses: Annotated[
-        Path | None,
-        Parameter(group=INPUT_GROUP, help="a file of translations, a line for each pair: nothing is translated"),
+        Path | None, Parameter(group=INPUT_GROUP, help="score this file of translations, one line for each pair")
     ] = None
     baseline: Annotated[
-        Path | None,
-        Parameter(group=INPUT_GROUP, help="another model, or a file of its translations: is this one better?"),
+        Path | None, Parameter(group=INPUT_GROUP, help="compare with another model, or a file of its translations")
     ] = None
     force_decode: Annotated[
         bool,
-        Parameter(group=INPUT_GROUP, negative="", help="how likely the model holds the references, or --hypotheses"),
+        Parameter(
+            group=INPUT_GROUP, negative="", help="perplexity of the references, or --hypotheses, under the model"
+        ),
     ] = False
     alignment: Annotated[
         Path | None,
         Parameter(
             group=INPUT_GROUP,
-            help="alignments by hand (0-0 1-2): the error rate of every layer and head; or auto: the head on which "
-            "both languages agree most. The best is kept in the folder",
+            help="alignment error rate of every layer and head against gold alignments (0-0 1-2); or auto: select the "
+            "heads on which both directions agree most. The best heads are saved in the folder",
         ),
     ] = None
     metrics: Annotated[
         tuple[MetricName, ...],
         Parameter(
-            name=["--metrics", "-m"], group=OUTPUT_GROUP, consume_multiple=True, negative_iterable="", help="which"
+            name=["--metrics", "-m"], group=OUTPUT_GROUP, consume_multiple=True, negative_iterable="", help="metrics"
         ),
-    ] = METRICS
+    ] = SACREBLEU_METRICS
     score_only: Annotated[
-        bool,
-        Parameter(name=["--score-only", "-b"], group=OUTPUT_GROUP, negative="", help="print nothing but the numbers"),
+        bool, Parameter(name=["--score-only", "-b"], group=OUTPUT_GROUP, negative="", help="print only the numbers")
     ] = False
-    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print everything as one JSON object")] = (
-        False
-    )
+    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print a JSON object")] = False
     sentences: Annotated[
         str | None,
-        Parameter(
-            group=OUTPUT_GROUP,
-            allow_leading_hyphen=True,
-            help="a TSV file for the scores of each sentence; -: print them",
-        ),
+        Parameter(group=OUTPUT_GROUP, allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them"),
     ] = None
-    worst: Annotated[int, Parameter(group=OUTPUT_GROUP, help="how many of the worst translations to show")] = 5
-    save: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="a file for the translations")] = None
+    worst: Annotated[int, Parameter(group=OUTPUT_GROUP, help="number of worst translations to show")] = 5
+    save: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="file for the translations")] = None
     beam_size: Annotated[
         int | None,
         Parameter(
             name=["--beam-size", "--beam", "--num-beams"],
             group=SEARCH_GROUP,
-            help=f"hypotheses followed side by side, by default {DEFAULT_BEAM_SIZE}; 1: greedy",
+            help=f"beam size, by default {DEFAULT_BEAM_SIZE}; 1: greedy",
         ),
     ] = None
-    n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of a source is scored
+    n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of each source is scored
     ensemble: Annotated[
         tuple[Path, ...],
-        Parameter(
-            group=SEARCH_GROUP,
-            negative_iterable="",
-            help="another model to write with MODEL, as in translate; may be repeated",
-        ),
+        Parameter(group=SEARCH_GROUP, negative_iterable="", help="another model for an ensemble; may be repeated"),
     ] = ()
 
 
@@ -97,24 +99,75 @@ def score(
             group=INPUT_GROUP,
             consume_multiple=True,
             negative_iterable="",
-            help="the test set: files, - for stdin; of a folder or a built-in name its test part",
+            help="the test set: files, - for stdin; of a folder or a built-in corpus its test part",
         ),
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate a test set and score it: BLEU, chrF, chrF++ and TER by sacreBLEU, with 95% confidence intervals.
+    """Translate a test set and score it by sacreBLEU, with 95% confidence intervals.
 
     attent score runs/en-de --data test.tsv --src en --tgt de
     """
     check_usage(model, flags)
-    from attent.scoring.pipeline import score_test_set
-    from attent.scoring.report import write_report
+    from attent.scoring import pipeline
 
-    write_report(score_test_set(model, data, flags), flags)
+    options = build_score_options(flags)
+    scores = pipeline.score(model, data, src=flags.src, tgt=flags.tgt, options=options, notify=print_progress)
+    print_report(scores, flags)
+
+
+def build_score_options(flags: ScoreFlags) -> ScoreOptions:
+    from attent.scoring.pipeline import ScoreOptions
+
+    try:
+        search = build_search_options(flags)
+    except ValueError as error:
+        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("score",)) from error
+    return ScoreOptions(
+        metrics=flags.metrics,
+        search=search,
+        ensemble=flags.ensemble,
+        hypotheses=flags.hypotheses,
+        baseline=flags.baseline,
+        force_decode=flags.force_decode,
+        alignment=flags.alignment,
+        save=flags.save,
+        device=build_device_options(flags),
+    )
+
+
+def print_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
+    import json
+
+    from rich.console import Console
+
+    from attent.scoring import report
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that cannot show a character
+    if flags.sentences and flags.sentences != STDOUT:
+        rows = "\n".join([*report.list_sentence_rows(scores), ""])
+        Path(flags.sentences).expanduser().write_text(rows, encoding="utf-8", newline="\n")
+    if flags.json:
+        data = report.report_to_dict(scores, flags.worst)
+        print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    elif flags.score_only:
+        print("\n".join(report.list_numbers(scores)))
+    elif flags.sentences == STDOUT:
+        print("\n".join(report.list_sentence_rows(scores)))
+    else:
+        console = Console(highlight=False)
+        for line in report.render_page(scores, flags.worst):
+            console.print(line, soft_wrap=True)
 
 
 def has_parent_dir(file: Path | str) -> bool:
-    return str(file) == "-" or Path(file).expanduser().absolute().parent.is_dir()
+    return str(file) == STDOUT or Path(file).expanduser().absolute().parent.is_dir()
 
 
 def check_usage(model: Path | None, flags: ScoreFlags) -> None:
@@ -131,20 +184,17 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
     elif flags.ensemble and (needs or model is None):
         problem = f"--ensemble is for translating, and {needs or '--hypotheses'} translates nothing: leave it out"
     elif flags.alignment and flags.hypotheses:
-        problem = "--alignment is of the references: leave --hypotheses out"
+        problem = "--alignment needs references: leave --hypotheses out"
     elif flags.sentences and flags.alignment and not flags.force_decode:
-        problem = "--sentences has nothing to tell of --alignment: leave it out"
+        problem = "--alignment has no sentence scores: leave --sentences out"
     elif flags.json and flags.score_only:
-        problem = "--json has the numbers, too: leave --score-only out"
-    elif missing := [one for one in (flags.save, flags.sentences) if one and not has_parent_dir(one)]:
-        problem = f"{missing[0]}: must be in a folder that is there, but is not; make the folder first"
+        problem = "--json includes the numbers: leave --score-only out"
+    elif missing := [file for file in (flags.save, flags.sentences) if file and not has_parent_dir(file)]:
+        problem = f"{missing[0]}: must be in an existing folder, but is not; make the folder first"
     elif flags.worst < 0:
         problem = f"--worst must be 0 or more, but is {flags.worst}"
-    elif flags.threads is not None and flags.threads < 1:
-        problem = f"--threads must be 1 or more, but is {flags.threads}"
-    elif flags.batch_tokens is not None and flags.batch_tokens < 1:
-        problem = f"--batch-tokens must be 1 or more, but is {flags.batch_tokens}"
     elif not flags.metrics:
-        problem = f"-m must be followed by one or more of {', '.join(METRICS)}"
+        problem = f"-m must be followed by one or more of {', '.join(SACREBLEU_METRICS)}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("score",))
+    check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)

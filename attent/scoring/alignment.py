@@ -1,8 +1,7 @@
-"""Alignment error rate: a model's word alignments against those that people drew, for every layer and head and for both
-steps at which one can look; and the best of them.
+"""Alignment error rate (AER) of every layer, head and decoder step against gold alignments, and the best of them.
 
-It is chosen by one half of the sentences, every other one, and told of the other half, so that the figure is not that
-of a lucky choice. How alignments are read off a model is `attent.decode.align`'s.
+The best is selected on every other sentence and evaluated on the rest, so that its AER is not that of a lucky choice.
+`attent.decoding.alignment` derives alignments from attention.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
 
 LINK_PATTERN = re.compile(r"(\d{1,9})([-?p])(\d{1,9})")
 SELECTION_HALF, TEST_HALF = slice(0, None, 2), slice(1, None, 2)
-MAX_OUT_OF_RANGE = 0.05  # of the links by hand
+MAX_OUT_OF_RANGE = 0.05  # of the gold links
 
 
 class GoldAlignmentError(ValueError):
-    """Alignments by hand that cannot be used, in a sentence."""
+    """Gold alignments that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoldAlignment:
-    """What people drew for one pair: links that must be there, and those that may be, among which are the former."""
+    """The gold links (source word, target word) of one pair; `possible` includes `sure`."""
 
     sure: frozenset[tuple[int, int]]
     possible: frozenset[tuple[int, int]]
@@ -54,18 +53,18 @@ class GoldAlignment:
 class AlignmentScores:
     """In percent."""
 
-    aer: float  # alignment error rate, less is better
-    precision: float  # of the links made, those that may be there
-    recall: float  # of the links that must be there, those made
-    num_links: int  # made
+    aer: float
+    precision: float  # predicted links that are possible
+    recall: float  # sure links that are predicted
+    num_links: int  # predicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentCandidate:
-    """One place to look at, by the half that chose and by the other."""
+    """One selection of heads, with its AER on the selection half, the test half, and both."""
 
     choice: HeadSelection
-    selection_aer: float  # AER
+    selection_aer: float
     test_aer: float
     aer: float
 
@@ -73,20 +72,18 @@ class AlignmentCandidate:
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReport:
     num_sentences: int
-    candidates: tuple[
-        AlignmentCandidate, ...
-    ]  # in order: when written, when read; layers; mean of the heads, then each
+    candidates: tuple[AlignmentCandidate, ...]  # in the order of `list_selections`
     best: AlignmentCandidate
-    by_agreement: AlignmentCandidate  # what would have been chosen without alignments by hand
-    default: AlignmentCandidate  # what an unmeasured model is aligned by
-    one_way: AlignmentScores  # of the best on the half held out, a link for each target word
-    mutual: AlignmentScores  # the same, only links that are the best of both their words
-    skipped_links: tuple[str, ...]  # links by hand to words that are not there
+    by_agreement: AlignmentCandidate  # the selection without gold alignments
+    default: AlignmentCandidate
+    one_way: AlignmentScores  # of the best on the test half, one link for each target word
+    mutual: AlignmentScores  # the same, mutual links only
+    skipped_links: tuple[str, ...]  # gold links to missing words
     model_fingerprint: str
 
     @property
     def selection(self) -> MeasuredSelection:
-        """To remember in the model's folder."""
+        """The best selection, to save in the model folder."""
         return MeasuredSelection(
             selection=self.best.choice,
             aer=self.best.test_aer,
@@ -95,11 +92,11 @@ class AlignmentReport:
         )
 
 
-# ---- what people drew ------------------------------------------------------------------------------------------------
+# ---- gold alignments -------------------------------------------------------------------------------------------------
 
 
 def read_gold_alignments(path: Path) -> list[GoldAlignment]:
-    """One pair a line: `0-0 1-2` are sure links, source-target from 0; `1?2` or `1p2` a possible one."""
+    """Read one pair a line: `0-0 1-2` are sure links, source-target from 0; `1?2` or `1p2` a possible one."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -133,50 +130,50 @@ def parse_gold_alignment(line: str, location: str = "gold") -> GoldAlignment:
 def drop_out_of_range(
     gold: Sequence[GoldAlignment], sources: Sequence[str], targets: Sequence[str], location: str = "gold"
 ) -> tuple[list[GoldAlignment], tuple[str, ...]]:
-    """The alignments without the links to words that are not there, and these, such as `gold:63: 12-16`.
+    """Drop links to missing words, and return them too, such as `gold:63: 12-16`.
 
-    Published sets have one or two of them; many mean that these are alignments of other texts, which are refused.
+    Published sets have one or two of them; many mean that the alignments are of other texts, which is refused.
     """
     if len(gold) != len(sources):
         raise GoldAlignmentError(
             f"{location}: must have a line for each pair, but has {len(gold):,} for {len(sources):,} pairs; "
             "give the text that was aligned"
         )
-    kept, outside = [], []
-    for number, (one, source, target) in enumerate(zip(gold, sources, targets, strict=True), 1):
-        words = len(source.split()), len(target.split())
-        inside = frozenset(link for link in one.possible if link[0] < words[0] and link[1] < words[1])
-        kept.append(GoldAlignment(sure=one.sure & inside, possible=inside))
-        outside += [f"{location}:{number}: {link[0]}-{link[1]}" for link in sorted(one.possible - inside)]
-    if len(outside) > MAX_OUT_OF_RANGE * sum(len(one.possible) for one in gold):
+    kept, dropped = [], []
+    for number, (pair, source, target) in enumerate(zip(gold, sources, targets, strict=True), 1):
+        num_source, num_target = len(source.split()), len(target.split())
+        valid = frozenset(link for link in pair.possible if link[0] < num_source and link[1] < num_target)
+        kept.append(GoldAlignment(sure=pair.sure & valid, possible=valid))
+        dropped += [f"{location}:{number}: {link[0]}-{link[1]}" for link in sorted(pair.possible - valid)]
+    if len(dropped) > MAX_OUT_OF_RANGE * sum(len(pair.possible) for pair in gold):
         raise GoldAlignmentError(
-            f"{outside[0]} must be a link between words of the pair, counted from 0, but is beyond its last, as are "
-            f"{len(outside) - 1:,} more; give the text that was aligned, its words between spaces, and --src and --tgt "
-            "in that order"
+            f"{dropped[0]} must be a link between words of the pair, counted from 0, but is out of range, as are "
+            f"{len(dropped) - 1:,} more; give the text that was aligned, with spaces between its words, and --src and "
+            "--tgt in that order"
         )
-    return kept, tuple(outside)
+    return kept, tuple(dropped)
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 def score_alignments(links: Sequence[Links], gold: Sequence[GoldAlignment]) -> AlignmentScores:
     """Och and Ney's AER: 1 - (|A & S| + |A & P|) / (|A| + |S|)."""
-    pairs = [(frozenset(made), one) for made, one in zip(links, gold, strict=True)]
-    made = sum(len(a) for a, _ in pairs)
-    sure = sum(len(one.sure) for _, one in pairs)
-    right = sum(len(a & one.sure) for a, one in pairs)
-    allowed = sum(len(a & one.possible) for a, one in pairs)
+    pairs = [(frozenset(predicted), pair) for predicted, pair in zip(links, gold, strict=True)]
+    num_links = sum(len(predicted) for predicted, _ in pairs)
+    num_sure = sum(len(pair.sure) for _, pair in pairs)
+    sure_hits = sum(len(predicted & pair.sure) for predicted, pair in pairs)
+    possible_hits = sum(len(predicted & pair.possible) for predicted, pair in pairs)
     return AlignmentScores(
-        aer=compute_aer(right, allowed, made, sure),
-        precision=100 * allowed / max(1, made),
-        recall=100 * right / max(1, sure),
-        num_links=made,
+        aer=compute_aer(sure_hits, possible_hits, num_links, num_sure),
+        precision=100 * possible_hits / max(1, num_links),
+        recall=100 * sure_hits / max(1, num_sure),
+        num_links=num_links,
     )
 
 
-def compute_aer(sure_hits: float, possible_hits: float, num_links: float, num_sure: float, /) -> float:
+def compute_aer(sure_hits: float, possible_hits: float, num_links: float, num_sure: float) -> float:
     return 100 * (1 - (sure_hits + possible_hits) / max(1, num_links + num_sure))
-
-
-# ---- every place to look at ------------------------------------------------------------------------------------------
 
 
 def evaluate_alignment(
@@ -189,31 +186,27 @@ def evaluate_alignment(
     to: str | None = None,
     location: str = "gold",
 ) -> AlignmentReport:
-    """The error rate of every layer, head and step; `where` is the file that errors will name."""
+    """Compute the AER of every layer, head and step; `location` is the file that errors name."""
     check_pairs(sources, targets)
-    gold, left_out = drop_out_of_range(gold, sources, targets, location)
-    if (
-        len(gold) < 2
-        or not any(one.sure for one in gold[SELECTION_HALF])
-        or not any(one.sure for one in gold[TEST_HALF])
-    ):
+    gold, skipped = drop_out_of_range(gold, sources, targets, location)
+    if not all(any(pair.sure for pair in gold[half]) for half in (SELECTION_HALF, TEST_HALF)):
         raise GoldAlignmentError(
-            f"{location}: two pairs with sure links are needed at least: one to choose by, one to measure on"
+            f"{location}: at least two pairs with sure links are needed: one to select by, one to measure on"
         )
     rows = encode_pairs(model, tokenizer, sources, targets, to)
-    counts, shares = count_hits(model, tokenizer, sources, targets, rows, gold)
-    candidates = tuple(rank_candidates(counts, gold, list_selections(model)))
-    best = min(candidates, key=lambda one: one.selection_aer)  # of equals the first: means before single heads
-    made = align_rows(model, tokenizer, sources, targets, rows, best.choice)
+    counts, mutual = count_hits(model, tokenizer, sources, targets, rows, gold)
+    candidates = tuple(compute_candidates(counts, gold, list_selections(model)))
+    best = min(candidates, key=lambda candidate: candidate.selection_aer)  # the first of equals: means before heads
+    alignments = align_rows(model, tokenizer, sources, targets, rows, best.choice)[TEST_HALF]
     return AlignmentReport(
         num_sentences=len(gold),
         candidates=candidates,
         best=best,
-        by_agreement=candidates[int((shares[:, 0] / shares[:, 1].clamp(min=1)).argmax())],
-        default=next(one for one in candidates if one.choice == get_default_selection(model)),
-        one_way=score_alignments([one.links for one in made[TEST_HALF]], gold[TEST_HALF]),
-        mutual=score_alignments([one.mutual_links for one in made[TEST_HALF]], gold[TEST_HALF]),
-        skipped_links=left_out,
+        by_agreement=candidates[int((mutual[:, 0] / mutual[:, 1].clamp(min=1)).argmax())],
+        default=next(candidate for candidate in candidates if candidate.choice == get_default_selection(model)),
+        one_way=score_alignments([alignment.links for alignment in alignments], gold[TEST_HALF]),
+        mutual=score_alignments([alignment.mutual_links for alignment in alignments], gold[TEST_HALF]),
+        skipped_links=skipped,
         model_fingerprint=compute_fingerprint(model),
     )
 
@@ -226,35 +219,36 @@ def count_hits(
     rows: Sequence[EncodedPair],
     gold: Sequence[GoldAlignment],
 ) -> tuple[Tensor, Tensor]:
-    """(pairs, choices, 3): links that are sure, possible, made; and (choices, 2): those that are mutual, and all."""
-    every = len(list_selections(model))
-    counts, shares = torch.zeros(len(rows), every, 3), torch.zeros(every, 2)
-    for place, weights in compute_word_weights(model, tokenizer, sources, targets, rows):
-        counts[place] = count_pair_hits(weights, gold[place])
-        shares += count_mutual_links(weights)
-    return counts, shares
+    """Return counts (pairs, selections, 3) of sure, possible and all predicted links, and (selections, 2) of mutual and
+    all links."""
+    num_selections = len(list_selections(model))
+    counts, mutual = torch.zeros(len(rows), num_selections, 3), torch.zeros(num_selections, 2)
+    for index, weights in compute_word_weights(model, tokenizer, sources, targets, rows):
+        counts[index] = count_pair_hits(weights, gold[index])
+        mutual += count_mutual_links(weights)
+    return counts, mutual
 
 
 def count_pair_hits(word_weights: Tensor, gold: GoldAlignment) -> Tensor:
-    """(..., target words, source words) -> (..., 3)."""
-    best, made = word_weights.argmax(-1, keepdim=True), word_weights.amax(-1) > 0
-    found = []
+    """Count sure, possible and all predicted links: (..., target words, source words) -> (..., 3)."""
+    best, is_linked = word_weights.argmax(-1, keepdim=True), word_weights.amax(-1) > 0
+    hits = []
     for links in (gold.sure, gold.possible):
-        right = torch.zeros(word_weights.shape[-2:])
+        is_gold = torch.zeros(word_weights.shape[-2:])
         for source, target in links:
-            right[target, source] = 1
-        found.append((right.expand_as(word_weights).gather(-1, best)[..., 0] * made).sum(-1))
-    return torch.stack([*found, made.sum(-1).float()], -1)
+            is_gold[target, source] = 1
+        hits.append((is_gold.expand_as(word_weights).gather(-1, best)[..., 0] * is_linked).sum(-1))
+    return torch.stack([*hits, is_linked.sum(-1).float()], -1)
 
 
-def rank_candidates(
+def compute_candidates(
     counts: Tensor, gold: Sequence[GoldAlignment], choices: Sequence[HeadSelection]
 ) -> Iterator[AlignmentCandidate]:
-    sure = [len(one.sure) for one in gold]
-    parts = [(counts[part].sum(0).tolist(), sum(sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
-    for number, choice in enumerate(choices):
-        rates = []
-        for sums, total in parts:
-            right, allowed, made = sums[number]
-            rates.append(compute_aer(right, allowed, made, total))
-        yield AlignmentCandidate(choice=choice, selection_aer=rates[0], test_aer=rates[1], aer=rates[2])
+    num_sure = [len(pair.sure) for pair in gold]
+    parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
+    for i, choice in enumerate(choices):
+        selection_aer, test_aer, aer = (
+            compute_aer(sure, possible, links, total)
+            for (sure, possible, links), total in ((s[i], n) for s, n in parts)
+        )
+        yield AlignmentCandidate(choice=choice, selection_aer=selection_aer, test_aer=test_aer, aer=aer)

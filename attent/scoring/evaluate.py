@@ -1,5 +1,5 @@
-"""Evaluation of the translations of a test set: scores with confidence intervals, scores by source length, and scores of
-each sentence. The metrics are in `metrics`.
+"""Evaluation of the translations of a test set: scores with confidence intervals, by source length, and of each
+sentence. The metrics are in `metrics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from attent.scoring.metrics import (
     exact_match_rate,
     score_sentences,
 )
-from attent.text import scripts
 
 WORD_LIMITS = (10, 20, 30, 40, 50)  # the maximum length of each group
 CHARACTER_LIMITS = (20, 40, 60, 80, 100)
@@ -93,6 +92,8 @@ def evaluate(
 
 
 def _choose_length_unit(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    from attent.text import scripts
+
     used = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
     return ("characters", CHARACTER_LIMITS) if used & scripts.UNSPACED_SCRIPTS else ("words", WORD_LIMITS)
 

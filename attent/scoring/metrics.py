@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from attent.text import scripts
-
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
 
@@ -280,6 +278,8 @@ def choose_bleu_tokenizer(language: str | None, references: Sequence[str] = ()) 
     Japanese by characters, since words would need MeCab. Korean too: it has spaces, but a word between them includes
     its particles, and one wrong particle would count as a wrong word.
     """
+    from attent.text import scripts  # imported here: this module is part of `attent score --help`
+
     used = scripts.get_language_scripts(language) or scripts.detect_scripts(islice(references, SCRIPT_SAMPLE))
     used = used or frozenset()
     if "Hani" in used and not used & {"Kana", "Hang"}:

@@ -1,26 +1,20 @@
-"""What `attent score` does: read the test set and what is given besides, translate it or ask the model, gather figures.
-
-What was asked for is `score`'s, how it is shown `score_page`'s.
+"""Score a model on a test set: read the files, translate or force-decode, evaluate. `score` is `attent.score` and what
+`attent score` calls; `report` formats its result.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError
-
-from attent.cli.score import ScoreFlags
-from attent.cli.search_flags import build_search_options, use_flag_names
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.forced_decoding import TargetScores, score_targets
-from attent.decoding.options import MAX_EXTRA_TOKENS, InputError, SamplingOptions, SearchOptions
-from attent.decoding.translator import Translator, load_translator, resolve_dtype, resolve_target_lang
+from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, InputError, SamplingOptions, SearchOptions
+from attent.decoding.translator import Translator, load_translator, resolve_target_lang
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,
@@ -30,44 +24,58 @@ from attent.scoring.alignment import (
     read_gold_alignments,
 )
 from attent.scoring.evaluate import Evaluation, evaluate
-from attent.scoring.metrics import PairedComparison, ScoreError, compare_outputs
+from attent.scoring.metrics import SACREBLEU_METRICS, PairedComparison, ScoreError, compare_outputs
 from attent.storage.atomic import write_atomic
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
 
-AUTO_ALIGNMENT = "auto"  # --alignment without alignments by hand
+AUTO_ALIGNMENT = "auto"  # select heads by agreement, without gold alignments
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of forced decoding
 
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of either side that are read at once
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """What to score, and how."""
+
+    metrics: Sequence[str] = SACREBLEU_METRICS
+    search: SearchOptions = field(default_factory=SearchOptions)
+    ensemble: Sequence[Path] = ()  # models that translate together with the model
+    hypotheses: Path | None = None  # a file of translations to score instead of translating
+    baseline: Path | None = None  # a model or a file of translations to compare with
+    force_decode: bool = False  # score the references (or `hypotheses`) by forced decoding
+    alignment: Path | None = None  # a file of gold alignments, or `auto`
+    save: Path | None = None  # a file for the translations
+    device: DeviceOptions = field(default_factory=DeviceOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """A test set."""
-
     name: str
     sources: list[str]
     references: list[str]
     languages: list[str | None]  # of each reference
-    num_skipped: int  # lines that are none, and left out
+    num_skipped: int  # lines that are no pairs
 
     @property
     def language(self) -> str | None:
-        """Of all references, if they have one."""
-        found = set(self.languages)
-        return found.pop() if len(found) == 1 else None
+        """The language of all references, if there is only one."""
+        languages = set(self.languages)
+        return languages.pop() if len(languages) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReport:
-    """All that was asked for; what was not is None."""
+    """The result; None for what was not requested."""
 
     test_set: str
     num_pairs: int
-    num_skipped: int  # lines that are none
+    num_skipped: int
     model: str | None = None
     hypotheses: str | None = None
     search: dict[str, Any] | None = None
-    search_summary: str | None = None  # the same for a person to read
+    search_summary: str | None = None
     evaluation: Evaluation | None = None
     baseline: str | None = None
     comparisons: tuple[PairedComparison, ...] = ()
@@ -75,32 +83,40 @@ class ScoreReport:
     alignment: AlignmentReport | MeasuredSelection | None = None
 
 
-def score_test_set(model: Path | None, data: Sequence[str], flags: ScoreFlags) -> ScoreReport:
-    """All that was asked for; what is given is read first: a wrong name is told before a large model is read."""
-    search = parse_search_flags(flags)
-    texts = read_test_set(data, LanguagePair(flags.src, flags.tgt))
-    given = read_hypotheses(flags.hypotheses, texts) if flags.hypotheses else None
-    other = (
-        read_hypotheses(flags.baseline, texts) if flags.baseline and not flags.baseline.expanduser().is_dir() else None
+def score(
+    model: str | Path | None,
+    data: str | Sequence[str],
+    *,
+    src: str | None = None,
+    tgt: str | None = None,
+    options: ScoreOptions | None = None,
+    notify: Notify = lambda _: None,
+) -> ScoreReport:
+    """Translate a test set with a model and score it, as `options` say; files are read before models are loaded."""
+    options = options or ScoreOptions()
+    names = [data] if isinstance(data, str) else list(data)
+    test_set = read_test_set(names, LanguagePair(src, tgt))
+    baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
+    gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
+    scorer = _Scorer(
+        test_set=test_set,
+        options=options,
+        model=None if model is None else Path(model),
+        hypotheses=read_hypotheses(options.hypotheses, test_set) if options.hypotheses else None,
+        baseline_outputs=read_hypotheses(options.baseline, test_set) if options.baseline and baseline_is_file else None,
+        gold=read_gold_alignments(gold_file.expanduser()) if gold_file else None,
+        notify=notify,
     )
-    gold = (
-        read_gold_alignments(flags.alignment.expanduser())
-        if flags.alignment and str(flags.alignment) != AUTO_ALIGNMENT
-        else None
-    )
-    asked = ScoreRequest(
-        test_set=texts, flags=flags, search=search, hypotheses=given, baseline_hypotheses=other, gold=gold
-    )
-    return asked.analyze_model(model) if flags.force_decode or flags.alignment else asked.evaluate_translations(model)
+    return scorer.analyze_model() if options.force_decode or options.alignment else scorer.evaluate_translations()
 
 
-# ---- what is given ---------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
-    """Every pair in its order, also one with an empty side: translations in a file have a line for it."""
-    parts = [select_test_part(corpus) for corpus in open_corpora(names, languages)]
-    entries = [(entry, corpus.languages.target) for corpus in parts for entry in corpus]
+    """Read every pair, also those with an empty side: a file of translations has a line for them."""
+    corpora = [select_test_part(corpus) for corpus in open_corpora(names, languages)]
+    entries = [(entry, corpus.languages.target) for corpus in corpora for entry in corpus]
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
     if not pairs:
         raise CorpusError(
@@ -108,7 +124,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
             "shows more"
         )
     return TestSet(
-        name=", ".join(dict.fromkeys(file for corpus in parts for file in corpus.file_names)),
+        name=", ".join(dict.fromkeys(file for corpus in corpora for file in corpus.file_names)),
         sources=[pair.source.strip() for pair, _ in pairs],
         references=[pair.target.strip() for pair, _ in pairs],
         languages=[language for _, language in pairs],
@@ -117,223 +133,214 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
 
 
 def select_test_part(corpus: Corpus) -> Corpus:
-    """Of a folder or a built-in corpus what is kept for testing; what is named by its file is taken as it is."""
+    """The test part of a folder or a built-in corpus; a file that was named is taken as it is."""
     path = Path(corpus.name).expanduser()
-    named = corpus.name == "-" or path.is_file() or Path(corpus.file_names[0]).parent == path.parent
-    return corpus if named else corpus.get_sibling_split("test") or corpus
+    is_file = corpus.name == "-" or path.is_file() or Path(corpus.file_names[0]).parent == path.parent
+    return corpus if is_file else corpus.get_sibling_split("test") or corpus
 
 
 def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
-    """Translations, a line for each pair."""
+    """Read translations, one line for each pair."""
     try:
         content = path.expanduser().read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ScoreError(
             f"{path}: must be a file of translations or a model folder, but cannot be read ({error.strerror})"
         ) from error
-    rows = content.removesuffix(b"\n").split(b"\n") if content else []
-    if len(rows) != len(test_set.references):
-        left_out = f" ({test_set.num_skipped:,} of its lines are no pairs)" if test_set.num_skipped else ""
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    if len(lines) != len(test_set.references):
+        skipped = f" ({test_set.num_skipped:,} of its lines are no pairs)" if test_set.num_skipped else ""
         raise ScoreError(
-            f"{path}: must have a line for each of the {len(test_set.references):,} pairs of {test_set.name}{left_out}, but "
-            f"has {len(rows):,}; translate that very test set, empty lines too"
+            f"{path}: must have a line for each of the {len(test_set.references):,} pairs of {test_set.name}{skipped}, "
+            f"but has {len(lines):,}; translate this test set, including its empty lines"
         )
-    return [decode_line(row, f"{path}:{number}") for number, row in enumerate(rows, 1)]
+    return [_decode_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 
-def decode_line(line: bytes, location: str) -> str:
+def _decode_line(line: bytes, location: str) -> str:
     try:
         return line.decode().strip()
     except UnicodeDecodeError as error:
-        raise ScoreError(
-            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first"
-        ) from error
+        byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+        raise ScoreError(f"{location}: must be UTF-8, but {byte}; convert the file first") from error
 
 
-# ---- the work --------------------------------------------------------------------------------------------------------
+# ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreRequest:
-    """What to score, read and ready."""
-
+class _Scorer:
     test_set: TestSet
-    flags: ScoreFlags
-    search: SearchOptions
-    hypotheses: list[str] | None  # --hypotheses
-    baseline_hypotheses: list[str] | None  # --baseline, where it is a file
-    gold: list[GoldAlignment] | None  # --alignment, where it is one
+    options: ScoreOptions
+    model: Path | None
+    hypotheses: list[str] | None  # None: translate
+    baseline_outputs: list[str] | None  # where the baseline is a file
+    gold: list[GoldAlignment] | None
+    notify: Notify
 
-    def evaluate_translations(self, model: Path | None) -> ScoreReport:
-        texts, flags = self.test_set, self.flags
-        outputs = self.hypotheses if self.hypotheses is not None else self.translate_sources(model, *flags.ensemble)
-        others = (
-            self.baseline_hypotheses
-            if self.baseline_hypotheses is not None or flags.baseline is None
-            else self.translate_sources(flags.baseline)
-        )
-        if flags.save:
-            save_outputs(outputs, flags.save)
-        evaluation = evaluate(texts.sources, texts.references, outputs, metrics=flags.metrics, language=texts.language)
-        dtype = resolve_dtype(flags) if model else ""
-        compared = compare_outputs(outputs, others, texts.references, flags.metrics, texts.language) if others else []
-        return ScoreReport(
-            test_set=texts.name,
-            num_pairs=len(texts.sources),
-            num_skipped=texts.num_skipped,
-            model=str(model) if model else None,
-            hypotheses=str(flags.hypotheses) if flags.hypotheses else None,
-            search=search_to_dict(self.search, flags, dtype) if model else None,
-            search_summary=describe_search(self.search, flags, dtype) if model else None,
-            evaluation=evaluation,
-            baseline=str(flags.baseline) if flags.baseline else None,
+    def evaluate_translations(self) -> ScoreReport:
+        test_set, options, loaded = self.test_set, self.options, None
+        outputs = self.hypotheses
+        if outputs is None:
+            loaded = self.load(self.model, *options.ensemble)
+            outputs = self.translate(loaded)
+        baseline = self.baseline_outputs
+        if baseline is None and options.baseline is not None:
+            baseline = self.translate(self.load(options.baseline))
+        if options.save:
+            write_atomic(options.save.expanduser(), "".join(f"{line}\n" for line in outputs).encode())
+        references, metrics, language = test_set.references, options.metrics, test_set.language
+        compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
+        return replace(
+            self.start_report(),
+            search=search_to_dict(options, loaded.dtype) if loaded else None,
+            search_summary=describe_search(options, loaded.dtype) if loaded else None,
+            evaluation=evaluate(test_set.sources, references, outputs, metrics=metrics, language=language),
+            baseline=str(options.baseline) if options.baseline else None,
             comparisons=tuple(compared),
         )
 
-    def translate_sources(self, folder: Path | None, *others: Path) -> list[str]:
-        """What the model of a folder, or the ensemble of several, makes of the sources."""
-        assert folder is not None
-        loaded = LoadedTranslator.from_flags(self.flags, folder, *others)
-        report_progress(f"translating {len(self.test_set.sources):,} sentences with {folder} ...")
-        outputs = [""] * len(self.test_set.sources)
-        for to, places in loaded.group_by_language(self.test_set):
-            sources = [self.test_set.sources[i] for i in places]
-            written = loaded.translator.translate(sources, self.search, to=to)
-            for place, one in zip(places, written, strict=True):
-                outputs[place] = " ".join(one.text.splitlines())
-        return outputs
+    def analyze_model(self) -> ScoreReport:
+        """Forced decoding and alignment, in float32 unless another dtype is requested."""
+        options, device = self.options, self.options.device
+        options = replace(options, device=replace(device, dtype=device.dtype or "float32"))
+        loaded = replace(self, options=options).load(self.model)
+        return replace(
+            self.start_report(),
+            forced=tuple(self.force_decode(loaded)) if options.force_decode else None,
+            alignment=self.select_alignment_heads(loaded) if options.alignment else None,
+        )
 
-    def analyze_model(self, model: Path | None) -> ScoreReport:
-        """By the model alone: nothing is translated. What is measured has all its digits, unless it is to be short."""
-        assert model is not None
-        flags = replace(self.flags, dtype=self.flags.dtype or "float32")  # type: ignore[call-arg]
-        loaded = LoadedTranslator.from_flags(flags, model)
+    def start_report(self) -> ScoreReport:
+        hypotheses = self.options.hypotheses
         return ScoreReport(
             test_set=self.test_set.name,
             num_pairs=len(self.test_set.sources),
             num_skipped=self.test_set.num_skipped,
-            model=str(model),
-            hypotheses=str(self.flags.hypotheses) if self.flags.hypotheses else None,
-            forced=tuple(self.force_decode(loaded)) if self.flags.force_decode else None,
-            alignment=self.select_alignment_heads(loaded) if self.flags.alignment else None,
+            model=str(self.model) if self.model else None,
+            hypotheses=str(hypotheses) if hypotheses else None,
         )
 
-    def force_decode(self, loaded: LoadedTranslator) -> list[TargetScores]:
-        targets = self.test_set.references if self.hypotheses is None else self.hypotheses
-        found: dict[int, TargetScores] = {}
-        for to, places in loaded.group_by_language(self.test_set):
-            sides = [self.test_set.sources[i] for i in places], [targets[i] for i in places]
-            some = score_targets(loaded.model, loaded.tokenizer, *sides, to=to, batch_tokens=loaded.batch_tokens)
-            found.update(zip(places, some, strict=True))
-        return [found[place] for place in range(len(targets))]
+    def load(self, folder: Path | None, *others: Path) -> LoadedModel:
+        if folder is None:
+            raise ScoreError("there is nothing to score: give a model, or a file of hypotheses")
+        translator = load_translator((folder, *others), self.options.device, self.notify)
+        default = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
+        return LoadedModel(folder.expanduser(), translator, self.options.device.batch_tokens or default)
 
-    def select_alignment_heads(self, loaded: LoadedTranslator) -> AlignmentReport | MeasuredSelection:
-        """The best heads to align by, which are kept in the folder for `attent translate --alignment`."""
+    def translate(self, loaded: LoadedModel) -> list[str]:
+        sources = self.test_set.sources
+        self.notify(f"translating {len(sources):,} sentences with {loaded.folder} ...")
+        outputs = [""] * len(sources)
+        for language, indices in loaded.group_by_language(self.test_set):
+            selected = [sources[i] for i in indices]
+            translations = loaded.translator.translate(selected, self.options.search, to=language)
+            for i, translation in zip(indices, translations, strict=True):
+                outputs[i] = " ".join(translation.text.splitlines())
+        return outputs
+
+    def force_decode(self, loaded: LoadedModel) -> list[TargetScores]:
+        targets = self.test_set.references if self.hypotheses is None else self.hypotheses
+        scores: dict[int, TargetScores] = {}
+        for language, indices in loaded.group_by_language(self.test_set):
+            sides = [self.test_set.sources[i] for i in indices], [targets[i] for i in indices]
+            group = score_targets(loaded.model, loaded.tokenizer, *sides, to=language, batch_tokens=loaded.batch_tokens)
+            scores.update(zip(indices, group, strict=True))
+        return [scores[i] for i in range(len(targets))]
+
+    def select_alignment_heads(self, loaded: LoadedModel) -> AlignmentReport | MeasuredSelection:
+        """Select the heads that align best and save them in the folder, for `attent translate --alignment`."""
         languages = loaded.group_by_language(self.test_set)
         if len(languages) > 1:
             raise GoldAlignmentError(
                 f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt"
             )
-        sides = self.test_set.sources, self.test_set.references
-        to, where = languages[0][0], str(self.flags.alignment)
-        found: AlignmentReport | MeasuredSelection
+        sides, language = (self.test_set.sources, self.test_set.references), languages[0][0]
+        result: AlignmentReport | MeasuredSelection
         if self.gold is None:
-            found = select_by_agreement(loaded.model, loaded.tokenizer, *sides, to=to)
+            result = select_by_agreement(loaded.model, loaded.tokenizer, *sides, to=language)
         else:
-            found = evaluate_alignment(loaded.model, loaded.tokenizer, *sides, self.gold, to=to, location=where)
+            location = str(self.options.alignment)
+            result = evaluate_alignment(
+                loaded.model, loaded.tokenizer, *sides, self.gold, to=language, location=location
+            )
         with explain_save_errors(loaded.folder, "choice of heads"):
-            save_measured_selection(loaded.folder, found if isinstance(found, MeasuredSelection) else found.selection)
-        return found
+            selection = result if isinstance(result, MeasuredSelection) else result.selection
+            save_measured_selection(loaded.folder, selection)
+        return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedTranslator:
-    """A model, ready to work."""
-
+@dataclass(frozen=True)
+class LoadedModel:
     folder: Path
     translator: Translator
     batch_tokens: int
 
-    @classmethod
-    def from_flags(cls, flags: ScoreFlags, folder: Path, *others: Path) -> LoadedTranslator:
-        translator = load_translator((folder, *others), flags, report_progress)
-        usual = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
-        return cls(folder=folder.expanduser(), translator=translator, batch_tokens=flags.batch_tokens or usual)
-
     @property
     def model(self) -> Seq2Seq:
-        assert isinstance(self.translator.model, Seq2Seq)  # of one folder
+        assert isinstance(self.translator.model, Seq2Seq)  # not an ensemble
         return self.translator.model
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.translator.tokenizer
 
+    @property
+    def dtype(self) -> str:
+        return str(next(self.translator.model.parameters()).dtype).removeprefix("torch.")
+
     def group_by_language(self, test_set: TestSet) -> list[tuple[str | None, list[int]]]:
-        """The places of the pairs for each language to ask the model for; None where it has one only."""
+        """(target language, indices of its pairs); the language is None for a model without language tags."""
         tags = self.tokenizer.source.tags
-        wanted = [language if tags else None for language in test_set.languages]
-        asked = {language: find_language_tag(language, tags, self.folder) for language in dict.fromkeys(wanted)}
-        return [(asked[one], [i for i, other in enumerate(wanted) if other == one]) for one in asked]
+        languages = [language if tags else None for language in test_set.languages]
+        found = {language: find_language_tag(language, tags, self.folder) for language in dict.fromkeys(languages)}
+        return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in found.items()]
 
 
 def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:
+    """The language tag of each source; None for a model without tags."""
     try:
         return resolve_target_lang(language, tags, folder)
     except InputError as error:
-        raise InputError(str(error).replace("--to", "--tgt")) from error
+        raise ScoreError(str(error).replace("--to", "--tgt")) from error
 
 
-def parse_search_flags(flags: ScoreFlags) -> SearchOptions:
-    try:
-        return build_search_options(flags)
-    except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("score",)) from error
+# ---- the search in words ---------------------------------------------------------------------------------------------
 
 
-def search_to_dict(search: SearchOptions, flags: ScoreFlags, dtype: str) -> dict[str, Any]:
-    """All that the translations depend on besides the model."""
-    machine = {"engine": flags.engine, "dtype": dtype, "ensemble": [str(folder) for folder in flags.ensemble]}
-    return {**asdict(search), "formula": search.score_formula, **machine}
+def search_to_dict(options: ScoreOptions, dtype: str) -> dict[str, Any]:
+    """Everything besides the model that the translations depend on."""
+    ensemble = [str(folder) for folder in options.ensemble]
+    device = {"engine": options.device.engine, "dtype": dtype, "ensemble": ensemble}
+    return {**asdict(options.search), "formula": options.search.score_formula, **device}
 
 
-def describe_search(search: SearchOptions, flags: ScoreFlags, dtype: str) -> str:
-    """`beam 4 until no better can come, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
-    most = f"source + {MAX_EXTRA_TOKENS}" if search.max_length is None else f"{search.max_length:,}"
-    told = [
+def describe_search(options: ScoreOptions, dtype: str) -> str:
+    """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
+    search = options.search
+    limit = f"source + {MAX_EXTRA_TOKENS}" if search.max_length is None else f"{search.max_length:,}"
+    parts = [
         describe_sampling(search.sampling) if search.sampling else describe_beam(search),
         search.score_formula,
-        f"at most {most} tokens",
+        f"at most {limit} tokens",
         f"at least {search.min_length:,}" if search.min_length else "",
-        f"no {search.no_repeat_ngram_size} tokens twice" if search.no_repeat_ngram_size else "",
-        f"engine {flags.engine}" if flags.engine else "",
+        f"no repeated {search.no_repeat_ngram_size}-grams" if search.no_repeat_ngram_size else "",
+        f"engine {options.device.engine}" if options.device.engine else "",
         dtype if dtype != "float32" else "",
-        *(f"with {folder}" for folder in flags.ensemble),
+        *(f"with {folder}" for folder in options.ensemble),
     ]
-    return ", ".join(filter(None, told))
+    return ", ".join(filter(None, parts))
 
 
 def describe_beam(search: SearchOptions) -> str:
     if search.beam_size == 1:
         return "greedy"
-    until = "until no better can come" if search.patience is None else f"of patience {search.patience:g}"
-    groups = (
-        f" in {search.beam_groups} groups of diversity {search.diversity_penalty:g}" if search.beam_groups > 1 else ""
-    )
-    return f"beam {search.beam_size}{groups} {until}"
+    patience = "" if search.patience is None else f", patience {search.patience:g}"
+    groups = f" in {search.beam_groups} groups, diversity penalty {search.diversity_penalty:g}"
+    return f"beam {search.beam_size}{groups if search.beam_groups > 1 else ''}{patience}"
 
 
 def describe_sampling(sampling: SamplingOptions) -> str:
-    among = f", top {sampling.top_k:,}" if sampling.top_k else ""
-    among += f", top {100 * sampling.top_p:g}%" if sampling.top_p < 1 else ""
-    return f"drawn at temperature {sampling.temperature:g}{among}, seed {sampling.seed}"
-
-
-def report_progress(text: str) -> None:
-    """To a person who waits."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
-
-
-def save_outputs(outputs: Sequence[str], path: Path) -> None:
-    write_atomic(path.expanduser(), "".join(f"{line}\n" for line in outputs).encode())
+    top_k = f", top-k {sampling.top_k:,}" if sampling.top_k else ""
+    top_p = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+    return f"sampling at temperature {sampling.temperature:g}{top_k}{top_p}, seed {sampling.seed}"

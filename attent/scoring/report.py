@@ -1,84 +1,62 @@
-"""What `attent score` found, as a page, as JSON, as a table of sentences, or as bare numbers.
+"""A score report as a page for the terminal, as JSON, as TSV rows of sentences, or as bare numbers.
 
-Lines are never broken or cut: a table can be piped on, and a signature copied.
+Lines are never wrapped or truncated, so that tables can be piped and signatures copied.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from attent.cli.score import ScoreFlags
 from attent.decoding.alignment import HeadSelection, MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores, compute_perplexity
-from attent.formatting import escape_invisible
+from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation, SentenceScore
-from attent.scoring.metrics import SENTENCE_METRICS, format_metrics
+from attent.scoring.metrics import DEFAULT_METRIC, METRICS, SENTENCE_METRICS, format_metrics
 from attent.scoring.pipeline import ScoreReport
 
-STDOUT = "-"  # in place of a file: on stdout
-MAX_LISTED_LINKS = 5  # links by hand that are named
-VERDICTS = {True: "better", False: "worse", None: "may be chance"}
-
-
-def write_report(report: ScoreReport, flags: ScoreFlags) -> None:
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a console that cannot show a letter shows its number
-    if flags.sentences and flags.sentences != STDOUT:
-        Path(flags.sentences).expanduser().write_text(
-            "\n".join([*list_sentence_rows(report), ""]), encoding="utf-8", newline="\n"
-        )
-    if flags.json:
-        print(json.dumps(report_to_dict(report, flags), indent=2, ensure_ascii=False, allow_nan=False))
-    elif flags.score_only:
-        print("\n".join(list_numbers(report)))
-    elif flags.sentences == STDOUT:
-        print("\n".join(list_sentence_rows(report)))
-    else:
-        console = Console(highlight=False)
-        for line in render_page(report, flags):
-            console.print(line, soft_wrap=True)
+MAX_LISTED_LINKS = 5
+VERDICTS = {True: "better", False: "worse", None: "not significant"}
 
 
 # ---- numbers, rows, JSON ---------------------------------------------------------------------------------------------
 
 
 def list_numbers(report: ScoreReport) -> Iterator[str]:
-    """One a line, in the order of -m."""
+    """Yield the scores, in the order of the metrics."""
     if report.evaluation:
-        yield from (f"{each.value:.2f}" for each in report.evaluation.scores)
+        yield from (f"{score.value:.2f}" for score in report.evaluation.scores)
     if report.forced:
         yield f"{sum_forced(report.forced)['perplexity']:.3f}"
-    if report.alignment:
-        found = report.alignment
-        yield f"{found.agreement:.2f}" if isinstance(found, MeasuredSelection) else f"{found.best.test_aer:.2f}"
+    if isinstance(report.alignment, MeasuredSelection):
+        yield f"{report.alignment.agreement:.2f}"
+    elif report.alignment:
+        yield f"{report.alignment.best.test_aer:.2f}"
 
 
 def list_sentence_rows(report: ScoreReport) -> Iterator[str]:
-    """Each sentence on a line, between tabs; in a text any space is one blank."""
+    """Yield a TSV header and a row for each sentence."""
     if report.evaluation:
         yield "\t".join(["number", *SENTENCE_METRICS, "source", "reference", "output"])
-        for one in report.evaluation.sentences:
-            texts = (" ".join(text.split()) for text in (one.source, one.reference, one.output))
-            yield "\t".join([str(one.number), *(f"{value:.2f}" for value in one.metrics.values()), *texts])
+        for sentence in report.evaluation.sentences:
+            values = (f"{value:.2f}" for value in sentence.metrics.values())
+            texts = (" ".join(text.split()) for text in (sentence.source, sentence.reference, sentence.output))
+            yield "\t".join([str(sentence.number), *values, *texts])
     if report.forced is not None:
         yield "number\tlog_prob\ttokens\tperplexity\tpieces"
-        for number, each in enumerate(report.forced, 1):
-            pieces = " ".join(f"{piece}:{value:.3f}" for piece, value in zip(each.tokens, each.log_probs, strict=True))
-            yield f"{number}\t{each.log_prob:.4f}\t{each.length}\t{each.perplexity:.3f}\t{pieces}"
+        for number, scores in enumerate(report.forced, 1):
+            pieces = (f"{token}:{value:.3f}" for token, value in zip(scores.tokens, scores.log_probs, strict=True))
+            numbers = f"{number}\t{scores.log_prob:.4f}\t{scores.length}\t{scores.perplexity:.3f}"
+            yield f"{numbers}\t{' '.join(pieces)}"
 
 
 def sum_forced(forced: Sequence[TargetScores]) -> dict[str, float]:
-    log_prob, tokens = math.fsum(one.log_prob for one in forced), sum(one.length for one in forced)
+    log_prob, tokens = math.fsum(scores.log_prob for scores in forced), sum(scores.length for scores in forced)
     return {
         "log_prob": log_prob,
         "tokens": tokens,
@@ -87,48 +65,46 @@ def sum_forced(forced: Sequence[TargetScores]) -> dict[str, float]:
     }
 
 
-def report_to_dict(report: ScoreReport, flags: ScoreFlags) -> dict[str, Any]:
-    """Everything, as plain data."""
-    told: dict[str, Any] = {
-        name: getattr(report, name)
-        for name in ("test_set", "num_pairs", "num_skipped", "model", "hypotheses", "search")
-    }
+def report_to_dict(report: ScoreReport, num_worst: int) -> dict[str, Any]:
+    """The whole report as JSON data."""
+    names = ("test_set", "num_pairs", "num_skipped", "model", "hypotheses", "search")
+    data: dict[str, Any] = {name: getattr(report, name) for name in names}
     if report.evaluation:
-        told |= asdict(report.evaluation)
-        told["worst"] = [one.number for one in report.evaluation.find_worst(flags.worst)]
+        data |= asdict(report.evaluation)
+        data["worst"] = [sentence.number for sentence in report.evaluation.find_worst(num_worst)]
     if report.baseline:
-        pairs = [asdict(one) | {"difference": one.difference, "is_better": one.is_better} for one in report.comparisons]
-        told |= {"baseline": report.baseline, "comparisons": pairs}
+        comparisons = [asdict(c) | {"difference": c.difference, "is_better": c.is_better} for c in report.comparisons]
+        data |= {"baseline": report.baseline, "comparisons": comparisons}
     if report.forced is not None:
-        each = [{"log_prob": one.log_prob, "perplexity": one.perplexity, **asdict(one)} for one in report.forced]
-        told["forced"] = {**sum_forced(report.forced), "sentences": each}
+        sentences = [{"log_prob": s.log_prob, "perplexity": s.perplexity, **asdict(s)} for s in report.forced]
+        data["forced"] = {**sum_forced(report.forced), "sentences": sentences}
     if report.alignment:
-        told["alignment"] = asdict(report.alignment)
-    return {name: replace_non_finite(value) for name, value in told.items()}
+        data["alignment"] = asdict(report.alignment)
+    return {name: replace_non_finite(value) for name, value in data.items()}
 
 
 def replace_non_finite(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """Replace infinity and NaN, which JSON has not, by None."""
     if isinstance(value, dict):
-        return {key: replace_non_finite(each) for key, each in value.items()}
+        return {key: replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [replace_non_finite(each) for each in value]
+        return [replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def render_page(report: ScoreReport, flags: ScoreFlags) -> Iterator[Text]:
+def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
     yield from render_header(report)
     if report.evaluation:
         yield from render_scores(report.evaluation)
         yield from render_groups(report.evaluation)
-        worst = report.evaluation.find_worst(flags.worst)
+        worst = report.evaluation.find_worst(num_worst)
         if worst:
-            yield render_heading("The worst", "by chrF of the sentence alone")
-            for one in worst:
-                yield from render_sentence(one)
+            yield render_heading("Worst sentences", f"by {METRICS[DEFAULT_METRIC].title} of the sentence")
+        for sentence in worst:
+            yield from render_sentence(sentence)
     if report.baseline:
         yield from render_comparison(report)
     if report.forced is not None:
@@ -141,8 +117,8 @@ def render_page(report: ScoreReport, flags: ScoreFlags) -> Iterator[Text]:
 
 def render_header(report: ScoreReport) -> Iterator[Text]:
     lines = {
-        "test set": f"{report.test_set}: {report.num_pairs:,} pair{'s' * (report.num_pairs != 1)}",
-        "left out": f"{report.num_skipped:,} lines that are no pairs" if report.num_skipped else None,
+        "test set": f"{report.test_set}: {format_count(report.num_pairs, 'pair')}",
+        "skipped": f"{format_count(report.num_skipped, 'line')} without a pair" if report.num_skipped else None,
         "model": report.model,
         "hypotheses": report.hypotheses,
         "search": report.search_summary,
@@ -155,10 +131,10 @@ def render_heading(title: str, note: str = "") -> Text:
 
 
 def render_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), bold_column: int = -1) -> Iterator[Text]:
-    """Names on the left, numbers under one another; column `strong` in bold."""
-    every = [list(header), *rows] if header else list(rows)
-    widths = [max(len(line[i]) for line in every if i < len(line)) for i in range(max(map(len, every)))]
-    for number, line in enumerate(every):
+    """Yield the lines of a table: the first column aligned left, the others right."""
+    lines = [list(header), *rows] if header else list(rows)
+    widths = [max(len(line[i]) for line in lines if i < len(line)) for i in range(max(map(len, lines)))]
+    for number, line in enumerate(lines):
         style = "dim" if header and number == 0 else ""
         text = Text(style=style)
         for i, cell in enumerate(line):
@@ -169,31 +145,30 @@ def render_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), bold
 
 
 def render_scores(evaluation: Evaluation) -> Iterator[Text]:
-    yield render_heading("Scores", "± of a 95% confidence interval by bootstrap; of TER less is better")
-    lines = [
-        [each.title, f"{each.value:.2f}", "" if each.mean is None else f"{each.mean:.2f} ± {each.ci_half_width:.2f}"]
-        for each in evaluation.scores
+    lower = [score.title for score in evaluation.scores if METRICS[score.metric].lower_is_better]
+    note = "".join(f"; {title}: lower is better" for title in lower)
+    yield render_heading("Scores", f"± 95% confidence interval by bootstrap{note}")
+    rows = [
+        [s.title, f"{s.value:.2f}", "" if s.mean is None else f"{s.mean:.2f} ± {s.ci_half_width:.2f}"]
+        for s in evaluation.scores
     ]
-    yield from render_table(lines, bold_column=1)
-    if evaluation.exact and any(each.title == "BLEU" and each.value == 0 for each in evaluation.scores):
-        yield Text("BLEU counts runs of four words, and no output has one that is right: they are too short for it")
-    right = f"{evaluation.exact:.1f}% exactly as the reference; {100 * evaluation.length_ratio:.1f}% of its characters"
-    yield Text(right + (f"; {evaluation.num_empty:,} empty" if evaluation.num_empty else ""))
-    yield from (Text(f"{each.title:<6} {each.signature}", "dim") for each in evaluation.scores)
+    yield from render_table(rows, bold_column=1)
+    if evaluation.exact and any(score.metric == "bleu" and score.value == 0 for score in evaluation.scores):
+        yield Text("BLEU is 0 because no output shares four consecutive words with its reference: they are too short")
+    summary = f"{evaluation.exact:.1f}% exact matches; length ratio {100 * evaluation.length_ratio:.1f}%"
+    yield Text(summary + (f"; {evaluation.num_empty:,} empty" if evaluation.num_empty else ""))
+    yield from (Text(f"{score.title:<6} {score.signature}", "dim") for score in evaluation.scores)
 
 
 def render_groups(evaluation: Evaluation) -> Iterator[Text]:
-    yield render_heading("By the length of the source")
-    header = [evaluation.length_unit, "pairs", *(each.title for each in evaluation.scores)]
-    lines = [
-        [
-            f"over {group.min_length - 1}" if group.max_length is None else f"{group.min_length}-{group.max_length}",
-            f"{group.sentences:,}",
-            *(f"{each.value:.1f}" for each in group.scores),
-        ]
-        for group in evaluation.groups
-    ]
-    yield from render_table(lines, header)
+    yield render_heading("By source length")
+    header = [evaluation.length_unit, "pairs", *(score.title for score in evaluation.scores)]
+    rows = []
+    for group in evaluation.groups:
+        first, last = group.min_length, group.max_length
+        name = f"over {first - 1}" if last is None else f"{first}-{last}"
+        rows.append([name, f"{group.sentences:,}", *(f"{score.value:.1f}" for score in group.scores)])
+    yield from render_table(rows, header)
 
 
 def render_sentence(sentence: SentenceScore) -> Iterator[Text]:
@@ -203,71 +178,64 @@ def render_sentence(sentence: SentenceScore) -> Iterator[Text]:
 
 
 def render_comparison(report: ScoreReport) -> Iterator[Text]:
-    yield render_heading(f"Against {report.baseline}", "paired bootstrap; p: so great a difference by chance alone")
-    lines = []
-    for each in report.comparisons:
-        figures = f"{each.value:.2f}", f"{each.baseline:.2f}", f"{each.difference:+.2f}", f"{each.p_value:.4f}"
-        lines.append([each.title, *figures, VERDICTS[each.is_better]])
-    yield from render_table(lines, ["", "this", "other", "difference", "p", ""])
+    yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
+    rows = [
+        [
+            c.title,
+            f"{c.value:.2f}",
+            f"{c.baseline:.2f}",
+            f"{c.difference:+.2f}",
+            f"{c.p_value:.4f}",
+            VERDICTS[c.is_better],
+        ]
+        for c in report.comparisons
+    ]
+    yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
 
 
 def render_forced(forced: Sequence[TargetScores]) -> Iterator[Text]:
-    yield render_heading("Forced decoding", "how likely the model holds these translations")
-    told = sum_forced(forced)
-    lines = [
-        ["perplexity", f"{told['perplexity']:.3f}"],
-        ["log-probability per token", f"{told['log_prob_per_token']:.4f}"],
-        ["log-probability", f"{told['log_prob']:,.2f}"],
-        ["tokens, ends included", f"{told['tokens']:,.0f}"],
+    yield render_heading("Forced decoding", "the probability of these translations under the model")
+    sums = sum_forced(forced)
+    rows = [
+        ["perplexity", f"{sums['perplexity']:.3f}"],
+        ["log-probability per token", f"{sums['log_prob_per_token']:.4f}"],
+        ["log-probability", f"{sums['log_prob']:,.2f}"],
+        ["tokens, with end tokens", f"{sums['tokens']:,.0f}"],
     ]
-    yield from render_table(lines, bold_column=1)
-    if cut := sum(one.truncated for one in forced):
-        yield Text(f"{cut:,} too long for the model or --batch-tokens: of these only the beginning is scored", "yellow")
+    yield from render_table(rows, bold_column=1)
+    if truncated := sum(scores.truncated for scores in forced):
+        yield Text(f"{truncated:,} too long for the model or --batch-tokens: scored in part", "yellow")
 
 
 def render_alignment(report: AlignmentReport) -> Iterator[Text]:
-    yield render_heading(
-        "Alignment error rate", f"in percent, of {report.num_sentences:,} pairs; layers and heads from 0"
-    )
-    for shift, when in ((False, "looking when a token is written"), (True, "looking when it is read, one step later")):
-        some = [one for one in report.candidates if one.choice.shift == shift]
-        layers = sorted({one.choice.layer for one in some})
-        heads = [str(one.choice.heads[0]) for one in some if one.choice.layer == 0 and one.choice.heads]
-        yield Text(when)
-        lines = [
-            [f"layer {layer}", *(f"{one.aer:.1f}" for one in some if one.choice.layer == layer)] for layer in layers
+    note = f"in percent, of {report.num_sentences:,} pairs; layers and heads from 0"
+    yield render_heading("Alignment error rate", note)
+    for shift, step in ((False, "at the step that writes a token"), (True, "at the next step, which reads it")):
+        candidates = [candidate for candidate in report.candidates if candidate.choice.shift == shift]
+        layers = sorted({candidate.choice.layer for candidate in candidates})
+        heads = [str(c.choice.heads[0]) for c in candidates if c.choice.layer == 0 and c.choice.heads]
+        yield Text(step)
+        rows = [
+            [f"layer {layer}", *(f"{c.aer:.1f}" for c in candidates if c.choice.layer == layer)] for layer in layers
         ]
-        yield from render_table(lines, ["", "all heads", *heads])
+        yield from render_table(rows, ["", "all heads", *heads])
     yield from render_best_alignment(report)
 
 
 def render_best_alignment(report: AlignmentReport) -> Iterator[Text]:
-    yield render_heading("The best", f"{report.best.choice}; kept in the model folder")
-    lines = [
-        ["the half of the pairs that chose it", f"{report.best.selection_aer:.1f}", "", ""],
-        *(
-            [name, f"{one.aer:.1f}", f"{one.precision:.1f}", f"{one.recall:.1f}"]
-            for name, one in (("the other half", report.one_way), ("  links that both words agree on", report.mutual))
-        ),
-        [
-            f"  without alignments by hand: {_short_choice(report.by_agreement.choice)}",
-            f"{report.by_agreement.test_aer:.1f}",
-            "",
-            "",
-        ],
-        [f"  by default: {_short_choice(report.default.choice)}", f"{report.default.test_aer:.1f}", "", ""],
+    yield render_heading("Best heads", f"{report.best.choice}; saved in the model folder")
+    agreement, default = report.by_agreement, report.default
+    scored = (("test half", report.one_way), ("  mutual links only", report.mutual))
+    rows = [
+        ["selection half", f"{report.best.selection_aer:.1f}", "", ""],
+        *([name, f"{s.aer:.1f}", f"{s.precision:.1f}", f"{s.recall:.1f}"] for name, s in scored),
+        [f"  by agreement: {_short_choice(agreement.choice)}", f"{agreement.test_aer:.1f}", "", ""],
+        [f"  by default: {_short_choice(default.choice)}", f"{default.test_aer:.1f}", "", ""],
     ]
-    yield from render_table(lines, ["", "AER", "precision", "recall"], bold_column=1)
-    if report.skipped_links:
-        more = (
-            f" and {len(report.skipped_links) - MAX_LISTED_LINKS:,} more"
-            if len(report.skipped_links) > MAX_LISTED_LINKS
-            else ""
-        )
-        yield Text(
-            f"left out, since there is no such word: {', '.join(report.skipped_links[:MAX_LISTED_LINKS])}{more}",
-            "yellow",
-        )
+    yield from render_table(rows, ["", "AER", "precision", "recall"], bold_column=1)
+    if links := report.skipped_links:
+        more = f" and {len(links) - MAX_LISTED_LINKS:,} more" if len(links) > MAX_LISTED_LINKS else ""
+        yield Text(f"skipped links to missing words: {', '.join(links[:MAX_LISTED_LINKS])}{more}", "yellow")
 
 
 def _short_choice(choice: HeadSelection) -> str:
@@ -275,5 +243,5 @@ def _short_choice(choice: HeadSelection) -> str:
 
 
 def render_agreement(selection: MeasuredSelection) -> Iterator[Text]:
-    yield render_heading("To align by", f"{selection.selection}; kept in the model folder")
-    yield Text(f"{selection.agreement:.1f}% of its links are the best of both their words, more than anywhere else")
+    yield render_heading("Heads for alignment", f"{selection.selection}; saved in the model folder")
+    yield Text(f"{selection.agreement:.1f}% of their links are mutual, more than for any other choice")

@@ -1,4 +1,5 @@
-"""Defaults chosen from the amount of data and the device: model size, dropout, schedule; and estimates of training time.
+"""Defaults chosen from the amount of data and the device (model size, dropout, schedule), and estimates of training
+time.
 
 The rules of thumb are few; docs/log.md says how each was found.
 """
@@ -53,7 +54,7 @@ CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
 CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; smaller ones are slower
 
 MEASURE_SECONDS = 2.0
-# Target tokens of a micro-batch, and micro-batches of a step. On a CPU larger ones are no faster and cost memory: 400 x 8
+# (target tokens of a micro-batch, micro-batches of a step). On a CPU larger ones are no faster and cost memory: 400 x 8
 # is as fast as 3,200.
 CPU_MICRO_BATCHES, GPU_MICRO_BATCHES = (400, 8), (16_000, 1)
 MAX_MEASURED_BATCHES = 64
@@ -137,8 +138,8 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
     if any(ids > rows for ids, rows in zip(vocab_sizes, sizes, strict=False)):
         ids, rows = (" and ".join(f"{size:,}" for size in counts) for counts in (vocab_sizes, sizes))
         raise TrainError(
-            f"{origin}: its tokenizer does not match its model: {ids} subwords for embeddings of {rows}; copy the model "
-            "again"
+            f"{origin}: its tokenizer does not match its model: {ids} subwords for embeddings of {rows}; copy the "
+            "model again"
         )
     return build_model_config(requested, config)
 
@@ -214,8 +215,8 @@ def describe_schedule(train: TrainConfig, data_size: DataSize, validation_note: 
 
 def format_schedule(train: TrainConfig, batches: str, epochs: float, validation_note: str = "") -> Iterator[str]:
     yield (
-        f"schedule: {train.optimizer}, learning rate up to {train.lr:g} after {train.warmup:,} steps, {batches}, at most "
-        f"{train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
+        f"schedule: {train.optimizer}, learning rate up to {train.lr:g} after {train.warmup:,} steps, {batches}, at "
+        f"most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
     )
     patience = f"; stops after {train.patience} without improvement" if train.patience else ""
     note = f" ({validation_note})" if validation_note else ""

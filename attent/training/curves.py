@@ -138,7 +138,7 @@ def value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[float, floa
 
 
 def draw_curves(events: Sequence[Event], path: Path) -> None:
-    """Write the curves as SVG or PNG, by the suffix; nothing if there are none. Raises ImportError without matplotlib."""
+    """Write the curves as SVG or PNG, by the suffix. Raise ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
     curves = collect_curves(events)

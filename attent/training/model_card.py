@@ -388,11 +388,10 @@ def _truncate(text: str) -> str:
 def _render_limits(card: ModelCard) -> Iterator[str]:
     yield "## Limits"
     names = ", ".join(escape_markdown(corpus.name) for corpus in card.data.corpora)
-    base = (
-        f" and, before that, on the data of {escape_markdown(card.model.base_model)}" if card.model.base_model else ""
-    )
+    base_model = escape_markdown(card.model.base_model)
+    base = f" and, before that, on the data of {base_model}" if base_model else ""
     yield (
-        f"Trained on {names}{base}, and on nothing else: expect worse results on other domains, styles and lengths, the "
-        "errors and biases of that data, and at times omissions, additions and inventions. Have a person check what "
+        f"Trained on {names}{base}, and on nothing else: expect worse results on other domains, styles and lengths, "
+        "the errors and biases of that data, and at times omissions, additions and inventions. Have a person check what "
         "matters. The scores hold for the sets above only."
     )

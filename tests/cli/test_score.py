@@ -1,4 +1,4 @@
-"""`attent score` as a person meets it: figures that others can repeat, and a sentence for what cannot be scored."""
+"""`attent score`: scores are those of sacreBLEU, and bad input is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> list[str]:
-    """A test set, named as the command wants it."""
+    """The flags of a test set."""
     for name, side in (("test.en", SOURCES), ("test.de", REFERENCES), ("out.txt", WORSE)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
     (tmp_path / "gold").write_text("0-0 1-1\n" * COUNT, encoding="utf-8")
@@ -58,16 +58,16 @@ def refused(capsys: Capture, *arguments: object, code: int = 1) -> str:
 
 
 def test_a_file_is_scored_as_sacrebleu_would(data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    told = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json"))
-    scores = {one["metric"]: one for one in told["scores"]}
+    result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json"))
+    scores = {score["metric"]: score for score in result["scores"]}
     assert list(scores) == ["bleu", "chrf", "chrf++", "ter"]
     assert scores["bleu"]["value"] == sacrebleu.corpus_bleu(WORSE, [REFERENCES]).score
     assert scores["ter"]["value"] == sacrebleu.corpus_ter(WORSE, [REFERENCES]).score
     assert "tok:13a" in scores["bleu"]["signature"]
-    assert (told["num_pairs"], told["num_empty"], told["model"]) == (COUNT, 1, None)
-    assert [one["output"] for one in told["sentences"]] == WORSE
-    assert told["worst"][0] == COUNT
-    assert sum(group["sentences"] for group in told["groups"]) == COUNT
+    assert (result["num_pairs"], result["num_empty"], result["model"]) == (COUNT, 1, None)
+    assert [sentence["output"] for sentence in result["sentences"]] == WORSE
+    assert result["worst"][0] == COUNT
+    assert sum(group["sentences"] for group in result["groups"]) == COUNT
 
 
 def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], tmp_path: Path, capsys: Capture) -> None:
@@ -82,14 +82,14 @@ def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], t
     assert "1 empty" in page
 
 
-def test_only_numbers_can_be_asked_for_in_their_order(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_bare_numbers_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "ter", "bleu")
     ter, bleu = (metric(WORSE, [REFERENCES]).score for metric in (sacrebleu.corpus_ter, sacrebleu.corpus_bleu))
     assert printed == f"{ter:.2f}\n{bleu:.2f}\n"
 
 
 @pytest.mark.parametrize("where", ["-", "rows.tsv"])
-def test_each_sentence_can_be_had_as_a_row(where: str, data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_sentence_scores_are_written_as_tsv(where: str, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     target = where if where == "-" else str(tmp_path / where)
     printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--sentences", target)
     text = printed if where == "-" else (tmp_path / where).read_text(encoding="utf-8")
@@ -102,15 +102,15 @@ def test_each_sentence_can_be_had_as_a_row(where: str, data: list[str], tmp_path
 def test_two_files_are_compared(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     arguments = [*data, "--hypotheses", tmp_path / "test.de", "--baseline", tmp_path / "out.txt", "-m", "chrf"]
     assert run(capsys, *arguments).rstrip().endswith("   better")
-    told = json.loads(run(capsys, *arguments, "--json"))
-    (compared,) = told["comparisons"]
-    assert compared["is_better"] is True
-    assert compared["value"] == pytest.approx(100)
-    assert compared["baseline"] == sacrebleu.corpus_chrf(WORSE, [REFERENCES]).score
-    assert compared["p_value"] < 0.05
+    result = json.loads(run(capsys, *arguments, "--json"))
+    (comparison,) = result["comparisons"]
+    assert comparison["is_better"] is True
+    assert comparison["value"] == pytest.approx(100)
+    assert comparison["baseline"] == sacrebleu.corpus_chrf(WORSE, [REFERENCES]).score
+    assert comparison["p_value"] < 0.05
 
 
-def test_of_a_folder_the_test_part_is_scored(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_the_test_part_of_a_folder_is_scored(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
     for name in ("test.en", "test.de"):
@@ -118,43 +118,41 @@ def test_of_a_folder_the_test_part_is_scored(data: list[str], tmp_path: Path, ca
         (whole / name.replace("test", "train")).write_text("a dog\n" * 3, encoding="utf-8")
     languages = ["--src", "en", "--tgt", "de", "--hypotheses", tmp_path / "test.de"]
     assert run(capsys, "--data", whole, *languages, "-b", "-m", "bleu") == "100.00\n"
-    told = refused(capsys, "--data", whole / "train.en", *languages)
-    assert f"a line for each of the 3 pairs of {whole / 'train.en'}" in told
+    error = refused(capsys, "--data", whole / "train.en", *languages)
+    assert f"a line for each of the 3 pairs of {whole / 'train.en'}" in error
 
 
 # ---- translating -----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_model_writes_is_scored_and_saved(
-    folder: Path, data: list[str], tmp_path: Path, capsys: Capture
-) -> None:
+def test_translations_are_scored_and_saved(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     flags = [folder, *data, "--beam-size", 2, "--save", tmp_path / "saved.txt", "-m", "chrf"]
-    told = json.loads(run(capsys, *flags, "--json"))
+    result = json.loads(run(capsys, *flags, "--json"))
     saved = (tmp_path / "saved.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(saved) == COUNT
-    assert told["scores"][0]["value"] == sacrebleu.corpus_chrf(saved, [REFERENCES]).score
-    assert told["search"]["beam_size"] == 2
-    assert "length^alpha" in told["search"]["formula"]
+    assert result["scores"][0]["value"] == sacrebleu.corpus_chrf(saved, [REFERENCES]).score
+    assert result["search"]["beam_size"] == 2
+    assert "length^alpha" in result["search"]["formula"]
     again = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "saved.txt", "-m", "chrf", "--json"))
-    assert again["scores"] == told["scores"]
+    assert again["scores"] == result["scores"]
     same = run(capsys, folder, *data, "--beam-size", 2, "-m", "chrf", "--baseline", folder)
-    assert "may be chance" in same
+    assert "not significant" in same
 
 
-def test_the_whole_search_can_be_asked_for_and_is_told(folder: Path, data: list[str], capsys: Capture) -> None:
+def test_search_options_are_applied_and_reported(folder: Path, data: list[str], capsys: Capture) -> None:
     flags = ["--length-penalty-type", "wu", "--alpha", 1, "--max-length", 9, "--patience", 2, "--beam-groups", 2]
     command = [folder, *data, *flags, "-m", "chrf"]
-    told = json.loads(run(capsys, *command, "--json"))
-    search = told["search"]
-    asked = [search[name] for name in ("beam_size", "beam_groups", "patience", "max_length", "length_penalty_type")]
-    assert asked == [4, 2, 2.0, 9, "wu"]
+    result = json.loads(run(capsys, *command, "--json"))
+    search = result["search"]
+    values = [search[name] for name in ("beam_size", "beam_groups", "patience", "max_length", "length_penalty_type")]
+    assert values == [4, 2, 2.0, 9, "wu"]
     assert search["formula"] == "score = log_prob / ((5 + length) / 6)^alpha, alpha = 1"
-    words = f"beam 4 in 2 groups of diversity 0.5 of patience 2, {search['formula']}, at most 9 tokens"
+    summary = f"beam 4 in 2 groups, diversity penalty 0.5, patience 2, {search['formula']}, at most 9 tokens"
     page = run(capsys, *command).splitlines()
-    assert [line.split(maxsplit=1)[1] for line in page if line.startswith("search ")] == [words]
+    assert [line.split(maxsplit=1)[1] for line in page if line.startswith("search ")] == [summary]
     longer = json.loads(run(capsys, folder, *data, "-m", "chrf", "--json"))
-    short, long = (sum(len(one["output"]) for one in each["sentences"]) for each in (told, longer))
-    assert 0 < 2 * short < long  # a model by chance writes until it is stopped
+    short, long = (sum(len(s["output"]) for s in each["sentences"]) for each in (result, longer))
+    assert 0 < 2 * short < long  # an untrained model writes to the limit
 
 
 def test_the_same_seed_draws_the_same_translations(folder: Path, data: list[str], capsys: Capture) -> None:
@@ -162,38 +160,38 @@ def test_the_same_seed_draws_the_same_translations(folder: Path, data: list[str]
         json.loads(run(capsys, folder, *data, "--top-k", 5, "--seed", seed, "-m", "chrf", "--json"))
         for seed in (1, 1, 2)
     ]
-    outputs = [[one["output"] for one in told["sentences"]] for told in draws]
+    outputs = [[sentence["output"] for sentence in result["sentences"]] for result in draws]
     assert outputs[0] == outputs[1] != outputs[2]
     assert draws[2]["search"]["sampling"] == {"temperature": 1.0, "top_k": 5, "top_p": 1.0, "seed": 2}
     page = run(capsys, folder, *data, "--top-k", 5, "-m", "chrf")
-    assert "drawn at temperature 1, top 5, seed 1, score = " in page
+    assert "sampling at temperature 1, top-k 5, seed 1, score = " in page
 
 
-def test_models_that_write_together_are_scored(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_an_ensemble_is_scored(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     write_model(tmp_path / "other", model(seed=7), tokenizer())
-    ways = ([], ["--ensemble", tmp_path / "other"], ["--ensemble", folder])
+    ensembles = ([], ["--ensemble", tmp_path / "other"], ["--ensemble", folder])
     flags = [*data, "-m", "chrf", "--engine", "torch", "--json"]
-    told = [json.loads(run(capsys, folder, *flags, *way)) for way in ways]
-    outputs = [[one["output"] for one in each["sentences"]] for each in told]
-    assert outputs[0] == outputs[2] != outputs[1]  # beside itself a model writes as alone
-    assert told[1]["search"]["ensemble"] == [str(tmp_path / "other")]
+    results = [json.loads(run(capsys, folder, *flags, *ensemble)) for ensemble in ensembles]
+    outputs = [[sentence["output"] for sentence in result["sentences"]] for result in results]
+    assert outputs[0] == outputs[2] != outputs[1]  # with itself a model translates as alone
+    assert results[1]["search"]["ensemble"] == [str(tmp_path / "other")]
 
 
 # ---- forced decoding -------------------------------------------------------------------------------------------------
 
 
-def test_forced_decoding_tells_how_likely_translations_are(
+def test_forced_decoding_scores_given_translations(
     folder: Path, data: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    loaded, words = models.read_model(folder), Tokenizer.load(folder)
-    for given, targets in (([], REFERENCES), (["--hypotheses", tmp_path / "out.txt"], WORSE)):
-        wanted = score_targets(loaded, words, SOURCES, targets, to="de")
-        total, tokens = sum(one.log_prob for one in wanted), sum(one.length for one in wanted)
-        told = json.loads(run(capsys, folder, *data, "--force-decode", "--json", *given))["forced"]
-        assert told["log_prob"] == pytest.approx(total)
-        assert told["tokens"] == tokens
-        assert told["perplexity"] == pytest.approx(compute_perplexity(total, tokens))
-        assert [one["log_prob"] for one in told["sentences"]] == pytest.approx([one.log_prob for one in wanted])
+    loaded, loaded_tokenizer = models.read_model(folder), Tokenizer.load(folder)
+    for flags, targets in (([], REFERENCES), (["--hypotheses", tmp_path / "out.txt"], WORSE)):
+        expected = score_targets(loaded, loaded_tokenizer, SOURCES, targets, to="de")
+        total, tokens = sum(scores.log_prob for scores in expected), sum(scores.length for scores in expected)
+        result = json.loads(run(capsys, folder, *data, "--force-decode", "--json", *flags))["forced"]
+        assert result["log_prob"] == pytest.approx(total)
+        assert result["tokens"] == tokens
+        assert result["perplexity"] == pytest.approx(compute_perplexity(total, tokens))
+        assert [s["log_prob"] for s in result["sentences"]] == pytest.approx([s.log_prob for s in expected])
     assert "perplexity" in run(capsys, folder, *data, "--force-decode")
     rows = run(capsys, folder, *data, "--force-decode", "--sentences", "-").splitlines()
     assert len(rows) == COUNT + 1
@@ -203,48 +201,45 @@ def test_forced_decoding_tells_how_likely_translations_are(
 # ---- alignments ------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_heads_are_told_and_kept_in_the_folder(
-    folder: Path, data: list[str], tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_best_heads_are_reported_and_saved(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     flags = [folder, *data, "--alignment", tmp_path / "gold"]
-    told = json.loads(run(capsys, *flags, "--json"))["alignment"]
-    assert len(told["candidates"]) == 2 * 1 * (1 + 2)
-    kept = load_selection(folder, models.read_model(folder))
-    best = told["best"]["choice"]
-    assert (kept.layer, kept.shift) == (best["layer"], best["shift"])
+    result = json.loads(run(capsys, *flags, "--json"))["alignment"]
+    assert len(result["candidates"]) == 2 * 1 * (1 + 2)
+    saved = load_selection(folder, models.read_model(folder))
+    best = result["best"]["choice"]
+    assert (saved.layer, saved.shift) == (best["layer"], best["shift"])
     page = run(capsys, *flags)
     assert "Alignment error rate" in page
-    assert "the other half" in page
+    assert "test half" in page
     (folder / ALIGNMENT_FILE).unlink()
     page = run(capsys, folder, *data, "--alignment", "auto")
-    assert "of its links are the best of both their words" in page
+    assert "of their links are mutual" in page
     assert (folder / ALIGNMENT_FILE).exists()
     (folder / ALIGNMENT_FILE).unlink()
 
 
-# ---- what cannot be scored -------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_files_of_other_lengths_are_named_with_both_counts(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_files_that_do_not_match_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "short.txt").write_text("one\ntwo\n", encoding="utf-8")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"a\n" * (COUNT - 1) + b"M\xe4dchen\n")
-    told = refused(capsys, *data, "--hypotheses", tmp_path / "short.txt")
-    assert f"short.txt: must have a line for each of the {COUNT} pairs" in told
-    assert "but has 2" in told
+    error = refused(capsys, *data, "--hypotheses", tmp_path / "short.txt")
+    assert f"short.txt: must have a line for each of the {COUNT} pairs" in error
+    assert "but has 2" in error
     assert "but has 0" in refused(capsys, *data, "--hypotheses", tmp_path / "empty.txt")
     assert f"latin.txt:{COUNT}: must be UTF-8" in refused(capsys, *data, "--hypotheses", tmp_path / "latin.txt")
     assert "cannot be read" in refused(capsys, *data, "--hypotheses", tmp_path / "nothing.txt")
-    against = refused(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--baseline", tmp_path / "short.txt")
-    assert "short.txt: must have a line for each" in against
+    error = refused(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--baseline", tmp_path / "short.txt")
+    assert "short.txt: must have a line for each" in error
 
 
 def test_an_empty_test_set_and_bad_alignments_are_refused(
     folder: Path, data: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "none.tsv").write_bytes(b"")
-    told = refused(capsys, "--data", tmp_path / "none.tsv", "--hypotheses", tmp_path / "out.txt")
-    assert "none.tsv" in told
+    assert "none.tsv" in refused(capsys, "--data", tmp_path / "none.tsv", "--hypotheses", tmp_path / "out.txt")
     (tmp_path / "bad").write_text("0-0\n" * 3 + "1:2\n" + "0-0\n" * (COUNT - 4), encoding="utf-8")
     assert f"{tmp_path / 'bad'}:4: a link must be" in refused(capsys, folder, *data, "--alignment", tmp_path / "bad")
     (tmp_path / "short").write_text("0-0\n", encoding="utf-8")
@@ -254,7 +249,7 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([], "nothing to score"),
         (["--force-decode"], "--force-decode needs a model"),
@@ -272,19 +267,17 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
         (["MODEL", "--n-best", "2"], "--n-best"),
     ],
 )
-def test_what_makes_no_sense_is_a_wrong_command(
-    arguments: list[str], words: str, data: list[str], capsys: Capture
-) -> None:
-    assert words in refused(capsys, *arguments, *data, code=2)
+def test_contradictory_flags_are_refused(arguments: list[str], message: str, data: list[str], capsys: Capture) -> None:
+    assert message in refused(capsys, *arguments, *data, code=2)
 
 
-def test_a_device_that_is_not_there_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
-    told = refused(capsys, folder, *data, "--device", "gpu")
-    assert "device gpu: cannot be used" in told
-    assert "train" not in told
+def test_a_missing_device_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
+    error = refused(capsys, folder, *data, "--device", "gpu")
+    assert "device gpu: cannot be used" in error
+    assert "train" not in error
 
 
-def test_a_language_that_a_model_lacks_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
+def test_an_unknown_language_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
     test = Path(data[1])
     test.with_suffix(".fr").write_bytes(test.with_suffix(".de").read_bytes())
     assert "--tgt must be one of its target languages" in refused(capsys, folder, *data[:-1], "fr")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from attent.cli.score import ScoreFlags
 from attent.decoding import forced_decoding, translator
 from attent.decoding.forced_decoding import (
     ForcedDecodingError,
@@ -19,11 +18,12 @@ from attent.decoding.forced_decoding import (
     score_targets,
     score_token_ids,
 )
+from attent.decoding.options import DeviceOptions
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import LearnedConfig, StackConfig
-from attent.scoring.pipeline import score_test_set
+from attent.scoring.pipeline import ScoreOptions, score
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
@@ -151,10 +151,10 @@ def test_a_command_that_measures_has_all_digits_unless_told_otherwise(
     pairs = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCES, TARGETS, strict=True))
     (tmp_path / "test.tsv").write_text(pairs, encoding="utf-8")
     monkeypatch.setattr(translator, "choose_dtype", lambda device: "bfloat16")
-    flags = ScoreFlags(src="en", tgt="de", force_decode=True, device="cpu")
     wanted = sum(one.log_prob for one in score_targets(model, tokenizer(), SOURCES, TARGETS, to="de"))
     for dtype, exact in ((None, True), ("bfloat16", False)):
-        found = score_test_set(tmp_path / "model", [str(tmp_path / "test.tsv")], replace(flags, dtype=dtype)).forced
+        options = ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype=dtype))
+        found = score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de", options=options).forced
         assert found is not None
         difference = abs(sum(one.log_prob for one in found) - wanted)
         assert (difference < 1e-4) == exact

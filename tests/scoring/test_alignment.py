@@ -1,4 +1,4 @@
-"""The error rate is Och and Ney's, the best head is the best, and the figure told is not of the half that chose it."""
+"""Alignment error rate: Och and Ney's formula, the best head is found, and tested on the other half."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TEXTS = list(lines()[0][:10])
 GOLD = [parse_gold_alignment(" ".join(f"{i}-{i}" for i in range(len(text.split())))) for text in TEXTS]
 
 
-def made() -> Seq2Seq:
+def build_model() -> Seq2Seq:
     return Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
 
 
-# ---- what people drew ------------------------------------------------------------------------------------------------
+# ---- gold alignments -------------------------------------------------------------------------------------------------
 
 
-def test_sure_and_possible_links_are_told_apart(tmp_path: Path) -> None:
+def test_sure_and_possible_links_are_read(tmp_path: Path) -> None:
     (tmp_path / "gold").write_text("0-0 1?2 3p1\n\n2-2\n", encoding="utf-8")
     first, empty, last = read_gold_alignments(tmp_path / "gold")
     assert first == GoldAlignment(sure=frozenset({(0, 0)}), possible=frozenset({(0, 0), (1, 2), (3, 1)}))
@@ -54,21 +54,21 @@ def test_a_bad_link_is_named_by_its_line(word: str, tmp_path: Path) -> None:
         read_gold_alignments(tmp_path / "gold")
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"", "holds no alignments"), (b"\xff\xfe", "must be a text file")])
-def test_what_is_no_file_of_alignments_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "message"), [(b"", "holds no alignments"), (b"\xff\xfe", "must be a text file")])
+def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "gold").write_bytes(content)
-    with pytest.raises(GoldAlignmentError, match=words):
+    with pytest.raises(GoldAlignmentError, match=message):
         read_gold_alignments(tmp_path / "gold")
     with pytest.raises(GoldAlignmentError, match="cannot be read"):
         read_gold_alignments(tmp_path / "nothing")
 
 
-def test_a_stray_link_is_left_out_and_told_but_alignments_of_other_texts_are_refused() -> None:
+def test_a_stray_link_is_dropped_but_alignments_of_other_texts_are_refused() -> None:
     many = [*GOLD, *GOLD]
     stray = GoldAlignment(sure=many[3].sure | {(2, 99)}, possible=many[3].possible | {(2, 99)})
-    kept, outside = drop_out_of_range([*many[:3], stray, *many[4:]], TEXTS * 2, TEXTS * 2, "de-en.wa")
+    kept, dropped = drop_out_of_range([*many[:3], stray, *many[4:]], TEXTS * 2, TEXTS * 2, "de-en.wa")
     assert kept == many
-    assert outside == ("de-en.wa:4: 2-99",)
+    assert dropped == ("de-en.wa:4: 2-99",)
     with pytest.raises(
         GoldAlignmentError, match=r"de-en.wa:1: 3-3 must be a link between words of the pair.* give the text"
     ):
@@ -79,33 +79,33 @@ def test_a_stray_link_is_left_out_and_told_but_alignments_of_other_texts_are_ref
 
 def test_the_error_rate_is_that_of_och_and_ney() -> None:
     gold = [parse_gold_alignment("0-0 1-1 2?2"), parse_gold_alignment("0-0")]
-    got = score_alignments([((0, 0), (2, 2), (2, 1)), ((0, 0),)], gold)
-    # made 4, sure 3: of those made 2 are sure, 3 are sure or possible
-    assert got.aer == pytest.approx(100 * (1 - (2 + 3) / (4 + 3)))
-    assert (got.precision, got.recall, got.num_links) == (75, pytest.approx(200 / 3), 4)
+    scores = score_alignments([((0, 0), (2, 2), (2, 1)), ((0, 0),)], gold)
+    # 4 predicted and 3 sure links: 2 of those predicted are sure, 3 are possible
+    assert scores.aer == pytest.approx(100 * (1 - (2 + 3) / (4 + 3)))
+    assert (scores.precision, scores.recall, scores.num_links) == (75, pytest.approx(200 / 3), 4)
     assert score_alignments([((0, 0), (1, 1)), ((0, 0),)], gold).aer == 0
     assert score_alignments([(), ()], gold).aer == 100
 
 
-# ---- every layer and head --------------------------------------------------------------------------------------------
+# ---- selection -------------------------------------------------------------------------------------------------------
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, good: HeadSelection, lucky: HeadSelection | None = None) -> None:
-    """One head follows the words, with every tenth of them missed; `lucky` does so flawlessly in every other pair."""
+    """Patch the attention: `good` aligns the words but for every tenth, `lucky` all words of every other pair."""
 
     def weights(
         _: nn.Module, rows: Sequence[EncodedPair], layers: Sequence[int], __: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
-        for place, row in enumerate(rows):
-            found = torch.zeros(2, 2, len(row.target), len(row.source))
-            found[..., 0] = 1.0  # where all others look
+        for index, row in enumerate(rows):
+            attention = torch.zeros(2, 2, len(row.target), len(row.source))
+            attention[..., 0] = 1.0  # all other heads
             for token in range(len(row.target) - 1):
-                for choice in (good, lucky) if lucky and place % 2 == 0 else (good,):
+                for choice in (good, lucky) if lucky and index % 2 == 0 else (good,):
                     assert choice.heads
                     missed = choice == good and token % 10 == 9
-                    step = found[choice.layer, choice.heads[0], token + choice.shift]
+                    step = attention[choice.layer, choice.heads[0], token + choice.shift]
                     step[0], step[0 if missed else token] = 0.0, 0.4
-            yield place, found[list(layers)]
+            yield index, attention[list(layers)]
 
     monkeypatch.setattr(alignment, "compute_cross_weights", weights)
 
@@ -113,41 +113,41 @@ def plant(monkeypatch: pytest.MonkeyPatch, good: HeadSelection, lucky: HeadSelec
 @pytest.mark.parametrize(
     "good", [HeadSelection(layer=1, heads=(0,), shift=True), HeadSelection(layer=0, heads=(1,), shift=False)]
 )
-def test_the_head_that_follows_the_words_is_found(good: HeadSelection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_that_aligns_is_found(good: HeadSelection, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, good)
-    report = evaluate_alignment(made(), tokenizer(), TEXTS, TEXTS, GOLD)
+    report = evaluate_alignment(build_model(), tokenizer(), TEXTS, TEXTS, GOLD)
     assert report.best.choice == good
     assert report.by_agreement.choice == good
     assert report.best.aer < 15
     assert report.best.test_aer == pytest.approx(report.one_way.aer)
     assert report.mutual.precision >= report.one_way.precision
-    assert min(one.aer for one in report.candidates if one.choice.layer != good.layer) > 50
-    assert min(one.aer for one in report.candidates if one.choice.shift != good.shift) > report.best.aer + 15
+    assert min(c.aer for c in report.candidates if c.choice.layer != good.layer) > 50
+    assert min(c.aer for c in report.candidates if c.choice.shift != good.shift) > report.best.aer + 15
     assert len(report.candidates) == 2 * 2 * (1 + 2)
     assert report.selection.selection == good
     assert report.selection.aer == report.best.test_aer
 
 
-def test_luck_in_the_half_that_chooses_does_not_flatter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_luck_on_the_selection_half_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     lucky = HeadSelection(layer=1, heads=(1,), shift=True)
     plant(monkeypatch, HeadSelection(layer=0, heads=(0,), shift=True), lucky)
-    report = evaluate_alignment(made(), tokenizer(), TEXTS, TEXTS, GOLD)
+    report = evaluate_alignment(build_model(), tokenizer(), TEXTS, TEXTS, GOLD)
     assert report.best.choice == lucky
     assert report.best.selection_aer == 0
     assert report.best.test_aer > 50
     assert report.selection.aer == report.best.test_aer
 
 
-def test_the_figures_are_those_of_the_alignments_that_a_user_gets() -> None:
-    model, of = made(), tokenizer()
-    report = evaluate_alignment(model, of, TEXTS, TEXTS, GOLD)
-    for one in report.candidates:
-        made_links = [each.links for each in alignment.align_texts(model, of, TEXTS, TEXTS, one.choice)]
-        assert one.aer == pytest.approx(score_alignments(made_links, GOLD).aer)
-    assert report.best.selection_aer == min(one.selection_aer for one in report.candidates)
+def test_the_rates_are_those_of_align_texts() -> None:
+    model = build_model()
+    report = evaluate_alignment(model, tokenizer(), TEXTS, TEXTS, GOLD)
+    for candidate in report.candidates:
+        alignments = alignment.align_texts(model, tokenizer(), TEXTS, TEXTS, candidate.choice)
+        assert candidate.aer == pytest.approx(score_alignments([a.links for a in alignments], GOLD).aer)
+    assert report.best.selection_aer == min(candidate.selection_aer for candidate in report.candidates)
 
 
 def test_one_pair_is_not_enough_to_choose_and_to_measure() -> None:
     for gold in (GOLD[:1], [GOLD[0], parse_gold_alignment("")]):
         with pytest.raises(GoldAlignmentError, match="two pairs with sure links are needed"):
-            evaluate_alignment(made(), tokenizer(), TEXTS[: len(gold)], TEXTS[: len(gold)], gold)
+            evaluate_alignment(build_model(), tokenizer(), TEXTS[: len(gold)], TEXTS[: len(gold)], gold)

@@ -229,7 +229,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> ModelConfig:
-        """The config with which the model of `--from origin` is trained further; settings it cannot change are refused."""
+        """The config with which the model of `--from origin` is fine-tuned."""
 
     @abstractmethod
     def build_model(self, config: Any, pretrained: Any) -> Model:

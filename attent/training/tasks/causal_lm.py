@@ -19,6 +19,7 @@ from attent.data.text_batches import WindowLoader
 from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
 from attent.decoding.forced_decoding import eval_mode
+from attent.decoding.generation.loop import generate_greedy
 from attent.models import CausalConfig, CausalLM, presets
 from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
@@ -129,8 +130,8 @@ class CausalLMTask(TextTask):
         prompt = max(1, min(PROMPT_TOKENS, room // 2))
         count = max(1, min(SAMPLE_TOKENS, room - prompt))
         with eval_mode(model), torch.no_grad():
-            generated = generate_greedy(model, [*prefix, *ids[:prompt]], count)
-        parts = (ids[:prompt], ids[prompt : prompt + count], generated)
+            generated = generate_greedy(model, [*prefix, *ids[:prompt]], count, model.config.end_ids)
+        parts = (ids[:prompt], ids[prompt : prompt + count], list(generated.token_ids))
         source, reference, output = (self.vocabulary.decode(part) for part in parts)
         return ValidationSample(source=source, reference=reference, output=output)
 
@@ -173,18 +174,3 @@ class CausalLMTask(TextTask):
 def causal_lm_config(size: Size, vocab: int) -> CausalConfig:
     """GPT-2 with rotary positions: they have no maximum length and learn faster."""
     return CausalConfig(vocab=vocab, stack=replace(presets.GPT2, positions=RotaryConfig(), **STACK_BY_SIZE[size]))
-
-
-def generate_greedy(model: CausalLM, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """Return the most likely next tokens, up to and including an end token."""
-    device = next(model.parameters()).device
-    cache = model.begin(rows=1, capacity=len(prompt) + max_new_tokens)
-    logits = model.step(torch.tensor([prompt], device=device), cache)[:, -1]
-    generated: list[int] = []
-    for _ in range(max_new_tokens):
-        next_id = logits.argmax(-1)
-        generated.append(int(next_id))
-        if generated[-1] in model.config.end_ids or len(generated) == max_new_tokens:
-            break
-        logits = model.step(next_id[:, None], cache)[:, -1]
-    return generated

@@ -160,8 +160,8 @@ class ImageClassificationTask(Task):
         fixed |= {name for name in table.get("stack", {}) if "dropout" not in name}
         if fixed:
             raise TrainError(
-                f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the model; "
-                "leave it out, or train without --from"
+                f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the "
+                "model; leave it out, or train without --from"
             )
         return replace(build_model_config(requested, model.config), labels=self.train.class_names)
 
@@ -202,8 +202,8 @@ class ImageClassificationTask(Task):
         yield from format_schedule(train, f"batches of {batches.batch_size:,} images", epochs)
         flip = ", random flip (--set data.images.flip=0 where left and right matter)" if self.config.flip else ""
         yield (
-            f"augmentation: shift by up to {round(self.config.shift * self.shape.size)} pixels{flip}, random erasing of "
-            f"{self.config.erase:.0%}"
+            f"augmentation: shift by up to {round(self.config.shift * self.shape.size)} pixels{flip}, random erasing "
+            f"of {self.config.erase:.0%}"
         )
 
     # ---- batches and scores

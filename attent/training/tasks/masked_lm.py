@@ -156,8 +156,8 @@ class MaskedLMTask(EncoderTask):
 def build_masker(vocabulary: Vocabulary, origin: str) -> TokenMasker:
     if vocabulary.mask is None:
         raise TrainError(
-            f"{origin}: its tokenizer has no mask token such as [MASK], which --task mlm needs; start from a model that "
-            "was trained with one, or leave --from out"
+            f"{origin}: its tokenizer has no mask token such as [MASK], which --task mlm needs; start from a model "
+            "that was trained with one, or leave --from out"
         )
     prefix, suffix = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = [vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown, vocabulary.mask]

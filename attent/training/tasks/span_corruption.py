@@ -37,7 +37,7 @@ from attent.training.tasks.translation_data import build_valid_batches
 
 NUM_SENTINELS = 100
 SMALL_VOCAB, NUM_SENTINELS_SMALL_VOCAB = 2_000, 32
-# Gated feed-forwards have two input matrices, so their width counts twice: `base` and `big` are T5 1.1's small and base.
+# Gated feed-forwards have two input matrices, so the width counts twice. `base` and `big` are T5 1.1's small and base.
 STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
     "tiny": {"layers": 3, "width": 128, "heads": 4, "head_width": 32, "ffn_width": 256},
     "small": {"layers": 4, "width": 256, "heads": 4, "head_width": 64, "ffn_width": 640},
@@ -73,8 +73,8 @@ class SpanCorruptionTask(TextTask):
         self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context, num_sentinels=sentinels), context)
         if not self.vocabulary.sentinels:
             raise TrainError(
-                f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; start "
-                "from a model that was trained with them, or leave --from out"
+                f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; "
+                "start from a model that was trained with them, or leave --from out"
             )
         self.encoded_texts = self.split_texts(splits.train)
         self.data_size = DataSize(num_examples=len(splits.train.texts), num_tokens=len(self.encoded_texts.ids))

@@ -1,5 +1,5 @@
-"""Common parts of the tasks on text alone: reading files, holding out a validation set, training a tokenizer, choosing a
-model and a schedule by the amount of data, computing losses.
+"""Common parts of the tasks on text alone: reading files, holding out a validation set, training a tokenizer, choosing
+a model and a schedule by the amount of data, computing losses.
 """
 
 from __future__ import annotations
@@ -295,8 +295,8 @@ class TextTask(Task):
         assert run.model is not None
         stack = get_stack(run.model)
         yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{self.describe_layers(run.model)} layers, width {stack.width}, "
-            f"{stack.heads} heads, vocabulary {getattr(run.model, 'vocab', 0):,}; {size_reason}"
+            f"model: {f'{run.size}, ' if run.size else ''}{self.describe_layers(run.model)} layers, "
+            f"width {stack.width}, {stack.heads} heads, vocabulary {getattr(run.model, 'vocab', 0):,}; {size_reason}"
         )
         yield from autoconfig.describe_schedule(run.train, self.data_size)
 

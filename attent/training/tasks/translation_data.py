@@ -221,8 +221,8 @@ def _report_store(store: TokenStore, context: RunContext) -> None:
     if reason in FILTER_OFF_VALUES and count > len(store):
         example = " (as for summaries, which are shorter than their texts)" if reason == "length_ratio" else ""
         context.warn(
-            f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct{example}, turn it off: "
-            f"--set data.filters.{reason}={FILTER_OFF_VALUES[reason]}"
+            f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct{example}, turn it "
+            f"off: --set data.filters.{reason}={FILTER_OFF_VALUES[reason]}"
         )
 
 

@@ -1,5 +1,5 @@
-"""Objectives and metrics of the text tasks: packed rows give the loss of separate texts, a resumed run the same weights,
-and every task learns."""
+"""Objectives and metrics of the text tasks: packed rows give the loss of separate texts, a resumed run the same
+weights, and every task learns."""
 
 from __future__ import annotations
 
