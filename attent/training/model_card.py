@@ -392,6 +392,6 @@ def _render_limits(card: ModelCard) -> Iterator[str]:
     base = f" and, before that, on the data of {base_model}" if base_model else ""
     yield (
         f"Trained on {names}{base}, and on nothing else: expect worse results on other domains, styles and lengths, "
-        "the errors and biases of that data, and at times omissions, additions and inventions. Have a person check what "
-        "matters. The scores hold for the sets above only."
+        "the errors and biases of that data, and at times omissions, additions and inventions. Have a person check "
+        "what matters. The scores hold for the sets above only."
     )

@@ -1,6 +1,4 @@
-"""`attent train --task ...`: each makes a folder that `attent.load` reads, goes on where it was, can be trained
-further, and says a sentence about what it cannot do.
-"""
+"""`attent train --task ...`: each task writes a model folder, can be resumed and fine-tuned, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sentences(count: int, seed: int = 1) -> list[str]:
-    chance = random.Random(seed)
-    return [" ".join(chance.choices(WORDS, k=chance.randrange(3, 12))) for _ in range(count)]
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(3, 12))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +49,23 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(task: str, data: Path | None, out: Path, *more: str) -> int:
+def train(task: str, data: Path | None, out: Path, *flags: str) -> int:
     named = [] if data is None else ["--data", str(data)]
-    return cli.main(["train", "--task", task, *named, "--out", str(out), *more])
+    return cli.main(["train", "--task", task, *named, "--out", str(out), *flags])
 
 
-def made(task: str, text: Path, tmp: Path) -> Path:
+def train_small(task: str, text: Path, tmp: Path) -> Path:
     data = text / ("train.tsv" if task == "classify" else "lines.txt")
-    more = ["--set", "model.head_width=8"] if task == "spans" else []
+    flags = ["--set", "model.head_width=8"] if task == "spans" else []
     vocab = ["--set", "data.tokenizer.kind=char"] if task == "lm" else ["--vocab", "340"]
-    assert train(task, data, tmp / task, *SMALL, *SHAPE, *vocab, *more) == 0
+    assert train(task, data, tmp / task, *SMALL, *SHAPE, *vocab, *flags) == 0
     return tmp / task
 
 
 @pytest.fixture(scope="module")
 def folders(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tmp = tmp_path_factory.mktemp("runs")
-    return {task: made(task, text, tmp) for task in ("lm", "mlm", "spans", "classify")}
+    return {task: train_small(task, text, tmp) for task in ("lm", "mlm", "spans", "classify")}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def folders(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         ("classify", TextEncoder, ("A text classifier", "attent classify", "95% interval", "Labels: no, yes.")),
     ],
 )
-def test_each_task_makes_a_whole_folder(
+def test_each_task_writes_a_model_folder(
     folders: dict[str, Path], task: str, kind: type, words: tuple[str, ...]
 ) -> None:
     out = folders[task]
@@ -91,10 +89,10 @@ def test_each_task_makes_a_whole_folder(
     assert run.task == task
     assert run.train.optimizer == "adamw"
     assert run.train.label_smoothing == 0.0
-    told = events(out, "validated")
-    assert [event["step"] for event in told] == [2, 4]
-    assert set(told[-1]["metrics"]) == ({"accuracy"} if task in ("mlm", "classify") else set())
-    assert bool(told[-1]["samples"]) == (task != "spans")
+    validations = events(out, "validated")
+    assert [event["step"] for event in validations] == [2, 4]
+    assert set(validations[-1]["metrics"]) == ({"accuracy"} if task in ("mlm", "classify") else set())
+    assert bool(validations[-1]["samples"]) == (task != "spans")
     finished = json.loads((out / "state" / "finished.json").read_text())
     scores = finished["scores"]
     assert scores[0]["split"] == "validation"
@@ -102,18 +100,18 @@ def test_each_task_makes_a_whole_folder(
     assert finished["unit"] == scores[0]["unit"] == ("document" if task == "lm" else "text")
 
 
-def test_bits_of_a_text_are_those_of_its_tokens_and_its_end(folders: dict[str, Path], text: Path) -> None:
+def test_bits_per_character_count_the_end_token(folders: dict[str, Path], text: Path) -> None:
     whole = (text / "lines.txt").read_text()
     held = whole[int(0.9 * len(whole)) :]
     vocabulary = Tokenizer.load(folders["lm"]).source
-    told = len(vocabulary.prefix_ids) + len(vocabulary.encode([held])[0])  # and the end, but for the first token
+    num_targets = len(vocabulary.prefix_ids) + len(vocabulary.encode([held])[0])  # the end, but not the first token
     scores = json.loads((folders["lm"] / "state" / "finished.json").read_text())["scores"][0]["metrics"]
-    nats = scores["loss"] * told
+    nats = scores["loss"] * num_targets
     assert scores["bits_per_character"] == pytest.approx(nats / math.log(2) / len(held), rel=1e-6)
     assert scores["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(held.encode()), rel=1e-6)
 
 
-def test_the_card_counts_what_was_held_out(folders: dict[str, Path]) -> None:
+def test_the_card_counts_held_out_texts(folders: dict[str, Path]) -> None:
     card = (folders["mlm"] / "card.md").read_text()
     assert "| lines.txt | 120 | 108 | 12 |" in card
     assert "Dropped: held out for validation (12)." in card
@@ -121,21 +119,21 @@ def test_the_card_counts_what_was_held_out(folders: dict[str, Path]) -> None:
     assert "held out 12 of 120 texts for validation (name your own with --valid)" in notes
 
 
-def test_who_has_learned_spans_is_told_how_to_go_on(folders: dict[str, Path]) -> None:
+def test_a_span_model_suggests_fine_tuning(folders: dict[str, Path]) -> None:
     assert "--set data.filters.length_ratio=0" in events(folders["spans"], "note")[-1]["text"]
 
 
 def test_a_tokenizer_has_what_its_task_needs(folders: dict[str, Path]) -> None:
-    found = {task: Tokenizer.load(out).source for task, out in folders.items()}
-    assert found["mlm"].mask is not None
-    assert len(found["spans"].sentinels) == 32
+    vocabularies = {task: Tokenizer.load(out).source for task, out in folders.items()}
+    assert vocabularies["mlm"].mask is not None
+    assert len(vocabularies["spans"].sentinels) == 32
     for task in ("lm", "classify"):
-        assert found[task].mask is None
-        assert not found[task].sentinels
-    assert len(found["lm"].encode(["ab\ncd"])[0]) == 6  # a token a character, and SentencePiece's own space
+        assert vocabularies[task].mask is None
+        assert not vocabularies[task].sentinels
+    assert len(vocabularies["lm"].encode(["ab\ncd"])[0]) == 6  # characters and a leading space
 
 
-def test_labels_are_those_of_the_data_and_files_beside_validate(folders: dict[str, Path]) -> None:
+def test_labels_come_from_the_data_and_validation_files_are_found(folders: dict[str, Path]) -> None:
     model = attent.load(folders["classify"])
     assert isinstance(model, TextEncoder)
     assert model.config.labels == ("no", "yes")
@@ -144,7 +142,7 @@ def test_labels_are_those_of_the_data_and_files_beside_validate(folders: dict[st
     assert scores[0]["num_examples"] == 20
 
 
-def test_a_run_goes_on_from_its_folder_alone(folders: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_is_resumed_from_its_folder_alone(folders: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
     out = shutil.copytree(folders["lm"], tmp_path / "run")
     before = contents(out)
     assert cli.main(["train", "--out", str(out)]) == 0
@@ -155,12 +153,10 @@ def test_a_run_goes_on_from_its_folder_alone(folders: dict[str, Path], tmp_path:
     assert events(out, "ended")[-1]["step"] == 6
 
 
-def test_a_classifier_begins_with_what_masked_words_have_taught(
-    folders: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_a_classifier_starts_from_a_masked_lm(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "classify"
-    more = ["--from", str(folders["mlm"]), "--lr", "1e-9", "--dropout", "0.0"]
-    assert train("classify", text / "train.tsv", out, *SMALL, *more) == 0
+    flags = ["--from", str(folders["mlm"]), "--lr", "1e-9", "--dropout", "0.0"]
+    assert train("classify", text / "train.tsv", out, *SMALL, *flags) == 0
     before, after = attent.load(folders["mlm"]).state_dict(), attent.load(out).state_dict()
     assert Tokenizer.load(out) == Tokenizer.load(folders["mlm"])
     shared = [name for name in after if name in before]
@@ -171,16 +167,16 @@ def test_a_classifier_begins_with_what_masked_words_have_taught(
     assert [name for name in after if name.startswith("classifier.")]
 
 
-def test_beside_frozen_weights_a_new_head_learns(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_a_new_head_is_trained_beside_lora(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "lora"
-    more = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1", "--schedule", "constant"]
+    flags = ["--from", str(folders["mlm"]), "--lora", "2", "--lr", "2e-2", "--warmup", "1", "--schedule", "constant"]
     steps = ["--max-tokens", "48", "--batch-tokens", "512", "--valid-every", "8", "--save-every", "8"]
-    assert train("classify", text / "train.tsv", out, *more, *steps, "--steps", "24", "--dropout", "0.0") == 0
-    told = [event["loss"] for event in events(out, "validated")]
-    assert told[-1] < told[0] < 0.7
-    assert told[-1] < 0.6  # guessing gives 0.69
+    assert train("classify", text / "train.tsv", out, *flags, *steps, "--steps", "24", "--dropout", "0.0") == 0
+    losses = [event["loss"] for event in events(out, "validated")]
+    assert losses[-1] < losses[0] < 0.7
+    assert losses[-1] < 0.6  # chance is 0.69
     notes = [event["text"] for event in events(out, "note")]
-    assert f"a new head for whole texts, and one for 2 labels; the rest is that of {folders['mlm']}" in notes
+    assert any(note.startswith("a new head") and "for 2 labels" in note for note in notes)
     assert cli.main(["train", "--out", str(out), "--steps", "26"]) == 0
     first, last = (
         checkpoint.load_checkpoint(checkpoint.checkpoint_path(out / "state", step)).tensors["weights"]
@@ -191,7 +187,7 @@ def test_beside_frozen_weights_a_new_head_learns(folders: dict[str, Path], text:
     assert (first["classifier.weight"] != last["classifier.weight"]).any()
 
 
-def test_a_run_does_not_go_on_with_other_labels_or_another_validation_part(
+def test_a_run_is_not_resumed_with_other_labels_or_validation_texts(
     text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = (text / "train.tsv").read_text()
@@ -200,7 +196,7 @@ def test_a_run_does_not_go_on_with_other_labels_or_another_validation_part(
     dev.write_text("a cat\tyes\n")
     assert train("classify", data, out, *SMALL, *SHAPE, "--vocab", "340") == 0
     swapped = lines.replace("\tyes", "\t?").replace("\tno", "\tyes").replace("\t?", "\tno")
-    for train_with, validate_on, told in (
+    for train_text, valid_text, expected in (
         (swapped, "a cat\tyes\n", "its checkpoints were made with other labels; give the labels of then"),
         (
             lines.replace("\tyes", "\tcat"),
@@ -209,14 +205,14 @@ def test_a_run_does_not_go_on_with_other_labels_or_another_validation_part(
         ),
         (lines, "a dog\tno\n", "its checkpoints were made with another validation set"),
     ):
-        data.write_text(train_with)
-        dev.write_text(validate_on)
+        data.write_text(train_text)
+        dev.write_text(valid_text)
         capsys.readouterr()
         assert cli.main(["train", "--out", str(out), "--steps", "6"]) == 1
-        assert told in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
 
 
-def test_texts_are_no_longer_than_a_model_to_begin_from_knows(
+def test_texts_are_limited_to_the_positions_of_the_pretrained_model(
     folders: dict[str, Path], text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     tokenizer, loaded = Tokenizer.load(folders["lm"]), attent.load(folders["lm"])
@@ -232,9 +228,7 @@ def test_texts_are_no_longer_than_a_model_to_begin_from_knows(
     assert "`data.max_tokens` must be at most 12, the positions of" in capsys.readouterr().err
 
 
-def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(
-    text: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_test_set_with_unknown_labels_is_skipped_or_refused(text: Path, tmp_path: Path, capsys: Capture) -> None:
     for name in ("train.tsv", "dev.tsv"):
         shutil.copy(text / name, tmp_path / name)
     (tmp_path / "test.tsv").write_text("text\tlabel\nthe cat\tmaybe\n")
@@ -242,23 +236,21 @@ def test_a_test_set_with_strange_labels_is_not_scored_unless_it_was_asked_for(
     assert train("classify", tmp_path / "train.tsv", tmp_path / "out", *small) == 0
     assert "'maybe', which no training text has" in capsys.readouterr().err
     scores = json.loads((tmp_path / "out" / "state" / "finished.json").read_text())["scores"]
-    assert [one["name"] for one in scores] == ["dev.tsv"]
-    asked = ["--test", str(tmp_path / "test.tsv")]
-    assert train("classify", tmp_path / "train.tsv", tmp_path / "other", *small, *asked) == 1
+    assert [score["name"] for score in scores] == ["dev.tsv"]
+    named = ["--test", str(tmp_path / "test.tsv")]
+    assert train("classify", tmp_path / "train.tsv", tmp_path / "other", *small, *named) == 1
 
 
-def test_a_model_of_spans_is_trained_further_as_a_translator(
-    folders: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_a_span_model_is_fine_tuned_as_a_translator(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "translate"
-    more = ["--from", str(folders["spans"]), "--valid-sentences", "4", "--beam-size", "1", "--hold-out", "8"]
-    assert cli.main(["train", "--data", str(text / "pairs.tsv"), "--out", str(out), *SMALL, *more]) == 0
+    flags = ["--from", str(folders["spans"]), "--valid-sentences", "4", "--beam-size", "1", "--hold-out", "8"]
+    assert cli.main(["train", "--data", str(text / "pairs.tsv"), "--out", str(out), *SMALL, *flags]) == 0
     assert read_run(out / "run.toml").task == "translate"
     assert "attent translate" in (out / "card.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "more", "told"),
+    ("task", "name", "flags", "expected"),
     [
         ("lm", "empty.txt", (), "there is no text to learn from"),
         ("lm", "memory.tmx", (), "is a file of pairs (tmx), but must be plain text here"),
@@ -279,21 +271,21 @@ def test_a_model_of_spans_is_trained_further_as_a_translator(
         ("lm", "lines.txt:3", (), "weights are for --task translate only"),
         ("mlm", "lines.txt", ("--set", "model.encoder.layers=2"), "model.encoder"),
         ("lm", "lines.txt", ("--set", "model.layesr=2"), "did you mean `model.layers`?"),
-        ("mlm", "lines.txt", ("--from", "LM"), "must be an encoder of text for --task mlm, but is a language model"),
+        ("mlm", "lines.txt", ("--from", "LM"), "must be a text encoder for --task mlm, but is a language model"),
         ("mlm", "lines.txt", ("--from", "CLASSIFY"), "its tokenizer has no mask token"),
         ("lm", "lines.txt", ("--from", "LM", "--size", "tiny"), "`size` cannot be changed with --from"),
         ("classify", "strange", (), "dev.tsv: has the label 'maybe', which no training text has"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_sentence(
+def test_bad_input_is_refused_with_one_sentence(
     folders: dict[str, Path],
     text: Path,
     tmp_path: Path,
     capsys: Capture,
     task: str,
     name: str,
-    more: tuple[str, ...],
-    told: str,
+    flags: tuple[str, ...],
+    expected: str,
 ) -> None:
     shutil.copytree(text, tmp_path / "data")
     (tmp_path / "data" / "empty.txt").write_text("\n")
@@ -302,17 +294,17 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
     (tmp_path / "data" / "strange").mkdir()
     (tmp_path / "data" / "strange" / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\nc\tx\n")
     (tmp_path / "data" / "strange" / "dev.tsv").write_text("text\tlabel\na\tmaybe\n")
-    given = [str(folders[word.lower()]) if word in ("LM", "CLASSIFY") else word for word in more]
+    given = [str(folders[word.lower()]) if word in ("LM", "CLASSIFY") else word for word in flags]
     capsys.readouterr()
     assert train(task, tmp_path / "data" / name, tmp_path / "out", *SMALL, *given) == 1
     printed = capsys.readouterr()
-    complaints = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
-    assert len(complaints) == 1, printed.err
-    assert told in complaints[0]
+    errors = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
+    assert len(errors) == 1, printed.err
+    assert expected in errors[0]
     assert "Traceback" not in printed.err
 
 
-def test_another_task_is_another_run(folders: dict[str, Path], text: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_cannot_change_its_task(folders: dict[str, Path], text: Path, tmp_path: Path, capsys: Capture) -> None:
     out = shutil.copytree(folders["lm"], tmp_path / "run")
     assert train("mlm", text / "lines.txt", out) == 1
     assert 'task: "lm" -> "mlm"' in capsys.readouterr().err
