@@ -152,18 +152,18 @@ class _BoundaryRules:
     def is_final_full_stop(self, word: str, next_word: str, initial: bool, first: bool) -> bool:
         """By the word before the full stop and the next one; `initial`: that is one; `first`: nothing stands before."""
         words, lower = self.abbreviations, word.lower()
-        starts = next_word in words.sentence_starters and not initial
-        if word in words.before_names:
+        starts = next_word in words.starters and not initial
+        if word in words.titles:
             return False
-        if lower in words.before_numbers and (next_word[:1].isdigit() or _ROMAN.fullmatch(next_word)):
+        if lower in words.numeric and (next_word[:1].isdigit() or _ROMAN.fullmatch(next_word)):
             return False
         if word.isdigit():
             return self.is_final_number(word, next_word, starts, first)
         if len(word) == 1 and word.isalpha() and word.lower() != word.upper():  # an initial, "z. B.", "a."
             return starts and not first
-        if _ROMAN.fullmatch(word) and (first or words.has_ordinals):
+        if _ROMAN.fullmatch(word) and (first or words.ordinals):
             return starts and not first
-        if lower in words.mid_sentence or _ACRONYM.fullmatch(word):
+        if lower in words.general or _ACRONYM.fullmatch(word):
             return starts
         return True
 
@@ -171,7 +171,7 @@ class _BoundaryRules:
         """Not that of a list, nor an ordinal; a year is none."""
         if first and len(number) <= 3:
             return False
-        if not self.abbreviations.has_ordinals or starts:
+        if not self.abbreviations.ordinals or starts:
             return True
         return len(number) > (2 if next_word[:1].isdigit() else 3)
 

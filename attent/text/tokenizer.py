@@ -150,3 +150,9 @@ def add_end_and_tag(
         return rows
     tag = vocabulary.get_tag_id(target_language)
     return [[tag, *row] for row in rows]
+
+
+def find_tokenizer(folder: Path) -> Tokenizer | None:
+    """Load the tokenizer of a folder; None if it holds none, as that of an image model."""
+    has_files = any((folder / layout.required_files[0]).exists() for layout in TOKENIZER_FORMATS)
+    return Tokenizer.load(folder) if has_files else None

@@ -1,4 +1,4 @@
-"""The mean of weights: of the last checkpoints of a run (section 6.1 of the paper), or of several models."""
+"""Weight averaging: of the last checkpoints of a run (section 6.1 of the paper), or of several models."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attent.formatting import format_count
+from attent.interop import load
+from attent.models import build
 from attent.models.folder import check_tensors
+from attent.text.tokenizer import find_tokenizer
 from attent.training import checkpoint
+from attent.training.loop import write_model
+from attent.training.run_options import TrainError
 
 
 def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """Of checkpoints."""
-    return average_weights(
-        checkpoint.load_checkpoint(folder, groups=("weights",)).tensors["weights"] for folder in folders
-    )
+    """Average the weights of checkpoints."""
+    return average_weights(checkpoint.load_checkpoint(path, groups=("weights",)).tensors["weights"] for path in folders)
 
 
 @torch.no_grad()
 def average_weights(state_dicts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Added up in float64, so that their order and number cost no digits."""
+    """Average in float64, so that order and number do not matter."""
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     count = 0
@@ -32,3 +36,42 @@ def average_weights(state_dicts: Iterable[Mapping[str, Tensor]]) -> dict[str, Te
         total = {name: tensor.double() + total.get(name, 0) for name, tensor in weights.items()}
         count += 1
     return {name: (tensor / count).to(dtypes[name]) for name, tensor in total.items()}
+
+
+def write_average(models: Sequence[Path], out: Path, last: int) -> str:
+    """Write the average of several models, or of the last checkpoints of one run; return what was averaged."""
+    if len(models) == 1 and last < 2:
+        raise TrainError(f"`--last` must be 2 or more, but is {last}; raise it")
+    if out.exists():
+        raise TrainError(f"{out}: exists, and nothing is overwritten; give another --out")
+    model = build(load(models[0]).config)
+    weights, description = _average_run(models[0], last) if len(models) == 1 else _average_models(models)
+    parameters = dict(model.named_parameters())
+    if not weights.keys() <= parameters.keys():
+        raise TrainError(
+            f"{models[0]}: its checkpoints hold LoRA factors, which cannot be averaged; average its models"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    write_model(out, model, find_tokenizer(models[0]))
+    return description
+
+
+def _average_run(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
+    steps = checkpoint.list_steps(run / "state")[-last:]
+    if len(steps) < 2:
+        raise TrainError(
+            f"{run}: must have 2 checkpoints or more, but has {len(steps)}; name several models, or keep more "
+            "checkpoints with --keep-last when training"
+        )
+    weights = average_checkpoints([checkpoint.checkpoint_path(run / "state", step) for step in steps])
+    return weights, f"the checkpoints at steps {', '.join(f'{step:,}' for step in steps)}"
+
+
+def _average_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
+    for path in models[1:]:
+        if find_tokenizer(path) != find_tokenizer(models[0]):
+            raise TrainError(f"{path}: must have the tokenizer of {models[0]}, but has another; give models of one run")
+    weights = average_weights(dict(load(path).named_parameters()) for path in models)
+    return weights, format_count(len(models), "model")

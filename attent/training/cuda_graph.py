@@ -1,8 +1,8 @@
-"""Updates that an NVIDIA GPU repeats by itself. An update is a thousand kernels and more, which the host launches more
-slowly than the GPU runs those of a small model: recorded once as a CUDA graph, they are launched as one.
+"""Training steps as CUDA graphs. A step launches a thousand kernels and more, which takes the host longer than the GPU
+needs to run those of a small model; captured once as a graph, they are launched as one.
 
-A graph reads and writes the same memory every time, so a batch is copied into tensors that stay, and whatever else
-changes (learning rate, the loss's divisor) stands in tensors too. What an update does is the loop's business (`work`).
+A graph reads and writes the same memory at each replay, so a batch is copied into static tensors, and whatever else
+changes (learning rate, number of targets) is in tensors too.
 """
 
 from __future__ import annotations
@@ -17,39 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attent.nn.cuda_graphs import capture_graph
 from attent.training.tasks.base import TrainBatch
 
-WARMUP_STEPS = (
-    3  # updates of one shape that run as usual first: they compile, and meet the end of memory where that is handled
-)
-MAX_GRAPHS = 4  # recordings; batches of many shapes are better not recorded at all
-MAX_IN_FLIGHT = (
-    8  # updates that the GPU may have before it: it never waits for the host, and the host hears of it soon enough
-)
-HOST_FIELDS = ("example_ids", "num_tokens", "num_targets", "flat_tensor")  # of a batch: no kernel sees these
-MIN_FREE_MEMORY = 0.25  # of a GPU's memory that must be free for what comes between updates
+WARMUP_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled
+MAX_GRAPHS = 4  # with more shapes than this, capturing does not pay
+MAX_IN_FLIGHT = 8  # steps: the GPU never waits for the host, and the host learns of non-finite gradients soon enough
+HOST_FIELDS = ("example_ids", "num_tokens", "num_targets", "flat_tensor")  # of a batch, which no kernel reads
+MIN_FREE_MEMORY = 0.25  # of the GPU's memory, for validation between steps
 
 StepFunction = Callable[[], None]
-Capture = Callable[[StepFunction], StepFunction]  # of something to do, what does the same again on the same tensors
+Capture = Callable[[StepFunction], StepFunction]  # returns a function that repeats the step on the same tensors
 
 
 def make_cuda_capture(device: torch.device) -> Capture:
-    """By a CUDA graph. All graphs share one pool: none leaves anything there that another needs."""
+    """Return a function that captures steps as CUDA graphs, which share one memory pool."""
     stream, graphs, pool = torch.cuda.Stream(device), weakref.WeakSet[torch.cuda.CUDAGraph](), None
 
-    def capture(work: StepFunction) -> StepFunction:
+    def capture(step: StepFunction) -> StepFunction:
         nonlocal pool
-        if not graphs:  # torch gives a pool up with the last graph of it, and lets nobody in again
+        if not graphs:  # torch frees a pool with its last graph, and does not accept its handle again
             pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
         try:
-            # Threads that make batches ask for pinned memory meanwhile: only what this thread does may spoil it.
-            # The outer context gives the stream back even where a recording fails.
-            with (
-                torch.cuda.stream(stream),
-                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-            ):
-                work()
+            graph = capture_graph(step, pool=pool, stream=stream)
         except RuntimeError:
             reset_after_failed_capture(device, pool)
             raise
@@ -60,35 +50,35 @@ def make_cuda_capture(device: torch.device) -> Capture:
 
 
 def reset_after_failed_capture(device: torch.device, pool: Any) -> None:
-    """After a recording that failed, torch still believes itself in it: its memory, and its random numbers."""
+    """Undo what torch leaves behind: the allocator still serves the pool, and the generator refers to the capture."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    with suppress(RuntimeError):  # it has ended as it should: nothing but memory was missing
+    with suppress(RuntimeError):  # the capture ended properly, as after an out-of-memory error
         torch._C._cuda_endAllocateToPool(index, pool)
     fresh = torch.Generator(torch.device("cuda", index))
     torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 class StepGraphCache:
-    """Which batches are learned from by a recording, and the recordings."""
+    """Captured steps by the shapes of their batches."""
 
     def __init__(self, step: Callable[[TrainBatch], None], device: torch.device, capture: Capture) -> None:
         self.step, self.device, self.capture = step, device, capture
         self.in_flight = InFlightQueue() if device.type == "cuda" else None
         self.graphs: dict[Hashable, StepGraph] = {}
         self.signature_counts: Counter[Hashable] = Counter()
-        self.failure: str | None = None  # why nothing is recorded
+        self.failure: str | None = None  # why capturing failed
 
     def get_or_capture(self, batch: TrainBatch) -> StepGraph | None:
-        """The recording for batches like this one: an earlier one, or made now where enough of them have been met."""
-        kind = get_signature(batch)
-        found = self.graphs.get(kind)
-        if found is None and self.failure is None and self._should_capture(kind):
+        """Return the graph for batches of this shape; captured now if enough of them have been seen."""
+        signature = get_signature(batch)
+        graph = self.graphs.get(signature)
+        if graph is None and self.failure is None and self._should_capture(signature):
             try:
-                found = self.graphs[kind] = StepGraph(batch, self.device, self.step, self.capture)
-            except RuntimeError as error:  # memory for all of it at once, or something that a graph cannot hold
+                graph = self.graphs[signature] = StepGraph(batch, self.device, self.step, self.capture)
+            except RuntimeError as error:  # out of memory, or an operation that cannot be captured
                 self.clear()
                 self.failure = str(error).splitlines()[0]
-        return found
+        return graph
 
     def _should_capture(self, signature: Hashable) -> bool:
         self.signature_counts[signature] += 1
@@ -104,16 +94,16 @@ class StepGraphCache:
         self.in_flight.end_step(nonfinite)
 
     def clear(self) -> bool:
-        """Tensors of a recording were replaced, or its memory is needed. Whether there was any."""
-        had = bool(self.graphs)
+        """Delete all graphs; True if there were any."""
+        had_graphs = bool(self.graphs)
         if self.in_flight is not None:
             self.in_flight.synchronize()
             self.in_flight.nonfinite = [0.0, 0.0]
         self.graphs.clear()
-        return had
+        return had_graphs
 
     def free_memory(self) -> None:
-        """What comes between updates needs memory too; to record again takes the time of a few updates."""
+        """Delete the graphs if little memory is free; capturing again takes the time of a few steps."""
         if self.in_flight is not None:
             self.in_flight.synchronize()
             free, total = torch.cuda.mem_get_info(self.device)
@@ -122,85 +112,79 @@ class StepGraphCache:
 
 
 class StepGraph:
-    """An update of batches of one kind, on tensors that stay."""
+    """One captured step and its static batch."""
 
     def __init__(
         self, batch: TrainBatch, device: torch.device, step: Callable[[TrainBatch], None], capture: Capture
     ) -> None:
-        self.static_batch = batch.to(
-            device
-        )  # anew: what an earlier update has worked out of its batch would be missing here
+        self.static_batch = batch.to(device)  # a copy without cached properties, which the capture must compute
         self.replay = capture(lambda: step(self.static_batch))
 
     def load_batch(self, batch: TrainBatch) -> None:
-        """Its numbers, in one piece where they are; they wait in line behind the update before."""
-        mine, new = get_backing_tensor(self.static_batch), get_backing_tensor(batch)
+        """Copy a batch into the static tensors, in one transfer if both have a flat tensor."""
+        static_flat, flat = get_flat_tensor(self.static_batch), get_flat_tensor(batch)
         pairs = zip(list_tensors(self.static_batch), list_tensors(batch), strict=True)
-        for held, given in pairs if mine is None or new is None else [(mine, new)]:
-            held.copy_(given, non_blocking=True)
+        for static, new in pairs if static_flat is None or flat is None else [(static_flat, flat)]:
+            static.copy_(new, non_blocking=True)
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
-
-
-def get_backing_tensor(batch: TrainBatch) -> Tensor | None:
-    """The one tensor of which all others are views, where a batch has one."""
-    found = getattr(batch, "flat_tensor", None)
-    return found if isinstance(found, Tensor) else None
+def get_flat_tensor(batch: TrainBatch) -> Tensor | None:
+    """The one tensor that all tensors of the batch are views of, if there is one."""
+    flat = getattr(batch, "flat_tensor", None)
+    return flat if isinstance(flat, Tensor) else None
 
 
 def iter_kernel_inputs(value: Any) -> Iterator[Any]:
-    """What a kernel may see of a batch: tensors, and numbers that are known to the host."""
+    """Yield the tensors and constants of a batch that kernels may read."""
     if is_dataclass(value):
         for field in fields(value):
             if field.name not in HOST_FIELDS and not field.name.startswith("_"):
                 yield from iter_kernel_inputs(getattr(value, field.name))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from iter_kernel_inputs(each)
+        for item in value:
+            yield from iter_kernel_inputs(item)
     else:
         yield value
 
 
 def list_tensors(batch: TrainBatch) -> list[Tensor]:
-    return [part for part in iter_kernel_inputs(batch) if isinstance(part, Tensor)]
+    return [value for value in iter_kernel_inputs(batch) if isinstance(value, Tensor)]
 
 
 def get_signature(batch: TrainBatch) -> Hashable:
-    """A recording serves batches in which all of this agrees."""
-    return tuple((part.shape, part.dtype) if isinstance(part, Tensor) else part for part in iter_kernel_inputs(batch))
+    """Shapes, dtypes and constants; a graph serves batches with the same signature."""
+    inputs = iter_kernel_inputs(batch)
+    return tuple((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs)
 
 
-# ---- what the GPU has before it --------------------------------------------------------------------------------------
+# ---- steps in flight -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InFlightStep:
-    """An update that was launched."""
-
-    batch: TrainBatch  # whose memory the GPU may still have to read
+    batch: TrainBatch  # keeps its memory alive until the GPU has read it
     start_event: torch.cuda.Event
     end_event: torch.cuda.Event
-    nonfinite: Tensor  # in memory of the host, once it has ended
+    nonfinite: Tensor  # in pinned memory, valid after `end_event`
 
 
 class InFlightQueue:
-    """The updates that the GPU has not done yet; and of those that it has done how long they took, without a wait."""
+    """Steps that were launched and are not finished; of the finished ones, the GPU's own timing."""
 
     def __init__(self) -> None:
         self.steps: deque[InFlightStep] = deque()
         self.host_slots = torch.zeros(MAX_IN_FLIGHT + 1, 2, pin_memory=True)
         self.count = 0
-        self.nonfinite: list[float] = [0.0, 0.0]  # as of the last that is done: in a row, in all
-        self.last_end_event: torch.cuda.Event | None = None  # the end of the one before, if nothing else came between
+        self.nonfinite: list[float] = [0.0, 0.0]  # of the last finished step: in a row, in total
+        self.last_end_event: torch.cuda.Event | None = None  # of the step before, if nothing ran in between
         self.tokens = self.num_targets = 0
-        self.busy_ms = self.total_ms = 0.0  # milliseconds in updates, and in all
+        self.busy_ms = self.total_ms = 0.0
 
     def start_step(self, batch: TrainBatch) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.steps.append(InFlightStep(batch, begin, end, self.host_slots[self.count % len(self.host_slots)]))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.steps.append(InFlightStep(batch, start, end, self.host_slots[self.count % len(self.host_slots)]))
         self.count += 1
-        begin.record()
+        start.record()
 
     def end_step(self, nonfinite: Tensor) -> None:
         newest = self.steps[-1]
@@ -210,40 +194,38 @@ class InFlightQueue:
             self._finish_oldest()
 
     def _finish_oldest(self) -> None:
-        """The oldest is done."""
-        done = self.steps.popleft()
-        done.end_event.synchronize()
-        self.nonfinite = done.nonfinite.tolist()
+        step = self.steps.popleft()
+        step.end_event.synchronize()
+        self.nonfinite = step.nonfinite.tolist()
         if self.last_end_event is not None:
-            self.busy_ms += done.start_event.elapsed_time(done.end_event)
-            self.total_ms += self.last_end_event.elapsed_time(done.end_event)
-            self.tokens += done.batch.num_tokens
-            self.num_targets += done.batch.num_targets
-        self.last_end_event = done.end_event
+            self.busy_ms += step.start_event.elapsed_time(step.end_event)
+            self.total_ms += self.last_end_event.elapsed_time(step.end_event)
+            self.tokens += step.batch.num_tokens
+            self.num_targets += step.batch.num_targets
+        self.last_end_event = step.end_event
 
     def synchronize(self) -> None:
-        """All are done; what comes next is no update."""
+        """Wait for all steps; other work follows."""
         while self.steps:
             self._finish_oldest()
         self.last_end_event = None
 
     def take_throughput(self) -> DeviceThroughput | None:
-        """Of the updates that were done since it was last asked."""
+        """Return the throughput of the steps that finished since the last call."""
         seconds = self.total_ms / 1000
-        pace = (
-            DeviceThroughput(self.tokens / seconds, self.num_targets / seconds, min(1.0, self.busy_ms / self.total_ms))
-            if seconds
-            else None
-        )
+        throughput = None
+        if seconds:
+            busy = min(1.0, self.busy_ms / self.total_ms)
+            throughput = DeviceThroughput(self.tokens / seconds, self.num_targets / seconds, busy)
         self.tokens = self.num_targets = 0
         self.busy_ms = self.total_ms = 0.0
-        return pace
+        return throughput
 
 
 @dataclass(frozen=True)
 class DeviceThroughput:
-    """How fast a GPU was, by its own clock."""
+    """Throughput by the GPU's clock."""
 
-    tokens_per_second: float  # a second
+    tokens_per_second: float
     targets_per_second: float
-    busy_fraction: float  # the share of the time that it was in an update
+    busy_fraction: float  # of the time that was spent in steps

@@ -1,8 +1,7 @@
-"""More than one process: torch.distributed is the engine, `torchrun` or any launcher that sets its variables starts it.
+"""Training in several processes: torch.distributed, started by `torchrun` or any launcher that sets its variables.
 
-Every process makes the same batches and takes its share of the pieces, so that how many there are changes the speed
-and not the update. Weights are copied to each (DDP), or spread over them (FSDP2) when one GPU cannot hold the model.
-Only the first process talks and writes.
+Every rank makes the same batches and computes its share of the micro-batches, so that the number of ranks changes the
+speed and not the gradient. Weights are replicated (DDP) or sharded (FSDP2). Only rank 0 writes files and emits events.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from attent.nn import Block
-from attent.training.config import TrainError
+from attent.training.run_options import TrainError
 
-TIMEOUT = timedelta(minutes=30)  # the first process may tokenise a large corpus while the others wait
+TIMEOUT = timedelta(minutes=30)  # rank 0 may tokenize a large corpus while the others wait
+CONNECTION_ERRORS = ("gloo", "nccl", "connection", "broken pipe", "socket")  # in messages about a lost process
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The processes of a run, seen from one of them."""
+    """The process group of a run, as seen by one rank."""
 
     device: torch.device
     rank: int = 0
     world_size: int = 1
-    control_group: dist.ProcessGroup | None = None  # small messages between CPUs, whatever the gradients travel by
+    control_group: dist.ProcessGroup | None = None  # gloo, for small messages between CPUs
 
     @property
     def is_main(self) -> bool:
@@ -44,7 +44,7 @@ class DistributedContext:
             dist.barrier(self.control_group)
 
     def any_rank(self, value: bool) -> bool:
-        """Whether one of them says so. All must ask at the same point."""
+        """True if `value` is true on any rank. All ranks must call it."""
         if self.control_group is None:
             return value
         flag = torch.tensor([int(value)])
@@ -59,7 +59,7 @@ class DistributedContext:
         return values
 
     def broadcast(self, values: list[float]) -> list[float]:
-        """What the first process says."""
+        """Return the values of rank 0."""
         if self.control_group is None:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -67,20 +67,20 @@ class DistributedContext:
         return tensor.tolist()
 
     def wrap_module(self, module: nn.Module, shard: bool) -> nn.Module:
-        """The module whose backward leaves every process with the mean of all their gradients."""
+        """Wrap a module with FSDP2 or DDP, whose backward pass averages the gradients over the ranks."""
         if self.world_size == 1:
             return module
         if not shard:
             return DistributedDataParallel(module, device_ids=[self.device] if self.device.type == "cuda" else None)
-        for part in module.modules():
-            if isinstance(part, Block):
-                fully_shard(part)
+        for submodule in module.modules():
+            if isinstance(submodule, Block):
+                fully_shard(submodule)
         fully_shard(module)
         return module
 
     @contextmanager
     def no_sync(self, module: nn.Module, is_last: bool) -> Iterator[None]:
-        """Gradients travel once an update: with its last piece."""
+        """Synchronize gradients on the last micro-batch only."""
         if self.world_size == 1 or is_last:
             _set_gradient_sync(module, True)
             yield
@@ -93,64 +93,54 @@ class DistributedContext:
 
 
 def _set_gradient_sync(module: nn.Module, enabled: bool) -> None:
-    setter = getattr(module, "set_requires_gradient_sync", None)
+    setter = getattr(module, "set_requires_gradient_sync", None)  # FSDP2 only
     if setter is not None:
         setter(enabled)
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread over several processes; all of them must ask."""
+    """Gather a tensor that may be sharded. All ranks must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def distribute_like(value: Tensor, like: Tensor) -> Tensor:
-    """On the device of `like` and, where that is spread over several processes, spread as it is."""
+    """Move a tensor to the device of `like`, sharded as `like` is."""
     value = value.to(like.device)
-    if isinstance(like, DTensor) and value.shape == like.shape:  # a count of steps is whole everywhere
+    if isinstance(like, DTensor) and value.shape == like.shape:  # a step counter is replicated
         return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return value
 
 
-CONNECTION_ERRORS = (
-    "gloo",
-    "nccl",
-    "connection",
-    "broken pipe",
-    "socket",
-)  # in what a backend says when another has gone
-
-
 @contextmanager
 def explain_lost_process(distributed: DistributedContext) -> Iterator[None]:
-    """When another process goes, this one cannot go on: a sentence instead of what the backend says of its sockets."""
+    """Raise TrainError instead of the backend's socket errors when another process has died."""
     try:
         yield
     except RuntimeError as error:
-        lost = isinstance(error, dist.DistError) or any(word in str(error).lower() for word in CONNECTION_ERRORS)
-        if distributed.world_size == 1 or not lost:
+        is_lost = isinstance(error, dist.DistError) or any(word in str(error).lower() for word in CONNECTION_ERRORS)
+        if distributed.world_size == 1 or not is_lost:
             raise
         raise TrainError(
-            f"process {distributed.rank} of {distributed.world_size}: another process of this run has gone, so it ends here; run the same "
-            "command again, and it goes on from the last checkpoint"
+            f"rank {distributed.rank} of {distributed.world_size}: another process of this run has exited; run the "
+            "same command again to resume from the last checkpoint"
         ) from error
 
 
 @contextmanager
 def init_distributed(device: torch.device) -> Iterator[DistributedContext]:
-    """The team that a launcher has started, or a team of one."""
+    """Join the process group that a launcher has started; without one, a single process."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield DistributedContext(device)
         return
     missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise TrainError(f"RANK is set, but {', '.join(missing)} is not: start several processes with torchrun")
+        raise TrainError(f"RANK is set, but {', '.join(missing)} is not; start several processes with torchrun")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield DistributedContext(
-            device, dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT)
-        )
+        control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        yield DistributedContext(device, dist.get_rank(), dist.get_world_size(), control)
     finally:
         dist.destroy_process_group()

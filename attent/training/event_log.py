@@ -1,7 +1,7 @@
-"""`log.jsonl`: what training told, one JSON object a line, for people, for curves and for other programs.
+"""`log.jsonl`: the events of training, one JSON object per line.
 
-A resumed run drops what it will tell again, so that the file reads as if the run had never been interrupted. Training
-never ends because of this file: when it cannot be written, that is said once, and the run goes on without it.
+A resumed run truncates the log to its checkpoint, so that the file reads as if there had been no interruption. If the
+log cannot be written, training warns once and continues without it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ LOG_FILE = "log.jsonl"
 EVENT_TYPES: dict[str, type[Event]] = {
     cls.__name__.lower(): cls for cls in (Note, Started, Progress, Validated, Saved, Ended)
 }
-# The fields that always hold a number, so that null there is a number that JSON could not hold.
+# Fields of type float, where null stands for NaN or infinity.
 FLOAT_FIELDS: dict[type, list[str]] = {
     cls: [name for name, kind in get_type_hints(cls).items() if kind is float] for cls in EVENT_TYPES.values()
 }
 
 
 class EventLog:
-    """Listens to training, and writes each event as a line that is in the file when the call returns.
+    """An event handler that writes each event as a line, unbuffered.
 
-    `from_step` is the step that a resumed run goes on from: lines of later steps are dropped first. With 0 nothing is
-    resumed, and the log begins anew.
+    `from_step`: the step that the run resumes from; lines of later steps are removed first. 0 starts a new log.
     """
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
@@ -42,7 +41,7 @@ class EventLog:
         self._file: FileIO | None = None
         try:
             truncate_log(self.path, from_step)
-            self._file = FileIO(self.path, "a")  # without a buffer: a kill can lose no line but the one being written
+            self._file = FileIO(self.path, "a")  # unbuffered: a kill loses at most the line being written
         except OSError as error:
             self._disable(error)
 
@@ -52,7 +51,7 @@ class EventLog:
         line = to_json_line(event, datetime.now(UTC))
         try:
             if self._file.write(line) != len(line):
-                raise OSError("only a part of the line could be written; is the disk full?")
+                raise OSError("only part of the line was written; is the disk full?")
         except OSError as error:
             self._disable(error)
 
@@ -64,21 +63,20 @@ class EventLog:
     def _disable(self, error: OSError) -> None:
         self.close()
         reason = error.strerror or str(error)
-        print(f"warning: {self.path}: cannot be written ({reason}); training goes on without this log", file=sys.stderr)
+        print(
+            f"warning: {self.path}: cannot be written ({reason}); training continues without this log", file=sys.stderr
+        )
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a log, in its order; none where there is no log.
-
-    Lines that are broken, or of a kind that is not known here, are skipped.
-    """
+    """Read the events of a log; lines that are damaged or of an unknown type are skipped."""
     if not path.is_file():
         return []
     return [event for _, data in _read_objects(path) if (event := _parse_event(data)) is not None]
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Leave only what was told up to a step: aside and renamed, so that a kill leaves the old or the new log."""
+    """Remove the events after a step, atomically."""
     if not path.is_file():
         return
     kept = b"".join(line for line, data in _read_objects(path) if step and _get_step(data) <= step)
@@ -88,10 +86,10 @@ def truncate_log(path: Path, step: int) -> None:
 
 
 def to_json_line(event: Event, now: datetime) -> bytes:
-    """JSON knows no NaN: a loss that is none, or infinite, is null."""
-    facts = {name: _finite_or_none(value) for name, value in settings.to_dict(event).items()}
-    data = {"event": type(event).__name__.lower(), "time": now.isoformat(timespec="seconds"), **facts}
-    # A lone half of a surrogate pair cannot be UTF-8; its escape is also JSON's.
+    """Serialize an event; NaN and infinity, which JSON lacks, become null."""
+    values = {name: _finite_or_none(value) for name, value in settings.to_dict(event).items()}
+    data = {"event": type(event).__name__.lower(), "time": now.isoformat(timespec="seconds"), **values}
+    # A lone surrogate cannot be UTF-8; Python's escape for it is also JSON's.
     return (json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
 
 
@@ -100,7 +98,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def _read_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line that is a JSON object, and the object; a kill or a full disk may have left others."""
+    """Yield each line that is a JSON object, and the object; a kill or a full disk may leave partial lines."""
     with open(path, "rb") as file:
         for line in file:
             try:

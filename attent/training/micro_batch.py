@@ -1,7 +1,7 @@
-"""A batch in pieces: what goes through the model at once, and what each of several processes takes.
+"""Micro-batches: rows of a batch that go through the model at once, and their assignment to ranks.
 
-The gradient of a batch is the sum of those of its pieces, so cutting changes memory and speed and not the result. The
-cut does not depend on how many processes there are, as long as there are enough pieces for all.
+The gradient of a batch is the sum over its micro-batches, so splitting changes memory and speed and not the result.
+The split does not depend on the number of ranks, as long as there are enough micro-batches for all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attent.training.tasks.base import TrainBatch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of a batch; its weight is 0 where a process has none left and only keeps step with the others."""
+    """A range of rows. Weight 0: computed only so that all ranks make the same number of backward passes."""
 
     index: int
     start: int
@@ -26,7 +26,10 @@ class MicroBatch:
 
 
 def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> list[MicroBatch]:
-    """Even pieces of at most `tokens` a side, filler included, unless a row alone has more; None: in one piece."""
+    """Split evenly into micro-batches of at most `max_tokens` per side, padding included; None: one per rank.
+
+    A single row may exceed `max_tokens`.
+    """
     rows = len(batch)
     count = 1 if max_tokens is None else -(-batch.num_padded_tokens // max_tokens)
     count = max(1, min(rows, max(count, world_size)))
@@ -35,11 +38,10 @@ def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> l
 
 
 def assign_to_rank(micro_batches: list[MicroBatch], rank: int, world_size: int) -> Iterator[MicroBatch]:
-    """Those of one process: every process takes equally many, for their steps must meet."""
-    for turn in range(0, len(micro_batches), world_size):
-        mine = turn + rank
-        yield (
-            micro_batches[mine]
-            if mine < len(micro_batches)
-            else MicroBatch(micro_batches[0].index, micro_batches[0].start, micro_batches[0].stop, 0.0)
-        )
+    """Yield the micro-batches of one rank: equally many for each, since gradient synchronization is collective."""
+    for first in range(0, len(micro_batches), world_size):
+        index = first + rank
+        if index < len(micro_batches):
+            yield micro_batches[index]
+        else:
+            yield MicroBatch(micro_batches[0].index, micro_batches[0].start, micro_batches[0].stop, 0.0)

@@ -1,5 +1,6 @@
-"""What training makes small, as one module: a batch in, its loss out. All that touches parameters happens inside
-`forward`, so that wrappers (DDP, FSDP2) see every use of them. Dividing by the number of tokens is the loop's business.
+"""The training objective as an nn.Module: a batch in, the sum of its loss out.
+
+Every use of parameters is inside `forward`, where wrappers (DDP, FSDP2) see it. The loop divides by the targets.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from attent.training.loss import linear_cross_entropy, rdrop_loss
 
 
 def compile_states(states: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For the shapes that it meets. Small kernels that do not depend on one another become one: a step casts some 200
-    matrices to bfloat16 and back, and a GPU takes longer to begin with one of them than to do it."""
-    run = torch.compile(states, dynamic=False, options={"combo_kernels": True})
+    """Compile for static shapes.
 
-    def asked_first(ids: Tensor, *more: Any) -> Tensor:
-        kernels.can_use_kernels(ids)  # tries one, which no compiler should see
-        return run(ids, *more)
+    Independent small kernels are combined: a step casts some 200 matrices to bfloat16 and back, and launching such a
+    kernel takes longer than running it.
+    """
+    compiled = torch.compile(states, dynamic=False, options={"combo_kernels": True})
 
-    return asked_first
+    def run(ids: Tensor, *inputs: Any) -> Tensor:
+        kernels.can_use_kernels(ids)  # runs a kernel once, which must not be traced
+        return compiled(ids, *inputs)
+
+    return run
 
 
 class Seq2SeqObjective(nn.Module):
-    """The label-smoothed cross-entropy of a model on a batch; with `rdrop` over 0, while training, R-Drop's loss.
+    """Label-smoothed cross-entropy of an encoder-decoder; with `rdrop` > 0, the R-Drop loss in training.
 
-    `compile` compiles the two stacks for the shapes that they meet (packed batches have one); the loss stays as it is.
+    `compile` compiles the two stacks for static shapes (packed batches have one), but not the loss.
     """
 
     def __init__(self, model: Seq2Seq, *, smoothing: float = 0.1, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
@@ -48,25 +52,27 @@ class Seq2SeqObjective(nn.Module):
             self._run_states = compile_states(self.compute_states)
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
-        """Sums over the target's tokens: the loss, and the plain cross-entropy in nats, which has no gradient."""
+        """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
         output, target = self.model.output, batch.target
-        right, real = target.ids.flatten(), target.token_mask().flatten()
+        targets, mask = target.ids.flatten(), target.token_mask().flatten()
         doubled = self.rdrop > 0 and self.training
         states = output.scale_states(self._compute_decoder_states(batch, doubled)).flatten(0, 1)  # (B, T, E) -> (N, E)
         if not doubled:
-            return linear_cross_entropy(states, output.weight, output.bias, right, real, self.smoothing)
+            return linear_cross_entropy(states, output.weight, output.bias, targets, mask, self.smoothing)
         first, second = states.chunk(2)
-        return rdrop_loss(first, second, output.weight, output.bias, right, real, self.smoothing, self.rdrop)
+        return rdrop_loss(first, second, output.weight, output.bias, targets, mask, self.smoothing, self.rdrop)
 
     def _compute_decoder_states(self, batch: PairBatch, doubled: bool) -> Tensor:
-        """The decoder's states. Doubled, every row stands there twice and meets two draws of dropout: one pass of
-        twice the rows keeps a GPU busier than two passes, and wrappers see one use of each parameter."""
+        """Return the decoder's states. Doubled, each row occurs twice, with different dropout.
+
+        One pass over twice the rows uses a GPU better than two passes, and wrappers see each parameter used once.
+        """
         source, target = batch.source, batch.target
         prepare_positions(self.model.encoder, source)
         prepare_positions(self.model.decoder, target)
-        decoder_reads = shift_right(target.ids, self.model.config.start_id, target.packing)
-        given = (source.ids, decoder_reads, source.lengths, target.lengths, batch.packing)
-        return self._run_states(*(duplicate_rows(given) if doubled else given))
+        decoder_input = shift_right(target.ids, self.model.config.start_id, target.packing)
+        inputs = (source.ids, decoder_input, source.lengths, target.lengths, batch.packing)
+        return self._run_states(*(duplicate_rows(inputs) if doubled else inputs))
 
     def compute_states(
         self,
@@ -76,14 +82,14 @@ class Seq2SeqObjective(nn.Module):
         target_lengths: Tensor | None,
         packing: tuple[Packing, Packing] | None,
     ) -> Tensor:
-        """Both stacks: (B, Ts), (B, Tt) -> (B, Tt, E), which the output layer turns into logits."""
-        of_source, of_target = packing or (None, None)
-        memory = self.model.encode(source, source_lengths, packing=of_source)
-        return self.model.decode(target, memory, target_lengths, packing=of_target)
+        """Encoder and decoder: (B, Ts), (B, Tt) -> (B, Tt, E)"""
+        source_packing, target_packing = packing or (None, None)
+        memory = self.model.encode(source, source_lengths, packing=source_packing)
+        return self.model.decode(target, memory, target_lengths, packing=target_packing)
 
 
 def prepare_positions(stack: Stack, text: TokenBatch) -> None:
-    """What packed rows will ask for, worked out where no compiler sees it."""
+    """Compute the position table for packed rows outside of the compiled region."""
     if text.packing is not None:
         stack.positions.precompute(text.ids.shape[1], stack.config.width, text.ids.device)
 
@@ -92,12 +98,10 @@ ModelInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[Packing,
 
 
 def duplicate_rows(inputs: ModelInputs) -> ModelInputs:
-    """Every row again, behind all the others."""
+    """Concatenate the rows with themselves."""
     source, target, source_lengths, target_lengths, packing = inputs
     both = None if packing is None else (duplicate_packing(packing[0]), duplicate_packing(packing[1]))
-    lengths = [
-        None if of_side is None else torch.cat([of_side, of_side]) for of_side in (source_lengths, target_lengths)
-    ]
+    lengths = [None if x is None else torch.cat([x, x]) for x in (source_lengths, target_lengths)]
     return torch.cat([source, source]), torch.cat([target, target]), lengths[0], lengths[1], both
 
 
@@ -106,24 +110,24 @@ def duplicate_packing(packing: Packing) -> Packing:
     return Packing(segments, positions, ends, packing.max_length)
 
 
-# ---- models of one stack ---------------------------------------------------------------------------------------------
+# ---- models with one stack -------------------------------------------------------------------------------------------
 
 
 class SingleStackObjective(nn.Module):
-    """What is told of `Rows` by a model of one stack; what it is, those say who inherit (`told`)."""
+    """Base class for models with one stack; subclasses define `compute_loss`."""
 
     def __init__(self, model: Any, *, smoothing: float = 0.0, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
         super().__init__()
         check_rate("smoothing", smoothing)
         if rdrop:
-            raise ValueError(f"`rdrop` must be 0 but for translations, and is {rdrop}; leave it out")
+            raise ValueError(f"`rdrop` must be 0 except for translation, but is {rdrop}; leave it out")
         self.model, self.smoothing = model, smoothing
         self._run_states: Callable[..., Tensor] = self.compute_states
         if compile:
             self._run_states = compile_states(self.compute_states)
 
     def forward(self, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        """Sums over what is to be told: the loss, and the plain cross-entropy in nats, which has no gradient."""
+        """Return sums over the labels: the loss, and the plain cross-entropy in nats, without a gradient."""
         text = batch.inputs
         prepare_positions(getattr(self.model, "decoder", None) or self.model.encoder, text)
         return self.compute_loss(self._run_states(text.ids, text.lengths, text.packing), batch)
@@ -136,30 +140,33 @@ class SingleStackObjective(nn.Module):
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
+    def project_loss(self, states: Tensor, output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the output layer's logits; negative labels are ignored."""
+        return linear_cross_entropy(
+            states, output.weight, output.bias, labels.clamp(min=0), labels >= 0, self.smoothing
+        )
+
 
 class CausalLMObjective(SingleStackObjective):
-    """Of a language model: behind each token, the next. Filler stands behind all text, where no token looks."""
+    """Next-token prediction. Padding follows the text, where causal attention does not see it."""
 
     def compute_states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
         states: Tensor = self.model.compute_states(ids, packing=packing)
         return states
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        output, wanted = self.model.output, batch.labels.flatten()
-        ready = output.scale_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
-        return linear_cross_entropy(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
+        states = self.model.output.scale_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
+        return self.project_loss(states, self.model.output, batch.labels.flatten())
 
 
 class MaskedLMObjective(SingleStackObjective):
-    """Of an encoder: at the places that were chosen, which word stood there."""
+    """Prediction of the masked tokens."""
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        head, wanted = self.model.masked_lm, batch.labels.flatten()
-        ready = head.output.scale_states(head.transform(gather_masked(states, batch))).flatten(
-            0, 1
-        )  # (B, M, E) -> (N, E)
-        output = head.output
-        return linear_cross_entropy(ready, output.weight, output.bias, wanted.clamp(min=0), wanted >= 0, self.smoothing)
+        head = self.model.masked_lm
+        states = head.transform(gather_masked(states, batch))
+        states = head.output.scale_states(states).flatten(0, 1)  # (B, M, E) -> (N, E)
+        return self.project_loss(states, head.output, batch.labels.flatten())
 
 
 def gather_masked(states: Tensor, batch: LabeledBatch) -> Tensor:
@@ -169,13 +176,13 @@ def gather_masked(states: Tensor, batch: LabeledBatch) -> Tensor:
 
 
 class TextClassificationObjective(SingleStackObjective):
-    """Of an encoder: which label each text has."""
+    """Text classification."""
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         logits = self.model.classify(states, batch.inputs.packing).flatten(0, -2)  # (B, S, C) -> (N, C)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        wanted = batch.labels.flatten()
+        labels = batch.labels.flatten()
         with torch.autocast(logits.device.type, enabled=False):
-            loss = F.cross_entropy(logits, wanted, reduction="sum", ignore_index=-1, label_smoothing=self.smoothing)
-            plain = F.cross_entropy(logits.detach(), wanted, reduction="sum", ignore_index=-1)
+            loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1, label_smoothing=self.smoothing)
+            plain = F.cross_entropy(logits.detach(), labels, reduction="sum", ignore_index=-1)
         return loss, plain

@@ -1,7 +1,7 @@
-"""Every source of chance in a process: fixed for each piece of each update, and kept in checkpoints.
+"""Seeds and the state of all random number generators of a process.
 
-What dropout draws is a function of (seed, update, batch, piece) alone: a validation, a retry or a rest in between
-changes nothing, and neither does the number of processes that share the pieces.
+Dropout is a function of (seed, step, batch, micro-batch) alone: validation, a retry or an interruption changes nothing,
+and neither does the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from torch import Tensor
 
 
 def derive_seed(*keys: int) -> int:
+    """Hash several integers into one seed of 48 bits."""
     return int.from_bytes(hashlib.blake2b(repr(keys).encode(), digest_size=6).digest(), "big")
 
 
 def seed_everything(seed: int) -> None:
-    """Every generator of this process, so that whatever draws from one of them draws the same in every run."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def seed_torch(*keys: int) -> None:
-    """torch's generators, on every device."""
+    """Seed torch's generators on every device."""
     torch.manual_seed(derive_seed(*keys))
 
 
 def get_rng_state() -> dict[str, Tensor]:
-    """The state of every generator of this process."""
-    _, numbers, _ = random.getstate()
+    """Return the state of every generator as tensors."""
+    _, python_state, _ = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
-    found = {
+    numpy_numbers = np.append(numpy_state["state"]["key"], numpy_state["state"]["pos"]).astype(np.int64)
+    state = {
         "torch": torch.get_rng_state(),
-        "python": torch.tensor(numbers, dtype=torch.int64),
-        "numpy": torch.from_numpy(np.append(numpy_state["state"]["key"], numpy_state["state"]["pos"]).astype(np.int64)),
+        "python": torch.tensor(python_state, dtype=torch.int64),
+        "numpy": torch.from_numpy(numpy_numbers),
     }
-    return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
 def set_rng_state(saved: Mapping[str, Tensor]) -> None:

@@ -147,7 +147,7 @@ def test_info_and_average_take_the_result(run: Path, tmp_path: Path, capsys: Cap
     assert cli.main(["info", str(run)]) == 0
     assert "width 16" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["average", str(run), "--out", str(tmp_path / "mean"), "--last", "2"]) == 0
-    assert "updates 2, 4" in capsys.readouterr().out
+    assert "steps 2, 4" in capsys.readouterr().out
     assert cli.main(["info", str(tmp_path / "mean")]) == 0
     refused(capsys, lambda: cli.main(["average", str(run), "--out", str(run)]), "nothing is overwritten")
     assert cli.main(["average", str(run), str(tmp_path / "mean"), "--out", str(tmp_path / "both")]) == 0
@@ -416,7 +416,7 @@ def test_a_corpus_that_has_changed(run: Path, tmp_path: Path, capsys: Capture, c
     assert train(copy, out) == 0
     copy.write_text(copy.read_text().replace("river", "brook"))
     before = checkpoints(out), fingerprint(out)
-    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "made with other data")
+    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "the data must match its checkpoints")
     assert (checkpoints(out), fingerprint(out)) == before
 
 

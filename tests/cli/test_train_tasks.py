@@ -197,13 +197,13 @@ def test_a_run_is_not_resumed_with_other_labels_or_validation_texts(
     assert train("classify", data, out, *SMALL, *SHAPE, "--vocab", "340") == 0
     swapped = lines.replace("\tyes", "\t?").replace("\tno", "\tyes").replace("\t?", "\tno")
     for train_text, valid_text, expected in (
-        (swapped, "a cat\tyes\n", "its checkpoints were made with other labels; give the labels of then"),
+        (swapped, "a cat\tyes\n", "the labels must match its checkpoints"),
         (
             lines.replace("\tyes", "\tcat"),
             "a cat\tcat\n",
             "must have the labels that this run started with, no, yes, but has cat, no",
         ),
-        (lines, "a dog\tno\n", "its checkpoints were made with another validation set"),
+        (lines, "a dog\tno\n", "the validation set must match its checkpoints"),
     ):
         data.write_text(train_text)
         dev.write_text(valid_text)

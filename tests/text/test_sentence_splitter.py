@@ -122,16 +122,16 @@ def test_space_before_the_first_sentence_is_the_gap_of_an_empty_piece() -> None:
 
 def test_a_language_that_is_not_known_has_the_words_of_all() -> None:
     assert get_abbreviations("de-AT") is get_abbreviations("de_CH") is LANGUAGES["de"]
-    assert get_abbreviations(None).before_names >= LANGUAGES["en"].before_names | LANGUAGES["fr"].before_names
+    assert get_abbreviations(None).titles >= LANGUAGES["en"].titles | LANGUAGES["fr"].titles
     assert sentences("Mr. A. Hr. Bo ca. 5", "xx") == ["Mr. A. Hr. Bo ca. 5"]
-    assert get_abbreviations("fi").has_ordinals
-    assert not get_abbreviations("xx").has_ordinals
+    assert get_abbreviations("fi").ordinals
+    assert not get_abbreviations("xx").ordinals
 
 
 def test_every_abbreviation_is_written_in_the_way_that_it_is_looked_for() -> None:
     for words in LANGUAGES.values():
-        assert all(word == word.lower() for word in words.before_numbers | words.mid_sentence)
-        assert not any(word.endswith(".") for word in words.before_names | words.before_numbers | words.mid_sentence)
+        assert all(word == word.lower() for word in words.numeric | words.general)
+        assert not any(word.endswith(".") for word in words.titles | words.numeric | words.general)
 
 
 # What is too long.

@@ -89,7 +89,7 @@ def test_the_command_averages_models(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name, parameter in model(seed=1).named_parameters():
         other = model(seed=2).get_parameter(name)
         torch.testing.assert_close(mean[name], (parameter + other) / 2)
-    assert "the mean of 2 models" in capsys.readouterr().out
+    assert "average of 2 models" in capsys.readouterr().out
     assert main(["average", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "mean")]) == 1
     assert "nothing is overwritten" in capsys.readouterr().err
 
@@ -100,10 +100,10 @@ def test_the_command_averages_the_last_checkpoints_of_a_run(tmp_path: Path, caps
     folders = [tmp_path / "run" / "state" / f"step-{step:08d}" for step in (3, 6)]
     found = {name: parameter.detach() for name, parameter in models.read_model(tmp_path / "mean").named_parameters()}
     assert are_equal(found, average_checkpoints(folders))
-    assert "updates 3, 6" in capsys.readouterr().out
+    assert "steps 3, 6" in capsys.readouterr().out
     assert main(["average", str(tmp_path / "run"), "--last", "1", "--out", str(tmp_path / "one")]) == 1
     assert "`--last` must be 2 or more, but is 1" in capsys.readouterr().err
     shutil.rmtree(folders[0])
     assert main(["average", str(tmp_path / "run"), "--out", str(tmp_path / "one")]) == 1
-    assert "has 1 checkpoint in state/, and a mean needs 2 or more" in capsys.readouterr().err
+    assert "must have 2 checkpoints or more, but has 1" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()

@@ -173,7 +173,7 @@ def test_a_folder_that_is_not_there_is_told_once_and_training_goes_on(
     write(tmp_path / "nowhere" / "log.jsonl", STORY)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "training goes on without this log" in told
+    assert "training continues without this log" in told
     assert "No such file" in told
     assert read_events(tmp_path / "nowhere" / "log.jsonl") == []
 

@@ -100,7 +100,7 @@ def test_out_of_memory_goes_on_in_smaller_pieces_to_the_same_weights(tmp_path: P
     assert short.trainer.state.order_digest == plain.trainer.state.order_digest
     told = [note for note in short.notes if "out of memory" in note]
     assert told
-    assert all("the update is the same" in note for note in told)
+    assert all("same gradient" in note for note in told)
     assert short.trainer.state.micro_batch_tokens is not None
     assert short.trainer.state.micro_batch_tokens < 128
     assert "out of memory" not in "".join(plain.notes)
@@ -113,7 +113,7 @@ def test_memory_that_does_not_hold_a_row_ends_with_advice(tmp_path: Path) -> Non
         raise torch.OutOfMemoryError("no memory")
 
     Through(short, meet)
-    with pytest.raises(TrainError, match=r"does not hold even [\d,]+ tokens at once; take a smaller --size"):
+    with pytest.raises(TrainError, match=r"does not hold a micro-batch of [\d,]+ tokens; choose a smaller --size"):
         short.trainer.run()
 
 
@@ -122,7 +122,7 @@ def test_one_of_several_processes_cannot_cut_its_pieces_alone_and_says_what_to_d
     made = build_toy_run(tmp_path)
     made.trainer.distributed = DistributedContext(torch.device("cpu"), rank=1, world_size=2)
     with pytest.raises(
-        TrainError, match=r"process 1 is out of memory with 128 tokens .* again with --micro-batch-tokens 64,"
+        TrainError, match=r"rank 1 is out of memory .* 128 tokens; .* --micro-batch-tokens 64 "
     ):
         made.trainer.halve_micro_batch([made.trainer.train_batches.get_batch(0, 0)])
 
@@ -158,7 +158,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_told(tmp_path: Path, recip
     assert are_equal(state, sick.trainer.optimizer.get_state())
     assert sick.trainer.state.step == 2
     assert sick.trainer.state.skipped_steps == 1
-    assert any("update 2: the gradient was not finite, so it was skipped (1 so far)" in note for note in sick.notes)
+    assert any("step 2 skipped: non-finite gradient (1 so far)" in note for note in sick.notes)
     sick.trainer.train_step(*next(updates))
     assert not are_equal(before, sick.weights())
     assert all(bool(tensor.isfinite().all()) for tensor in sick.weights().values())
@@ -187,7 +187,7 @@ def test_gradients_that_stay_bad_go_back_to_the_checkpoint_with_half_the_rate(tm
     assert ended.reason == "steps"
     assert sick.trainer.state.rollbacks == 1
     assert any(
-        f"back from update {6 + MAX_NONFINITE_STEPS} to 4, with 0.5 times the learning rate" in note
+        f"rolled back from step {6 + MAX_NONFINITE_STEPS} to 4, with 0.5 times the learning rate" in note
         for note in sick.notes
     )
     untroubled = build_toy_run(tmp_path / "other", recipe).trainer.get_lr(recipe.steps or 0)
@@ -200,13 +200,13 @@ def test_after_too_many_setbacks_training_ends_with_advice(tmp_path: Path) -> No
     Through(sick, lambda _, loss: loss * torch.nan if sick.trainer.state.step >= 3 else loss)
     with pytest.raises(TrainError, match=r"training diverges; lower the learning rate \(--lr, now .*set --clip-norm 1"):
         sick.trainer.run()
-    assert sum("back from update" in note for note in sick.notes) == MAX_ROLLBACKS
+    assert sum("rolled back from step" in note for note in sick.notes) == MAX_ROLLBACKS
 
 
 def test_without_a_checkpoint_to_go_back_to_training_ends_with_advice(tmp_path: Path) -> None:
     sick = build_toy_run(tmp_path, replace(RECIPE, steps=1000, save_every=500), validated=False)
     Through(sick, lambda _, loss: loss * torch.nan)
-    with pytest.raises(TrainError, match="the last 10 gradients up to update 10 are not finite"):
+    with pytest.raises(TrainError, match="the last 10 gradients up to step 10 are not finite"):
         sick.trainer.run()
 
 
@@ -482,5 +482,5 @@ def test_a_checkpoint_of_other_text_is_refused(tmp_path: Path) -> None:
     other.trainer.fingerprints = {"data": "another"}
     found = checkpoint.load_newest(tmp_path / "state", print)
     assert found is not None
-    with pytest.raises(TrainError, match=r"made with other data; give the data of then, or another --out"):
+    with pytest.raises(TrainError, match=r"the data must match its checkpoints"):
         other.trainer.load_checkpoint(found)

@@ -130,7 +130,7 @@ def test_what_fills_one_does_not_change_with_it() -> None:
 
 
 def test_muon_on_a_cpu_is_refused_with_a_sentence() -> None:
-    with pytest.raises(TrainError, match=r"muon needs a GPU: .*; take adamw"):
+    with pytest.raises(TrainError, match=r"muon needs a GPU .*; use adamw"):
         CombinedOptimizer(named(layers()), TrainConfig(optimizer="muon"))
 
 

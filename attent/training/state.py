@@ -1,0 +1,99 @@
+"""State of the training loop besides tensors: what checkpoints store, and metrics since the last report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attent.training.events import Progress
+from attent.training.tasks.base import TrainBatch
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Progress of a run; with the tensors, all that a checkpoint holds."""
+
+    step: int = 0
+    epoch: int = 0
+    batch_index: int = 0  # of the epoch's next batch
+    order_digest: str = ""  # of all examples so far, in order
+    tokens: int = 0
+    seconds: float = 0.0
+    best_score: float | None = None
+    best_loss: float | None = None
+    lowest_loss: float | None = None  # of any validation
+    best_step: int = 0
+    validations_since_best: int = 0
+    validations_without_progress: int = 0  # neither score nor loss improved
+    last_validated_step: int = 0
+    skipped_steps: int = 0  # with a non-finite gradient
+    rollbacks: int = 0
+    micro_batch_tokens: int | None = None
+
+
+@dataclass
+class StepMetrics:
+    """Sums since the last report. They stay on the device, in tensors at fixed addresses, which CUDA graphs add to."""
+
+    device: torch.device
+    clock_start: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    tokens: int = 0  # since `clock_start`, as `num_targets`
+    num_targets: int = 0
+    local_targets: float = 0.0  # of this rank's micro-batches
+    sums: Tensor = field(init=False)  # loss, cross-entropy, gradient norm
+    nonfinite: Tensor = field(init=False)  # skipped steps: in a row, in total
+    reported_nonfinite: int = 0
+
+    def __post_init__(self) -> None:
+        dtype = torch.float64 if self.device.type != "mps" else torch.float32
+        self.sums = torch.zeros(3, dtype=dtype, device=self.device)
+        self.nonfinite = torch.zeros(2, device=self.device)
+
+    def add_loss(self, loss: Tensor, cross_entropy: Tensor) -> None:
+        self.sums[:2] += torch.stack([loss.detach(), cross_entropy.detach()])
+
+    def snapshot(self) -> tuple[Tensor, float]:
+        return self.sums.clone(), self.local_targets
+
+    def restore(self, snapshot: tuple[Tensor, float]) -> None:
+        self.sums.copy_(snapshot[0])
+        self.local_targets = snapshot[1]
+
+    def record_step(self, grad_norm: Tensor, found_inf: Tensor) -> None:
+        self.sums[2] += grad_norm.nan_to_num(0.0, 0.0, 0.0)
+        self.nonfinite.copy_(torch.stack([(self.nonfinite[0] + 1) * found_inf, self.nonfinite[1] + found_inf]))
+
+    def count_batches(self, batches: list[TrainBatch]) -> None:
+        self.steps += 1
+        self.tokens += sum(batch.num_tokens for batch in batches)
+        self.num_targets += sum(batch.num_targets for batch in batches)
+
+    def reset_clock(self) -> None:
+        self.clock_start, self.tokens, self.num_targets = time.monotonic(), 0, 0
+
+    def take_sums(self) -> Tensor:
+        """Copy the sums to the host asynchronously, and reset them."""
+        sums = torch.empty(3, dtype=self.sums.dtype, pin_memory=self.device.type == "cuda")
+        sums.copy_(self.sums, non_blocking=True)
+        self.sums.zero_()
+        self.steps, self.local_targets = 0, 0.0
+        self.reset_clock()
+        return sums
+
+
+@dataclass(frozen=True)
+class PendingReport:
+    """A progress event whose sums are still being copied from the device."""
+
+    sums: Tensor
+    copy_event: torch.cuda.Event | None
+    steps: int
+    num_targets: float
+    progress: Progress  # without loss, perplexity and gradient norm
+
+    def is_ready(self) -> bool:
+        return self.copy_event is None or self.copy_event.query()
