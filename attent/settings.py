@@ -1,13 +1,12 @@
-"""Settings: frozen dataclasses <-> plain data <-> JSON and TOML, with `--set a.b=c` on top.
+"""Settings: frozen dataclasses to and from plain data, JSON and TOML, with `--set a.b=c` overrides.
 
-The annotations of a dataclass are the schema: each value is checked against them, and each error names the
-file, the key, what it must be and what it is. What settings mean, and which values go together, is left to
-the dataclasses themselves (`__post_init__`); model folders are left to `attent.models.folder`.
+The annotations of a dataclass are the schema: each value is checked against them, and each error names the file, the
+key, the expected and the actual value. Constraints between values are checked by the dataclasses (`__post_init__`).
 
-Understood annotations: int, float, bool, str, Literal, tuple[A, B], tuple[A, ...], X | None, dataclasses, and
-unions of them. Where a field may hold one of several dataclasses, each has a `kind: ClassVar[str]` and the
-data carry a `kind` key. A key left out has its default; a table given in part keeps the rest of its field's
-default. TOML has no null: a None is left out where that is the default, and is the word "none" elsewhere.
+Supported annotations: int, float, bool, str, Literal, tuple[A, B], tuple[A, ...], X | None, dataclasses, and unions of
+them. In a union of dataclasses each has a `kind: ClassVar[str]`, and the data has a `kind` key. A missing key has its
+default; a partial table keeps the rest of its field's default. TOML has no null: None is omitted where it is the
+default, and the word "none" elsewhere.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="DataclassInstance")
 
-MAX_BYTES = 16 * 2**20  # of one settings file; real ones have a few kilobytes
-MAX_DEPTH = 64  # tables and lists inside each other; real ones have about five
+MAX_BYTES = 16 * 2**20  # of a settings file; real ones have a few kilobytes
+MAX_DEPTH = 64  # of nested tables and lists; real ones have about five
 NONE_WORD = "none"
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the message is a sentence for the person who wrote it."""
+    """An invalid setting or settings file."""
 
 
-# Plain data.
+# ---- plain data ------------------------------------------------------------------------------------------------------
 
 
 def to_dict(config: DataclassInstance) -> dict[str, Any]:
-    """Plain data (dicts, lists, numbers, strings, None) from which `from_dict` makes an equal `config`."""
+    """Return plain data (dicts, lists, numbers, strings, None) from which `from_dict` builds an equal `config`."""
     hints = _get_hints(type(config))
     return {name: _to_plain(getattr(config, name), hints[name]) for name in _get_init_fields(type(config))}
 
 
 def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json") -> C:
-    """A `cls` built from plain data, each value checked; `where` is the file that errors will name."""
-    built: C = _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
-    return built
+    """Build a `cls` from plain data and check each value; `where` is the file that errors name."""
+    config: C = _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
+    return config
 
 
 def apply_overrides(config: C, overrides: Iterable[str]) -> C:
-    """`config` with overrides such as `train.lr=3e-4`: set from left to right, then checked together."""
+    """Return `config` with overrides such as `train.lr=3e-4`, set from left to right, then checked together."""
     data = to_dict(config)
-    for each in overrides:
-        apply_override(type(config), data, each)
+    for text in overrides:
+        apply_override(type(config), data, text)
     return from_dict(type(config), data, where="--set")
 
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:
-    """The object that JSON `content` holds; `where` is the file that errors will name."""
+    """Parse a JSON object; `where` is the file that errors name."""
     text = _decode(content, where)
     try:
         data = json.loads(
@@ -77,26 +76,26 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     except RecursionError:
         raise _nesting_error(where) from None
     except ValueError as error:
-        raise SettingsError(f"{where}: is not valid JSON: {error}; correct it or write it anew") from error
+        raise SettingsError(f"{where}: is not valid JSON: {error}; correct it") from error
     return _check_object(data, where)
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The object in a JSON file: at most 16 MiB of UTF-8, no key twice, no NaN."""
+    """Read a JSON object: at most 16 MiB of UTF-8, no duplicate keys, no NaN."""
     return parse_json(_read_bytes(Path(path)), str(path))
 
 
 def read_toml(cls: type[C], path: str | Path, overrides: Iterable[str] = ()) -> C:
-    """A `cls` from a TOML file with `--set` overrides on top, so that a required key may come from either."""
+    """Build a `cls` from a TOML file and `--set` overrides; a required key may come from either."""
     where, data = str(path), read_toml_dict(path)
     overrides = list(overrides)
-    for each in overrides:
-        apply_override(cls, data, each)
+    for text in overrides:
+        apply_override(cls, data, text)
     return from_dict(cls, data, where=f"{where} with --set" if overrides else where)
 
 
 def read_toml_dict(path: str | Path) -> dict[str, Any]:
-    """The plain data of a TOML file, not yet held against any dataclass."""
+    """Read a TOML file as plain data, without checking it against a dataclass."""
     where = str(path)
     try:
         return _check_object(tomllib.loads(_decode(_read_bytes(Path(path)), where)), where)
@@ -109,7 +108,7 @@ def read_toml_dict(path: str | Path) -> dict[str, Any]:
 
 
 def apply_override(cls: type[DataclassInstance], data: dict[str, Any], text: str) -> None:
-    """Puts what `text`, such as `train.lr=3e-4`, says into plain `data` that are meant for a `cls`."""
+    """Apply an override such as `train.lr=3e-4` to the plain data of a `cls`."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -118,24 +117,22 @@ def apply_override(cls: type[DataclassInstance], data: dict[str, Any], text: str
 
 
 def to_toml(config: DataclassInstance) -> str:
-    """TOML text that reads back as an equal `config`."""
+    """Return TOML that reads back as an equal `config`."""
     text = "\n".join(_iter_toml_lines(_to_toml_data(config, None), ())).lstrip("\n") + "\n"
     if from_dict(type(config), tomllib.loads(text), where="TOML") != config:
-        raise SettingsError(f"TOML: cannot keep every value of {_format_value(config)}; save it as JSON")
+        raise SettingsError(f"TOML: cannot represent every value of {_format_value(config)}; save it as JSON")
     return text
 
 
 def write_toml(config: DataclassInstance, path: str | Path) -> None:
-    """Writes `config` as a TOML file."""
     write_atomic(Path(path), to_toml(config).encode())
 
 
 def write_json(data: Mapping[str, Any], path: str | Path) -> None:
-    """Writes plain data as a JSON file, which `read_json` reads back."""
     write_atomic(Path(path), json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False).encode())
 
 
-# Where a value stands, and what is said when it is wrong.
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,26 +161,25 @@ class _KeyPath:
         return SettingsError(f"{self.where}: {message}")
 
     def invalid_value(self, expected: str, value: object) -> SettingsError:
-        subject = f"`{self.path}`" if self.path else "the whole"
+        subject = f"`{self.path}`" if self.path else "the top level"
         return self.error(f"{subject} must be {expected}, but is {_format_value(value)}; {self.advice}")
 
     def unknown_key(self, key: object, known: Iterable[str]) -> SettingsError:
         names = list(known)
-        full = self.key(str(key)).path
-        elsewhere = [path for path in _iter_key_paths(self.root) if path.endswith(f".{key}")]
-        guesses = [self.key(name).path for name in get_close_matches(str(key)[:80], names, n=1)] + elsewhere
-        guess = f" did you mean `{guesses[0]}`?" if guesses else ""
-        guess = " it belongs to another `kind`." if full in elsewhere else guess
+        path = self.key(str(key)).path
+        same_name = [other for other in _iter_key_paths(self.root) if other.endswith(f".{key}")]
+        suggestions = [self.key(name).path for name in get_close_matches(str(key)[:80], names, n=1)] + same_name
+        advice = f"did you mean `{suggestions[0]}`?" if suggestions else "remove it, or update attent."
+        advice = "it belongs to another `kind`." if path in same_name else advice
         listed = ", ".join(f"`{name}`" for name in names) or "none"
-        advice = guess or " remove it, or update attent."
-        return self.error(f"unknown key `{_truncate_text(full)}`;{advice} Known keys: {listed}")
+        return self.error(f"unknown key `{_truncate_text(path)}`; {advice} Known keys: {listed}")
 
 
 def _format_value(value: object) -> str:
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 60
-    short.maxlevel = 3
-    return short.repr(value)
+    formatter = reprlib.Repr()
+    formatter.maxstring = formatter.maxother = 60
+    formatter.maxlevel = 3
+    return formatter.repr(value)
 
 
 def _truncate_text(text: str) -> str:
@@ -204,7 +200,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def _describe_type(kind: Any) -> str:
-    """What a value of this annotation must be, in words."""
+    """Describe the values that an annotation allows."""
     if kind in _TYPE_NAMES:
         return _TYPE_NAMES[kind]
     if _is_dataclass(kind):
@@ -222,7 +218,7 @@ def _describe_tuple(args: tuple[Any, ...]) -> str:
     return f"a list of {len(args)}: " + ", ".join(_describe_type(arg) for arg in args)
 
 
-# What the annotations say.
+# ---- annotations -----------------------------------------------------------------------------------------------------
 
 
 def _is_dataclass(kind: object) -> bool:
@@ -244,35 +240,35 @@ def _get_union_members(kind: Any) -> tuple[Any, ...]:
 
 
 def _get_dataclasses(kind: Any) -> list[Any]:
-    """The dataclasses among which a field of this annotation may choose."""
+    """Return the dataclasses of an annotation."""
     tables = [member for member in _get_union_members(kind) if _is_dataclass(member)]
     untagged = [cls.__name__ for cls in tables if not isinstance(getattr(cls, "kind", None), str)]
-    assert len(tables) < 2 or not untagged, f"{untagged} need a `kind: ClassVar[str]` to stand in a union"
+    assert len(tables) < 2 or not untagged, f"{untagged} need a `kind: ClassVar[str]` in a union"
     return tables
 
 
 def _get_item_types(kind: Any) -> Iterable[Any]:
-    """The annotations of a tuple's items, in order."""
+    """Return the annotations of a tuple's items, in order."""
     args = next((get_args(member) for member in _get_union_members(kind) if get_origin(member) is tuple), ())
     return repeat(args[0]) if args[-1:] == (...,) else args
 
 
 def _get_default(field: Field[Any], base: object) -> Any:
-    """What a left-out key means: the same field of `base` if there is one, else the field's own default."""
+    """Return the value of a missing key: that of `base` if there is one, else the field's default."""
     if base is not None:
         return getattr(base, field.name)
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _iter_key_paths(cls: type[DataclassInstance], prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """Every dotted key under `cls`, for guesses at what was meant."""
+    """Yield every dotted key under `cls`, for suggestions."""
     for name in _get_init_fields(cls):
         yield prefix + name
         for table in _get_dataclasses(_get_hints(cls)[name]) if depth < 6 else ():
             yield from _iter_key_paths(table, f"{prefix}{name}.", depth + 1)
 
 
-# Dataclass -> plain data.
+# ---- dataclass -> plain data -----------------------------------------------------------------------------------------
 
 
 def _to_plain(value: Any, kind: Any) -> Any:
@@ -287,7 +283,7 @@ def _make_kind_tag(value: Any, kind: Any) -> dict[str, Any]:
     return {"kind": value.kind} if len(_get_dataclasses(kind)) > 1 else {}
 
 
-# Plain data -> dataclass.
+# ---- plain data -> dataclass -----------------------------------------------------------------------------------------
 
 
 def _build_dataclass(cls: Any, data: object, key_path: _KeyPath, base: object) -> Any:
@@ -316,7 +312,7 @@ def _build_field(cls: Any, name: str, data: Mapping[str, Any], key_path: _KeyPat
 
 
 def _convert(kind: Any, value: object, key_path: _KeyPath, base: object = None) -> Any:
-    """`value` as the annotation `kind` wants it; `base` fills what a partly given table leaves out."""
+    """Convert `value` to the annotation `kind`; `base` completes a partial table."""
     if _is_dataclass(kind):
         return _build_dataclass(kind, value, key_path, base)
     if get_origin(kind) is Literal:
@@ -329,7 +325,7 @@ def _convert(kind: Any, value: object, key_path: _KeyPath, base: object = None) 
 
 
 def _convert_scalar(kind: Any, value: Any, key_path: _KeyPath) -> Any:
-    assert kind in _TYPE_NAMES, f"settings do not know the annotation {kind} of `{key_path.path}`"
+    assert kind in _TYPE_NAMES, f"unsupported annotation {kind} of `{key_path.path}`"
     if kind is float and type(value) is int:
         value = _as_float(value)
     if type(value) is not kind:
@@ -337,7 +333,7 @@ def _convert_scalar(kind: Any, value: Any, key_path: _KeyPath) -> Any:
     if kind is float and not math.isfinite(value):
         raise key_path.invalid_value("a finite number", value)
     if kind is str and not _is_unicode(value):
-        raise key_path.invalid_value("text that UTF-8 can hold", value)
+        raise key_path.invalid_value("valid Unicode text", value)
     return value
 
 
@@ -403,7 +399,7 @@ def _build_one_of(classes: list[Any], data: Mapping[str, Any], key_path: _KeyPat
 
 
 def _choose_dataclass(classes: list[Any], data: Mapping[str, Any], key_path: _KeyPath, base: object) -> Any:
-    """The dataclass that the data's `kind` names, or that of `base` if they name none."""
+    """Return the dataclass that the `kind` key names, or that of `base` without one."""
     if len(classes) == 1:
         return classes[0]
     kind = data.get("kind", base.kind if isinstance(base, tuple(classes)) else MISSING)  # type: ignore[attr-defined]
@@ -421,11 +417,11 @@ def _describe_kinds(kinds: Iterable[str]) -> str:
     return _describe_type(_make_kind_literal(kinds))
 
 
-# Overrides.
+# ---- overrides -------------------------------------------------------------------------------------------------------
 
 
 def _set_key(cls: Any, data: dict[str, Any], keys: list[str], text: str, key_path: _KeyPath, base: object) -> None:
-    """Puts the value that `text` spells at the dotted `keys` of plain `data`, which are meant for a `cls`."""
+    """Set the value of the dotted `keys` in the plain data of a `cls`."""
     name, *rest = keys
     if name not in _get_init_fields(cls):
         raise key_path.unknown_key(name, _get_init_fields(cls))
@@ -436,7 +432,7 @@ def _set_key(cls: Any, data: dict[str, Any], keys: list[str], text: str, key_pat
         data[name] = _parse_value(kind, text, inner, default)
     elif rest == ["kind"] and len(_get_dataclasses(kind)) > 1:
         kinds = _make_kind_literal(table.kind for table in _get_dataclasses(kind))
-        data[name] = {"kind": _parse_value(kinds, text, inner.key("kind"))}  # the keys of the old kind go with it
+        data[name] = {"kind": _parse_value(kinds, text, inner.key("kind"))}  # the keys of the old kind are dropped
     else:
         table = _open_table(data, name, kind, inner)
         _set_key(_choose_dataclass(_get_dataclasses(kind), table, inner, default), table, rest, text, inner, default)
@@ -446,7 +442,7 @@ def _open_table(data: dict[str, Any], name: str, kind: Any, key_path: _KeyPath) 
     if not _get_dataclasses(kind):
         raise key_path.error(f"`{key_path.path}` has no keys: it must be {_describe_type(kind)}; set it as a whole")
     if data.get(name) is None:
-        data[name] = {}  # the rest of it keeps the field's default
+        data[name] = {}  # its other keys keep the field's default
     table = data[name]
     if not isinstance(table, dict):
         raise key_path.invalid_value(_describe_type(kind), table)
@@ -454,13 +450,13 @@ def _open_table(data: dict[str, Any], name: str, kind: Any, key_path: _KeyPath) 
 
 
 def _parse_value(kind: Any, text: str, key_path: _KeyPath, base: object = None) -> Any:
-    """The plain value that `text` spells: as TOML if the annotation takes that, else as bare words."""
-    spellings = [*_parse_toml_value(text), text, *_parse_bare_list(kind, text)]
+    """Parse a value as TOML if the annotation accepts that, else as bare words."""
+    candidates = [*_parse_toml_value(text), text, *_parse_bare_list(kind, text)]
     errors = []
-    for spelling in spellings:
+    for value in candidates:
         try:
-            _convert(kind, spelling, key_path, base)
-            return spelling
+            _convert(kind, value, key_path, base)
+            return value
         except SettingsError as error:
             errors.append(error)
     raise errors[0]
@@ -475,14 +471,14 @@ def _parse_toml_value(text: str) -> list[Any]:
 
 
 def _parse_bare_list(kind: Any, text: str) -> list[list[Any]]:
-    """`a.tsv,b.tsv` and `[a.tsv, b.tsv]`, for the lists that a shell has robbed of their quotes."""
+    """Parse `a.tsv,b.tsv` and `[a.tsv, b.tsv]`: lists whose quotes the shell has removed."""
     if not any(get_origin(member) is tuple for member in _get_union_members(kind)):
         return []
     words = [word.strip() for word in text.removeprefix("[").removesuffix("]").split(",")]
     return [words, [value for word in words for value in (_parse_toml_value(word) or [word])[:1]]]
 
 
-# Files.
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -503,12 +499,12 @@ def _decode(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{where}: must be UTF-8, but byte {error.start} is not; save it so") from error
+        raise SettingsError(f"{where}: must be UTF-8, but byte {error.start} is not; convert it") from error
 
 
 def _check_object(data: object, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise SettingsError(f"{where}: must hold an object, {{...}}, but holds {_format_value(data)}; write it anew")
+        raise SettingsError(f"{where}: must be an object, {{...}}, but is {_format_value(data)}; correct it")
     layer: list[Any] = [data]
     for _ in range(MAX_DEPTH):
         layer = [item for node in layer for item in (node.values() if isinstance(node, dict) else node)]
@@ -522,8 +518,8 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key `{_truncate_text(twice)}` stands twice")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"duplicate key `{_truncate_text(duplicate)}`")
     return data
 
 
@@ -535,11 +531,11 @@ def _parse_finite_float(text: str) -> float:
     return float(text) if math.isfinite(float(text)) else _reject_constant(_truncate_text(text))
 
 
-# TOML text. The standard library reads it and does not write it.
+# ---- TOML text, which the standard library reads but does not write --------------------------------------------------
 
 
 def _to_toml_data(config: DataclassInstance, base: object) -> dict[str, Any]:
-    """`to_dict`, with each None left out where that is the default and the word "none" elsewhere."""
+    """Return `to_dict` with each None omitted where it is the default, else replaced by the word "none"."""
     base = base if isinstance(base, type(config)) else None
     data: dict[str, Any] = {}
     for name, field in _get_init_fields(type(config)).items():
@@ -579,7 +575,7 @@ def _format_toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     writers: dict[type, Callable[[Any], str]] = {bool: lambda it: str(it).lower(), int: str, float: repr}
     if type(value) not in writers:
-        raise SettingsError(f"TOML: cannot hold {_format_value(value)}; use numbers, strings, bools, tuples")
+        raise SettingsError(f"TOML: cannot represent {_format_value(value)}; use numbers, strings, bools, tuples")
     return writers[type(value)](value)
 
 

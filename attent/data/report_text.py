@@ -54,7 +54,7 @@ def render_report(report: CorpusReport) -> str:
 
 
 def _iter_sections(report: CorpusReport, width: int) -> Iterator[RenderableType]:
-    """Yield the diagnostics first, then the figures behind them."""
+    """Yield the diagnostics first, then the figures."""
     yield _render_diagnostics(report)
     yield _render_corpora(report)
     if not report.pairs:

@@ -84,7 +84,7 @@ def compute_span_counts(lengths: Array, max_spans: int) -> tuple[Array, Array]:
 
 
 def draw_partitions(totals: Array, parts: Array, seed: tuple[int, ...]) -> Array:
-    """Split each total into so many parts of 1 or more, uniformly at random; return all parts, concatenated."""
+    """Split each total into `parts` positive integers, uniformly at random; return all of them, concatenated."""
     gaps = totals - 1  # possible cuts
     group = np.repeat(np.arange(len(totals)), gaps)
     rank = index_in_group(gaps)

@@ -24,7 +24,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, which replaces `path` when the block ends without an error.
+    """Yield a temporary path in the same folder, which replaces `path` when the block ends without an error.
 
     It keeps the suffix of `path`, since writers such as matplotlib derive the format from it.
     """

@@ -282,9 +282,9 @@ def test_weights_that_are_no_safetensors_are_refused(content: bytes, expected: s
     ("content", "expected"),
     [
         (b'{"a": ' + b"[" * 100_000, "nested deeper"),
-        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b'{"a": 1, "a": 2}', "duplicate key"),
         (b'{"a": NaN}', "not a finite number"),
-        (b"[]", "must hold an object"),
+        (b"[]", "must be an object"),
         (b'{"tied": 3}', "`tied` must map names"),
         (b'{"tied": {"x": 3}}', "`tied` must map names"),
         (b'{"tied": {"x": "nobody"}}', "`tied.x` is invalid: `nobody` is not stored"),

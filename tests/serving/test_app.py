@@ -161,7 +161,7 @@ HOSTILE = {
     "text number": (b'{"text": 1}', 422, "`text` must be a string"),
     "text list": (b'{"text": ["a"]}', 422, "`text` must be a string"),
     "text nul": (rb'{"text": "a\u0000b"}', 422, "`text` must be text, but contains a NUL character"),
-    "lone surrogate": (rb'{"text": "\ud800"}', 422, "text that UTF-8 can hold"),
+    "lone surrogate": (rb'{"text": "\ud800"}', 422, "valid Unicode text"),
     "lone surrogate key": (rb'{"text": "a", "\ud800": 1}', 422, "unknown key"),
     "lone surrogate language": (rb'{"text": "a", "to": "\udfff"}', 422, "`to` must be a string"),
     "too long": (b'{"text": "' + b"x" * 10_001 + b'"}', 422, "at most 10000 characters, but has 10001"),

@@ -106,7 +106,7 @@ def test_a_marian_tokenizer_is_saved_as_it_was(tmp_path: Path) -> None:
         (lambda ids: ids | {"extra": 3}, "number its pieces from 0, each once"),
         (lambda ids: ids | {"extra": "3"}, "number its pieces from 0, each once"),
         (lambda ids: ids | {"extra": 10**12}, "number its pieces from 0, each once"),
-        (lambda ids: list(ids), "must hold an object"),
+        (lambda ids: list(ids), "must be an object"),
     ],
 )
 def test_a_damaged_vocabulary_is_refused(tmp_path: Path, change: Any, words: str) -> None:
@@ -244,7 +244,7 @@ def test_tokenizer_json_goes_where_the_others_go(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"{", "is not valid JSON"),
-        (b"[]", "must hold an object"),
+        (b"[]", "must be an object"),
         (b"{}", "cannot read it"),
         (b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 5}, "merges": [["a", "b"]]}}', "cannot read it"),
         (
