@@ -1,10 +1,10 @@
-"""Images and what each shows, as bytes of one size: idx files (MNIST and its kin), or a folder of pictures per class.
+"""Labeled images as bytes of one size: idx files (MNIST and the like), or a folder of image files per class.
 
-    a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test set)
-    cat/*.jpg dog/*.jpg ...      or with the parts told apart: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
+    a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test split)
+    cat/*.jpg dog/*.jpg ...      or with splits: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
 
-They are read once into memory-mapped arrays, found again by what the files are. Only pictures need Pillow. Batches, and
-what chance does to images in training, are `attent.train.images`'s.
+They are decoded once into memory-mapped arrays, which are cached by the content of the files. Only image files need
+Pillow. Batches and augmentation are in `attent.training.tasks.image_classification`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from attent import settings
 from attent.data.arrays import Array
 from attent.data.file_hashes import hash_file
 from attent.data.pairs import CorpusError
+from attent.data.split_names import SPLIT_WORDS
 from attent.storage.cache import build_folder
 
 if TYPE_CHECKING:
@@ -38,40 +39,35 @@ if TYPE_CHECKING:
 
     from attent.models import VisionConfig
 
-STORE_VERSION = 2  # part of the key of a store: raised when the same files give other bytes
+STORE_VERSION = 2  # part of a store's key: raised when the same files give other bytes
 META_FILE, PIXELS_FILE, LABELS_FILE = "images.json", "pixels", "labels"
 IMAGE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
-SPLIT_NAMES = {  # what a part is called, as a folder and as a word in the name of an idx file
-    "train": ("train", "training"),
-    "valid": ("valid", "val", "validation", "dev"),
-    "test": ("test", "t10k", "testing", "eval"),
-}
-CLASS_NAMES_FILE = "labels.txt"  # beside idx files, whose labels are numbers: a name a line, if anybody has written it
-PHOTO_SIZE = 224  # pixels of a side, for photographs; small pictures keep their size
-MAX_PIXELS = 2**27  # of a picture: what unpacks to more is no picture to learn from
-SIZE_SAMPLE = 64  # pictures whose size is asked for
-IDX_BLOCK_BYTES = 2**20  # bytes of an idx file
-DECODE_BATCH = 256  # pictures in memory while a store is made
-MAX_LISTED_FILES = 3  # bad pictures that are named
-MAX_STATS_IMAGES = 20_000  # images that the mean is taken of
+SPLIT_NAMES = SPLIT_WORDS | {"test": (*SPLIT_WORDS["test"], "t10k", "eval")}  # of folders, and words of idx file names
+CLASS_NAMES_FILE = "labels.txt"  # optional, for idx files, whose labels are numbers: a name per line
+PHOTO_SIZE = 224  # pixels; small images keep their size
+MAX_PIXELS = 2**27  # of an image file, against decompression bombs
+SIZE_SAMPLE = 64  # images whose size is read
+IDX_BLOCK_BYTES = 2**20
+DECODE_BATCH = 256  # images in memory while a store is built
+MAX_LISTED_FILES = 3
+MAX_STATS_IMAGES = 20_000  # for mean and standard deviation
+TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
 
 
 class ImageError(CorpusError):
-    """Images that cannot be read: which file, what was wrong and what to do next."""
+    """Images that cannot be read. The message names the file, the problem and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataConfig:
-    """What becomes of images before a model reads them, and what chance does to them while it learns."""
+    """Image size and augmentation."""
 
-    image_size: Annotated[int | None, "pixels of a side that images are brought to; by default what suits theirs"] = (
-        None
-    )
-    channels: Annotated[Literal[1, 3] | None, "1: grey, 3: colour; by default as they are"] = None
-    flip: Annotated[float, "chance that an image is mirrored; 0 where left and right matter, as in writing"] = 0.5
-    shift: Annotated[float, "share of its side by which an image is moved at most, each way"] = 0.1
-    erase: Annotated[float, "chance that a rectangle of it is covered with noise"] = 0.25
-    mixup: Annotated[float, "alpha of Beta(alpha, alpha), by which two images are laid over each other; 0: none"] = 0.0
+    image_size: Annotated[int | None, "pixels of a side that images are resized to; by default chosen by theirs"] = None
+    channels: Annotated[Literal[1, 3] | None, "1: grey, 3: colour; by default as in the files"] = None
+    flip: Annotated[float, "probability of a horizontal flip; 0 where left and right matter, as in writing"] = 0.5
+    shift: Annotated[float, "maximum shift in each direction, as a fraction of the side"] = 0.1
+    erase: Annotated[float, "probability of random erasing"] = 0.25
+    mixup: Annotated[float, "alpha of mixup's Beta(alpha, alpha); 0: none"] = 0.0
 
     def __post_init__(self) -> None:
         if self.image_size is not None and not 4 <= self.image_size <= 4096:
@@ -85,7 +81,7 @@ class ImageDataConfig:
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What all images are brought to, and how; what is not said is said in `VisionConfig`."""
+    """The size of all images and how they are resized; see `VisionConfig`."""
 
     size: int  # pixels of a side
     channels: int
@@ -95,14 +91,11 @@ class ImageShape:
 
     @classmethod
     def from_config(cls, config: VisionConfig) -> ImageShape:
-        """As a model reads them."""
         return cls(config.image_size, config.channels, config.fit, config.resize_to, config.resample)
 
 
 @dataclass(frozen=True)
 class IdxSplit:
-    """A part of a set in idx files."""
-
     images: Path
     labels: Path
 
@@ -113,11 +106,11 @@ class IdxSplit:
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """A part of a set that is a folder with a folder for each class."""
+    """A folder with a subfolder per class."""
 
     folder: Path
     classes: tuple[str, ...]
-    files: tuple[tuple[Path, int], ...] = field(repr=False)  # each with the number of its class
+    files: tuple[tuple[Path, int], ...] = field(repr=False)  # each with its class index
 
     @property
     def name(self) -> str:
@@ -129,90 +122,88 @@ ImageSplit = IdxSplit | FolderSplit
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Images as numbers, and what each shows. Only what is used comes into memory."""
+    """Memory-mapped images and their labels."""
 
     name: str
-    pixels: Array = field(repr=False)  # (N, C, S, S) of bytes
-    labels: Array = field(repr=False)  # (N,), places in `names`
+    pixels: Array = field(repr=False)  # (N, C, S, S), uint8
+    labels: Array = field(repr=False)  # (N,), indices of `class_names`
     class_names: tuple[str, ...]
-    skipped: tuple[str, ...] = ()  # a sentence for each file that is no image
-    indices: Array | None = field(default=None, repr=False)  # those that belong to it; None: all
-    store_key: str = ""  # of the store
+    skipped: tuple[str, ...] = ()  # a message for each file that is not an image
+    indices: Array | None = field(default=None, repr=False)  # of a subset; None: all
+    store_key: str = ""
 
     def __len__(self) -> int:
         return len(self.pixels) if self.indices is None else len(self.indices)
 
     def take(self, indices: Array) -> tuple[Array, Array]:
-        """Some of them: pixels and labels."""
+        """Return pixels and labels of some images."""
         rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
     def select(self, indices: Array) -> ImageDataset:
-        """A part of these, as a set of its own."""
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
     @property
     def item_labels(self) -> Array:
-        """The label of each."""
         return np.asarray(self.labels if self.indices is None else self.labels[self.indices], np.int64)
 
 
-# --- finding ---------------------------------------------------------------------------------------------------------
+# ---- finding splits --------------------------------------------------------------------------------------------------
 
 
 def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
-    """The parts of what a person named, by train, valid and test; a set without parts is `train` alone."""
+    """Return the splits of a dataset by train, valid and test; one without splits is `train`."""
     root = Path(data_path).expanduser()
     if root.is_file():
         return {"train": open_idx_split(root)}
     if not root.is_dir():
-        raise ImageError(f"{data_path}: must be a folder of images, but does not exist; check its name")
-    if found := find_idx_splits(root):
-        return found if len(found) > 1 else {"train": next(iter(found.values()))}
+        raise ImageError(f"{data_path}: must be a folder of images, but does not exist; check the path")
+    if splits := find_idx_splits(root):
+        return splits if len(splits) > 1 else {"train": next(iter(splits.values()))}
     check_images_present(root)
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
-    parts = {part: folders[name] for part, names in SPLIT_NAMES.items() for name in names if name in folders}
-    if "train" in parts and is_split_folder(parts["train"]):
-        return {part: open_split(path) for part, path in parts.items()}
+    split_folders = {split: folders[name] for split, names in SPLIT_NAMES.items() for name in names if name in folders}
+    if "train" in split_folders and is_split_folder(split_folders["train"]):
+        return {split: open_split(path) for split, path in split_folders.items()}
     return {"train": open_folder_split(root)}
 
 
 def is_split_folder(folder: Path) -> bool:
-    """Trains may well be a class, beside cars and buses: a part has classes in it, or idx files."""
+    """True if it contains classes or idx files; a folder `train` may also be a class, next to cars and buses."""
     return any(
         (path.is_dir() and not path.name.startswith(".")) or is_idx_file(path, "images") for path in folder.iterdir()
     )
 
 
 def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
-    """By what their names say. A file may lie there packed and unpacked; two sets in one folder may not."""
-    found: dict[str, Path] = {}
+    """Return idx files by the split in their names. A file may be there compressed and uncompressed."""
+    images: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
         if not is_idx_file(path, "images"):
             continue
-        part = get_split_name(path)
-        other = found.setdefault(part, path)
+        split = get_split_name(path)
+        other = images.setdefault(split, path)
         if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
             raise ImageError(
-                f"{root}: must hold one idx file of images for each part, but {other.name} and {path.name} are both "
-                f"for its part `{part}`; put each set into a folder of its own"
+                f"{root}: must have one idx file of images per split, but {other.name} and {path.name} are both "
+                f"for `{split}`; put each dataset into a folder of its own"
             )
-    return {part: open_idx_split(path) for part, path in found.items()}
+    return {split: open_idx_split(path) for split, path in images.items()}
 
 
 def check_images_present(root: Path) -> None:
     labels = next((path for path in sorted(root.iterdir()) if is_idx_file(path, "labels")), None)
     if labels is not None:
         images = labels.name.replace("labels", "images").replace("idx1", "idx3")
-        raise ImageError(f"{labels}: must have its images beside it, as {images}, but has none; put them there")
+        raise ImageError(f"{labels}: must have its images in the same folder, as {images}, but has none; add them")
 
 
 def open_split(path: Path) -> ImageSplit:
-    idx = find_idx_splits(path)
-    if len(idx) > 1:
-        told = " and ".join(part.name for part in idx.values())
-        raise ImageError(f"{path}: must hold one part of a set, but holds {told}; name the folder itself")
-    return next(iter(idx.values()), None) or open_folder_split(path)
+    splits = find_idx_splits(path)
+    if len(splits) > 1:
+        names = " and ".join(split.name for split in splits.values())
+        raise ImageError(f"{path}: must contain one split, but contains {names}; give this folder itself")
+    return next(iter(splits.values()), None) or open_folder_split(path)
 
 
 def is_idx_file(path: Path, kind: str) -> bool:
@@ -222,22 +213,23 @@ def is_idx_file(path: Path, kind: str) -> bool:
 
 def get_split_name(path: Path) -> str:
     words = re.split(r"[^a-z0-9]+", path.name.lower())
-    return next((part for word in words for part, names in SPLIT_NAMES.items() if word in names), "train")
+    return next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "train")
 
 
 def open_idx_split(images: Path) -> IdxSplit:
-    """The labels of images lie beside them, under the same name."""
+    """Find the labels of images: they have the same name."""
     if not is_idx_file(images, "images"):
         raise ImageError(f"{images}: must be a folder of images, or an idx file of them, but is another file")
-    bare = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
-    for name in (f"{bare}.gz", bare):
+    labels = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
+    for name in (f"{labels}.gz", labels):
         if (images.parent / name).is_file():
             return IdxSplit(images, images.parent / name)
-    raise ImageError(f"{images}: must have its labels beside it, as {bare} or {bare}.gz, but has none; put them there")
+    raise ImageError(
+        f"{images}: must have its labels in the same folder, as {labels} or {labels}.gz, but has none; add them"
+    )
 
 
 def open_folder_split(folder: Path) -> FolderSplit:
-    """A folder with a folder for each class."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise ImageError(
@@ -245,38 +237,34 @@ def open_folder_split(folder: Path) -> FolderSplit:
             "or idx files, but has neither"
         )
     files: list[tuple[Path, int]] = []
-    for number, one in enumerate(classes):
-        own = [path for path in sorted(one.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-        if not own:
-            raise ImageError(
-                f"{one}: must hold images of its class, but holds none ({', '.join(sorted(IMAGE_SUFFIXES)[:6])} ...); "
-                "add some, or take the folder away"
-            )
-        files += [(path, number) for path in own]
+    for index, class_folder in enumerate(classes):
+        paths = [path for path in sorted(class_folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES]
+        paths = [path for path in paths if path.is_file()]
+        if not paths:
+            suffixes = ", ".join(sorted(IMAGE_SUFFIXES)[:6])
+            raise ImageError(f"{class_folder}: must have images, but has none ({suffixes} ...); add some, or remove it")
+        files += [(path, index) for path in paths]
     return FolderSplit(folder, tuple(path.name for path in classes), tuple(files))
 
 
-# --- the size --------------------------------------------------------------------------------------------------------
+# ---- size ------------------------------------------------------------------------------------------------------------
 
 
 def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
-    """As asked for, else what suits the images: small ones keep their size, to a multiple of 4 that patches fit in."""
+    """Return the requested size, or one for the images: small ones keep theirs, rounded to a multiple of 4."""
     if isinstance(split, IdxSplit):
         with open_idx(split.images) as file:
             _, rows, columns = read_idx_sizes(file, split.images, 3)
         return ImageShape(config.image_size or round_up_to_four(max(rows, columns)), config.channels or 1)
-    sides, grey = sample_sizes(split)
+    sides, is_grey = sample_sizes(split)
     if not sides:
-        raise ImageError(f"{split.folder}: must hold images, but none of its first {SIZE_SAMPLE} can be read as one")
+        raise ImageError(f"{split.folder}: must have images, but none of the first {SIZE_SAMPLE} can be read")
     side = int(np.median(sides))
-    usual = (
-        PHOTO_SIZE
-        if side >= PHOTO_SIZE * 3 // 4
-        else round_up_to_four(side)
-        if min(sides) == max(sides)
-        else max(8, side // 4 * 4)
-    )
-    return ImageShape(config.image_size or usual, config.channels or (1 if grey else 3))
+    if side >= PHOTO_SIZE * 3 // 4:
+        size = PHOTO_SIZE
+    else:
+        size = round_up_to_four(side) if min(sides) == max(sides) else max(8, side // 4 * 4)
+    return ImageShape(config.image_size or size, config.channels or (1 if is_grey else 3))
 
 
 def round_up_to_four(side: int) -> int:
@@ -284,21 +272,21 @@ def round_up_to_four(side: int) -> int:
 
 
 def sample_sizes(split: FolderSplit) -> tuple[list[int], bool]:
-    """The shorter sides of some of the pictures, and whether all of them are grey."""
-    some = split.files[:: max(1, len(split.files) // SIZE_SAMPLE)][:SIZE_SAMPLE]
-    sides, grey = [], True
-    for path, _ in some:
-        with suppress_warnings(), suppress(ImageError), open_image(path) as picture:
-            sides.append(min(picture.size))
-            grey = grey and (picture.mode in ("1", "L", "F") or picture.mode.startswith("I"))
-    return sides, grey
+    """Return the shorter sides of a sample of images, and whether all of them are grey."""
+    sample = split.files[:: max(1, len(split.files) // SIZE_SAMPLE)][:SIZE_SAMPLE]
+    sides, is_grey = [], True
+    for path, _ in sample:
+        with suppress_warnings(), suppress(ImageError), open_image(path) as image:
+            sides.append(min(image.size))
+            is_grey = is_grey and (image.mode in ("1", "L", "F") or image.mode.startswith("I"))
+    return sides, is_grey
 
 
-# --- a picture -------------------------------------------------------------------------------------------------------
+# ---- image files -----------------------------------------------------------------------------------------------------
 
 
 def read_image(path: str | Path, shape: ImageShape) -> Tensor:
-    """A picture as a model reads it, (C, image, image) of bytes: as it is meant to be held, and brought to size."""
+    """Return an upright and resized image, (C, size, size) of uint8."""
     import torch
 
     with suppress_warnings():
@@ -307,49 +295,45 @@ def read_image(path: str | Path, shape: ImageShape) -> Tensor:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Without Pillow's warnings, of too many pixels and the like: of what matters we speak ourselves."""
+    """Suppress Pillow's warnings, as of too many pixels, which are checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def read_pixels(path: Path, shape: ImageShape) -> Array:
-    """(C, S, S) of bytes."""
-    with open_image(path) as picture:
+    """Return an image as (C, S, S) of uint8."""
+    with open_image(path) as image:
         try:
-            return convert_to_pixels(picture, shape)
+            return convert_to_pixels(image, shape)
         except ImageError as error:
             raise ImageError(f"{path}: {error}") from error
         except (MemoryError, KeyboardInterrupt):
             raise
-        except Exception as error:  # decoders of damaged files raise what they like
-            why = f"must be a whole image, but is damaged ({_format_reason(error)}); get it again"
-            raise ImageError(f"{path}: {why}") from error
+        except Exception as error:  # decoders of damaged files raise anything
+            problem = f"must be a whole image, but is damaged ({_format_reason(error)}); get it again"
+            raise ImageError(f"{path}: {problem}") from error
 
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Any]:
-    """A picture of which nothing but its head has been read."""
+    """Open an image file; only its header is read."""
     Image = import_pillow()
     try:
-        picture = Image.open(path)
+        image = Image.open(path)
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path}: {TOO_LARGE}; make it smaller first ({_format_reason(error)})") from error
     except OSError as error:
         if error.filename is not None and not isinstance(error, Image.UnidentifiedImageError):
             raise ImageError(f"{path}: must be an image, but cannot be opened ({error.strerror})") from error
-        why = "must be an image, but is none that Pillow knows; is it another kind of file?"
-        raise ImageError(f"{path}: {why}") from error
+        raise ImageError(f"{path}: must be an image, but Pillow does not recognize it; check the file") from error
     except (ValueError, SyntaxError, TypeError, struct.error) as error:
         raise ImageError(f"{path}: must be an image, but cannot be read as one ({_format_reason(error)})") from error
-    with picture:
-        if picture.width * picture.height > MAX_PIXELS:
-            size = f"{picture.width:,} x {picture.height:,}"
+    with image:
+        if image.width * image.height > MAX_PIXELS:
+            size = f"{image.width:,} x {image.height:,}"
             raise ImageError(f"{path}: {TOO_LARGE}, but has {size}; make it smaller first")
-        yield picture
-
-
-TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
+        yield image
 
 
 def import_pillow() -> Any:
@@ -357,8 +341,8 @@ def import_pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         raise ImageError(
-            "reading pictures needs the package `pillow`, which is not installed: pip install 'attent[images]' "
-            "(idx files need nothing)"
+            "reading image files needs the package `pillow`, which is not installed: pip install 'attent[images]' "
+            "(idx files do not need it)"
         ) from error
     return Image
 
@@ -367,13 +351,12 @@ def convert_to_pixels(image: Any, shape: ImageShape) -> Array:
     from PIL import ImageOps
 
     upright = ImageOps.exif_transpose(image)
-    fitted = resize_image(convert_channels(upright, shape.channels), shape)
-    pixels = np.asarray(fitted, np.uint8)
+    pixels = np.asarray(resize_image(convert_channels(upright, shape.channels), shape), np.uint8)
     return np.ascontiguousarray(pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1))
 
 
 def convert_channels(image: Any, channels: int) -> Any:
-    """Grey or in colour, of 8 bits; what is transparent lets white through."""
+    """Convert to 8-bit grey or RGB; transparency becomes white."""
     Image = import_pillow()
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
@@ -381,30 +364,33 @@ def convert_channels(image: Any, channels: int) -> Any:
         image = Image.fromarray(scale_to_bytes(np.asarray(image)))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if channels == 1 else "RGB")
 
 
 def scale_to_bytes(values: Array) -> Array:
-    """Bytes of numbers whose scale no file tells: what they reach says whether white is 1, 255 or 65,535."""
-    least, most = float(values.min()), float(values.max())
-    if not (np.isfinite(values).all() and least >= 0 and most <= 65_535):
-        told = f"from {least:g} to {most:g}" if np.isfinite([least, most]).all() else "not all numbers"
-        raise ImageError(f"its pixels must be from 0 to 1, to 255 or to 65,535, but are {told}; save it as a PNG first")
-    if most <= 1:
+    """Scale numbers to bytes; their maximum tells whether white is 1, 255 or 65,535."""
+    low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(values).all() and low >= 0 and high <= 65_535):
+        actual = f"from {low:g} to {high:g}" if np.isfinite([low, high]).all() else "not all numbers"
+        raise ImageError(
+            f"its pixels must be from 0 to 1, to 255 or to 65,535, but are {actual}; save it as a PNG first"
+        )
+    if high <= 1:
         return np.rint(values * 255).astype(np.uint8)
-    return (np.rint(values) if most <= 255 else values // 256).astype(np.uint8)
+    return (np.rint(values) if high <= 255 else values // 256).astype(np.uint8)
 
 
 def resize_image(image: Any, shape: ImageShape) -> Any:
-    """The whole is brought to size, squashed or by its shorter side, and of that the middle stays. It is done in one
-    step: the same pixels, but for rounding, and nothing larger on the way."""
-    (width, height), side, first = image.size, shape.size, shape.resize_to or shape.size
-    if (width, height) == (side, side) == (first, first):
+    """Resize an image, squashed or by its shorter side, and crop the center.
+
+    Both are done in one step: the same pixels but for rounding, without a larger image in between.
+    """
+    (width, height), side, resized = image.size, shape.size, shape.resize_to or shape.size
+    if (width, height) == (side, side) == (resized, resized):
         return image
-    by = (width, height) if shape.fit == "squash" else (min(width, height),) * 2
-    wide, high = first * width // by[0], first * height // by[1]
+    divisors = (width, height) if shape.fit == "squash" else (min(width, height),) * 2
+    wide, high = resized * width // divisors[0], resized * height // divisors[1]
     left, top = (wide - side) // 2, (high - side) // 2
     box = (left * width / wide, top * height / high, (left + side) * width / wide, (top + side) * height / high)
     return image.resize((side, side), import_pillow().Resampling[shape.resample.upper()], box=box)
@@ -414,59 +400,59 @@ def _format_reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-# --- idx -------------------------------------------------------------------------------------------------------------
+# ---- idx files -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def open_idx(path: Path) -> Iterator[IO[bytes]]:
-    """An idx file, unpacked where it is packed; what is wrong with the packing is told with its name."""
+    """Open an idx file, compressed or not."""
     try:
         with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            is_compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            if not packed:
+            if not is_compressed:
                 yield raw
                 return
             with gzip.open(raw) as file:
                 yield file  # type: ignore[misc]
     except (EOFError, gzip.BadGzipFile, zlib.error, struct.error) as error:
-        why = f"must be a whole gzip file, but is damaged ({_format_reason(error)}); get it again"
-        raise ImageError(f"{path}: {why}") from error
+        problem = f"must be a whole gzip file, but is damaged ({_format_reason(error)}); get it again"
+        raise ImageError(f"{path}: {problem}") from error
     except OSError as error:
         raise ImageError(f"{path}: cannot be read ({error.strerror or _format_reason(error)})") from error
 
 
 def read_idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    """The head of an idx file of bytes: how many along each dimension."""
-    head = file.read(4)
-    if len(head) < 4 or head[:3] != b"\0\0\x08" or head[3] != dimensions:
-        what = "images, with a head of 00 00 08 03" if dimensions == 3 else "labels, with a head of 00 00 08 01"
-        raise ImageError(f"{path}: must be an idx file of {what}, but begins with {head.hex(' ') or 'nothing'}")
-    sizes = file.read(4 * dimensions)
-    if len(sizes) < 4 * dimensions:
-        raise ImageError(f"{path}: must tell its {dimensions} sizes, but ends before them; get the file again")
-    found = struct.unpack(f">{dimensions}I", sizes)
-    if not all(found) or (dimensions == 3 and max(found[1:]) > 4096):
-        told = " x ".join(map(str, found))
-        raise ImageError(f"{path}: must hold images of 1 to 4096 pixels a side, but its head tells {told}")
-    return found
+    """Read the header of an idx file of bytes and return the size of each dimension."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != b"\0\0\x08" or magic[3] != dimensions:
+        kind = "images, with the header 00 00 08 03" if dimensions == 3 else "labels, with the header 00 00 08 01"
+        raise ImageError(f"{path}: must be an idx file of {kind}, but begins with {magic.hex(' ') or 'nothing'}")
+    header = file.read(4 * dimensions)
+    if len(header) < 4 * dimensions:
+        raise ImageError(f"{path}: must have {dimensions} sizes in its header, but ends before; get the file again")
+    sizes = struct.unpack(f">{dimensions}I", header)
+    if not all(sizes) or (dimensions == 3 and max(sizes[1:]) > 4096):
+        listed = " x ".join(map(str, sizes))
+        raise ImageError(f"{path}: must have images of 1 to 4096 pixels a side, but its header says {listed}")
+    return sizes
 
 
 def read_idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
-    """The numbers of an idx file, some rows at a time; there must be just as many as its head tells."""
+    """Yield blocks of rows of an idx file, which must have as many as its header says."""
     with open_idx(path) as file:
-        count, *rest = read_idx_sizes(file, path, dimensions)
-        each = int(np.prod(rest, dtype=np.int64))
-        some = max(1, IDX_BLOCK_BYTES // each)
-        for start in range(0, count, some):
-            wanted = min(some, count - start) * each
-            block = file.read(wanted)
-            if len(block) < wanted:
-                whole = start + len(block) // each
-                raise ImageError(f"{path}: must have {count:,} entries, as its head tells, but ends after {whole:,}")
-            yield np.frombuffer(block, np.uint8).reshape(-1, *rest)
+        count, *shape = read_idx_sizes(file, path, dimensions)
+        row_bytes = int(np.prod(shape, dtype=np.int64))
+        block_rows = max(1, IDX_BLOCK_BYTES // row_bytes)
+        for start in range(0, count, block_rows):
+            size = min(block_rows, count - start) * row_bytes
+            block = file.read(size)
+            if len(block) < size:
+                actual = start + len(block) // row_bytes
+                raise ImageError(f"{path}: must have {count:,} entries, as its header says, but ends after {actual:,}")
+            yield np.frombuffer(block, np.uint8).reshape(-1, *shape)
         if file.read(1):
-            raise ImageError(f"{path}: must have {count:,} entries, as its head tells, but has more behind them")
+            raise ImageError(f"{path}: must have {count:,} entries, as its header says, but has more")
 
 
 def read_idx_labels(split: IdxSplit) -> Array:
@@ -476,13 +462,13 @@ def read_idx_labels(split: IdxSplit) -> Array:
     if len(labels) != count:
         raise ImageError(
             f"{split.labels}: must have a label for each of the {count:,} images of {split.images.name}, but has "
-            f"{len(labels):,}; are they of one set?"
+            f"{len(labels):,}; are they of one dataset?"
         )
     return labels.astype("<i4")
 
 
 def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
-    """The numbers themselves, unless somebody has written down what they stand for."""
+    """Return the names in labels.txt, or the numbers themselves."""
     count = int(labels.max()) + 1
     path = split.images.parent / CLASS_NAMES_FILE
     if not path.is_file():
@@ -490,12 +476,12 @@ def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
     names = tuple(line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
     names = names[: -1 if names and not names[-1] else None]
     if len(names) < count or len(set(names)) != len(names) or not all(names):
-        raise ImageError(f"{path}: must name each of the {count} labels in a line of its own, but names {len(names)}")
+        raise ImageError(f"{path}: must name each of the {count} labels on a line of its own, but names {len(names)}")
     return names
 
 
 def pad_or_resize(images: Array, shape: ImageShape) -> Array:
-    """(n, rows, columns) -> (n, C, S, S): black around what is a little smaller, else brought to size."""
+    """(n, rows, columns) -> (n, C, S, S): slightly smaller images get a black border, others are resized."""
     count, rows, columns = images.shape
     if 0 <= shape.size - max(rows, columns) < 4:
         square = np.zeros((count, 1, shape.size, shape.size), np.uint8)
@@ -503,16 +489,16 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
         square[:, 0, top : top + rows, left : left + columns] = images
     else:
         Image = import_pillow()
-        square = np.stack([np.asarray(resize_image(Image.fromarray(one), shape))[None] for one in images])
+        square = np.stack([np.asarray(resize_image(Image.fromarray(image), shape))[None] for image in images])
     return np.repeat(square, shape.channels, 1)
 
 
-# --- the store -------------------------------------------------------------------------------------------------------
+# ---- the store -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStoreMeta:
-    """What `images.json` tells; it is written last, so that a folder with it is whole."""
+    """The content of images.json, which is written last and marks a complete folder."""
 
     format: int
     count: int
@@ -523,40 +509,41 @@ class ImageStoreMeta:
 
 
 def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
-    """A part as bytes of one size, in `root`: opened where it stands, else made."""
+    """Return a split as bytes of one size, from a store in `root` that is built if missing."""
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    folder = root / f"images-{compute_store_key(split, shape, root)}"
 
-    def make(aside: Path) -> None:
+    def build(staging: Path) -> None:
         try:
-            fill(aside)
+            _write_store(split, shape, staging)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
 
-    def fill(aside: Path) -> None:
-        writer = write_idx_pixels if isinstance(split, IdxSplit) else write_folder_pixels
-        names, labels, left_out = writer(split, shape, aside / PIXELS_FILE)  # type: ignore[arg-type]
-        if not len(labels):
-            such = f"of its {len(left_out):,} files none can be read, such as {left_out[0]}"
-            raise ImageError(f"{split.name}: must hold images, but {such}")
-        (aside / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
-        meta = ImageStoreMeta(
-            format=STORE_VERSION,
-            count=len(labels),
-            size=shape.size,
-            channels=shape.channels,
-            class_names=list(names),
-            skipped=left_out,
-        )
-        (aside / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
+    folder = build_folder(root / f"images-{compute_store_key(split, shape, root)}", build, is_complete)
+    return read_image_store(folder, split.name)
 
-    return read_image_store(build_folder(folder, make, is_complete), split.name)
+
+def _write_store(split: ImageSplit, shape: ImageShape, staging: Path) -> None:
+    writer = write_idx_pixels if isinstance(split, IdxSplit) else write_folder_pixels
+    names, labels, skipped = writer(split, shape, staging / PIXELS_FILE)  # type: ignore[arg-type]
+    if not len(labels):
+        example = f"of its {len(skipped):,} files none can be read, such as {skipped[0]}"
+        raise ImageError(f"{split.name}: must have images, but {example}")
+    (staging / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
+    meta = ImageStoreMeta(
+        format=STORE_VERSION,
+        count=len(labels),
+        size=shape.size,
+        channels=shape.channels,
+        class_names=list(names),
+        skipped=skipped,
+    )
+    (staging / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
 
 
 def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
-    """By content for the few idx files; by name, size and times for pictures, of which there may be a million."""
+    """Hash the content of idx files, which are few; of image files, maybe a million, hash name, size and times."""
     facts: list[object] = [STORE_VERSION, asdict(shape)]
     if isinstance(split, IdxSplit):
         names = split.images.parent / CLASS_NAMES_FILE
@@ -564,9 +551,9 @@ def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
         facts += [hash_file(path, root / "digests.json") for path in files]
     else:
         digest = hashlib.sha256()
-        for path, number in split.files:
+        for path, label in split.files:
             status = path.stat()
-            digest.update(f"{path} {number} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
+            digest.update(f"{path} {label} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
         facts += [split.classes, digest.hexdigest()]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
@@ -580,28 +567,27 @@ def write_idx_pixels(split: IdxSplit, shape: ImageShape, path: Path) -> tuple[Se
 
 
 def write_folder_pixels(split: FolderSplit, shape: ImageShape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
-    """One bad picture among many is left out, and told; a class of which nothing is left is not."""
-    labels, left_out = [], []
+    """Write the pixels of all images. Bad ones are skipped, but each class must have one."""
+    labels, skipped = [], []
     import_pillow()
     with open(path, "wb") as file, suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for start in range(0, len(split.files), DECODE_BATCH):
-            some = split.files[start : start + DECODE_BATCH]
-            for (_, number), found in zip(
-                some, pool.map(lambda one: try_read_pixels(one[0], shape), some), strict=True
-            ):
-                if isinstance(found, str):
-                    left_out.append(found)
+            batch = split.files[start : start + DECODE_BATCH]
+            results = pool.map(lambda entry: try_read_pixels(entry[0], shape), batch)
+            for (_, label), pixels in zip(batch, results, strict=True):
+                if isinstance(pixels, str):
+                    skipped.append(pixels)
                 else:
-                    file.write(found.tobytes())
-                    labels.append(number)
+                    file.write(pixels.tobytes())
+                    labels.append(label)
     missing = sorted(set(range(len(split.classes))) - set(labels))
     if labels and missing:
-        raise ImageError(f"{split.folder / split.classes[missing[0]]}: must hold images, but none can be read as one")
-    return split.classes, np.array(labels, "<i4"), left_out
+        raise ImageError(f"{split.folder / split.classes[missing[0]]}: must have images, but none can be read")
+    return split.classes, np.array(labels, "<i4"), skipped
 
 
 def try_read_pixels(path: Path, shape: ImageShape) -> Array | str:
-    """A picture, or the sentence that says why it is none."""
+    """Return the pixels of an image, or the error message."""
     try:
         return read_pixels(path, shape)
     except ImageError as error:
@@ -611,9 +597,9 @@ def try_read_pixels(path: Path, shape: ImageShape) -> Array | str:
 def read_image_store(folder: Path, name: str) -> ImageDataset:
     meta = ImageStoreMeta(**settings.read_json(folder / META_FILE))
     shape = (meta.count, meta.channels, meta.size, meta.size)
-    for path, wanted in ((folder / PIXELS_FILE, int(np.prod(shape))), (folder / LABELS_FILE, 4 * meta.count)):
-        if path.stat().st_size != wanted:
-            raise ImageError(f"{path} must have {wanted} bytes: delete its folder, and it is made again")
+    for path, size in ((folder / PIXELS_FILE, int(np.prod(shape))), (folder / LABELS_FILE, 4 * meta.count)):
+        if path.stat().st_size != size:
+            raise ImageError(f"{path} must have {size} bytes: delete its folder, and it is built again")
     pixels = np.memmap(folder / PIXELS_FILE, np.uint8, "r", shape=shape)
     labels = np.fromfile(folder / LABELS_FILE, "<i4")
     return ImageDataset(name, pixels, labels, tuple(meta.class_names), tuple(meta.skipped), store_key=folder.name)
@@ -622,56 +608,58 @@ def read_image_store(folder: Path, name: str) -> ImageDataset:
 def is_complete(folder: Path) -> bool:
     try:
         return len(read_image_store(folder, "")) > 0
-    except (OSError, ValueError, TypeError):  # not there, or damaged
+    except (OSError, ValueError, TypeError):  # missing or damaged
         return False
 
 
-def describe_skipped(images: ImageDataset) -> str | None:
-    """A sentence about the files that are no images, or None if there are none."""
-    if not images.skipped:
+def describe_skipped(dataset: ImageDataset) -> str | None:
+    """Return a sentence about the files that are not images, or None."""
+    if not dataset.skipped:
         return None
-    such = "; ".join(images.skipped[:MAX_LISTED_FILES])
-    total = len(images) + len(images.skipped)
-    return f"{len(images.skipped):,} of {total:,} files of {images.name} are left out: {such}"
+    examples = "; ".join(dataset.skipped[:MAX_LISTED_FILES])
+    total = len(dataset) + len(dataset.skipped)
+    return f"{len(dataset.skipped):,} of {total:,} files of {dataset.name} are skipped: {examples}"
 
 
-# --- parts and numbers -----------------------------------------------------------------------------------------------
+# ---- labels, validation split, statistics ----------------------------------------------------------------------------
 
 
-def remap_labels(images: ImageDataset, class_names: Sequence[str]) -> ImageDataset:
-    """The same images, with labels numbered as those that a model has learned."""
-    unknown = sorted({images.class_names[label] for label in set(images.item_labels.tolist())} - set(class_names))
+def remap_labels(dataset: ImageDataset, class_names: Sequence[str]) -> ImageDataset:
+    """Number the labels as a model's classes."""
+    used = {dataset.class_names[label] for label in set(dataset.item_labels.tolist())}
+    unknown = sorted(used - set(class_names))
     if unknown:
+        known = ", ".join(class_names[:8]) + (" ..." if len(class_names) > 8 else "")
         raise ImageError(
-            f"{images.name}: its classes must be among those learned ({', '.join(class_names[:8])}"
-            f"{' ...' if len(class_names) > 8 else ''}), but `{unknown[0]}` is not; is it another set?"
+            f"{dataset.name}: its classes must be among those of the model ({known}), but `{unknown[0]}` is not; is it "
+            "another dataset?"
         )
-    places = np.array([class_names.index(name) if name in class_names else -1 for name in images.class_names], np.int64)
-    return replace(images, labels=places[images.labels], class_names=tuple(class_names))
+    mapping = [class_names.index(name) if name in class_names else -1 for name in dataset.class_names]
+    return replace(dataset, labels=np.array(mapping, np.int64)[dataset.labels], class_names=tuple(class_names))
 
 
-def hold_out_images(images: ImageDataset, count: int, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """The rest, and about `count` of them, as many of each label as its share: the same for the same seed."""
-    chance = np.random.default_rng((seed, 0x1D))
-    shown = images.item_labels
-    held: list[Array] = []
-    for label in range(len(images.class_names)):
-        own = chance.permutation(np.flatnonzero(shown == label))
-        share = min(round(count * len(own) / len(shown)), len(own) - 1)
-        held.append(own[: max(0, share)])
-    chosen = np.sort(np.concatenate(held))
-    rest = np.setdiff1d(np.arange(len(shown)), chosen, assume_unique=True)
-    return images.select(rest), images.select(chosen)
+def hold_out_images(dataset: ImageDataset, count: int, seed: int) -> tuple[ImageDataset, ImageDataset]:
+    """Return (the rest, about `count` images), stratified by label and drawn by the seed."""
+    rng = np.random.default_rng((seed, 0x1D))
+    labels = dataset.item_labels
+    held_out: list[Array] = []
+    for label in range(len(dataset.class_names)):
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        share = min(round(count * len(indices) / len(labels)), len(indices) - 1)
+        held_out.append(indices[: max(0, share)])
+    chosen = np.sort(np.concatenate(held_out))
+    rest = np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True)
+    return dataset.select(rest), dataset.select(chosen)
 
 
-def compute_channel_stats(images: ImageDataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of pixels from 0 to 1; of very many images an even choice."""
-    numbers = np.arange(0, len(images), max(1, len(images) // MAX_STATS_IMAGES))
-    counts = np.zeros((images.pixels.shape[1], 256))
-    for start in range(0, len(numbers), 256):
-        pixels, _ = images.take(numbers[start : start + 256])
-        for channel, total in enumerate(counts):
-            total += np.bincount(pixels[:, channel].ravel(), minlength=256)
+def compute_channel_stats(dataset: ImageDataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, of pixels from 0 to 1; a large dataset is sampled."""
+    indices = np.arange(0, len(dataset), max(1, len(dataset) // MAX_STATS_IMAGES))
+    counts = np.zeros((dataset.pixels.shape[1], 256))
+    for start in range(0, len(indices), 256):
+        pixels, _ = dataset.take(indices[start : start + 256])
+        for channel, histogram in enumerate(counts):
+            histogram += np.bincount(pixels[:, channel].ravel(), minlength=256)
     values = np.arange(256) / 255
     shares = counts / counts.sum(1, keepdims=True)
     means = shares @ values

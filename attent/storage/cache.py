@@ -1,8 +1,7 @@
-"""Where attent keeps what it has made or downloaded, and how a folder there comes to be whole or not at all.
+"""The cache folder for generated and downloaded data, and lock files.
 
-A folder is made under a name aside, synced to disk and then renamed, by one process at a time: whoever asks meanwhile
-waits and finds it done. What an interrupted making has left aside stays there, so that a broken download goes on where
-it broke. What belongs into a folder is left to its maker.
+A folder is built under a staging name, synced to disk and renamed, by one process at a time; others wait for it.
+Staging folders of interrupted builds stay, so that a download can resume.
 """
 
 from __future__ import annotations
@@ -20,22 +19,21 @@ from attent.storage.atomic import fsync_path, fsync_tree
 from attent.storage.errors import StorageError
 
 CACHE_ENV_VAR = "ATTENT_CACHE"
-CACHE_ADVICE = f"set {CACHE_ENV_VAR} to a folder that can"
+CACHE_ADVICE = f"set {CACHE_ENV_VAR} to a writable folder"
 
 
 def get_cache_folder() -> Path:
-    """The folder for everything that can be made or downloaded again. It is not made until something goes there."""
+    """Return the folder for everything that can be generated or downloaded again. It is created on first use."""
     named = os.environ.get(CACHE_ENV_VAR)
     if named:
         return _expand_home(Path(named))
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(shared):  # the XDG standard tells programs to ignore a relative one
-        return Path(shared) / "attent"
+    xdg_cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg_cache):  # the XDG standard tells programs to ignore a relative one
+        return Path(xdg_cache) / "attent"
     return _get_platform_cache(sys.platform)
 
 
 def _get_platform_cache(platform: str) -> Path:
-    """Where programs of this platform keep what can be made again."""
     if platform == "win32":
         return _expand_home(Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")) / "attent"
     return _expand_home(Path("~/Library/Caches/attent" if platform == "darwin" else "~/.cache/attent"))
@@ -45,38 +43,31 @@ def _expand_home(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
     except RuntimeError as error:
-        raise StorageError(
-            f"{path}: there is no home folder to keep downloads in; {CACHE_ADVICE} be written to"
-        ) from error
+        raise StorageError(f"{path}: there is no home folder for downloads; {CACHE_ADVICE}") from error
 
 
 def build_folder(folder: Path, build: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:
-    """`folder`, made by `make` in a folder aside unless it `is_there`."""
+    """Return `folder`; unless it is complete, `build` fills a staging folder that is renamed to it."""
     if is_complete(folder):
         return folder
     with ensure_writable(folder.parent), hold_lock(_get_lock_path(folder)):
         if not is_complete(folder):
-            aside = _get_staging_path(folder)
-            aside.mkdir(exist_ok=True)
-            _adopt_files(folder, aside)
-            build(aside)
-            fsync_tree(aside)
-            os.rename(aside, folder)
+            staging = folder.with_name(f"{folder.name}.part")
+            staging.mkdir(exist_ok=True)
+            _adopt_files(folder, staging)
+            build(staging)
+            fsync_tree(staging)
+            os.rename(staging, folder)
             fsync_path(folder.parent)
     return folder
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes what killed processes have left aside in `parent`: that whose lock nobody holds."""
-    for aside in parent.glob("*.part"):
-        with open(_get_lock_path(aside.with_suffix("")), "ab") as file:
-            if _try_lock(file):
-                shutil.rmtree(aside, ignore_errors=True)
-                _unlock(file)
-
-
-def _get_staging_path(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.part")
+    """Remove the staging folders of killed processes: those whose lock is free."""
+    for staging in parent.glob("*.part"):
+        with try_hold_lock(_get_lock_path(staging.with_suffix(""))) as is_held:
+            if is_held:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 def _get_lock_path(folder: Path) -> Path:
@@ -84,7 +75,7 @@ def _get_lock_path(folder: Path) -> Path:
 
 
 def _adopt_files(folder: Path, staging: Path) -> None:
-    """Files that a person has put into an incomplete `folder` are as good as those made or downloaded before."""
+    """Move the files of an incomplete `folder`, which a person may have put there, to the staging folder."""
     if folder.is_dir():
         for path in folder.iterdir():
             os.replace(path, staging / path.name)
@@ -93,21 +84,21 @@ def _adopt_files(folder: Path, staging: Path) -> None:
 
 @contextmanager
 def ensure_writable(folder: Path) -> Iterator[None]:
-    """Makes `folder` if need be, and turns a refusal of the system while it is used into a sentence."""
+    """Create `folder` if needed and turn OS errors of the block into a StorageError with advice."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise StorageError(f"{error.filename or folder}: cannot be written to ({reason}); {CACHE_ADVICE}") from error
+        raise StorageError(f"{error.filename or folder}: cannot be written ({reason}); {CACHE_ADVICE}") from error
 
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` alone. The system lets go of it when the process ends, however it ends."""
+    """Wait for an exclusive lock on a file and hold it. The OS releases it when the process ends."""
     with open(path, "ab") as file:
         if not _try_lock(file):
-            print(f"waiting for another attent that holds {path}", file=sys.stderr)
+            print(f"waiting for another attent process, which holds {path}", file=sys.stderr)
             while not _try_lock(file):
                 time.sleep(0.2)
         try:
@@ -118,13 +109,13 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def try_hold_lock(path: Path) -> Iterator[bool]:
-    """Holds the lock file `path` alone, if nobody else does: True; else False, at once."""
+    """Hold an exclusive lock on a file if it is free, and yield whether it is held."""
     with open(path, "ab") as file:
-        held = _try_lock(file)
+        is_held = _try_lock(file)
         try:
-            yield held
+            yield is_held
         finally:
-            if held:
+            if is_held:
                 _unlock(file)
 
 

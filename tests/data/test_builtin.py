@@ -101,7 +101,9 @@ def test_multi30k_is_pinned_file_by_file() -> None:
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(CorpusError, match="wmt99: is not a built-in corpus; there are phrases, dates, multi30k, tatoeba"):
+    with pytest.raises(
+        CorpusError, match="wmt99: is not a built-in corpus; there are phrases, dates, multi30k, tatoeba"
+    ):
         get_corpus_folder("wmt99", EN_DE)
 
 
@@ -166,7 +168,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
 def test_a_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
-    with pytest.raises(StorageError, match=r"train\.en\.gz\.part: was not what .* should give"):
+    with pytest.raises(StorageError, match=r"train\.en\.gz\.part: does not match"):
         get_corpus_folder("multi30k", EN_DE, sites)
     assert not (cache / "corpora" / "multi30k").exists()
 
@@ -306,9 +308,7 @@ def test_empty_and_overlong_lines_take_their_partners_with_them(site: FakeSite) 
 
 
 def test_a_language_pair_that_opus_has_not_is_told(site: FakeSite) -> None:
-    with pytest.raises(
-        CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs of Tatoeba"
-    ):
+    with pytest.raises(CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs of Tatoeba"):
         get_corpus_folder("tatoeba", LanguagePair("en", "tlh"), DownloadSites(opus_url=site.url))
 
 
@@ -335,7 +335,10 @@ def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
         ({"C:\\evil": "x"}, "points out of the archive"),
         ({"Tatoeba.de-en.de": "x\n"}, r"there is no Tatoeba\.de-en\.en in it"),
         ({"Tatoeba.de-en.de": "x\ny\n", "Tatoeba.de-en.en": "x\n"}, "its two sides have different numbers of lines"),
-        ({"Tatoeba.de-en.de": "x" * 10**6, "Tatoeba.de-en.en": "x" * 10**6}, "claims to contain 2,000,000 bytes of text"),
+        (
+            {"Tatoeba.de-en.de": "x" * 10**6, "Tatoeba.de-en.en": "x" * 10**6},
+            "claims to contain 2,000,000 bytes of text",
+        ),
         ({"Tatoeba.de-en.de": "", "Tatoeba.de-en.en": ""}, "it has no pairs"),
     ],
 )
