@@ -31,7 +31,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "id beyond the vocabulary": (
         lambda: model()(ids(3, 9), ids(1)),
         (
-            "token ids must be from 0 to 8, the vocabulary, but reach from 3 to 9; was the text made into ids by "
+            "token ids must be from 0 to 8, the vocabulary, but range from 3 to 9; were they made by "
             "another model's tokenizer?"
         ),
     ),
