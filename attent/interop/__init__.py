@@ -1,8 +1,7 @@
-"""Foreign weights in and out: `load` opens any model folder, ours or Hugging Face's, whichever it is.
+"""Foreign weights in and out: `load` opens any model folder, ours or Hugging Face's.
 
-One file per family holds its table of names and its whitelist of settings; what they share is in `table`, and what
-reads and writes foreign files is in `files`. No code of a folder is run, no pickle is opened, `transformers` is not
-needed.
+Each family has a module with its table of tensor names and its config keys; `conversion` holds what they share, and
+`hf_folder` reads and writes the files. No code of a folder is run, no pickle is opened, `transformers` is not needed.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "detect_family", "load", "load_as", "save_hf"]
 
 M = TypeVar("M", Seq2Seq, CausalLM, TextEncoder, VisionTransformer)
-MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what each kind is called, and which commands are for it
+MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each class, and its commands
     Seq2Seq: ("a translator (encoder and decoder)", "attent translate"),
-    CausalLM: ("a language model (a decoder alone)", "attent generate"),
-    TextEncoder: ("an encoder of text", "attent fill, classify or embed"),
-    VisionTransformer: ("an encoder of images", "attent classify"),
+    CausalLM: ("a language model (decoder only)", "attent generate"),
+    TextEncoder: ("a text encoder", "attent fill, classify or embed"),
+    VisionTransformer: ("an image encoder", "attent classify"),
 }
 
 FAMILIES = {  # `model_type` in config.json -> the module here that reads it
@@ -38,7 +37,7 @@ FAMILIES = {  # `model_type` in config.json -> the module here that reads it
 
 
 class FamilyModule(Protocol):
-    """What the module of a family has."""
+    """The functions of a family's module."""
 
     def load(
         self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None, device: torch.device | str | None
@@ -56,11 +55,12 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Model:
-    """The model of a folder, ours or Hugging Face's, in eval mode.
+    """Load a model folder, ours or Hugging Face's, in eval mode.
 
-    Each tensor is read from its file when its turn comes and converted on its way, so that nothing is held twice.
-    dtype   the precision to load it in; None: as it is stored, where all tensors are stored alike
-    device  where to; None: the CPU
+    Tensors are converted one by one while they are read, so nothing is in memory twice.
+
+    dtype   None: the dtype of the file, if all its tensors have the same
+    device  None: the CPU
     """
     check_dtype(dtype)
     root = hf_folder.resolve_folder(folder)
@@ -70,7 +70,7 @@ def load(
 
 
 def read_model_type(path: Path) -> str:
-    """Which family a Hugging Face folder is of, if it is one that we have."""
+    """Read the family of a Hugging Face folder; reject unknown ones."""
     model_type = hf_folder.read_json(path).get("model_type")
     if model_type is None:
         raise FolderError(
@@ -79,7 +79,7 @@ def read_model_type(path: Path) -> str:
         )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise FolderError(
-            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported yet; supported: {', '.join(FAMILIES)}"
+            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {', '.join(FAMILIES)}"
         )
     return model_type
 
@@ -91,21 +91,19 @@ def load_as(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> M:
-    """The model of a folder that must be of this kind: another is refused, with the command that is made for it."""
+    """Load a model of this class; another is rejected, with the command that takes it."""
     model = load(folder, dtype=dtype, device=device)
     if not isinstance(model, model_class):
-        found, command = MODEL_DESCRIPTIONS[type(model)]
-        raise FolderError(
-            f"{os.fspath(folder)}: must be {MODEL_DESCRIPTIONS[model_class][0]}, but is {found}; for that there is `{command}`"
-        )
+        expected, (actual, command) = MODEL_DESCRIPTIONS[model_class][0], MODEL_DESCRIPTIONS[type(model)]
+        raise FolderError(f"{os.fspath(folder)}: must be {expected}, but is {actual}; for that there is `{command}`")
     return model
 
 
 def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
-    """Writes a new folder that `transformers` loads, as the family that the model is of; without a tokenizer.
+    """Write a new folder that `transformers` loads, in the nearest family, without a tokenizer.
 
-    A model that the family cannot express is refused by the name of the field. `pad` is the token id that fills up
-    short rows there; images have none.
+    A model that the family cannot describe is rejected by the name of the field. `pad` is the padding token; image
+    models have none.
     """
     if isinstance(model, VisionTransformer):
         from attent.interop import vit
@@ -116,7 +114,7 @@ def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = N
 
 
 def detect_family(model: Model) -> str:
-    """The family that a model is nearest to."""
+    """Return the family nearest to a model."""
     match model:
         case CausalLM():
             return "gpt2" if isinstance(model.config.stack.positions, LearnedConfig) else "llama"

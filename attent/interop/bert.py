@@ -1,8 +1,7 @@
-"""BERT as `transformers` stores it <-> our Encoder.
+"""BERT as `transformers` stores it <-> our TextEncoder.
 
-The paper's encoder with learned positions, segments and a norm on the embeddings. Which heads there are is told by the
-tensors: masked words, the pooler, labels. BERT's head for "is this the next sentence?" is known and left out, since
-nothing here asks for it.
+The paper's encoder with learned positions, segments and a norm on the embeddings. The tensors tell which heads there
+are: masked LM, pooler, classifier. The next-sentence head is dropped.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from attent.interop.conversion import (
     ConfigKeys,
     HFActivation,
     TensorMapping,
+    map_attention,
 )
 from attent.interop.hf_folder import LazyTensor
 from attent.models import EncoderConfig, TextEncoder, build_empty
@@ -33,14 +33,14 @@ from attent.storage.errors import FolderError
 FAMILY = "BERT"
 ARCHITECTURES = ("BertForMaskedLM", "BertForSequenceClassification", "BertModel", "BertForPreTraining")
 
-# --- names ----------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 PREFIX = "bert."  # left out where there is no head
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 POOLER = "bert.pooler.dense.weight"
-OUTPUT = "cls.predictions.decoder.weight"  # the embedding once more
-OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"  # one and the same
+OUTPUT = "cls.predictions.decoder.weight"  # tied to the embedding
+OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"
 MASKED_LM = "cls.predictions.transform.dense.weight"
 CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = [
@@ -48,10 +48,11 @@ TENSOR_MAPPINGS = [
     TensorMapping("segment_embedding.weight", SEGMENTS),
     TensorMapping("encoder.positions.weight", "bert.embeddings.position_embeddings.weight"),
     TensorMapping("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
-    TensorMapping("encoder.blocks.{i}.self_attn.query", "bert.encoder.layer.{i}.attention.self.query"),
-    TensorMapping("encoder.blocks.{i}.self_attn.key", "bert.encoder.layer.{i}.attention.self.key"),
-    TensorMapping("encoder.blocks.{i}.self_attn.value", "bert.encoder.layer.{i}.attention.self.value"),
-    TensorMapping("encoder.blocks.{i}.self_attn.output", "bert.encoder.layer.{i}.attention.output.dense"),
+    *map_attention(
+        "encoder.blocks.{i}.self_attn",
+        "bert.encoder.layer.{i}.attention",
+        "self.query self.key self.value output.dense",
+    ),
     TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
     TensorMapping("encoder.blocks.{i}.feedforward.expand", "bert.encoder.layer.{i}.intermediate.dense"),
     TensorMapping("encoder.blocks.{i}.feedforward.contract", "bert.encoder.layer.{i}.output.dense"),
@@ -64,21 +65,18 @@ TENSOR_MAPPINGS = [
     TensorMapping("classifier", "classifier"),
 ]
 IGNORED_TENSORS = {
-    "whether one sentence follows the other: nothing here asks": [
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
-    ],
+    "next-sentence prediction": ["cls.seq_relationship.weight", "cls.seq_relationship.bias"],
     "0, 1, 2 and so on": ["bert.embeddings.position_ids", "embeddings.position_ids"],
 }
-OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # of files of 2018
+OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # in files of 2018
 
 
-# --- settings -------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertKeys:
-    """The keys of a BERT config.json that say what the model is. Defaults are those of `transformers`."""
+    """The keys of a BERT config.json that describe the model, with the defaults of `transformers`."""
 
     vocab_size: int = 30_522
     hidden_size: int = 768
@@ -95,7 +93,7 @@ class BertKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class BertHeads:
-    """What the tensors say."""
+    """The heads that a file's tensors show."""
 
     masked_lm: bool
     pooler: bool
@@ -118,10 +116,10 @@ CONFIG_KEYS = ConfigKeys(
     aliases={},
     ignored=COMMON_IGNORED
     | {
-        "read with the tensors that they speak of": ["architectures", *LABEL_KEYS],
-        "first values of weights": ["initializer_range"],
-        "dropout before the labels: here it is that of the stack": ["classifier_dropout"],
-        "token ids that are the tokenizer's business": """
+        "read with the tensors": ["architectures", *LABEL_KEYS],
+        "initialization": ["initializer_range"],
+        "dropout before the classifier: here it is that of the stack": ["classifier_dropout"],
+        "token ids of the tokenizer": """
             bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
         """.split(),
         "of Google's first program, never read by transformers": """
@@ -168,24 +166,23 @@ def to_stack(keys: BertKeys) -> StackConfig:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> TextEncoder:
-    """The BERT of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
+    """Load a BERT folder, in eval mode, in its own dtype or another."""
     root = hf_folder.resolve_folder(folder)
-    facts, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
+    keys, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
     stored = conversion.drop_ignored(rename_old_tensors(hf_folder.open_tensors(root)), IGNORED_TENSORS)
-    conversion.check_layer_count(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = conversion.find_omitted_prefix(stored, PREFIX)
-    heads = detect_heads(stored, bare, root)
+    conversion.check_layer_count(stored, {"num_hidden_layers": keys.num_hidden_layers}, where)
+    prefix = conversion.find_omitted_prefix(stored, PREFIX)
+    heads = detect_heads(stored, prefix, root)
     if heads.masked_lm:
-        stored = resolve_output(stored, bare, where)
-    model = build_empty(to_config(facts, heads, root / hf_folder.CONFIG_FILE))
+        stored = resolve_output(stored, prefix, where)
+    model = build_empty(to_config(keys, heads, root / hf_folder.CONFIG_FILE))
     return conversion.load_weights(
-        model, TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device, omitted_prefix=bare
+        model, TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device, omitted_prefix=prefix
     )
 
 
 def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors under the names of today."""
     names = {}
     for name, tensor in stored.items():
         old = next((old for old in OLD_SUFFIXES if name.endswith(old)), "")
@@ -195,21 +192,17 @@ def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor
 
 def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> BertHeads:
     pooler = POOLER.removeprefix(omitted_prefix) in stored
-    labels = encoder_family.read_labels(root, count_rows(stored[CLASSIFIER])) if CLASSIFIER in stored else ()
+    labels = encoder_family.read_labels(root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
         raise FolderError(
-            f"{hf_folder.get_weights_path(root)}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; a "
-            f"classifier without the pooler is for each token, and attent has those for whole texts alone"
+            f"{hf_folder.get_weights_path(root)}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; "
+            f"token classifiers, which have no pooler, are not supported"
         )
     return BertHeads(masked_lm=MASKED_LM in stored, pooler=pooler, labels=labels)
 
 
-def count_rows(stored: LazyTensor) -> int:
-    return stored.shape[0] if stored.shape else 0
-
-
 def resolve_output(stored: Mapping[str, LazyTensor], omitted_prefix: str, where: Path) -> dict[str, LazyTensor]:
-    """The head for masked words under its own names; what it shares with the embedding may stand there twice."""
+    """Give the masked LM head its own names for the tensors that it shares with the embedding."""
     groups = [[EMBEDDING.removeprefix(omitted_prefix), OUTPUT], [OUTPUT_BIAS, OUTPUT_BIAS_COPY]]
     resolved = conversion.resolve_ties(stored, groups, where, "`tie_word_embeddings`")
     del resolved[OUTPUT_BIAS_COPY]
@@ -220,28 +213,29 @@ def resolve_output(stored: Mapping[str, LazyTensor], omitted_prefix: str, where:
 
 
 def save(model: TextEncoder, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
-    """Writes a new folder that BERT's classes of `transformers` load; without a tokenizer.
+    """Write a folder that BERT's classes of `transformers` load, without a tokenizer.
 
-    It is said to be of the class of its last head; any other head is there too, for the class that has it. `pad` is the
-    token id whose embedding `transformers` is to give no gradient. A model without segments gets one, of zeros.
+    Its class is that of the last head; other heads are written too, for their classes. `pad` is the token whose
+    embedding gets no gradient in `transformers`. A model without segments gets one, of zeros.
     """
     config = model.config
     check_expressible(config)
-    if pad is not None and not 0 <= pad < config.vocab:
-        raise ValueError(f"`pad` must be a token id, from 0 to {config.vocab - 1}, but is {pad}; give one, or none")
+    if pad is not None:
+        conversion.check_pad(pad, config.vocab)
     tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     if not config.segments:
         tensors[SEGMENTS] = tensors[EMBEDDING].new_zeros(1, config.stack.width)
+    has_head = choose_architecture(config) != "BertModel"
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, pad, conversion.get_dtype_name(model)),
-        tensors=conversion.strip_prefix(tensors, PREFIX) if choose_architecture(config) == "BertModel" else tensors,
+        tensors=tensors if has_head else conversion.strip_prefix(tensors, PREFIX),
     )
 
 
 def check_expressible(config: EncoderConfig) -> None:
-    """Refuses a model that BERT has no words for, naming the field."""
-    encoder_family.check_stack(config.stack, FAMILY, {"norm_order": ("post",), "embedding_norm": (True,)})
+    """Reject a model that BERT's config cannot describe, by the name of the field."""
+    conversion.check_stack(config.stack, FAMILY, required={"embedding_norm": (True,)})
     if not isinstance(config.stack.positions, LearnedConfig):
         conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, "learned")
     if config.scale_embeddings:

@@ -1,8 +1,8 @@
-"""Our Seq2Seq written as a CTranslate2 model: model.bin, config.json and the vocabularies, with checksums beside them.
+"""Convert our Seq2Seq to a CTranslate2 model: model.bin, config.json, the vocabularies and checksums.
 
-CTranslate2 opens a file with flipped bits without a word, and cannot tell of which weights it was made; both are told
-here, by `is_whole`. Searching with what was written is left to `attent.decode.quick`. What CTranslate2 cannot compute
-is refused by the name of the field.
+CTranslate2 opens damaged files without an error, and does not know from which weights one was made; `is_intact` checks
+both. `attent.decoding.engines.ctranslate2` searches with the conversion. A model that CTranslate2 cannot compute is
+rejected by the name of the field.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from attent.storage.manifest import explain_save_errors, find_damage, hash_file,
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer, Vocabulary
 
-CONVERSION_VERSION = 1  # of what is written here: counted up when a conversion of before must be made anew
-MAX_POSITIONS = 2048  # sinusoids that are written down (4 MB at width 512); longer text is left to our own engine
-SUPPRESSED_LOGIT = (
-    -1e9
-)  # the logit of a token that is never written: its probability is 0, and sums with it stay finite
-STALE_SECONDS = 3600  # seconds; a conversion takes some
+CONVERSION_VERSION = 1  # increment it when older conversions must be made again
+MAX_POSITIONS = 2048  # of the sinusoids that are written (4 MB at width 512); longer texts use the PyTorch engine
+SUPPRESSED_LOGIT = -1e9  # the logit of a suppressed token: probability 0, but finite
+STALE_SECONDS = 3600  # a conversion takes seconds
 CHECKSUMS_FILE, ORIGIN_FILE = "checksums.json", "origin.json"
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16", "float32")
 INSTALL_HINT = "CTranslate2 is not installed; run: pip install 'ctranslate2>=4.8.4'"
@@ -48,7 +46,7 @@ class ConversionError(ValueError):
 
 
 def import_ctranslate2() -> Any:
-    """The package `ctranslate2`, imported when first needed: it takes a while."""
+    """Import `ctranslate2` on first use: it takes a while."""
     try:
         import ctranslate2
         import ctranslate2.specs
@@ -68,10 +66,10 @@ def write_conversion(
     quantization: str = "int8",
     suppressed_tokens: Iterable[int] | None = None,
 ) -> None:
-    """Write the folder aside and put it in its place as a whole, in the stead of a conversion that was there.
+    """Write a conversion atomically, replacing an older one.
 
-    tokenizer  names the pieces; without it they are called `<0>`, `<1>` and so on
-    never      target ids that must not be written; None: those of `never_written`
+    tokenizer          names the tokens; without it they are `<0>`, `<1>` and so on
+    suppressed_tokens  target ids that are never generated; None: `find_suppressed_tokens`
     """
     root = Path(folder).expanduser().absolute()
     banned = (
@@ -93,21 +91,21 @@ def write_conversion(
 
 
 def remove_stale_folders(root: Path) -> None:
-    """What killed processes have left aside; what is younger may be of one that is at work."""
+    """Remove temporary folders of killed processes; recent ones may be in use."""
     for aside in root.parent.glob(f".{root.name}.*{NEW_SUFFIX}"):
         if time.time() - aside.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_conversion(root: Path) -> bool:
-    """Whether it may be replaced: it is empty, or made here."""
+    """True for a folder that may be replaced: empty, or a conversion."""
     return root.is_dir() and (
         not any(root.iterdir()) or (root / ORIGIN_FILE).exists() or (root / CHECKSUMS_FILE).exists()
     )
 
 
 def is_intact(folder: Path, fingerprint: str) -> bool:
-    """Is there a conversion of just this model, and every byte of it as it was written?"""
+    """True if the folder holds a conversion of exactly this model, with valid checksums."""
     try:
         entries = read_manifest(folder / CHECKSUMS_FILE, "conversion")
         intact = {"model.bin", "config.json", ORIGIN_FILE} <= entries.keys() and all(
@@ -121,7 +119,7 @@ def is_intact(folder: Path, fingerprint: str) -> bool:
 def compute_fingerprint(
     model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, suppressed_tokens: Sequence[int]
 ) -> str:
-    """sha256 of all that decides the conversion. Of the weights in memory: files may have been saved anew since."""
+    """Hash everything that determines the conversion: options, versions, config and the weights in memory."""
     if quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConversionError(f"`quantization` must be one of {known}, but is {quantization!r}")
@@ -129,7 +127,7 @@ def compute_fingerprint(
         "layout": CONVERSION_VERSION,
         "ctranslate2": import_ctranslate2().__version__,
         "quantization": quantization,
-        "never": list(suppressed_tokens),
+        "suppressed_tokens": list(suppressed_tokens),
         "model": settings.to_dict(model.config),
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
     }
@@ -138,16 +136,16 @@ def compute_fingerprint(
     for name, tensor in collect_tensors(model, build_empty(model.config)).items():
         first = seen.setdefault(tensor.data_ptr(), name)
         digest.update(f"{name} {first} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        if first == name:  # embeddings may stand under three names
+        if first == name:  # embeddings may have three names
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-# --- words ---------------------------------------------------------------------------------------------------------
+# --- tokens --------------------------------------------------------------------------------------------------------
 
 
 def find_suppressed_tokens(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """What is no word of a target: the start, padding, the unknown, and ids that the tokenizer has no piece for."""
+    """Return the tokens that never occur in a target: start, padding, unknown, and ids without a piece."""
     banned = {config.start_id}
     if tokenizer is not None:
         target = tokenizer.target
@@ -156,7 +154,7 @@ def find_suppressed_tokens(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -
 
 
 def build_vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
-    """The name of every id, source and target: all different, for CTranslate2 is talked to in names."""
+    """Return the names of all source and target ids. They are unique, since CTranslate2's interface takes names."""
     if tokenizer is None:
         return name_tokens(None, config.vocab), name_tokens(None, config.output_vocab)
     return name_tokens(tokenizer.source, config.vocab), name_tokens(tokenizer.target, config.output_vocab)
@@ -183,7 +181,7 @@ def get_unknown_id(tokenizer: Tokenizer | None) -> int | None:
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
-    """Refuse a model that CTranslate2 has no words for, naming the field."""
+    """Reject a model that CTranslate2 cannot compute, by the name of the field."""
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         if stack.window not in (None, (None, None)):
             reject_field(f"{side}.window", stack.window, "None")
@@ -200,7 +198,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
 
 def reject_field(name: str, value: object, required: str) -> None:
     raise ConversionError(
-        f"`{name}` must be {required} for CTranslate2, but is {value!r}; translate with our own engine (--engine torch)"
+        f"`{name}` must be {required} for CTranslate2, but is {value!r}; use the PyTorch engine (--engine torch)"
     )
 
 
@@ -210,10 +208,9 @@ def reject_field(name: str, value: object, required: str) -> None:
 def to_spec(
     model: Seq2Seq, vocabularies: tuple[list[str], list[str]], unknown: int | None, suppressed_tokens: Sequence[int]
 ) -> Any:
-    """The whole model; every number is a copy, since CTranslate2 quantizes in place.
+    """Build the specification from copies of all tensors, since CTranslate2 quantizes in place.
 
-    CTranslate2 knows one number of heads for all layers: those that were pruned are put back as zeros, so that it
-    translates the same, and no quicker.
+    CTranslate2 has one number of heads for all layers, so pruned heads become zeros: same results, same speed.
     """
     model = restore_heads(model)
     config = model.config
@@ -255,7 +252,7 @@ def make_decoder_spec(stack: StackConfig) -> Any:
 
 
 def build_spec_options(stack: StackConfig) -> dict[str, Any]:
-    """What both sides are told alike."""
+    """Return the options that both sides share."""
     shaped: dict[str, Any] = {
         "pre_norm": stack.norm_order == "pre",
         "activation": to_ct2_activation(stack.activation),
@@ -295,7 +292,7 @@ def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]
 def set_positions(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
     match stack.positions:
         case SinusoidalConfig():
-            # CTranslate2's own sinusoids count from 1 and have other wave lengths.
+            # CTranslate2's own sinusoids start at position 1 and have other wavelengths.
             table = make_sinusoids(torch.arange(MAX_POSITIONS), stack.width, stack.positions.order)
             spec.position_encodings.encodings = table.numpy()
         case LearnedConfig():
@@ -317,7 +314,7 @@ def set_norm(spec: Any, name: str, tensors: dict[str, Any]) -> None:
 
 
 def set_attention(spec: Any, name: str, stack: StackConfig, tensors: dict[str, Any], *, cross: bool) -> None:
-    """W^Q, W^K and W^V are one matrix where the same states are read, else W^Q alone and the other two together."""
+    """Concatenate W^Q, W^K and W^V in self-attention; W^K and W^V in cross-attention."""
     together = [["query"], ["key", "value"]] if cross else [["query", "key", "value"]]
     for linear, parts in zip(spec.linear, [*together, ["output"]], strict=True):
         set_linear(linear, [f"{name}.{part}" for part in parts], tensors)
@@ -341,7 +338,7 @@ def set_linear(spec: Any, parts: list[str], tensors: dict[str, Any]) -> None:
 
 
 def get_max_lengths(config: Seq2SeqConfig) -> tuple[int | None, int | None]:
-    """Tokens of a source and of a target that a conversion has positions for; None: any number."""
+    """Return the number of source and target positions of a conversion; None: no limit."""
     return get_max_length(config.encoder), get_max_length(config.decoder)
 
 

@@ -1,17 +1,14 @@
 """GPT-2 as `transformers` stores it <-> our CausalLM.
 
-A decoder alone: the norm first, learned positions, and matrices stored as (inputs, outputs), those of query, key and
-value in one. How tables are read, and what is said of what they do not hold, is in `table`.
+Decoder-only, pre-norm, learned positions. Matrices are stored as (inputs, outputs), those of query, key and value in
+one.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from attent.interop import causal_family, conversion
 from attent.interop.conversion import (
@@ -25,14 +22,14 @@ from attent.interop.conversion import (
     TensorMapping,
     concat_transposed,
 )
-from attent.models import CausalConfig, CausalLM
+from attent.models import CausalConfig
 from attent.nn import LearnedConfig, StackConfig
 
-# --- names ----------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 PREFIX = "transformer."  # the first published weights leave it out
 EMBEDDING, OUTPUT = "transformer.wte.weight", "lm_head.weight"
-QKV = ("decoder.blocks.{i}.self_attn.query", "decoder.blocks.{i}.self_attn.key", "decoder.blocks.{i}.self_attn.value")
+QKV = tuple(f"decoder.blocks.{{i}}.self_attn.{part}" for part in ("query", "key", "value"))
 TENSOR_MAPPINGS = [
     TensorMapping("embedding.weight", EMBEDDING),
     TensorMapping("decoder.positions.weight", "transformer.wpe.weight"),
@@ -46,18 +43,18 @@ TENSOR_MAPPINGS = [
     TensorMapping("output.weight", OUTPUT),
 ]
 IGNORED_TENSORS = {
-    "which tokens see which, as a table: we compute it": [
+    "the causal mask": [
         prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
     ],
 }
 
 
-# --- settings -------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Keys:
-    """The keys of a GPT-2 config.json that say what the model is. Defaults are those of `transformers`."""
+    """The keys of a GPT-2 config.json that describe the model, with the defaults of `transformers`."""
 
     vocab_size: int
     n_positions: int
@@ -109,12 +106,12 @@ CONFIG_KEYS = ConfigKeys(
     },
     ignored=COMMON_IGNORED
     | {
-        "a head that classifies, which a language model does not have": """
+        "a classifier, which a language model does not have": """
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
         """.split()
         + LABEL_KEYS,
-        "first values of weights": ["initializer_range"],
-        "the same numbers in another order, for half precision": ["reorder_and_upcast_attn"],
+        "initialization": ["initializer_range"],
+        "another order of the same operations, for half precision": ["reorder_and_upcast_attn"],
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id
         """.split(),
@@ -123,17 +120,7 @@ CONFIG_KEYS = ConfigKeys(
 
 
 def to_config(keys: GPT2Keys, where: Path) -> CausalConfig:
-    return conversion.build_config(
-        lambda: CausalConfig(
-            vocab=keys.vocab_size,
-            stack=to_stack(keys),
-            tie_output=keys.tie_word_embeddings,
-            start_id=conversion.drop_invalid_id(keys.bos_token_id, keys.vocab_size),
-            end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
+    return causal_family.build_causal_config(keys, where, CONFIG_KEYS.field_to_key, lambda: to_stack(keys))
 
 
 def to_stack(keys: GPT2Keys) -> StackConfig:
@@ -155,61 +142,25 @@ def to_stack(keys: GPT2Keys) -> StackConfig:
     )
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> CausalLM:
-    """The GPT2LMHeadModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    return causal_family.load_causal(FAMILY, folder, dtype, device)
-
-
 # --- out ------------------------------------------------------------------------------------------
 
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"gelu_tanh": "gelu_new"}
-EXPRESSED_FIELDS = set(
-    """
-    layers width heads ffn_width activation causal positions norm_eps scale scale_by_layer dropout embedding_dropout
-    attention_dropout
-    """.split()
-)
-
-
-def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
-    """Writes a new folder that `GPT2LMHeadModel.from_pretrained` of `transformers` loads; without a tokenizer.
-
-    `pad` is the token id that fills up short rows there; we need none.
-    """
-    causal_family.save_causal(FAMILY, model, folder, pad)
 
 
 def check_expressible(config: CausalConfig) -> None:
-    """Refuses a model that GPT-2 has no words for, naming the field."""
+    """Reject a model that GPT-2's config cannot describe, by the name of the field."""
     stack = config.stack
-    head_width = stack.width // stack.heads
-    wanted: dict[str, tuple[object, ...]] = {
-        "kv_heads": (None, stack.heads),
-        "head_width": (None, head_width),
-        "remaining_heads": (None,),
-        "gated": (False,),
-        "cross_attention": (False,),
-        "window": (None, (None, None), (None, 0)),
-        "norm": ("layer",),
-        "norm_order": ("pre",),
-        "bias": (True,),
-        "embedding_norm": (False,),
-        "output_dropout": (0,),
-        "activation_dropout": (0,),
-    }
-    conversion.check_stack(stack, "GPT-2", side="stack", expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
+    conversion.check_stack(
+        stack,
+        "GPT-2",
+        expressed={"causal", "scale", "scale_by_layer", "embedding_dropout"},
+        required={"norm_order": ("pre",), "window": (None, (None, None), (None, 0))},
+    )
     if not isinstance(stack.positions, LearnedConfig):
         conversion.reject_field("GPT-2", "stack.positions", stack.positions, "learned (LearnedConfig)")
-    if stack.scale not in (None, head_width**-0.5, 1.0):
+    if stack.scale not in (None, (stack.width // stack.heads) ** -0.5, 1.0):
         conversion.reject_field("GPT-2", "stack.scale", stack.scale, "None or 1.0")
-    for name in ("output_bias", "scale_embeddings"):
-        if getattr(config, name):
-            conversion.reject_field("GPT-2", name, True, "False")
+    causal_family.check_output(config, "GPT-2")
 
 
 def to_hf_config(config: CausalConfig) -> dict[str, Any]:
@@ -246,3 +197,4 @@ FAMILY = causal_family.CausalFamily(
     check_expressible=check_expressible,
     to_hf_config=to_hf_config,
 )
+load, save = FAMILY.load, FAMILY.save

@@ -1,8 +1,8 @@
 """The files of a Hugging Face folder: config.json, and weights in one safetensors file or several.
 
-Links are followed, since the hub's cache is made of them; names that an index file gives must be plain names. Weights
-are mapped: what they are is known from the headers of their files, and each is read when it is asked for.
-What the tensors mean is left to the families; our own folders are left to `attent.models.folder`.
+Symbolic links are followed, since the hub's cache is made of them; file names in an index must be plain names. Weights
+are memory-mapped: names, shapes and dtypes come from the headers, and each tensor is read on demand. The families
+interpret the tensors; `attent.models.folder` reads and writes our own folders.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.
 HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-# Reading.
+# --- reading -------------------------------------------------------------------------------------
 
 
 def check_folder(root: Path, given: str) -> None:
-    """Refuses what is not a folder, in words that help someone who gave the name of a model on the hub."""
+    """Reject a path that is no folder, with advice for the name of a model on the hub."""
     if root.is_dir():
         return
     problem = "is a file" if root.exists() else "does not exist"
@@ -55,21 +55,20 @@ def check_folder(root: Path, given: str) -> None:
 
 
 def resolve_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder that was given, if it is one."""
+    """Return the folder as a path, after checking that it exists."""
     root = Path(folder).expanduser()
     check_folder(root, os.fspath(folder))
     return root
 
 
 def is_attent_folder(root: Path) -> bool:
-    """Whether attent has saved this folder. With a manifest it has, whatever may have happened to config.json since."""
+    """True for a folder that attent saved: one with a manifest, even if its config.json is damaged."""
     if any((root / name).exists() for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX)):
         return True
     return read_json(root / CONFIG_FILE).get("format") == "attent"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of the folder."""
     if not path.is_file():
         raise FolderError(f"{path.parent}: must hold {path.name}, but does not; is it a model folder?")
     try:
@@ -80,25 +79,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class LazyTensor:
-    """A tensor in a file: its name, shape and precision, from the file's header. It is read when `read` is called."""
+    """A tensor in a file: name, shape and dtype from the file's header; `read` maps its data."""
 
     path: Path
     name: str
     shape: torch.Size
-    stored_dtype: str  # as safetensors calls it, F32
+    stored_dtype: str  # in safetensors' notation, F32
     file: Any
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """None where torch has none of that kind, or weights are never of it."""
+        """None if it is not a floating type that weights have."""
         return SAFETENSORS_DTYPES.get(self.stored_dtype)
 
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 0
+
     def to_meta(self) -> Tensor:
-        """A tensor of the same shape, without numbers."""
         return torch.empty(self.shape, device="meta")
 
     def read(self) -> Tensor:
-        """The tensor, mapped from the file: it takes no memory of its own, and must be copied to be kept."""
+        """Return the tensor, mapped from the file; copy it to keep it."""
         try:
             return self.file.get_tensor(self.name)
         except SafetensorError as error:
@@ -106,7 +108,7 @@ class LazyTensor:
 
 
 def open_tensors(root: Path) -> dict[str, LazyTensor]:
-    """Every tensor of the folder by its foreign name; of the files, only the headers are read."""
+    """Open all tensors of the folder by name, reading the headers only."""
     try:
         if (root / WEIGHTS_FILE).is_file():
             return open_safetensors(root / WEIGHTS_FILE)
@@ -120,16 +122,15 @@ def open_tensors(root: Path) -> dict[str, LazyTensor]:
 
 
 def get_weights_path(root: Path) -> Path:
-    """The file to name when tensors are wrong."""
-    return root / (
-        INDEX_FILE if not (root / WEIGHTS_FILE).is_file() and (root / INDEX_FILE).is_file() else WEIGHTS_FILE
-    )
+    """Return the file to name in errors about tensors."""
+    sharded = not (root / WEIGHTS_FILE).is_file() and (root / INDEX_FILE).is_file()
+    return root / (INDEX_FILE if sharded else WEIGHTS_FILE)
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     check_safetensors_header(path, "model")
     try:
-        file: Any = safe_open(path, framework="pt")  # mapped for as long as a tensor of it is to be read
+        file: Any = safe_open(path, framework="pt")  # stays mapped while its tensors are read
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
     except SafetensorError as error:
         raise FolderError(f"{path}: is not valid safetensors: {error}; get the model again") from error
@@ -140,17 +141,17 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def open_shards(root: Path) -> dict[str, LazyTensor]:
-    """The tensors of the files that the index names, each where the index says it is."""
-    homes = read_json(root / INDEX_FILE).get("weight_map")
-    if not isinstance(homes, dict) or not homes or not all(isinstance(home, str) for home in homes.values()):
+    """Open the tensors of all shards, each where the index says it is."""
+    weight_map = read_json(root / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        weight_map = None
+    if not weight_map:
         raise FolderError(f"{root / INDEX_FILE}: `weight_map` must map tensors to files; get the file again")
     tensors: dict[str, LazyTensor] = {}
-    paths = {
-        shard: resolve_shard(root, shard) for shard in sorted(set(homes.values()))
-    }  # all there, before any is opened
+    paths = {shard: resolve_shard(root, shard) for shard in sorted(set(weight_map.values()))}  # check all, then open
     for shard, path in paths.items():
-        listed = {name for name, home in homes.items() if home == shard}
-        tensors |= check_shard(open_safetensors(path), listed, root / shard)
+        expected = {name for name, home in weight_map.items() if home == shard}
+        tensors |= check_shard(open_safetensors(path), expected, root / shard)
     return tensors
 
 
@@ -163,7 +164,7 @@ def check_shard(tensors: dict[str, LazyTensor], expected: set[str], path: Path) 
 
 
 def resolve_shard(root: Path, name: str) -> Path:
-    """A file beside the index; never a way to somewhere else."""
+    """Return the path of a shard, which must be in the folder of the index."""
     if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
         raise FolderError(
             f"{root / INDEX_FILE}: {quote_value(name)} must be the name of a .safetensors file in the same folder; "
@@ -179,9 +180,9 @@ def explain_missing_weights(root: Path) -> str:
     if not pickles:
         return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but does not; download the weights too"
     new = f"{root.name}-safetensors"
-    said = read_json(root / CONFIG_FILE).get("architectures")
-    names = [name for name in said if re.fullmatch("[A-Za-z][A-Za-z0-9]+", str(name))] if isinstance(said, list) else []
-    model = names[0] if names else "AutoModel"
+    architectures = read_json(root / CONFIG_FILE).get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    model = next((name for name in names if re.fullmatch("[A-Za-z][A-Za-z0-9]+", str(name))), "AutoModel")
     return (
         f"{root / pickles[0]}: is a pickle, which can run code and is never opened here, and there is no "
         f"{WEIGHTS_FILE}; convert it where `transformers` is installed: python -c 'from transformers import "
@@ -189,7 +190,7 @@ def explain_missing_weights(root: Path) -> str:
     )
 
 
-# Writing.
+# --- writing -------------------------------------------------------------------------------------
 
 
 def write_folder(
@@ -199,10 +200,7 @@ def write_folder(
     tensors: Mapping[str, Tensor],
     extra_files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """A new Hugging Face folder: written aside and renamed as a whole, so that there is never half of one.
-
-    `others` are further JSON files by name.
-    """
+    """Write a new Hugging Face folder atomically. `extra_files` are further JSON files by name."""
     root = Path(folder).expanduser().absolute()
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         raise FolderError(f"{folder}: exists already; give a new folder, or remove that one first")

@@ -1,19 +1,15 @@
-"""LLaMA (1 to 3, and its kin of the same `model_type`) as `transformers` stores it <-> our CausalLM.
+"""LLaMA (1 to 3, and others of the same `model_type`) as `transformers` stores it <-> our CausalLM.
 
-A decoder alone: the norm first (RMS), rotary positions, SwiGLU, heads that may share keys and values. How tables are
-read, and what is said of what they do not hold, is in `table`.
+Decoder-only, pre-norm with RMS, rotary positions, SwiGLU, grouped-query attention.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from attent.interop import causal_family, conversion, hf_folder
+from attent.interop import causal_family, conversion
 from attent.interop.conversion import (
     ACTIVATION_FROM_HF,
     COMMON_IGNORED,
@@ -22,34 +18,31 @@ from attent.interop.conversion import (
     ConfigKeys,
     HFActivation,
     TensorMapping,
+    map_attention,
 )
-from attent.models import CausalConfig, CausalLM
+from attent.interop.hf_folder import quote_value
+from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
 from attent.nn.positions import RotaryScaling
 from attent.storage.errors import FolderError
 
-# --- names ----------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
-PREFIX = "model."  # weights without a head leave it out
+PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 TENSOR_MAPPINGS = [
     TensorMapping("embedding.weight", EMBEDDING),
     TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.layers.{i}.input_layernorm"),
-    TensorMapping("decoder.blocks.{i}.self_attn.query", "model.layers.{i}.self_attn.q_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.key", "model.layers.{i}.self_attn.k_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.value", "model.layers.{i}.self_attn.v_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.output", "model.layers.{i}.self_attn.o_proj"),
+    *map_attention("decoder.blocks.{i}.self_attn", "model.layers.{i}.self_attn", "q_proj k_proj v_proj o_proj"),
     TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
-    TensorMapping(
-        "decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"
-    ),  # the one with the activation
+    TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # with the activation
     TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
     TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
     TensorMapping("decoder.norm", "model.norm"),
     TensorMapping("output.weight", OUTPUT),
 ]
 IGNORED_TENSORS = {
-    "the speeds of rotary positions: we compute them from the config, as transformers does": [
+    "rotary frequencies, which we compute from the config, as transformers does": [
         prefix + name
         for prefix in ("", PREFIX)
         for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
@@ -57,15 +50,15 @@ IGNORED_TENSORS = {
 }
 
 
-# --- settings -------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeKeys:
-    """Rotary positions, as `rope_scaling` told them once and `rope_parameters` tells them since transformers 5."""
+    """`rope_scaling`, named `rope_parameters` since transformers 5."""
 
     rope_type: str | None = None
-    type: str | None = None  # an older name of it
+    type: str | None = None  # its older name
     rope_theta: float | None = None
     factor: float | None = None
     low_freq_factor: float | None = None
@@ -76,8 +69,8 @@ class RopeKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaKeys:
-    """The keys of a LLaMA config.json that say what the model is. Where a key may be left out, its default is that of
-    `transformers`; sizes may not, which every file of a published model tells."""
+    """The keys of a LLaMA config.json that describe the model. Optional keys have the defaults of `transformers`; sizes
+    are required, since every published file has them."""
 
     vocab_size: int
     hidden_size: int
@@ -89,7 +82,7 @@ class LlamaKeys:
     hidden_act: HFActivation = "silu"
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
-    original_max_position_embeddings: int | None = None  # goes before the one inside of the table
+    original_max_position_embeddings: int | None = None  # takes precedence over the one in `rope_scaling`
     rope_theta: float | None = None
     rope_scaling: RopeKeys | None = None
     rope_parameters: RopeKeys | None = None
@@ -115,9 +108,8 @@ CONFIG_KEYS = ConfigKeys(
         "ffn_width": "intermediate_size",
         "norm_eps": "rms_norm_eps",
         "base": "rope_theta",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
         "trained_length": "max_position_embeddings",
+        "original_length": "max_position_embeddings",
     },
     required_values=COMMON_REQUIRED
     | {
@@ -133,13 +125,13 @@ CONFIG_KEYS = ConfigKeys(
     aliases={},
     ignored=COMMON_IGNORED
     | {
-        "first values of weights": ["initializer_range"],
-        "in how many pieces matrices were multiplied when it was trained: the same numbers": ["pretraining_tp"],
-        "classifiers: not of a language model": LABEL_KEYS,
+        "initialization": ["initializer_range"],
+        "tensor parallelism in pre-training": ["pretraining_tp"],
+        "a classifier, which a language model does not have": LABEL_KEYS,
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id
         """.split(),
-        "the same length under an older name, and notes of those who trained it": """
+        "an older name of the length, and notes of training tools": """
             is_llama_config max_sequence_length unsloth_fixed unsloth_version
         """.split(),
     },
@@ -147,24 +139,14 @@ CONFIG_KEYS = ConfigKeys(
 
 
 def to_config(keys: LlamaKeys, where: Path) -> CausalConfig:
-    return conversion.build_config(
-        lambda: CausalConfig(
-            vocab=keys.vocab_size,
-            stack=to_stack(keys, where),
-            tie_output=keys.tie_word_embeddings,
-            start_id=conversion.drop_invalid_id(keys.bos_token_id, keys.vocab_size),
-            end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
+    return causal_family.build_causal_config(keys, where, CONFIG_KEYS.field_to_key, lambda: to_stack(keys, where))
 
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
     if keys.attention_bias != keys.mlp_bias:
         raise FolderError(
             f"{where}: `attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}; "
-            f"a model with biases in some layers alone is not supported"
+            f"a model with biases in some layers only is not supported"
         )
     kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
     return StackConfig(
@@ -188,7 +170,7 @@ def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
 
 
 def to_positions(keys: LlamaKeys, where: Path) -> RotaryConfig:
-    """Rotary positions from either spelling; a base inside of the table goes before the one beside it."""
+    """Read rotary positions from either table; its `rope_theta` takes precedence over the one beside it."""
     if keys.rope_scaling and keys.rope_parameters:
         raise FolderError(
             f"{where}: must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"
@@ -209,23 +191,20 @@ def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> RotaryScaling | 
     if kind == "default":
         return None
     if kind not in ("linear", "llama3"):
-        raise FolderError(
-            f"{where}: `rope_type` must be default, linear or llama3, but is {hf_folder.quote_value(kind)}; rotary positions "
-            f"that are scaled in other ways are not supported"
-        )
+        raise FolderError(f"{where}: `rope_type` must be default, linear or llama3, but is {quote_value(kind)}")
     if rope.factor is None:
         reject_missing_key(kind, "factor", where)
     if kind == "linear":
         return LinearScaling(factor=rope.factor)
-    if rope.low_freq_factor is None or rope.high_freq_factor is None:
-        reject_missing_key(kind, "low_freq_factor" if rope.low_freq_factor is None else "high_freq_factor", where)
-    told = keys.original_max_position_embeddings or rope.original_max_position_embeddings
-    length = told or keys.max_position_embeddings
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if low is None or high is None:
+        reject_missing_key(kind, "low_freq_factor" if low is None else "high_freq_factor", where)
+    original = keys.original_max_position_embeddings or rope.original_max_position_embeddings
     return Llama3Scaling(
         factor=rope.factor,
-        low_freq_factor=rope.low_freq_factor,
-        high_freq_factor=rope.high_freq_factor,
-        original_length=length,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_length=original or keys.max_position_embeddings,
     )
 
 
@@ -233,61 +212,32 @@ def reject_missing_key(kind: str, key: str, where: Path) -> NoReturn:
     raise FolderError(f"{where}: `rope_type` {kind} must come with `{key}`, but does not; get the file again")
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> CausalLM:
-    """The LlamaForCausalLM of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
-    return causal_family.load_causal(FAMILY, folder, dtype, device)
-
-
 # --- out ------------------------------------------------------------------------------------------
 
-DEFAULT_LENGTH = 8192  # that is written where a model knows none: transformers asks for one, and goes on behind it
-EXPRESSED_FIELDS = set(
-    """
-    layers width heads kv_heads head_width ffn_width activation causal positions norm_eps bias attention_dropout
-    """.split()
-)
-
-
-def save(model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
-    """Writes a new folder that `LlamaForCausalLM.from_pretrained` of `transformers` loads; without a tokenizer.
-
-    `pad` is the token id that fills up short rows there; we need none.
-    """
-    causal_family.save_causal(FAMILY, model, folder, pad)
+DEFAULT_LENGTH = 8192  # written where a model has none; transformers requires one, and generates beyond it
 
 
 def check_expressible(config: CausalConfig) -> None:
-    """Refuses a model that LLaMA has no words for, naming the field."""
+    """Reject a model that LLaMA's config cannot describe, by the name of the field."""
     stack = config.stack
-    head_width = stack.head_width or stack.width // stack.heads
-    wanted: dict[str, tuple[object, ...]] = {
-        "remaining_heads": (None,),
-        "gated": (True,),
-        "cross_attention": (False,),
-        "window": (None, (None, None), (None, 0)),
-        "norm": ("rms",),
-        "norm_order": ("pre",),
-        "scale": (None, head_width**-0.5),
-        "scale_by_layer": (False,),
-        "embedding_norm": (False,),
-        "dropout": (0,),
-        "embedding_dropout": (None, 0),
-        "output_dropout": (0,),
-        "activation_dropout": (0,),
-    }
-    conversion.check_stack(stack, "LLaMA", side="stack", expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
+    conversion.check_stack(
+        stack,
+        "LLaMA",
+        expressed={"kv_heads", "head_width", "causal", "bias"},
+        required={
+            "gated": (True,),
+            "window": (None, (None, None), (None, 0)),
+            "norm": ("rms",),
+            "norm_order": ("pre",),
+            "dropout": (0,),
+            "embedding_dropout": (None, 0),
+        },
+    )
     if not isinstance(stack.positions, RotaryConfig) or stack.positions.order != "halves":
         conversion.reject_field("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
     if stack.width % stack.heads:
         conversion.reject_field("LLaMA", "stack.width", stack.width, f"a multiple of `heads`={stack.heads}")
-    for name in ("output_bias", "scale_embeddings"):
-        if getattr(config, name):
-            conversion.reject_field("LLaMA", name, True, "False")
+    causal_family.check_output(config, "LLaMA")
 
 
 def to_hf_config(config: CausalConfig) -> dict[str, Any]:
@@ -322,21 +272,20 @@ def get_max_length(positions: RotaryConfig) -> int:
 
 
 def to_rope_keys(positions: RotaryConfig) -> dict[str, Any]:
-    """Rotary positions as transformers 4 spelled them, which 5 reads as well."""
+    """Write rotary positions as transformers 4 does, which 5 reads too."""
+    rope: dict[str, Any] | None = None
     match positions.scaling:
-        case None:
-            told = None
-        case LinearScaling(factor=factor):
-            told = {"rope_type": "linear", "factor": factor}
-        case Llama3Scaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_length=length):
-            told = {
+        case LinearScaling() as scaling:
+            rope = {"rope_type": "linear", "factor": scaling.factor}
+        case Llama3Scaling() as scaling:
+            rope = {
                 "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": length,
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_length,
             }
-    return {"rope_theta": positions.base, "rope_scaling": told}
+    return {"rope_theta": positions.base, "rope_scaling": rope}
 
 
 FAMILY = causal_family.CausalFamily(
@@ -350,3 +299,4 @@ FAMILY = causal_family.CausalFamily(
     check_expressible=check_expressible,
     to_hf_config=to_hf_config,
 )
+load, save = FAMILY.load, FAMILY.save

@@ -1,7 +1,6 @@
-"""Marian (opus-mt and its kin) as `transformers` stores it <-> our Seq2Seq.
+"""Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq.
 
 The paper's model: post-norm, sinusoidal positions (sines first, then cosines), and a bias on the logits.
-How tables are read, and what is said of what they do not hold, is in `table`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from attent.interop.conversion import (
     ConfigKeys,
     HFActivation,
     TensorMapping,
+    map_attention,
 )
 from attent.interop.hf_folder import LazyTensor
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
@@ -32,55 +32,49 @@ from attent.models.pruning import restore_heads
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
 from attent.storage.errors import FolderError
 
-# --- names ----------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
-SHARED = "model.shared.weight"  # stands for all of those above that are tied
-POSITION_TABLES = (  # sinusoids, in some files
-    "model.encoder.embed_positions.weight",
-    "model.decoder.embed_positions.weight",
-)
+SHARED = "model.shared.weight"  # stands for all of the embeddings that are tied
+POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # in some files
+PROJECTIONS = "q_proj k_proj v_proj out_proj"
+
+
+def map_side(side: str) -> list[TensorMapping]:
+    ours, theirs = f"{side}.blocks.{{i}}", f"model.{side}.layers.{{i}}"
+    return [
+        *map_attention(f"{ours}.self_attn", f"{theirs}.self_attn", PROJECTIONS),
+        TensorMapping(f"{ours}.self_attn_residual.norm", f"{theirs}.self_attn_layer_norm"),
+        TensorMapping(f"{ours}.feedforward.expand", f"{theirs}.fc1"),
+        TensorMapping(f"{ours}.feedforward.contract", f"{theirs}.fc2"),
+        TensorMapping(f"{ours}.feedforward_residual.norm", f"{theirs}.final_layer_norm"),
+    ]
+
+
 TENSOR_MAPPINGS = [
     TensorMapping("source_embedding.weight", SOURCE),
     TensorMapping("target_embedding.weight", TARGET),
     TensorMapping("output.weight", OUTPUT),
     TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
-    TensorMapping("encoder.blocks.{i}.self_attn.query", "model.encoder.layers.{i}.self_attn.q_proj"),
-    TensorMapping("encoder.blocks.{i}.self_attn.key", "model.encoder.layers.{i}.self_attn.k_proj"),
-    TensorMapping("encoder.blocks.{i}.self_attn.value", "model.encoder.layers.{i}.self_attn.v_proj"),
-    TensorMapping("encoder.blocks.{i}.self_attn.output", "model.encoder.layers.{i}.self_attn.out_proj"),
-    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
-    TensorMapping("encoder.blocks.{i}.feedforward.expand", "model.encoder.layers.{i}.fc1"),
-    TensorMapping("encoder.blocks.{i}.feedforward.contract", "model.encoder.layers.{i}.fc2"),
-    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "model.encoder.layers.{i}.final_layer_norm"),
-    TensorMapping("decoder.blocks.{i}.self_attn.query", "model.decoder.layers.{i}.self_attn.q_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.key", "model.decoder.layers.{i}.self_attn.k_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.value", "model.decoder.layers.{i}.self_attn.v_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn.output", "model.decoder.layers.{i}.self_attn.out_proj"),
-    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
-    TensorMapping("decoder.blocks.{i}.cross_attn.query", "model.decoder.layers.{i}.encoder_attn.q_proj"),
-    TensorMapping("decoder.blocks.{i}.cross_attn.key", "model.decoder.layers.{i}.encoder_attn.k_proj"),
-    TensorMapping("decoder.blocks.{i}.cross_attn.value", "model.decoder.layers.{i}.encoder_attn.v_proj"),
-    TensorMapping("decoder.blocks.{i}.cross_attn.output", "model.decoder.layers.{i}.encoder_attn.out_proj"),
+    *map_side("encoder"),
+    *map_side("decoder"),
+    *map_attention("decoder.blocks.{i}.cross_attn", "model.decoder.layers.{i}.encoder_attn", PROJECTIONS),
     TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-    TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.decoder.layers.{i}.fc1"),
-    TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.decoder.layers.{i}.fc2"),
-    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.decoder.layers.{i}.final_layer_norm"),
 ]
 
 
-# --- settings -------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
-NORM_EPS = 1e-5  # transformers has it in the code, not in the config
+NORM_EPS = 1e-5  # in transformers' code, not in its config
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarianKeys:
-    """The keys of a Marian config.json that say what the model is. Defaults are those of `transformers`."""
+    """The keys of a Marian config.json that describe the model, with the defaults of `transformers`."""
 
     vocab_size: int
     decoder_vocab_size: int | None = None
@@ -103,7 +97,7 @@ class MarianKeys:
     eos_token_id: int | tuple[int, ...] | None = None
 
 
-TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")  # may stand in generation_config.json too
+TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 CONFIG_KEYS = ConfigKeys(
     family="Marian",
@@ -128,37 +122,31 @@ CONFIG_KEYS = ConfigKeys(
         "encoder_layerdrop": (0,),
         "decoder_layerdrop": (0,),
     },
-    aliases={  # transformers lets these overrule the others
+    aliases={  # in transformers these take precedence
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     },
     ignored=COMMON_IGNORED
     | {
-        "first values of weights, and classifiers: not of a stored translator": """
+        "initialization, and classifiers": """
             classif_dropout classifier_dropout init_std initializer_range
         """.split()
         + LABEL_KEYS,
-        "how many sinusoids to keep ready; we compute each when it is needed": """
+        "size of a table of sinusoids, which we compute on demand": """
             extra_pos_embeddings max_position_embeddings
         """.split(),
-        "never read by transformers, true or false: the bias is there when its tensor is": """
-            add_bias_logits
-        """.split(),
-        "token ids that a translator does not need": """
-            bos_token_id sep_token_id unk_token_id
-        """.split(),
+        "never read by transformers: the bias exists if its tensor does": ["add_bias_logits"],
+        "token ids that a translator does not need": ["bos_token_id", "sep_token_id", "unk_token_id"],
     },
 )
 
 
 def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
-    """Our config of a Marian model. `share` and `output_bias` are what the tensors say."""
+    """`share` and `output_bias` are read from the tensors."""
     encoder, decoder = (
-        conversion.build_config(
-            partial(to_stack, keys, decoder=decoder), where, get_stack_field_to_key("decoder" if decoder else "encoder")
-        )
-        for decoder in (False, True)
+        conversion.build_config(partial(to_stack, keys, side), where, get_stack_field_to_key(side))
+        for side in ("encoder", "decoder")
     )
     return conversion.build_config(
         lambda: Seq2SeqConfig(
@@ -179,20 +167,21 @@ def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) 
 
 
 def get_stack_field_to_key(side: str) -> dict[str, str]:
-    """The keys of a stack."""
-    heads, inner = f"{side}_attention_heads", f"{side}_ffn_dim"
-    return {"width": "d_model", "layers": f"{side}_layers", "heads": heads, "ffn_width": inner}
+    return {
+        "width": "d_model",
+        "layers": f"{side}_layers",
+        "heads": f"{side}_attention_heads",
+        "ffn_width": f"{side}_ffn_dim",
+    }
 
 
-def to_stack(keys: MarianKeys, *, decoder: bool) -> StackConfig:
+def to_stack(keys: MarianKeys, side: str) -> StackConfig:
+    sizes = {name: getattr(keys, key) for name, key in get_stack_field_to_key(side).items()}
     return StackConfig(
-        layers=keys.decoder_layers if decoder else keys.encoder_layers,
-        width=keys.d_model,
-        heads=keys.decoder_attention_heads if decoder else keys.encoder_attention_heads,
-        ffn_width=keys.decoder_ffn_dim if decoder else keys.encoder_ffn_dim,
+        **sizes,
         activation=ACTIVATION_FROM_HF[keys.activation_function],
-        causal=decoder,
-        cross_attention=decoder,
+        causal=side == "decoder",
+        cross_attention=side == "decoder",
         positions=SinusoidalConfig(order="halves"),
         norm_eps=NORM_EPS,
         dropout=keys.dropout,
@@ -207,20 +196,20 @@ def to_stack(keys: MarianKeys, *, decoder: bool) -> StackConfig:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
-    """The MarianMTModel of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
+    """Load a Marian folder, in eval mode, in its own dtype or another."""
     root = hf_folder.resolve_folder(folder)
-    facts, stored = conversion.read_config(root, CONFIG_KEYS), hf_folder.open_tensors(root)
+    keys, stored = conversion.read_config(root, CONFIG_KEYS), hf_folder.open_tensors(root)
     where = hf_folder.get_weights_path(root)
-    layers = {key: getattr(facts, key) for key in ("encoder_layers", "decoder_layers")}
+    layers = {key: getattr(keys, key) for key in ("encoder_layers", "decoder_layers")}
     conversion.check_layer_count(stored, layers, where)
-    stored = drop_sinusoids(stored, facts.d_model, where)
-    stored, share = resolve_ties(stored, facts, where)
-    config = to_config(facts, share=share, output_bias=LOGITS_BIAS in stored, where=root / hf_folder.CONFIG_FILE)
+    stored = drop_sinusoids(stored, keys.d_model, where)
+    stored, share = resolve_ties(stored, keys, where)
+    config = to_config(keys, share=share, output_bias=LOGITS_BIAS in stored, where=root / hf_folder.CONFIG_FILE)
     return conversion.load_weights(build_empty(config), TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device)
 
 
 def drop_sinusoids(stored: Mapping[str, LazyTensor], width: int, where: Path) -> dict[str, LazyTensor]:
-    """The tensors but for the sinusoids, which we compute ourselves: stored ones must be the same."""
+    """Drop the sinusoids, after checking that they are those that we compute."""
     for name in POSITION_TABLES:
         if name in stored:
             check_sinusoids(stored[name], width, where)
@@ -231,11 +220,8 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
     if len(stored.shape) != 2 or stored.shape[1] != width:
         raise FolderError(f"{where}: `{stored.name}` must be (positions, {width}), but is {tuple(stored.shape)}")
     theirs = stored.read()
-    worst = (
-        float((theirs.float() - make_sinusoids(torch.arange(len(theirs)), width, "halves")).abs().max())
-        if len(theirs)
-        else 0.0
-    )
+    errors = (theirs.float() - make_sinusoids(torch.arange(len(theirs)), width, "halves")).abs()
+    worst = float(errors.max()) if len(theirs) else 0.0
     if not worst <= max(1e-5, torch.finfo(theirs.dtype).eps):
         raise FolderError(
             f"{where}: `{stored.name}` must hold the sinusoids of Marian, but differs from them by up to "
@@ -246,38 +232,30 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
 def resolve_ties(
     stored: dict[str, LazyTensor], config_keys: MarianKeys, where: Path
 ) -> tuple[dict[str, LazyTensor], bool]:
-    """The tensors, with those of both ends under their own names; and whether source and target share theirs."""
+    """Name both embeddings and the output layer, and tell whether source and target share theirs."""
     share, tie = config_keys.share_encoder_decoder_embeddings, config_keys.tie_word_embeddings
     if share and not tie and SOURCE in stored and TARGET in stored:
-        # Told not to tie the output, transformers 5 unties all three, and reads model.shared.weight nowhere.
+        # Told not to tie the output, transformers 5 unties all three, and ignores model.shared.weight.
         share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
         stored = {name: tensor for name, tensor in stored.items() if name != SHARED}
     inputs = [[SHARED, SOURCE, TARGET]] if share else [[SOURCE], [TARGET]]
     groups = [*inputs[:-1], [*inputs[-1], OUTPUT]] if tie else [*inputs, [OUTPUT]]
-    keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
-    resolved = conversion.resolve_ties(stored, groups, where, keys)
+    tie_keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
+    resolved = conversion.resolve_ties(stored, groups, where, tie_keys)
     return {name: tensor for name, tensor in resolved.items() if not share or name != SHARED}, share
 
 
 # --- out ------------------------------------------------------------------------------------------
 
 GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
-EXPRESSED_FIELDS = set(
-    """
-    layers width heads ffn_width activation causal cross_attention dropout attention_dropout activation_dropout
-    """.split()
-)
 MAX_POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there
 
 
 def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
-    """Writes a new folder that `MarianMTModel.from_pretrained` of `transformers` loads; without a tokenizer.
+    """Write a folder that `MarianMTModel` of `transformers` loads, without a tokenizer.
 
-    `pad` is the token id that fills up short rows. We need none (padding is told by lengths), but
-    `transformers` fills finished rows with it, guesses masks from it, and gives its embedding no gradient. It
-    must not occur in sentences: the default is the start token, as in the published Marian models.
-
-    Pruned heads are put back as zeros, since Marian has as many in each layer: it translates the same, no quicker.
+    `pad` is its padding token, which fills finished rows, tells masks, and gets no gradient: it must not occur in
+    sentences. The default is the start token, as in published models. Pruned heads become zeros.
     """
     model = restore_heads(model)
     check_expressible(model.config)
@@ -294,55 +272,37 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
-    """Refuses a model that Marian has no words for, naming the field."""
+    """Reject a model that Marian's config cannot describe, by the name of the field."""
+    orders = (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved"))
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        head_width = stack.width // stack.heads
-        wanted: dict[str, tuple[object, ...]] = {
-            "kv_heads": (None, stack.heads),
-            "head_width": (None, head_width),
-            "remaining_heads": (None,),
-            "gated": (False,),
-            "window": (None, (None, None)),
-            "positions": (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved")),
-            "norm": ("layer",),
-            "norm_order": ("post",),
-            "norm_eps": (NORM_EPS,),
-            "bias": (True,),
-            "scale": (None, head_width**-0.5),
-            "scale_by_layer": (False,),
-            "embedding_norm": (False,),
-            "embedding_dropout": (None, stack.dropout),
-            "output_dropout": (0,),
-        }
-        conversion.check_stack(stack, "Marian", side=side, expressed_fields=EXPRESSED_FIELDS, required_values=wanted)
+        conversion.check_stack(
+            stack,
+            "Marian",
+            side=side,
+            expressed={"causal", "cross_attention", "activation_dropout"},
+            required={"positions": orders, "norm_eps": (NORM_EPS,)},
+        )
     for name in ("activation", "dropout", "attention_dropout", "activation_dropout", "positions"):
-        ours = getattr(config.encoder, name)
-        if getattr(config.decoder, name) != ours:
-            conversion.reject_field(
-                "Marian", f"decoder.{name}", getattr(config.decoder, name), f"that of the encoder, {ours!r},"
-            )
+        ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
+        if other != ours:
+            conversion.reject_field("Marian", f"decoder.{name}", other, f"that of the encoder, {ours!r},")
     if config.scale_output:
         conversion.reject_field("Marian", "scale_output", True, "False")
 
 
 def resolve_pad(config: Seq2SeqConfig, pad: int | None) -> int:
     pad = config.start_id if pad is None else pad
-    both = min(config.vocab, config.output_vocab)  # transformers has one pad for both sides
-    if not 0 <= pad < both:
-        raise ValueError(
-            f"`pad` must be a token id of both sides, from 0 to {both - 1}, but is {pad}; "
-            f"give one that occurs in no sentence"
-        )
+    conversion.check_pad(pad, min(config.vocab, config.output_vocab))  # transformers has one for both sides
     if pad == config.end_id:
         raise ValueError(f"`pad` must not be the token that ends a sentence, {config.end_id}; give another")
     return pad
 
 
 def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same model with its features in another order: even ones first, then odd ones.
+    """Move the even features before the odd ones, in every tensor.
 
-    Marian adds all sines before all cosines, the paper takes turns. Nothing else knows one feature from
-    another, so that moving each row and column of width E alike leaves every logit as it was.
+    Marian adds all sines before all cosines, the paper interleaves them. No other part distinguishes the features, so
+    permuting all rows and columns of width E alike leaves every logit unchanged.
     """
     width = tensors["source_embedding.weight"].shape[1]
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
@@ -354,7 +314,7 @@ def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def find_feature_axis(name: str) -> int | None:
-    """Along which axis a tensor has the model's features: 0 writes them, 1 reads them, None neither."""
+    """Return the axis of the model's features: 0 for output features, 1 for input features, None for neither."""
     if name == "output.bias":
         return None
     if name == "output.weight" or name.endswith("_embedding.weight"):
@@ -367,7 +327,7 @@ def find_feature_axis(name: str) -> int | None:
 
 
 def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
-    """What `transformers` expects to find: of tied tensors one name, unless it would not tie them again."""
+    """Keep one name of tied tensors, unless `transformers` would not tie them again."""
     if config.tie_output:
         del tensors[OUTPUT]
     if config.share_embeddings:
@@ -416,7 +376,7 @@ def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
 
 
 def to_generation_config(config: Seq2SeqConfig, pad: int) -> dict[str, Any]:
-    """How generate() searches unless told otherwise: like published Marian models, never writing padding."""
+    """Return the defaults of generate(), as in published Marian models: padding is never generated."""
     return {
         "decoder_start_token_id": config.start_id,
         "eos_token_id": config.end_id,

@@ -1,8 +1,7 @@
-"""ViT as `transformers` stores it <-> our Vision.
+"""ViT as `transformers` stores it <-> our VisionTransformer.
 
-The encoder over patches, which are cut out by a convolution there and by a linear layer here: the same numbers in
-another shape. How pictures are brought to size and pixels are normalised stands in preprocessor_config.json; doing it
-is left to whoever reads images.
+Patches are embedded by a convolution there and by a linear layer here, with the same weights in another shape. How
+images are resized and normalized is in preprocessor_config.json; `attent.data.images` does it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from attent.interop.conversion import (
     HFActivation,
     TensorLayout,
     TensorMapping,
+    map_attention,
 )
-from attent.interop.hf_folder import LazyTensor
+from attent.interop.hf_folder import LazyTensor, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -34,10 +34,10 @@ from attent.storage.errors import FolderError
 FAMILY = "ViT"
 ARCHITECTURES = ("ViTForImageClassification", "ViTModel")
 PREPROCESSOR_FILE = "preprocessor_config.json"
-RESAMPLE_MODES: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
-SHORTEST_EDGE_PREFIX = "CLIP"  # processors of this name mean the shorter side where `size` is one number
+RESAMPLE_MODES: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+SHORTEST_EDGE_PREFIX = "CLIP"  # in processors of this name, a single number as `size` means the shorter side
 
-# --- names ----------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 PREFIX = "vit."  # left out where there is no head
 POOLER = "vit.pooler.dense.weight"
@@ -47,10 +47,11 @@ TENSOR_MAPPINGS = [
     TensorMapping("class_token", "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
     TensorMapping("encoder.positions.weight", "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
     TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "vit.encoder.layer.{i}.layernorm_before"),
-    TensorMapping("encoder.blocks.{i}.self_attn.query", "vit.encoder.layer.{i}.attention.attention.query"),
-    TensorMapping("encoder.blocks.{i}.self_attn.key", "vit.encoder.layer.{i}.attention.attention.key"),
-    TensorMapping("encoder.blocks.{i}.self_attn.value", "vit.encoder.layer.{i}.attention.attention.value"),
-    TensorMapping("encoder.blocks.{i}.self_attn.output", "vit.encoder.layer.{i}.attention.output.dense"),
+    *map_attention(
+        "encoder.blocks.{i}.self_attn",
+        "vit.encoder.layer.{i}.attention",
+        "attention.query attention.key attention.value output.dense",
+    ),
     TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "vit.encoder.layer.{i}.layernorm_after"),
     TensorMapping("encoder.blocks.{i}.feedforward.expand", "vit.encoder.layer.{i}.intermediate.dense"),
     TensorMapping("encoder.blocks.{i}.feedforward.contract", "vit.encoder.layer.{i}.output.dense"),
@@ -61,21 +62,19 @@ TENSOR_MAPPINGS = [
 
 
 def build_mappings(config: VisionConfig) -> list[TensorMapping]:
-    """The table, with the layer that reads patches: (E, C * P * P) here, (E, C, P, P) there."""
+    """Add the patch embedding: (E, C * P * P) here, (E, C, P, P) there."""
     size = (config.channels, config.patch_size, config.patch_size)
-    patches = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
-    return [
-        TensorMapping("patch_embedding.weight", "vit.embeddings.patch_embeddings.projection.weight", patches),
-        *TENSOR_MAPPINGS,
-    ]
+    layout = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
+    name = "vit.embeddings.patch_embeddings.projection.weight"
+    return [TensorMapping("patch_embedding.weight", name, layout), *TENSOR_MAPPINGS]
 
 
-# --- settings -------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTKeys:
-    """The keys of a ViT config.json that say what the model is. Defaults are those of `transformers`."""
+    """The keys of a ViT config.json that describe the model, with the defaults of `transformers`."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -93,7 +92,7 @@ class ViTKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class ViTHeads:
-    """What the tensors say."""
+    """The heads that a file's tensors show."""
 
     pooler: bool
     labels: tuple[str, ...]
@@ -101,7 +100,7 @@ class ViTHeads:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeOptions:
-    """How a picture becomes a square, as `VisionConfig` tells it."""
+    """See `VisionConfig`."""
 
     fit: Literal["crop", "squash"] = "crop"
     resize_to: int | None = None
@@ -110,7 +109,7 @@ class ResizeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How the model wants pixels from 0 to 1: (pixel - mean) / std, for each channel or alike for all."""
+    """Normalization of pixels from 0 to 1, (pixel - mean) / std by channel or for all, and resizing."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
@@ -120,8 +119,7 @@ class Preprocessing:
 CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
     schema=ViTKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY
-    | {"image_size": "image_size", "patch_size": "patch_size", "channels": "num_channels"},
+    field_to_key=encoder_family.FIELD_TO_KEY | {"channels": "num_channels"},
     required_values=conversion.COMMON_REQUIRED
     | {
         "model_type": ("vit",),
@@ -133,10 +131,10 @@ CONFIG_KEYS = ConfigKeys(
     aliases={},
     ignored=COMMON_IGNORED
     | {
-        "read with the tensors that they speak of": ["architectures", *LABEL_KEYS],
-        "first values of weights": ["initializer_range"],
-        "of a head that paints images: not of these": ["encoder_stride"],
-        "of models with words: not of these": """
+        "read with the tensors": ["architectures", *LABEL_KEYS],
+        "initialization": ["initializer_range"],
+        "masked image modeling": ["encoder_stride"],
+        "text models": """
             bos_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id
         """.split(),
     },
@@ -174,7 +172,7 @@ def to_config(keys: ViTKeys, heads: ViTHeads, preprocessing: Preprocessing, wher
 
 
 def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
-    """Of a square."""
+    """Return the side of a square size; reject others."""
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
         raise FolderError(
@@ -202,8 +200,7 @@ def to_stack(keys: ViTKeys, *, patches: int) -> StackConfig:
 
 
 def read_preprocessing(root: Path, channels: int, image: int) -> Preprocessing:
-    """What preprocessor_config.json says; where there is none, a picture is squashed, and pixels go from -1 to 1, as
-    ViT's usually do."""
+    """Read preprocessor_config.json. Without one, images are squashed and pixels scaled to -1 .. 1, as is usual."""
     where = root / PREPROCESSOR_FILE
     if not where.exists():
         return Preprocessing(resize=ResizeOptions(fit="squash"))
@@ -212,12 +209,10 @@ def read_preprocessing(root: Path, channels: int, image: int) -> Preprocessing:
 
 
 def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> Preprocessing:
-    # Theirs are bytes times a factor, ours go from 0 to 1: a factor of 1/255 is the same.
-    factor = (
-        check_positive(data.get("rescale_factor", 1 / 255), "rescale_factor", where)
-        if data.get("do_rescale", True)
-        else 1
-    )
+    # They multiply bytes by a factor; our pixels are from 0 to 1, a factor of 1/255.
+    factor = 1.0
+    if data.get("do_rescale", True):
+        factor = check_positive(data.get("rescale_factor", 1 / 255), "rescale_factor", where)
     ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
     if data.get("do_normalize", True) is False:
         return Preprocessing(mean=(0.0,), std=(1 / ours,))
@@ -230,20 +225,20 @@ def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> P
 
 def check_positive(value: object, key: str, where: Path) -> float:
     if not is_number(value) or not float(value) > 0:  # type: ignore[arg-type]  # it is one
-        raise FolderError(f"{where}: `{key}` must be more than 0, but is {hf_folder.quote_value(value)}; correct it")
+        raise FolderError(f"{where}: `{key}` must be more than 0, but is {quote_value(value)}; correct it")
     return float(value)  # type: ignore[arg-type]
 
 
 def parse_channel_values(value: object, key: str, channels: int, where: Path) -> tuple[float, ...]:
-    """A number for each channel; one, where they are all the same."""
-    several = value if isinstance(value, list) else [value]
-    several = several[:1] if all(each == several[0] for each in several) else several
-    if len(several) not in (1, channels) or not all(is_number(each) for each in several):
+    """Return one number per channel, or one if they are all equal."""
+    values = value if isinstance(value, list) else [value]
+    values = values[:1] if all(each == values[0] for each in values) else values
+    if len(values) not in (1, channels) or not all(is_number(each) for each in values):
         raise FolderError(
             f"{where}: `{key}` must be a number, or one for each of the {channels} channels, but is "
-            f"{hf_folder.quote_value(value)}; correct it"
+            f"{quote_value(value)}; correct it"
         )
-    return tuple(map(float, several))
+    return tuple(map(float, values))
 
 
 def is_number(value: object) -> bool:
@@ -251,37 +246,35 @@ def is_number(value: object) -> bool:
 
 
 def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> ResizeOptions:
-    """They bring a picture to `size`, then, where they crop, cut `crop_size` out of its middle."""
+    """They resize to `size`, then crop `crop_size` at the center if `do_center_crop`."""
     crops = data.get("do_center_crop") is True
     check_preprocessing(data, where, crops=crops)
-    fit, first = read_size(data, image, where)
-    key, last = (
-        ("crop_size", parse_square_size("crop_size", data.get("crop_size", image), where)) if crops else ("size", first)
-    )
-    if last != image:
-        raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {last}; correct it")
-    if first < last:
-        raise FolderError(f"{where}: `size` must be at least `crop_size`={last}, but is {first}; correct it")
-    return ResizeOptions(
-        fit=fit, resize_to=None if first == last else first, resample=RESAMPLE_MODES[data.get("resample", 2)]
-    )
+    fit, size = read_size(data, image, where)
+    crop = parse_square_size("crop_size", data.get("crop_size", image), where) if crops else size
+    if crop != image:
+        key = "crop_size" if crops else "size"
+        raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {crop}; correct it")
+    if size < crop:
+        raise FolderError(f"{where}: `size` must be at least `crop_size`={crop}, but is {size}; correct it")
+    resample = RESAMPLE_MODES[data.get("resample", 2)]
+    return ResizeOptions(fit=fit, resize_to=None if size == crop else size, resample=resample)
 
 
 def check_preprocessing(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
-    """Refuses what is done to pictures and cannot be done here, by name."""
+    """Reject preprocessing steps that we do not have, by name."""
     for key in ("do_pad", "crop_pct"):
         if data.get(key):
-            raise FolderError(f"{where}: `{key}` must be left out for pictures that attent can prepare; correct it")
+            raise FolderError(f"{where}: `{key}` must be left out for preprocessing that attent supports; correct it")
     if crops and data.get("do_resize") is False:
         raise FolderError(f"{where}: `do_resize` must be true where `do_center_crop` is, but is false; correct it")
     resample = data.get("resample", 2)
     if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLE_MODES:
         known = " or ".join(f"{number} ({name})" for number, name in RESAMPLE_MODES.items())
-        raise FolderError(f"{where}: `resample` must be {known}, but is {hf_folder.quote_value(resample)}; correct it")
+        raise FolderError(f"{where}: `resample` must be {known}, but is {quote_value(resample)}; correct it")
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
-    """Of all sides, or of the shorter one."""
+    """Return how the image is fitted, and the size of all sides or of the shorter one."""
     size = image if data.get("do_resize") is False else data.get("size", image)
     kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:
@@ -291,12 +284,12 @@ def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal
 
 
 def parse_square_size(key: str, value: object, where: Path) -> int:
-    """Of a square: a number, two that are the same, or `height` and `width`."""
-    both = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
-    one = both[0] if isinstance(both, list) and len(both) == 2 and both[0] == both[1] else both
-    if not isinstance(one, int) or isinstance(one, bool) or one < 1:
-        raise FolderError(f"{where}: `{key}` must be of a square, but is {hf_folder.quote_value(value)}; correct it")
-    return one
+    """Return the side of a square, given as a number, as two equal ones, or as `height` and `width`."""
+    sides = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
+    side = sides[0] if isinstance(sides, list) and len(sides) == 2 and sides[0] == sides[1] else sides
+    if not isinstance(side, int) or isinstance(side, bool) or side < 1:
+        raise FolderError(f"{where}: `{key}` must be of a square, but is {quote_value(value)}; correct it")
+    return side
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -305,26 +298,25 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> VisionTransformer:
-    """The ViT of a Hugging Face folder, in eval mode, in the precision it was stored in or another."""
+    """Load a ViT folder, in eval mode, in its own dtype or another."""
     root = hf_folder.resolve_folder(folder)
-    facts, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
+    keys, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
     stored = hf_folder.open_tensors(root)
-    conversion.check_layer_count(stored, {"num_hidden_layers": facts.num_hidden_layers}, where)
-    bare = conversion.find_omitted_prefix(stored, PREFIX)
-    heads, config_at = detect_heads(stored, bare, root), root / hf_folder.CONFIG_FILE
-    pixels = read_preprocessing(root, facts.num_channels, check_square("image_size", facts.image_size, config_at))
-    config = to_config(facts, heads, pixels, config_at)
+    conversion.check_layer_count(stored, {"num_hidden_layers": keys.num_hidden_layers}, where)
+    prefix, config_path = conversion.find_omitted_prefix(stored, PREFIX), root / hf_folder.CONFIG_FILE
+    image_size = check_square("image_size", keys.image_size, config_path)
+    preprocessing = read_preprocessing(root, keys.num_channels, image_size)
+    config = to_config(keys, detect_heads(stored, prefix, root), preprocessing, config_path)
     return conversion.load_weights(
-        build_empty(config), build_mappings(config), stored, where, dtype=dtype, device=device, omitted_prefix=bare
+        build_empty(config), build_mappings(config), stored, where, dtype=dtype, device=device, omitted_prefix=prefix
     )
 
 
 def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> ViTHeads:
-    """Of a classifier, which reads the class token itself, or of a pooler: `transformers` has no ViT with both."""
+    """Detect the classifier, which reads the class token, or the pooler: `transformers` has no ViT with both."""
     if CLASSIFIER in stored:
-        rows = stored[CLASSIFIER].shape[:1]
-        return ViTHeads(pooler=False, labels=encoder_family.read_labels(root, rows[0] if rows else 0))
+        return ViTHeads(pooler=False, labels=encoder_family.read_labels(root, stored[CLASSIFIER].rows))
     return ViTHeads(pooler=POOLER.removeprefix(omitted_prefix) in stored, labels=())
 
 
@@ -332,7 +324,7 @@ def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Pa
 
 
 def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
-    """Writes a new folder that ViT's classes of `transformers` load, and what prepares images for them."""
+    """Write a folder that ViT's classes of `transformers` load, with the config of its image processor."""
     config = model.config
     check_expressible(config)
     tensors = conversion.export_tensors(model, build_mappings(config))
@@ -345,14 +337,14 @@ def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
 
 
 def check_expressible(config: VisionConfig) -> None:
-    """Refuses a model that ViT has no words for, naming the field."""
+    """Reject a model that ViT's config cannot describe, by the name of the field."""
     if not config.class_token:
         conversion.reject_field(FAMILY, "class_token", config.class_token, "True")
     if config.pooling != "class":
         conversion.reject_field(FAMILY, "pooling", config.pooling, "'class'")
     if config.pooler and config.labels:
         conversion.reject_field(FAMILY, "pooler", config.pooler, "False where there are labels")
-    encoder_family.check_stack(config.stack, FAMILY, {"norm_order": ("pre",), "embedding_norm": (False,)})
+    conversion.check_stack(config.stack, FAMILY, required={"norm_order": ("pre",)})
     positions = LearnedConfig(max_length=config.num_patches + 1)
     if config.stack.positions != positions:
         conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, repr(positions))
@@ -382,7 +374,7 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
 
 
 def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
-    """How `transformers` makes an image ready."""
+    """Return the config of `transformers`' image processor."""
 
     def each(values: tuple[float, ...]) -> list[float]:
         return list(values) * (config.channels if len(values) == 1 else 1)
@@ -391,7 +383,7 @@ def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
         return {"height": side, "width": side}
 
     first, crops = config.resize_to or config.image_size, config.fit == "crop" or config.resize_to is not None
-    # Each does what is said below in every version of `transformers`; ViT's own learned to crop late.
+    # Processors that honour these keys in every version of `transformers`; ViT's own learned to crop late.
     squashing = "DeiTImageProcessor" if crops else "ViTImageProcessor"
     return {
         "image_processor_type": "CLIPImageProcessor" if config.fit == "crop" else squashing,

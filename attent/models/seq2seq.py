@@ -33,10 +33,9 @@ class Seq2Seq(SavableModel):
             scaled=config.scale_embeddings,
             unit_variance=config.scale_output and config.tie_output,
         )
-        embedding = make_embedding(config.vocab) if frontend is None else None
-        self.source_embedding = embedding if frontend is None else frontend
-        shared = embedding if config.share_embeddings else None
-        self.target_embedding = make_embedding(config.output_vocab) if shared is None else shared
+        self.source_embedding = make_embedding(config.vocab) if frontend is None else frontend
+        shared = self.source_embedding if config.share_embeddings else None
+        self.target_embedding = shared if isinstance(shared, TokenEmbedding) else make_embedding(config.output_vocab)
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder)
         tied_to = self.target_embedding if config.tie_output else None

@@ -143,7 +143,7 @@ def test_a_model_of_another_kind_is_told_which_command_is_for_it(capsys: Capture
     save_model(translator(), tmp_path / "model", ours().files)
     code, _, err = run(capsys, tmp_path / "model", "A man")
     assert code == 1
-    assert "must be a language model (a decoder alone), but is a translator" in err
+    assert "must be a language model (decoder only), but is a translator" in err
     assert "attent translate" in err
 
 

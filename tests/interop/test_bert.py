@@ -327,7 +327,9 @@ def test_a_classifier_without_pooler_reads_each_token(folder: Path) -> None:
 
 def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
     ids = torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"`segments` must be from 0 to 1, as many kinds as .* but reach from 0 to 2"):
+    with pytest.raises(
+        ValueError, match=r"`segments` must be from 0 to 1, the segment embeddings .* but range from 0 to 2"
+    ):
         build(CONFIG)(ids, None, torch.tensor([[0, 1, 2]]))
     with pytest.raises(ValueError, match="`segments` must be a tensor of int64"):
         build(CONFIG)(ids, None, torch.zeros(3))
@@ -336,7 +338,7 @@ def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
 def test_a_head_that_gives_a_number_is_refused(folder: Path) -> None:
     one = {"classifier.weight": torch.zeros(1, 12), "classifier.bias": torch.zeros(1)}
     rewrite_tensors(folder, lambda tensors: tensors | one)
-    refused(folder, "config.json: there must be two labels or more", "a reranker, is not supported")
+    refused(folder, "config.json: a classifier must have two labels or more", "rerankers, are not supported")
 
 
 def test_an_output_that_is_not_the_embedding(tmp_path: Path) -> None:

@@ -272,10 +272,10 @@ def test_positions_that_are_scaled_in_other_ways(kind: str, folder: Path) -> Non
         ({"sliding_window": 4096}, "`sliding_window` must be None for a LLaMA model that attent can compute, but is"),
         ({"num_key_value_heads": 3}, "`num_attention_heads` must be a multiple of `num_key_value_heads`=3, but is 2"),
         ({"rope_theta": -1.0}, "config.json: `rope_theta` must be more than 0"),
-        ({"head_dim": 3}, "config.json: rotary positions turn pairs of features: `head_dim` must be even"),
+        ({"head_dim": 3}, "config.json: rotary positions rotate pairs of features: `head_dim` must be even"),
         ({"num_hidden_layers": 90}, "holds 12 tensors, too few for `num_hidden_layers`=90"),
         ({"hidden_act": "relu2"}, "`hidden_act` must be one of"),
-        ({"model_type": "mistral"}, "model_type `mistral` is not supported yet; supported: bert, gpt2, llama, marian"),
+        ({"model_type": "mistral"}, "model_type `mistral` is not supported; supported: bert, gpt2, llama, marian"),
         (
             {"intermediate_size": 13},
             "wrong shape: `model.layers.0.mlp.gate_proj.weight` must be [13, 8], but is [12, 8]",
