@@ -1,4 +1,4 @@
-"""Models that read, as small as can be, with their tokenizers: Hugging Face's BERT, and our own kind."""
+"""Tiny models with tokenizers: Hugging Face's BERT, and ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STACK = StackConfig(layers=1, width=16, heads=2, ffn_width=32, positions=Learned
 
 
 def bert_folder(folder: Path, kind: str, **settings: object) -> Path:
-    """A BERT of Hugging Face's with random weights: `kind` is the end of its class's name."""
+    """A BERT of Hugging Face with random weights; `kind` is the end of its class name."""
     import transformers
 
     torch.manual_seed(0)
@@ -38,7 +38,7 @@ def bert_folder(folder: Path, kind: str, **settings: object) -> Path:
 
 
 def sentencepiece(kind: str = "bpe", controls: tuple[str, ...] = ("<mask>",)) -> Tokenizer:
-    """As ours are, with a mask, or with sentinels."""
+    """A tokenizer with a mask, or with sentinels."""
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
@@ -74,8 +74,8 @@ def causal_lm(tokenizer: Tokenizer) -> CausalLM:
 
 
 def span_model(tokenizer: Tokenizer) -> Seq2Seq:
-    """That writes: the first sentinel, ` cat`, the second one, ` mat`, the end. Whatever it reads, it knows no other
-    text: what it writes next depends on what it wrote last."""
+    """A model that generates the first sentinel, ` cat`, the second sentinel, ` mat`, the end, whatever the source: a
+    token determines the next one."""
     torch.manual_seed(0)
     of = tokenizer.source
     stack = StackConfig(layers=1, width=of.size, heads=1, ffn_width=8, positions=LearnedConfig(max_length=32))

@@ -1,4 +1,4 @@
-"""Search on a toy writer whose every target can be counted out; the laws over whole models are in tests/laws."""
+"""Search with a toy model whose targets can be enumerated; tests/laws has whole models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attent.decoding import beam_search, greedy_search
 from attent.decoding import search as searching
+from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.search import FinishedHypotheses, SearchContext, stable_topk, stable_topk_indices
 from tests.decoding.toy_models import (
@@ -26,62 +27,63 @@ from tests.decoding.toy_models import (
     to_ids,
 )
 
-NEG_INF = float("-inf")
-KINDS: dict[str, Any] = {"start": START, "end": END}
+IDS: dict[str, Any] = {"start": START, "end": END}
 
 
 def run_search(
-    toy: ToyModel, rows: Tensor, max_length: int, search: SearchOptions, never: tuple[int, ...] = ()
+    toy: ToyModel, rows: Tensor, max_length: int, search: SearchOptions, suppressed: tuple[int, ...] = ()
 ) -> list[Any]:
-    got = beam_search(toy, rows, **KINDS, max_length=max_length, options=search, suppressed_tokens=never)
+    got = beam_search(toy, rows, **IDS, max_length=max_length, options=search, suppressed_tokens=suppressed)
     return [to_hypotheses(got, row) for row in range(len(rows))]
 
 
-# --- the best of all -------------------------------------------------------------------------------------------------
+# --- the best of all --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["avg", "wu", "none"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("n_best", [1, 5, 60])
-def test_a_beam_as_wide_as_all_there_is_finds_the_best(kind: Any, alpha: float, n_best: int) -> None:
+def test_a_beam_that_holds_everything_finds_the_best(kind: Any, alpha: float, n_best: int) -> None:
     toy, rows = ToyModel(5), make_sources(*range(6))
     search = SearchOptions(beam_size=60, length_penalty=alpha, length_penalty_type=kind, n_best=n_best)
     for source, got in enumerate(run_search(toy, rows, 4, search, (PAD,))):
         every = list_all_targets(5, 4, {START, PAD})
-        wanted = {
+        expected = {
             tokens: toy.log_prob(source, tokens, (PAD,)) / search.compute_length_penalty(len(tokens))
             for tokens in every
         }
-        best = sorted(wanted, key=wanted.__getitem__, reverse=True)[:n_best]
-        ended = [one for one in got if one.is_finished]
-        assert [(*one.token_ids, END) for one in ended] == best
-        assert [one.score for one in ended] == pytest.approx([wanted[tokens] for tokens in best], abs=1e-5)
+        best = sorted(expected, key=expected.__getitem__, reverse=True)[:n_best]
+        ended = [hypothesis for hypothesis in got if hypothesis.is_finished]
+        assert [(*hypothesis.token_ids, END) for hypothesis in ended] == best
+        assert [hypothesis.score for hypothesis in ended] == pytest.approx(
+            [expected[tokens] for tokens in best], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ["avg", "wu", "none"])
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 7])
-def test_every_score_equals_its_score_by_reading(beam_size: int, kind: Any) -> None:
+def test_every_score_equals_that_of_forced_decoding(beam_size: int, kind: Any) -> None:
     toy, search = ToyModel(9), SearchOptions(beam_size=beam_size, n_best=beam_size, length_penalty_type=kind)
     for source, got in zip((3, 1, 4), run_search(toy, make_sources(3, 1, 4), 6, search), strict=True):
         assert len(set(to_ids(got))) == beam_size
-        for one in got:
-            tokens = (*one.token_ids, END) if one.is_finished else one.token_ids
+        for hypothesis in got:
+            tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
             log_prob = toy.log_prob(source, tokens)
-            assert one.log_prob == pytest.approx(log_prob, abs=1e-5)
-            assert one.score == pytest.approx(log_prob / search.compute_length_penalty(len(tokens)), abs=1e-5)
-            assert not {START, END} & set(one.token_ids)
-            assert one.is_finished or len(one.token_ids) == 6
+            assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-5)
+            assert hypothesis.score == pytest.approx(log_prob / search.compute_length_penalty(len(tokens)), abs=1e-5)
+            assert not {START, END} & set(hypothesis.token_ids)
+            assert hypothesis.is_finished or len(hypothesis.token_ids) == 6
 
 
-def test_what_is_best_comes_first_and_what_was_cut_last() -> None:
+def test_the_best_comes_first_and_truncated_ones_last() -> None:
     search, cut = SearchOptions(beam_size=5, n_best=5), 0
     for got in run_search(ToyModel(6), make_sources(*range(30)), 5, search):
-        assert got == sorted(got, key=lambda one: (not one.is_finished, -one.score))
-        cut += sum(not one.is_finished for one in got)
+        assert got == sorted(got, key=lambda hypothesis: (not hypothesis.is_finished, -hypothesis.score))
+        cut += sum(not hypothesis.is_finished for hypothesis in got)
     assert 10 < cut < 130
 
 
-def test_what_was_cut_comes_behind_what_has_ended_however_likely_it_is() -> None:
+def test_a_truncated_hypothesis_ranks_behind_finished_ones() -> None:
     class Endless(ToyModel):
         def logits(self, source: int, read: Tokens) -> Tensor:
             return torch.tensor([-9.0, -3.0 if len(read) == 1 else -50.0, -4.0, 2.0])
@@ -91,79 +93,84 @@ def test_what_was_cut_comes_behind_what_has_ended_however_likely_it_is() -> None
     assert got[1].score > got[0].score
 
 
-# --- step for step as it is told ------------------------------------------------------------------------------------
+# --- compared with a plain search -------------------------------------------------------------------------------------
 
 SEARCHES = {
-    "the default": SearchOptions(),
+    "default": SearchOptions(),
     "greedy": SearchOptions(beam_size=1),
-    "all of four": SearchOptions(n_best=4),
-    "of Wu": SearchOptions(beam_size=3, n_best=2, length_penalty_type="wu"),
+    "4 best": SearchOptions(n_best=4),
+    "Wu": SearchOptions(beam_size=3, n_best=2, length_penalty_type="wu"),
     "no penalty": SearchOptions(beam_size=5, n_best=2, length_penalty_type="none"),
-    "long is good": SearchOptions(beam_size=4, n_best=2, length_penalty=3.0),
-    "impatient": SearchOptions(beam_size=4, n_best=3, patience=1.0),
-    "rather patient": SearchOptions(beam_size=3, n_best=3, patience=1.7),
+    "prefers long": SearchOptions(beam_size=4, n_best=2, length_penalty=3.0),
+    "patience 1": SearchOptions(beam_size=4, n_best=3, patience=1.0),
+    "patience 1.7": SearchOptions(beam_size=3, n_best=3, patience=1.7),
 }
 
 
-@pytest.mark.parametrize("even", [False, True], ids=["", "many-ties"])
+@pytest.mark.parametrize("has_ties", [False, True], ids=["", "many-ties"])
 @pytest.mark.parametrize("vocab", [4, 9, 40])
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
-    search: SearchOptions, vocab: int, even: bool
-) -> None:
-    """With a vocabulary smaller than twice the beam, too; and of equally good ones those of the lowest tokens."""
-    toy, ends = ToyModel(vocab, 1.5, has_ties=even), 0
+def test_it_equals_a_plain_search_that_never_stops_early(search: SearchOptions, vocab: int, has_ties: bool) -> None:
+    """Also with a vocabulary smaller than twice the beam; on ties the lowest tokens win."""
+    toy, ends = ToyModel(vocab, 1.5, has_ties=has_ties), 0
     for source, got in enumerate(run_search(toy, make_sources(*range(8)), 8, search, (2,))):
-        wanted = search_plainly(toy, source, 8, search, (2,))
-        assert to_ids(got) == to_ids(wanted)
-        assert [one.score for one in got] == pytest.approx([one.score for one in wanted], abs=1e-5)
+        expected = search_plainly(toy, source, 8, search, (2,))
+        assert to_ids(got) == to_ids(expected)
+        assert [hypothesis.score for hypothesis in got] == pytest.approx(
+            [hypothesis.score for hypothesis in expected], abs=1e-5
+        )
         ends += got[0].is_finished
     assert vocab == 40 or ends > 1
 
 
 @pytest.mark.parametrize("vocab", [9, 2100])
-def test_of_all_equally_likely_tokens_the_lowest_are_taken(vocab: int) -> None:
+def test_on_ties_the_lowest_tokens_win(vocab: int) -> None:
     class Flat(ToyModel):
         def logits(self, source: int, read: Tokens) -> Tensor:
             return torch.zeros(self.vocab, dtype=torch.float64)
 
     search = SearchOptions(beam_size=3, n_best=3, length_penalty_type="none")
     (got,) = run_search(Flat(vocab), make_sources(0), 3, search)
-    assert to_ids(got) == [((), True), ((2,), True), ((2, 2), True)]  # an end is token 1; a beam's first is that of all
+    assert to_ids(got) == [((), True), ((2,), True), ((2, 2), True)]  # the end is token 1
     (got,) = run_search(Flat(vocab), make_sources(0), 2, search, (END + 1,))
     assert to_ids(got)[:2] == [((), True), ((3,), True)]
     (got,) = run_search(Flat(vocab), make_sources(0), 1, replace(search, beam_size=4, n_best=4), (3, 5))
     assert to_ids(got) == [((), True), ((2,), False), ((4,), False), ((6,), False)]
 
 
-@pytest.mark.parametrize("never", [(), (PAD, 4)])
+@pytest.mark.parametrize("suppressed", [(), (PAD, 4)])
 @pytest.mark.parametrize("max_length", [1, 5, 12])
-def test_a_beam_of_one_is_greedy(max_length: int, never: tuple[int, ...]) -> None:
+def test_a_beam_of_one_is_greedy(max_length: int, suppressed: tuple[int, ...]) -> None:
     rows = make_sources(*range(20))
     got = beam_search(
-        ToyModel(6), rows, **KINDS, max_length=max_length, options=SearchOptions(beam_size=1), suppressed_tokens=never
+        ToyModel(6),
+        rows,
+        **IDS,
+        max_length=max_length,
+        options=SearchOptions(beam_size=1),
+        suppressed_tokens=suppressed,
     )
-    wanted = greedy_search(ToyModel(6), rows, **KINDS, max_length=max_length, suppressed_tokens=never)
-    assert got.tokens[:, 0].tolist() == wanted.tolist()
-    assert not set(wanted.flatten().tolist()) & {START, *never}
+    expected = greedy_search(ToyModel(6), rows, **IDS, max_length=max_length, suppressed_tokens=suppressed)
+    assert got.tokens[:, 0].tolist() == expected.tolist()
+    assert not set(expected.flatten().tolist()) & {START, *suppressed}
     if max_length == 12:
-        assert (wanted == END).any(1).sum() > 10
+        assert (expected == END).any(1).sum() > 10
 
 
-def test_of_equally_likely_tokens_a_beam_of_one_takes_the_one_that_greedy_takes() -> None:
+def test_a_beam_of_one_breaks_ties_as_greedy_search() -> None:
     rows, toy = make_sources(*range(40)), ToyModel(300, 1.0, has_ties=True)
-    got = beam_search(toy, rows, **KINDS, max_length=8, options=SearchOptions(beam_size=1))
-    assert got.tokens[:, 0].tolist() == greedy_search(toy, rows, **KINDS, max_length=8).tolist()
+    got = beam_search(toy, rows, **IDS, max_length=8, options=SearchOptions(beam_size=1))
+    assert got.tokens[:, 0].tolist() == greedy_search(toy, rows, **IDS, max_length=8).tolist()
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_neighbours_change_nothing(beam_size: int) -> None:
+def test_other_rows_change_nothing(beam_size: int) -> None:
     search = SearchOptions(beam_size=beam_size, n_best=beam_size)
     together = run_search(ToyModel(7), make_sources(*range(10)), 15, search)
     assert together == [run_search(ToyModel(7), make_sources(row), 15, search)[0] for row in range(10)]
 
 
-# --- when to stop ----------------------------------------------------------------------------------------------------
+# --- when to stop -----------------------------------------------------------------------------------------------------
 
 
 def never_done_sources(sums: Tensor, lengths: Tensor, limits: Tensor, *others: object) -> Tensor:
@@ -185,12 +192,12 @@ def test_stopping_early_changes_nothing(alpha: float, kind: Any, n_best: int, mo
     assert run_search(toy, rows, 20, search) == stopped
     monkeypatch.setattr(searching, "find_done_sources", never_done_sources)
     assert run_search(toy, rows, 20, search) == stopped
-    assert steps < 20 or search.compute_length_penalty(20) > 10  # lengths that gain so much may all win
+    assert steps < 20 or search.compute_length_penalty(20) > 10  # with such a penalty any length may win
 
 
-def test_it_stops_as_soon_as_nothing_better_can_come() -> None:
+def test_it_stops_when_no_better_hypothesis_is_possible() -> None:
     class Sure(ToyModel):
-        """Behind token 3 an end is certain; anything else is a hundred times less likely."""
+        """After token 3 the end is certain; anything else is a hundred times less likely."""
 
         def logits(self, source: int, read: Tokens) -> Tensor:
             return torch.tensor([-9.0, 9.0 if read[-1] == 3 else -9.0, -4.0, 1.0])
@@ -200,18 +207,18 @@ def test_it_stops_as_soon_as_nothing_better_can_come() -> None:
     assert to_ids(got) == [((3,), True)]
     assert len(toy.step_rows) < 10
     toy.step_rows.clear()
-    greedy_search(toy, make_sources(0), **KINDS, max_length=50)
+    greedy_search(toy, make_sources(0), **IDS, max_length=50)
     assert len(toy.step_rows) == 2
 
 
-def test_patience_stops_when_so_many_have_ended() -> None:
+def test_patience_limits_the_number_of_finished_hypotheses() -> None:
     toy, rows = ToyModel(5, 1.0), make_sources(*range(30))
     steps, best = [], []
     for patience in (1.0, 3.0, None):
         toy.step_rows.clear()
         got = run_search(toy, rows, 25, SearchOptions(beam_size=3, length_penalty=2.0, patience=patience))
         steps.append(len(toy.step_rows))
-        best.append([one[0].score for one in got])
+        best.append([best[0].score for best in got])
     assert steps == sorted(steps)
     assert steps[0] < steps[2]
     assert all(list(scores) == sorted(scores) for scores in zip(*best, strict=True))
@@ -222,72 +229,70 @@ def test_a_longer_hypothesis_gains_by_the_penalty() -> None:
     rows, lengths = make_sources(*range(20)), []
     for alpha in (0.0, 3.0):
         got = run_search(ToyModel(4, 1.0), rows, 12, SearchOptions(beam_size=12, length_penalty=alpha))
-        lengths.append([len(one[0].token_ids) for one in got])
+        lengths.append([len(best[0].token_ids) for best in got])
     assert all(short <= long for short, long in zip(*lengths, strict=True))
     assert sum(lengths[0]) < sum(lengths[1])
 
 
 def test_greedy_stops_when_all_have_ended() -> None:
     toy = ToyModel(4)
-    ids = greedy_search(toy, make_sources(*range(5)), **KINDS, max_length=200)
+    ids = greedy_search(toy, make_sources(*range(5)), **IDS, max_length=200)
     assert ids.shape == (5, 200)
     assert len(toy.step_rows) == int((ids != END).sum(1).max()) + 1 < 200
 
 
-# --- the best of many, told exactly ----------------------------------------------------------------------------------
+# --- top-k ------------------------------------------------------------------------------------------------------------
 
 
 def topk_by_sorting(values: Tensor, n: int) -> list[list[list[int]]]:
-    return [
-        [sorted(range(len(one)), key=lambda place: (-one[place], place))[:n] for one in row] for row in values.tolist()
-    ]
+    return [[sorted(range(len(beam)), key=lambda i: (-beam[i], i))[:n] for beam in row] for row in values.tolist()]
 
 
-@pytest.mark.parametrize("kind", ["ties", "more ties", "by chance", "mostly forbidden", "rising", "nothing"])
+@pytest.mark.parametrize("kind", ["ties", "more ties", "random", "mostly forbidden", "rising", "nothing"])
 @pytest.mark.parametrize("vocab", [1, 5, 300, 1024, 1025, 1300, 3000])
-def test_the_likeliest_are_those_of_a_plain_sort(vocab: int, kind: str) -> None:
+def test_stable_topk_equals_a_sort(vocab: int, kind: str) -> None:
     values = {
         "ties": torch.randint(-40, 40, (2, 3, vocab)) / 8,
         "more ties": torch.randint(-1, 2, (2, 3, vocab)) * torch.tensor(-0.0 if vocab % 2 else 2.0),
-        "by chance": torch.randn(2, 3, vocab, dtype=torch.float64).float(),
+        "random": torch.randn(2, 3, vocab, dtype=torch.float64).float(),
         "mostly forbidden": torch.where(torch.rand(2, 3, vocab) < 0.999, NEG_INF, 1.0),
         "rising": torch.arange(6 * vocab).view(2, 3, vocab) // 3 * -1.0,
         "nothing": torch.full((2, 3, vocab), NEG_INF),
     }[kind]
     for n in (1, 2, 3, 8, 20):
-        got, places = stable_topk(values, n)
-        assert places.tolist() == topk_by_sorting(values, n)
-        assert torch.equal(got, values.gather(-1, places))
+        got, indices = stable_topk(values, n)
+        assert indices.tolist() == topk_by_sorting(values, n)
+        assert torch.equal(got, values.gather(-1, indices))
 
 
-def test_the_first_of_equal_values_is_the_first_whatever_their_sign() -> None:
+def test_ties_keep_their_order_whatever_the_sign_of_zero() -> None:
     values = torch.tensor([-1.0, -0.0, 0.0, 2.0, -0.0, 2.0, NEG_INF, 1e-45, -1e-45, NEG_INF, float("inf")])
     assert stable_topk_indices(values, 11).tolist() == [10, 3, 5, 7, 1, 2, 4, 8, 0, 6, 9]
 
 
-def test_of_equally_good_hypotheses_the_earlier_is_kept() -> None:
-    def pool(first_token: int, *scores: float) -> FinishedHypotheses:
+def test_equally_good_hypotheses_keep_the_earlier_one() -> None:
+    def make_finished(first_token: int, *scores: float) -> FinishedHypotheses:
         tokens = torch.arange(first_token, first_token + len(scores))[None, :, None]
         values = torch.tensor([scores])
         return FinishedHypotheses(tokens, values, values, torch.ones_like(tokens[..., 0]))
 
-    plan = SearchContext(options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START]))
-    got = pool(0, -1.0, -2.0, NEG_INF).merge(pool(3, -2.0, -1.0, -2.0), plan)
+    context = SearchContext(options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START]))
+    got = make_finished(0, -1.0, -2.0, NEG_INF).merge(make_finished(3, -2.0, -1.0, -2.0), context)
     assert got.tokens.flatten().tolist() == [0, 4, 1]
     assert got.scores.flatten().tolist() == [-1.0, -1.0, -2.0]
 
 
 @pytest.mark.parametrize("kind", ["avg", "wu", "none"])
-def test_a_penalty_is_that_of_its_length_wherever_it_stands(kind: Any) -> None:
+def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> None:
     search = SearchOptions(length_penalty=0.6, length_penalty_type=kind)
-    plan = SearchContext(options=search, start=START, end=END, suppressed_tokens=torch.tensor([START]))
+    context = SearchContext(options=search, start=START, end=END, suppressed_tokens=torch.tensor([START]))
     lengths = torch.arange(1, 300)
-    wanted = torch.tensor([search.compute_length_penalty(length) for length in lengths.tolist()])
-    assert torch.equal(plan.compute_length_penalty(lengths), wanted)
-    assert torch.equal(plan.compute_length_penalty(lengths[3:7]), wanted[3:7])
+    expected = torch.tensor([search.compute_length_penalty(length) for length in lengths.tolist()])
+    assert torch.equal(context.compute_length_penalty(lengths), expected)
+    assert torch.equal(context.compute_length_penalty(lengths[3:7]), expected[3:7])
 
 
-# --- what cannot be --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,10 +302,10 @@ def test_a_penalty_is_that_of_its_length_wherever_it_stands(kind: Any) -> None:
         ({"end": -1}, "`end` must be the id of a token, 0 or more, but is -1"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, int], words: str) -> None:
+def test_invalid_arguments_raise_an_error(changes: dict[str, int], words: str) -> None:
     for search in (beam_search, greedy_search):
         with pytest.raises(ValueError, match=words):
-            search(ToyModel(4), make_sources(0), **{**KINDS, "max_length": 3, **changes})
+            search(ToyModel(4), make_sources(0), **{**IDS, "max_length": 3, **changes})
 
 
 @pytest.mark.parametrize(
@@ -316,13 +321,12 @@ def test_what_cannot_be_is_refused(changes: dict[str, int], words: str) -> None:
         ({"beam_groups": 3}, "`beam_size`=4 must be a multiple of `beam_groups`, but that is 3"),
     ],
 )
-def test_a_search_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_invalid_options_raise_an_error(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SearchOptions(**changes)
 
 
-def test_a_hypothesis_of_the_toys_is_what_the_search_gives() -> None:
-    """The comparisons above are worth something: a plain search and ours give the same facts."""
+def test_the_plain_search_gives_hypotheses() -> None:
     toy = ToyModel(5)
     (got,) = run_search(toy, make_sources(1), 6, SearchOptions())
     assert isinstance(got[0], Hypothesis)

@@ -1,4 +1,4 @@
-"""Any number of sources through batches that are refilled: what comes out is what each source gives alone."""
+"""Batches that are refilled give what each source gives alone."""
 
 from __future__ import annotations
 
@@ -43,36 +43,38 @@ STACK = StackConfig(layers=2, width=16, heads=2, ffn_width=24, dropout=0.0)
 
 
 def make_engine(model: Any, size: int, **changes: Any) -> TorchEngine[Any]:
-    kinds: dict[str, Any] = {
+    options: dict[str, Any] = {
         "suppressed_tokens": (PAD,),
         "choose_batch_size": lambda source, target, beams: size,
-        "build_constraints": lambda search, jobs: ((), None),
+        "build_constraints": lambda search, requests: ((), None),
         **changes,
     }
-    return TorchEngine(model=model, start=START, end=END, pad=PAD, device=torch.device("cpu"), **kinds)
+    return TorchEngine(model=model, start=START, end=END, pad=PAD, device=torch.device("cpu"), **options)
 
 
 def make_requests(count: int, seed: int = 0, vocab: int = 30) -> list[SearchRequest]:
-    """Of all lengths and limits."""
-    chance = random.Random(seed)
+    """Sources of all lengths, with different maximum target lengths."""
+    rng = random.Random(seed)
     return [
         SearchRequest(
             source_ids=[
                 3 + number % (vocab - 3),
-                *(chance.randrange(3, vocab) for _ in range(chance.randrange(20))),
+                *(rng.randrange(3, vocab) for _ in range(rng.randrange(20))),
                 END,
             ],
             rng_key=number,
-            max_length=chance.choice((1, 2, 5, 9, 14)),
+            max_length=rng.choice((1, 2, 5, 9, 14)),
         )
         for number in range(count)
     ]
 
 
-def run_search(one: TorchEngine[Any], some: Sequence[SearchRequest], search: SearchOptions) -> list[list[Hypothesis]]:
-    found = list(one.search(some, search))
-    assert sorted(place for place, _ in found) == list(range(len(some)))
-    return [best for _, best in sorted(found, key=lambda pair: pair[0])]
+def run_search(
+    engine: TorchEngine[Any], requests: Sequence[SearchRequest], options: SearchOptions
+) -> list[list[Hypothesis]]:
+    results = list(engine.search(requests, options))
+    assert sorted(index for index, _ in results) == list(range(len(requests)))
+    return [best for _, best in sorted(results, key=lambda pair: pair[0])]
 
 
 SEARCHES = {
@@ -84,39 +86,43 @@ SEARCHES = {
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-def test_refilled_batches_of_any_size_give_what_each_source_gives_alone(search: SearchOptions, size: int) -> None:
-    toy, some = ToyModel(7), make_requests(24)
-    for job, got in zip(some, run_search(make_engine(toy, size), some, search), strict=True):
-        wanted = search_plainly(toy, job.source_ids[0], job.max_length, search, (PAD,))
-        assert to_ids(got) == to_ids(wanted)
-        assert [one.score for one in got] == pytest.approx([one.score for one in wanted], abs=1e-5)
-        assert [one.log_prob for one in got] == pytest.approx([one.log_prob for one in wanted], abs=1e-5)
+def test_refilled_batches_equal_single_sources(search: SearchOptions, size: int) -> None:
+    toy, requests = ToyModel(7), make_requests(24)
+    for request, got in zip(requests, run_search(make_engine(toy, size), requests, search), strict=True):
+        expected = search_plainly(toy, request.source_ids[0], request.max_length, search, (PAD,))
+        assert to_ids(got) == to_ids(expected)
+        assert [hypothesis.score for hypothesis in got] == pytest.approx(
+            [hypothesis.score for hypothesis in expected], abs=1e-5
+        )
+        assert [hypothesis.log_prob for hypothesis in got] == pytest.approx(
+            [hypothesis.log_prob for hypothesis in expected], abs=1e-5
+        )
 
 
-def test_a_row_that_has_finished_is_used_again_and_the_batch_shrinks_at_the_end() -> None:
-    toy, some = ToyModel(7), [replace(job, source_ids=job.source_ids[:1]) for job in make_requests(40)]
-    run_search(make_engine(toy, 8), some, SearchOptions())
-    steps = sum(job.max_length for job in some)
+def test_finished_rows_are_refilled_and_the_batch_shrinks_at_the_end() -> None:
+    toy, requests = ToyModel(7), [replace(request, source_ids=request.source_ids[:1]) for request in make_requests(40)]
+    run_search(make_engine(toy, 8), requests, SearchOptions())
+    steps = sum(request.max_length for request in requests)
     assert toy.step_rows[0] == 8
     assert toy.step_rows == sorted(toy.step_rows, reverse=True)
     assert toy.step_rows[-1] < 8
-    assert sum(toy.step_rows) < steps  # to wait for the longest of every eight would take twice as many
+    assert sum(toy.step_rows) < steps  # fixed batches of eight would need twice as many
 
 
-def test_where_the_host_may_seldom_ask_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, some = ToyModel(7), make_requests(30)
-    wanted = run_search(make_engine(toy, 6), some, SearchOptions())
+def test_rare_polling_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, requests = ToyModel(7), make_requests(30)
+    expected = run_search(make_engine(toy, 6), requests, SearchOptions())
     for every in (3, 8, 1000):
         monkeypatch.setattr(
             "attent.decoding.engines.reference.can_poll_device", lambda t, device, every=every: t % every == every - 1
         )
-        assert run_search(make_engine(toy, 6), some, SearchOptions()) == wanted
+        assert run_search(make_engine(toy, 6), requests, SearchOptions()) == expected
 
 
-def make_model(positions: Any, ends: float, **more: Any) -> Seq2Seq:
-    """In float64, so that rounding decides nothing; loud, so that it ends here and there."""
+def make_model(positions: Any, ends: float, **changes: Any) -> Seq2Seq:
+    """In float64, so that rounding decides nothing; with large weights, so that targets end early."""
     torch.manual_seed(0)
-    stack = replace(STACK, positions=positions, **more)
+    stack = replace(STACK, positions=positions, **changes)
     model = Seq2Seq(Seq2SeqConfig(vocab=30, encoder=stack, decoder=mirror_encoder(stack), output_bias=True)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -132,61 +138,62 @@ def make_model(positions: Any, ends: float, **more: Any) -> Seq2Seq:
     [(LearnedConfig(max_length=21), 5.0), (RotaryConfig(), 2.0), (AlibiConfig(), 2.0)],
     ids=["learned", "rotary", "alibi"],
 )
-def test_a_model_in_refilled_batches_gives_what_it_gives_each_source_alone(
-    positions: Any, ends: float, beam_size: int
-) -> None:
-    """Its cache, too, lets a row begin anew while others go on; learned positions are as many as the longest needs."""
-    model, some = make_model(positions, ends, kv_heads=1, window=(4, None)), make_requests(16)
-    some[3] = replace(some[3], source_ids=[*[5] * 20, END], max_length=21)
+def test_a_model_in_refilled_batches_equals_single_sources(positions: Any, ends: float, beam_size: int) -> None:
+    """Rows of the cache restart while others continue; there are just enough learned positions."""
+    model, requests = make_model(positions, ends, kv_heads=1, window=(4, None)), make_requests(16)
+    requests[3] = replace(requests[3], source_ids=[*[5] * 20, END], max_length=21)
     search = SearchOptions(beam_size=beam_size, n_best=beam_size)
-    together, apart = (run_search(make_engine(model, size), some, search) for size in (5, 1))
-    assert [to_ids(one) for one in together] == [to_ids(one) for one in apart]
-    ended = sum(one[0].is_finished for one in together)
+    together, apart = (run_search(make_engine(model, size), requests, search) for size in (5, 1))
+    assert [to_ids(best) for best in together] == [to_ids(best) for best in apart]
+    ended = sum(best[0].is_finished for best in together)
     assert 2 < ended < 16
-    for job, got in zip(some, together, strict=True):
-        for one in got:
-            assert one.log_prob == pytest.approx(score_hypothesis(model, job, one), abs=1e-5)
+    for request, got in zip(requests, together, strict=True):
+        for hypothesis in got:
+            assert hypothesis.log_prob == pytest.approx(score_hypothesis(model, request, hypothesis), abs=1e-5)
 
 
-def score_hypothesis(model: Seq2Seq, job: SearchRequest, one: Hypothesis) -> float:
-    """The log-probability by reading, without a cache."""
-    target = [*one.token_ids, END] if one.is_finished else list(one.token_ids)
+def score_hypothesis(model: Seq2Seq, request: SearchRequest, hypothesis: Hypothesis) -> float:
+    """The log-probability by forced decoding, without a cache."""
+    target = [*hypothesis.token_ids, END] if hypothesis.is_finished else list(hypothesis.token_ids)
     with torch.no_grad():
-        logits = model(torch.tensor([job.source_ids]), torch.tensor([[START, *target[:-1]]]))[0]
+        logits = model(torch.tensor([request.source_ids]), torch.tensor([[START, *target[:-1]]]))[0]
     return float(compute_log_probs(logits, [PAD])[torch.arange(len(target)), target].sum())
 
 
-def test_limits_may_differ_down_to_one_token() -> None:
-    toy = ToyModel(7, 0.1)  # which hardly ever ends soon
-    some = [SearchRequest(source_ids=[5], max_length=limit) for limit in (1, 2, 3, 1, 7, 1)]
-    got = run_search(make_engine(toy, 2), some, SearchOptions())
-    assert all(len(one[0].token_ids) + one[0].is_finished <= job.max_length for one, job in zip(got, some, strict=True))
+def test_maximum_lengths_may_differ_down_to_one_token() -> None:
+    toy = ToyModel(7, 0.1)  # rarely ends early
+    requests = [SearchRequest(source_ids=[5], max_length=limit) for limit in (1, 2, 3, 1, 7, 1)]
+    got = run_search(make_engine(toy, 2), requests, SearchOptions())
+    assert all(
+        len(best[0].token_ids) + best[0].is_finished <= request.max_length
+        for best, request in zip(got, requests, strict=True)
+    )
     assert got[0] == got[3] == got[5]
     assert to_ids(got[4]) == to_ids(search_plainly(toy, 5, 7, SearchOptions(), (PAD,)))
 
 
-def test_nothing_to_search_for_is_no_work() -> None:
+def test_no_requests_need_no_steps() -> None:
     toy = ToyModel(7)
     assert list(make_engine(toy, 3).search([], SearchOptions())) == []
     assert toy.step_rows == []
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_sources_of_like_length_are_taken_together_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_grouped_by_length_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attent.decoding.engines.reference.MIN_GROUP_LENGTH", 8)
     lengths = [3, 70, 9, 31, 8, 30, 16, 1, 15]
-    some = [SearchRequest(source_ids=[3] * length) for length in lengths]
-    all_of_them = range(len(some))
-    groups = [[lengths[place] for place in group] for group in group_by_length(some, all_of_them)]
+    requests = [SearchRequest(source_ids=[3] * length) for length in lengths]
+    everything = range(len(requests))
+    groups = [[lengths[index] for index in group] for group in group_by_length(requests, everything)]
     assert groups == [[70], [31, 30, 16], [15, 9, 8, 3, 1]]
-    assert [[lengths[place] for place in group] for group in group_by_length(some, {1, 3, 7})] == [[70], [31], [1]]
+    assert [[lengths[index] for index in group] for group in group_by_length(requests, {1, 3, 7})] == [[70], [31], [1]]
     monkeypatch.setattr("attent.decoding.engines.reference.MIN_GROUP_LENGTH", 100)
-    assert [len(group) for group in group_by_length(some, all_of_them)] == [9]
+    assert [len(group) for group in group_by_length(requests, everything)] == [9]
 
 
-def test_the_pad_behind_short_sources_is_told_by_lengths() -> None:
+def test_sources_are_padded() -> None:
     source, lengths = make_engine(ToyModel(7), 3).pad_sources(
         [SearchRequest(source_ids=[5, 6, END]), SearchRequest(source_ids=[END])]
     )
@@ -194,17 +201,16 @@ def test_the_pad_behind_short_sources_is_told_by_lengths() -> None:
     assert lengths.tolist() == [3, 1]
 
 
-def test_what_is_done_is_given_at_once() -> None:
-    """Results come as sources finish, not when all have."""
-    toy, some = ToyModel(7), [replace(job, source_ids=job.source_ids[:1]) for job in make_requests(40)]
+def test_results_come_as_sources_finish() -> None:
+    toy, requests = ToyModel(7), [replace(request, source_ids=request.source_ids[:1]) for request in make_requests(40)]
     seen = []
-    for _ in make_engine(toy, 4).search(some, SearchOptions()):
+    for _ in make_engine(toy, 4).search(requests, SearchOptions()):
         seen.append(len(toy.step_rows))
     assert seen == sorted(seen)
     assert seen[5] < seen[-1] / 2
 
 
-def test_stop_is_asked_at_every_step() -> None:
+def test_should_stop_is_called_at_every_step() -> None:
     toy, asked = ToyModel(7), []
 
     def stop() -> bool:
@@ -216,175 +222,187 @@ def test_stop_is_asked_at_every_step() -> None:
     assert asked == [0, 1, 2, 3]
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
+# --- constraints ------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_rule_remembers_goes_with_its_row() -> None:
-    """A row that is filled again has the rule's beginning of its own job; a beam has that of the beam it came from."""
-    some = [replace(job, prefix_ids=[4, 3 + job.rng_key % 4], max_length=12) for job in make_requests(30)]
+def test_constraint_states_follow_their_rows_and_beams() -> None:
+    requests = [
+        replace(request, prefix_ids=[4, 3 + request.rng_key % 4], max_length=12) for request in make_requests(30)
+    ]
 
-    def rules(search: SearchOptions, some: Sequence[SearchRequest]) -> tuple[tuple[Any, ...], None]:
-        return (MinLength(4, END), NoLoops(), ForcedPrefix(some, None)), None
+    def build_constraints(options: SearchOptions, requests: Sequence[SearchRequest]) -> tuple[tuple[Any, ...], None]:
+        return (MinLength(4, END), NoLoops(), ForcedPrefix(requests, None)), None
 
     toy = ToyModel(7)
     together, apart = (
-        run_search(make_engine(toy, size, build_constraints=rules), some, SearchOptions()) for size in (7, 1)
+        run_search(make_engine(toy, size, build_constraints=build_constraints), requests, SearchOptions())
+        for size in (7, 1)
     )
     assert together == apart
-    for job, (one,) in zip(some, together, strict=True):
-        assert list(one.token_ids[:2]) == job.prefix_ids
-        assert len(one.token_ids) >= 4
-        tokens = (*one.token_ids, END)[: len(one.token_ids) + one.is_finished]
-        assert one.log_prob == pytest.approx(toy.log_prob(job.source_ids[0], tokens, (PAD,)))
+    for request, (hypothesis,) in zip(requests, together, strict=True):
+        assert list(hypothesis.token_ids[:2]) == request.prefix_ids
+        assert len(hypothesis.token_ids) >= 4
+        tokens = (*hypothesis.token_ids, END)[: len(hypothesis.token_ids) + hypothesis.is_finished]
+        assert hypothesis.log_prob == pytest.approx(toy.log_prob(request.source_ids[0], tokens, (PAD,)))
 
 
-# --- chance ----------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_best", [1, 3])
-def test_chance_does_not_depend_on_neighbours_or_batches(n_best: int) -> None:
-    toy, some = ToyModel(7), make_requests(30)
+def test_sampling_does_not_depend_on_the_batch(n_best: int) -> None:
+    toy, requests = ToyModel(7), make_requests(30)
     search = SearchOptions(sampling=SamplingOptions(seed=4), n_best=n_best)
-    wanted = run_search(make_engine(toy, 1), some, search)
+    expected = run_search(make_engine(toy, 1), requests, search)
     for size in (2, 7, 100):
-        assert run_search(make_engine(toy, size), some, search) == wanted
+        assert run_search(make_engine(toy, size), requests, search) == expected
     order = list(range(30))
     random.Random(1).shuffle(order)
-    mixed = run_search(make_engine(toy, 4), [some[place] for place in order], search)
-    assert mixed == [wanted[place] for place in order]
-    assert all(len(got) == n_best for got in wanted)
-    assert run_search(make_engine(toy, 7), some, replace(search, sampling=SamplingOptions(seed=5))) != wanted
-    assert run_search(make_engine(toy, 7), some, replace(search, beam_groups=4)) == wanted  # who draws avoids nobody
+    mixed = run_search(make_engine(toy, 4), [requests[index] for index in order], search)
+    assert mixed == [expected[index] for index in order]
+    assert all(len(got) == n_best for got in expected)
+    assert run_search(make_engine(toy, 7), requests, replace(search, sampling=SamplingOptions(seed=5))) != expected
+    assert run_search(make_engine(toy, 7), requests, replace(search, beam_groups=4)) == expected  # no effect on samples
 
 
-def test_what_was_drawn_has_the_score_of_reading_it() -> None:
+def test_a_sample_has_the_score_of_forced_decoding() -> None:
     toy, search = ToyModel(7), SearchOptions(sampling=SamplingOptions(temperature=2.0), n_best=4)
-    some = make_requests(20)
+    requests = make_requests(20)
     different = set()
-    for job, got in zip(some, run_search(make_engine(toy, 5), some, search), strict=True):
-        for one in got:
-            tokens = (*one.token_ids, END) if one.is_finished else one.token_ids
-            assert one.log_prob == pytest.approx(toy.log_prob(job.source_ids[0], tokens, (PAD,)), abs=1e-5)
-            assert one.score == pytest.approx(one.log_prob / search.compute_length_penalty(len(tokens)))
-            assert one.is_finished or len(one.token_ids) == job.max_length
-            assert not {START, PAD, END} & set(one.token_ids)
-            different.add((job.rng_key, one.token_ids))
-        assert got == sorted(got, key=lambda one: (not one.is_finished, -one.score))
+    for request, got in zip(requests, run_search(make_engine(toy, 5), requests, search), strict=True):
+        for hypothesis in got:
+            tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
+            assert hypothesis.log_prob == pytest.approx(toy.log_prob(request.source_ids[0], tokens, (PAD,)), abs=1e-5)
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / search.compute_length_penalty(len(tokens)))
+            assert hypothesis.is_finished or len(hypothesis.token_ids) == request.max_length
+            assert not {START, PAD, END} & set(hypothesis.token_ids)
+            different.add((request.rng_key, hypothesis.token_ids))
+        assert got == sorted(got, key=lambda hypothesis: (not hypothesis.is_finished, -hypothesis.score))
     assert len(different) > 40
 
 
-def test_targets_are_drawn_as_often_as_they_are_likely() -> None:
+def test_targets_are_sampled_by_their_probability() -> None:
     toy, sampling = ToyModel(4, 1.0), SamplingOptions(seed=2)
-    some = [SearchRequest(source_ids=[5], rng_key=number, max_length=2) for number in range(2000)]
-    got = run_search(make_engine(toy, 500, suppressed_tokens=()), some, SearchOptions(sampling=sampling))
-    drawn = [(*one.token_ids, END) if one.is_finished else one.token_ids for (one,) in got]
+    requests = [SearchRequest(source_ids=[5], rng_key=number, max_length=2) for number in range(2000)]
+    got = run_search(make_engine(toy, 500, suppressed_tokens=()), requests, SearchOptions(sampling=sampling))
+    samples = [
+        (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids for (hypothesis,) in got
+    ]
     for tokens in ((END,), (2, END), (3, 2)):
-        chance = 1.0
+        probability = 1.0
         for i, token in enumerate(tokens):
-            chances = toy.logits(5, (START, *tokens[:i])).softmax(-1)
-            chance *= float(chances[token] / (1 - chances[START]))  # it is never written: others share its chance
-        assert abs(drawn.count(tokens) - 2000 * chance) < 4 * (2000 * chance * (1 - chance)) ** 0.5
+            probabilities = toy.logits(5, (START, *tokens[:i])).softmax(-1)
+            probability *= float(probabilities[token] / (1 - probabilities[START]))  # the start is suppressed
+        assert abs(samples.count(tokens) - 2000 * probability) < 4 * (2000 * probability * (1 - probability)) ** 0.5
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------
+# --- diverse beam search ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_groups_that_pay_nothing_each_find_what_a_beam_of_their_size_finds(groups: int) -> None:
-    toy, some = ToyModel(9), make_requests(20)
-    got = run_search(make_engine(toy, 6), some, SearchOptions(beam_size=6, beam_groups=groups, diversity_penalty=0.0))
-    wanted = run_search(make_engine(toy, 6), some, SearchOptions(beam_size=6 // groups))
-    assert [to_ids(one) for one in got] == [to_ids(one) for one in wanted]
+def test_groups_without_penalty_equal_a_beam_of_their_size(groups: int) -> None:
+    toy, requests = ToyModel(9), make_requests(20)
+    got = run_search(
+        make_engine(toy, 6), requests, SearchOptions(beam_size=6, beam_groups=groups, diversity_penalty=0.0)
+    )
+    expected = run_search(make_engine(toy, 6), requests, SearchOptions(beam_size=6 // groups))
+    assert [to_ids(best) for best in got] == [to_ids(best) for best in expected]
 
 
-def test_one_group_is_a_plain_beam_whatever_it_would_pay() -> None:
-    toy, some, search = ToyModel(9), make_requests(20), SearchOptions(beam_size=4, n_best=4)
-    assert run_search(make_engine(toy, 6), some, replace(search, diversity_penalty=9.0)) == run_search(
-        make_engine(toy, 6), some, search
+def test_one_group_equals_beam_search() -> None:
+    toy, requests, search = ToyModel(9), make_requests(20), SearchOptions(beam_size=4, n_best=4)
+    assert run_search(make_engine(toy, 6), requests, replace(search, diversity_penalty=9.0)) == run_search(
+        make_engine(toy, 6), requests, search
     )
 
 
-def test_groups_avoid_one_another_and_keep_the_scores_of_the_model() -> None:
+def test_groups_differ_and_keep_the_scores_of_the_model() -> None:
     toy, search = ToyModel(9), SearchOptions(beam_size=4, n_best=4, beam_groups=4, diversity_penalty=50.0)
     for limit in (1, 8):
-        some, beginnings = [replace(job, max_length=limit) for job in make_requests(20)], 0
-        for job, got in zip(some, run_search(make_engine(toy, 6), some, search), strict=True):
-            beginnings += len({(*one.token_ids, END)[0] for one in got})
-            for one in got:
-                tokens = (*one.token_ids, END) if one.is_finished else one.token_ids
-                assert one.log_prob == pytest.approx(toy.log_prob(job.source_ids[0], tokens, (PAD,)), abs=1e-4)
-        plainly = run_search(make_engine(toy, 6), some, replace(search, beam_groups=1))
+        requests, beginnings = [replace(request, max_length=limit) for request in make_requests(20)], 0
+        for request, got in zip(requests, run_search(make_engine(toy, 6), requests, search), strict=True):
+            beginnings += len({(*hypothesis.token_ids, END)[0] for hypothesis in got})
+            for hypothesis in got:
+                tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
+                assert hypothesis.log_prob == pytest.approx(
+                    toy.log_prob(request.source_ids[0], tokens, (PAD,)), abs=1e-4
+                )
+        plainly = run_search(make_engine(toy, 6), requests, replace(search, beam_groups=1))
         if limit == 1:
-            assert beginnings == 80  # who pays so much takes no token that another takes at the same step
+            assert beginnings == 80  # at this penalty no token is chosen twice in a step
         else:
-            assert beginnings > 1.3 * sum(len({(*one.token_ids, END)[0] for one in got}) for got in plainly)
+            assert beginnings > 1.3 * sum(
+                len({(*hypothesis.token_ids, END)[0] for hypothesis in got}) for got in plainly
+            )
 
 
 @pytest.mark.parametrize("diversity", [0.1, 0.5, 2.0])
-def test_groups_give_no_text_twice_and_the_best_first(diversity: float) -> None:
-    toy, some = ToyModel(12), make_requests(20)
+def test_groups_return_distinct_hypotheses_best_first(diversity: float) -> None:
+    toy, requests = ToyModel(12), make_requests(20)
     different = []
     for groups in (1, 3):
         search = SearchOptions(beam_size=6, n_best=6, beam_groups=groups, diversity_penalty=diversity)
-        found = run_search(make_engine(toy, 9), some, search)
-        for job, got in zip(some, found, strict=True):
+        results = run_search(make_engine(toy, 9), requests, search)
+        for request, got in zip(requests, results, strict=True):
             assert len(set(to_ids(got))) == len(got)
-            for one in got:
-                tokens = (*one.token_ids, END) if one.is_finished else one.token_ids
-                assert one.log_prob == pytest.approx(toy.log_prob(job.source_ids[0], tokens, (PAD,)), abs=1e-4)
-            assert got == sorted(got, key=lambda one: (not one.is_finished, -one.score))
-        different.append(found)
+            for hypothesis in got:
+                tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
+                assert hypothesis.log_prob == pytest.approx(
+                    toy.log_prob(request.source_ids[0], tokens, (PAD,)), abs=1e-4
+                )
+            assert got == sorted(got, key=lambda hypothesis: (not hypothesis.is_finished, -hypothesis.score))
+        different.append(results)
     assert different[0] != different[1]
-    if diversity >= 0.5:  # who pays little goes another's way to the end
-        assert all(len(got) == 6 for job, got in zip(some, found, strict=True) if job.max_length > 8)
+    if diversity >= 0.5:  # with less, groups may find the same
+        assert all(len(got) == 6 for request, got in zip(requests, results, strict=True) if request.max_length > 8)
 
 
-# --- the lane --------------------------------------------------------------------------------------------------------
+# --- the GPU engine ---------------------------------------------------------------------------------------------------
 
 
 class FailingSearch:
-    """A lane that has room for two, and the next time no compiler, or no memory."""
+    """Takes two requests, and fails at the next batch."""
 
-    def __init__(self, found: Sequence[list[Hypothesis]], error: Exception) -> None:
-        self.found_for, self.error = found, error
+    def __init__(self, hypotheses: Sequence[list[Hypothesis]], error: Exception) -> None:
+        self.hypotheses, self.error = hypotheses, error
         self.given: list[int] = []
 
-    def has_room_for(self, lot: RequestBatch, plan: object) -> bool:
-        return len(lot) <= 2
+    def has_room_for(self, batch: RequestBatch, context: object) -> bool:
+        return len(batch) <= 2
 
-    def search(self, model: object, lot: RequestBatch, *_: Any) -> HypothesisBatch:
+    def search(self, model: object, batch: RequestBatch, *_: Any) -> HypothesisBatch:
         if self.given:
             raise self.error
-        self.given = (lot.token_ids[lot.memory_offsets] - 3).tolist()  # how `jobs` begins a source
-        best = [self.found_for[place][0] for place in self.given]
+        self.given = (batch.token_ids[batch.memory_offsets] - 3).tolist()  # the first token of `make_requests`
+        best = [self.hypotheses[index][0] for index in self.given]
         return make_hypothesis_batch(best)
 
 
 @pytest.mark.parametrize(
     ("error", "again"), [(RuntimeError("no C compiler\nat all"), False), (torch.OutOfMemoryError("full"), True)]
 )
-def test_what_the_lane_leaves_is_found_all_the_same(
+def test_the_reference_engine_takes_over_after_a_failure(
     error: Exception, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Seq2Seq(
         Seq2SeqConfig(vocab=30, encoder=STACK, decoder=mirror_encoder(STACK), start_id=START, end_id=END)
     ).eval()
-    some, search = make_requests(6), SearchOptions(beam_size=2)
-    wanted = run_search(make_engine(model, 3), some, search)
-    failing, said = FailingSearch(wanted, error), list[str]()
+    requests, search = make_requests(6), SearchOptions(beam_size=2)
+    expected = run_search(make_engine(model, 3), requests, search)
+    failing, messages = FailingSearch(expected, error), list[str]()
     with monkeypatch.context() as patched:
         patched.setattr(eligibility, "can_try", lambda *_: True)
         patched.setattr(eligibility, "get_gpu_search", lambda *_: failing)
-        got = run_search(make_engine(model, 3, notify=said.append), some, search)
-    assert [to_ids(one) for one in got] == [to_ids(one) for one in wanted]
+        got = run_search(make_engine(model, 3, notify=messages.append), requests, search)
+    assert [to_ids(best) for best in got] == [to_ids(best) for best in expected]
     assert len(failing.given) in (1, 2)
-    assert all(got[place] == wanted[place] for place in failing.given)
-    (sentence,) = said
-    assert sentence.startswith(f"the GPU kernels failed ({type(error).__name__}: {str(error).splitlines()[0]});")
+    assert all(got[index] == expected[index] for index in failing.given)
+    (message,) = messages
+    assert message.startswith(f"the GPU kernels failed ({type(error).__name__}: {str(error).splitlines()[0]});")
     assert (model not in eligibility.FAILED_MODELS) == again
 
 
-def test_a_lane_that_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_gpu_search_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyModel(6, 1.0)
     failing = FailingSearch(run_search(make_engine(toy, 3), make_requests(6), SearchOptions()), SearchCancelled())
     monkeypatch.setattr(eligibility, "can_try", lambda *_: True)
@@ -393,16 +411,16 @@ def test_a_lane_that_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
         run_search(make_engine(toy, 3), make_requests(6), SearchOptions())
 
 
-def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
-    """Of sources and targets that have nothing to do with one another, too; 1,000 tokens find room here."""
-    one = make_engine(
+def test_rows_fit_the_mean_length_of_the_longest() -> None:
+    """Also for sources and targets of unrelated lengths; 1,000 tokens fit."""
+    engine = make_engine(
         ToyModel(6, 1.0), 1, choose_batch_size=lambda source, target, beams: max(1, 1000 // (source + target))
     )
     short = [SearchRequest(source_ids=[3] * 90, max_length=10)] * 2000
-    assert one._choose_max_rows(make_batch(short), 1) == 10
-    assert one._choose_max_rows(make_batch([*short, *[SearchRequest(source_ids=[3], max_length=99)] * 500]), 1) == 10
+    assert engine._choose_max_rows(make_batch(short), 1) == 10
+    assert engine._choose_max_rows(make_batch([*short, *[SearchRequest(source_ids=[3], max_length=99)] * 500]), 1) == 10
     assert (
-        one._choose_max_rows(
+        engine._choose_max_rows(
             make_batch(
                 [SearchRequest(source_ids=[3], max_length=499), *[SearchRequest(source_ids=[3], max_length=9)] * 500]
             ),
@@ -410,71 +428,69 @@ def test_there_are_as_many_rows_as_the_longest_targets_leave_room_for() -> None:
         )
         == 50
     )
-    assert one._choose_max_rows(make_batch([SearchRequest(source_ids=[3], max_length=5000)]), 1) == 1
+    assert engine._choose_max_rows(make_batch([SearchRequest(source_ids=[3], max_length=5000)]), 1) == 1
 
 
-def make_batch(some: Sequence[SearchRequest]) -> RequestBatch:
-    return RequestBatch.from_requests([some[place] for place in sort_by_length(some)], forbid_loops=False)
+def make_batch(requests: Sequence[SearchRequest]) -> RequestBatch:
+    return RequestBatch.from_requests([requests[index] for index in sort_by_length(requests)], forbid_loops=False)
 
 
-def test_a_lot_is_given_back_where_there_is_no_lane_or_none_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_may_be_unsupported_or_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Seq2Seq(
         Seq2SeqConfig(vocab=30, encoder=STACK, decoder=mirror_encoder(STACK), start_id=START, end_id=END)
     ).eval()
-    lot, said = make_batch(make_requests(6)), list[str]()
-    one = make_engine(model, 3, notify=said.append)
-    assert one.search_batch(lot, SearchOptions()) is Unavailable.UNSUPPORTED  # a CPU has none
+    batch, messages = make_batch(make_requests(6)), list[str]()
+    engine = make_engine(model, 3, notify=messages.append)
+    assert engine.search_batch(batch, SearchOptions()) is Unavailable.UNSUPPORTED  # on a CPU
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=5))
-    assert one.search_batch(lot, SearchOptions()) is Unavailable.OUT_OF_MEMORY
+    assert engine.search_batch(batch, SearchOptions()) is Unavailable.OUT_OF_MEMORY
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6, memory=5))
-    assert one.search_batch(lot, SearchOptions()) is Unavailable.OUT_OF_MEMORY
+    assert engine.search_batch(batch, SearchOptions()) is Unavailable.OUT_OF_MEMORY
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6))
-    assert one.search_batch(lot, SearchOptions()) == (6, 3)  # with as many rows as there is room for
-    assert replace(one, use_cuda_graphs=False).search_batch(lot, SearchOptions()) is Unavailable.UNSUPPORTED
-    assert not said
+    assert engine.search_batch(batch, SearchOptions()) == (6, 3)  # (requests, rows)
+    assert replace(engine, use_cuda_graphs=False).search_batch(batch, SearchOptions()) is Unavailable.UNSUPPORTED
+    assert not messages
     monkeypatch.setattr(
         eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6, error=RuntimeError("no C compiler"))
     )
-    assert one.search_batch(lot, SearchOptions()) is Unavailable.UNSUPPORTED
-    assert "the GPU kernels failed (RuntimeError: no C compiler)" in said[0]
+    assert engine.search_batch(batch, SearchOptions()) is Unavailable.UNSUPPORTED
+    assert "the GPU kernels failed (RuntimeError: no C compiler)" in messages[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedSearch:
-    """A lane that finds how many it was given, and for how many rows."""
+    """Returns the number of requests and rows."""
 
     room: int
     memory: int = 100
     error: Exception | None = None
 
-    def has_room_for(self, lot: RequestBatch, plan: object) -> bool:
-        return len(lot) <= self.room
+    def has_room_for(self, batch: RequestBatch, context: object) -> bool:
+        return len(batch) <= self.room
 
-    def search(self, model: object, lot: RequestBatch, plan: object, most: int, *_: Any) -> Any:
+    def search(self, model: object, batch: RequestBatch, context: object, max_rows: int, *_: Any) -> Any:
         if self.error is not None:
             raise self.error
-        return (len(lot), most) if len(lot) <= self.memory else None
+        return (len(batch), max_rows) if len(batch) <= self.memory else None
 
 
-# --- several threads -------------------------------------------------------------------------------------------------
+# --- several threads --------------------------------------------------------------------------------------------------
 
 
-def test_a_thread_makes_its_lot_and_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, ready, done = threading.Lock(), threading.Event(), threading.Event()
+def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, ready, done = threading.Lock(), threading.Event(), threading.Event()
     toy, real, asked = ToyModel(7), RequestBatch.from_requests, []
 
-    def of(some: Sequence[SearchRequest], no_loops: bool) -> RequestBatch:
+    def from_requests(requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
         ready.set()
-        return real(some, no_loops)
+        return real(requests, forbid_loops)
 
-    monkeypatch.setattr(RequestBatch, "from_requests", of)
+    monkeypatch.setattr(RequestBatch, "from_requests", from_requests)
     monkeypatch.setattr(eligibility, "can_try", lambda *_: True)
-    monkeypatch.setattr(
-        eligibility, "get_gpu_search", lambda *_: asked.append(turn.locked())
-    )  # there is none after all
-    one = make_engine(toy, 4, device_lock=turn)
-    thread = threading.Thread(target=lambda: (run_search(one, make_requests(6), SearchOptions()), done.set()))
-    with turn:
+    monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: asked.append(lock.locked()))  # unsupported
+    engine = make_engine(toy, 4, device_lock=lock)
+    thread = threading.Thread(target=lambda: (run_search(engine, make_requests(6), SearchOptions()), done.set()))
+    with lock:
         thread.start()
         assert ready.wait(30)
         assert not done.wait(0.1)
@@ -484,29 +500,29 @@ def test_a_thread_makes_its_lot_and_waits_for_its_turn(monkeypatch: pytest.Monke
     thread.join()
     assert asked == [True]
     assert toy.step_rows
-    assert not turn.locked()
+    assert not lock.locked()
 
 
-def test_who_stops_half_way_does_not_keep_the_turn() -> None:
-    turn = threading.Lock()
-    found = make_engine(ToyModel(7), 4, device_lock=turn).search(make_requests(20), SearchOptions())
-    next(found)
-    assert not turn.locked()
+def test_an_abandoned_search_releases_the_lock() -> None:
+    lock = threading.Lock()
+    results = make_engine(ToyModel(7), 4, device_lock=lock).search(make_requests(20), SearchOptions())
+    next(results)
+    assert not lock.locked()
 
 
-# --- a session by itself ---------------------------------------------------------------------------------------------
+# --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_candidates_are_all_that_may_still_win() -> None:
-    """What the best will be begins as one of them, at every step."""
+def test_candidates_include_the_winner() -> None:
+    """At every step, one of them is a prefix of the best hypothesis."""
     for source in range(20):
-        toy, job = ToyModel(6, 1.0), SearchRequest(source_ids=[source], max_length=10)
+        toy, request = ToyModel(6, 1.0), SearchRequest(source_ids=[source], max_length=10)
         (best,) = search_plainly(toy, source, 10, SearchOptions(), (PAD,))
-        one = make_engine(toy, 1)
-        plan = searching.SearchContext(
+        engine = make_engine(toy, 1)
+        context = searching.SearchContext(
             options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START, PAD])
         )
-        session: SearchSession[ToyState] = SearchSession(one, [job], [0], plan)
+        session: SearchSession[ToyState] = SearchSession(engine, [request], [0], context)
         while session.row_requests:
             session.step()
             if list(session.pop_finished()):

@@ -1,4 +1,4 @@
-"""Processes that have no weights write what the one that has them would write."""
+"""Worker processes without weights give what the main process gives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
 from tests.training.toys import model
 
-WAIT = 60  # seconds until a process must have come
+WAIT = 60  # seconds for a process to start
 PLAIN = [
     *(InputLine(text=text) for text in corpus_lines()[0][:4]),
     InputLine(text=""),
@@ -50,128 +50,126 @@ def pipeline() -> TranslationPipeline:
 
 @pytest.fixture(scope="module")
 def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[TranslatedBlock]]:
-    """With one worker who has come."""
-    made = build_worker_pool(pipeline, 1)
+    """A pool with one worker that has started."""
+    pool = build_worker_pool(pipeline, 1)
     try:
-        run_in_worker(made, PLAIN)  # the first is done here, and calls for help
-        (worker,) = made.starting_workers
+        run_in_worker(pool, PLAIN)  # runs here and starts the worker
+        (worker,) = pool.starting_workers
         assert worker.connection.poll(WAIT)
-        yield made
+        yield pool
     finally:
-        made.close()
-        assert not any(worker.process.is_alive() for worker in made.workers)
+        pool.close()
+        assert not any(worker.process.is_alive() for worker in pool.workers)
 
 
 def run_in_worker(pool: TextWorkerPool[TranslatedBlock], lines: list[InputLine]) -> TranslatedBlock:
     return pool.run(compact_block(LineBlock(lines=lines, first_index=10, byte_count=1), "text"), lambda: False)
 
 
-@pytest.mark.parametrize("lines", [PLAIN, CONSTRAINED, LONG, WRONG], ids=["plain", "wishes", "long", "wrong"])
-def test_a_clerk_writes_what_is_written_here(
+@pytest.mark.parametrize("lines", [PLAIN, CONSTRAINED, LONG, WRONG], ids=["plain", "constrained", "long", "wrong"])
+def test_a_worker_gives_what_the_main_process_gives(
     lines: list[InputLine], pipeline: TranslationPipeline, pool: TextWorkerPool[TranslatedBlock]
 ) -> None:
     searched = []
     search = pipeline.translator.search
     pipeline.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
     try:
-        found = run_in_worker(pool, lines)
+        result = run_in_worker(pool, lines)
     finally:
         pipeline.translator.search = search  # type: ignore[method-assign]
-    assert found == translate_block(pipeline, lines, 10, "text")
-    assert searched, "no worker has asked for it"
-    assert lines is not WRONG or "text, line 12: " in found.error  # type: ignore[attr-defined]
-    assert lines is not LONG or found.split_lines[0][0] == 11  # type: ignore[attr-defined]
+    assert result == translate_block(pipeline, lines, 10, "text")
+    assert searched, "no worker has sent a search"
+    assert lines is not WRONG or "text, line 12: " in result.error  # type: ignore[attr-defined]
+    assert lines is not LONG or result.split_lines[0][0] == 11  # type: ignore[attr-defined]
 
 
-def test_a_clerk_asks_with_lots_where_these_are_taken(pipeline: TranslationPipeline) -> None:
-    lots: list[RequestBatch] = []
+def test_a_worker_sends_request_batches_where_supported(pipeline: TranslationPipeline) -> None:
+    batches: list[RequestBatch] = []
 
     refusals: list[Unavailable] = []
 
-    def taken(lot: RequestBatch, search: SearchOptions, stop: object) -> HypothesisBatch | Unavailable:
-        """As a lane would, but with the search."""
-        lots.append(lot)
+    def search_batch(batch: RequestBatch, search: SearchOptions, stop: object) -> HypothesisBatch | Unavailable:
+        """Like the GPU engine, but with the reference search."""
+        batches.append(batch)
         if refusals:
             return refusals.pop(0)
-        some = [
+        requests = [
             SearchRequest(
-                source_ids=lot.token_ids[first : first + width].tolist(),
+                source_ids=batch.token_ids[first : first + width].tolist(),
                 max_length=int(limit),
-                forbid_loops=bool(no_loops),
+                forbid_loops=bool(forbid_loops),
             )
-            for first, width, limit, no_loops in zip(
-                lot.memory_offsets, lot.memory_lengths, lot.max_target_lengths, lot.forbid_loops, strict=True
+            for first, width, limit, forbid_loops in zip(
+                batch.memory_offsets, batch.memory_lengths, batch.max_target_lengths, batch.forbid_loops, strict=True
             )
         ]
-        found = [one for best in pipeline.translator.search(some, search) for one in best]
-        assert len(found) == 2 * len(some)
-        return make_hypothesis_batch(found)
+        result = [hypothesis for best in pipeline.translator.search(requests, search) for hypothesis in best]
+        assert len(result) == 2 * len(requests)
+        return make_hypothesis_batch(result)
 
-    made = build_worker_pool(pipeline, 1)
-    pipeline.translator.search_batch = taken  # type: ignore[method-assign, assignment]
+    pool = build_worker_pool(pipeline, 1)
+    pipeline.translator.search_batch = search_batch  # type: ignore[method-assign, assignment]
     try:
-        run_in_worker(made, PLAIN)
-        assert made.starting_workers[0].connection.poll(WAIT)
-        lots.clear()
-        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert [len(lot) for lot in lots] == [5]  # each different text once, and none for nothing
-        assert run_in_worker(made, CONSTRAINED) == translate_block(pipeline, CONSTRAINED, 10, "text")
-        assert len(lots) == 1
+        run_in_worker(pool, PLAIN)
+        assert pool.starting_workers[0].connection.poll(WAIT)
+        batches.clear()
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert [len(batch) for batch in batches] == [5]  # each distinct text once, and none for empty ones
+        assert run_in_worker(pool, CONSTRAINED) == translate_block(pipeline, CONSTRAINED, 10, "text")
+        assert len(batches) == 1
         refusals += [Unavailable.OUT_OF_MEMORY, Unavailable.UNSUPPORTED]
-        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert [len(lot) for lot in lots[1:]] == [5, 2]  # and then it is told that there is no lane
-        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert len(lots) == 3
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert [len(batch) for batch in batches[1:]] == [5, 2]  # then it learns that batches are unsupported
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert len(batches) == 3
     finally:
         del pipeline.translator.search_batch
-        made.close()
+        pool.close()
 
 
-@pytest.mark.parametrize("come", [True, False], ids=["come", "on its way"])
-def test_what_a_clerk_leaves_is_done_here(come: bool, pipeline: TranslationPipeline) -> None:
-    made = build_worker_pool(pipeline, 1)
+@pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "starting"])
+def test_tasks_of_dead_workers_run_here(is_ready: bool, pipeline: TranslationPipeline) -> None:
+    pool = build_worker_pool(pipeline, 1)
     try:
-        run_in_worker(made, PLAIN)
-        (worker,) = made.starting_workers
-        assert not come or worker.connection.poll(WAIT)
+        run_in_worker(pool, PLAIN)
+        (worker,) = pool.starting_workers
+        assert not is_ready or worker.connection.poll(WAIT)
         worker.process.kill()
         worker.process.join(WAIT)
-        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert not made.idle_workers
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert not pool.idle_workers
     finally:
-        made.close()
+        pool.close()
 
 
-def test_where_no_process_can_be_started_it_is_done_here(
-    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_run_here_if_no_process_can_start(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
-    made = build_worker_pool(pipeline, 2)
-    assert run_in_worker(made, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-    assert made.workers == []
-    made.close()
+    pool = build_worker_pool(pipeline, 2)
+    assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+    assert pool.workers == []
+    pool.close()
 
 
-def test_no_worker_starts_before_it_is_asked_for(pipeline: TranslationPipeline) -> None:
+def test_workers_start_on_request(pipeline: TranslationPipeline) -> None:
     pool = build_worker_pool(pipeline, 1)
     pool.run(compact_block(LineBlock(lines=PLAIN, first_index=10, byte_count=1), "text"), lambda: False, False)
     assert not pool.workers
 
 
-def test_one_who_has_not_come_is_not_waited_for(pipeline: TranslationPipeline) -> None:
-    made = build_worker_pool(pipeline, 1)
-    run_in_worker(made, PLAIN)
+def test_close_does_not_wait_for_starting_workers(pipeline: TranslationPipeline) -> None:
+    pool = build_worker_pool(pipeline, 1)
+    run_in_worker(pool, PLAIN)
     began = time.monotonic()
-    made.close()
-    assert not made.workers[0].process.is_alive()
+    pool.close()
+    assert not pool.workers[0].process.is_alive()
     assert time.monotonic() - began < worker_pool.JOIN_TIMEOUT
 
 
-def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
+def test_there_are_no_workers_on_a_cpu_or_where_they_need_weights(
     pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose_worker_count(pipeline) == 0
@@ -186,9 +184,9 @@ def test_there_are_none_on_a_cpu_or_where_weights_are_needed_for_more(
     assert choose_worker_count(pipeline) == 0
 
 
-def test_a_job_is_the_same_when_it_arrives() -> None:
+def test_a_request_survives_packing() -> None:
     plain = SearchRequest(source_ids=[4, 5, 2], rng_key=7, max_length=9)
-    wished = SearchRequest(
+    constrained = SearchRequest(
         source_ids=[4, 2],
         prefix_ids=(5,),
         required_phrases=((6, 7),),
@@ -197,5 +195,5 @@ def test_a_job_is_the_same_when_it_arrives() -> None:
         rng_key=1,
         max_length=3,
     )
-    for job in (plain, wished):
-        assert unpack_request(*pack_request(job)) == job
+    for request in (plain, constrained):
+        assert unpack_request(*pack_request(request)) == request
