@@ -1,7 +1,6 @@
-"""`attent doctor`: is this machine ready, what is installed, and what to type for what is not.
+"""`attent doctor`: check the installation, as text or JSON. The facts come from `system_info`."""
 
-The facts come from `machine`; here they become findings (what is wrong, what to do) and a page, or JSON.
-"""
+from __future__ import annotations
 
 import json
 import sys
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GIB = 2**30
-MIN_FREE_DISK = 2 * GIB  # one base-sized model with what resuming needs is about 1 GiB
+MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
 MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
-PACKAGE_HEADINGS = ("extra", "package", "version, or how to add it", "for")
+PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it", "for")
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All that doctor found. `problems` stop attent from working, `advice` does not."""
+    """Facts and findings: `problems` prevent attent from working, `advice` does not."""
 
     machine: SystemInfo
     torch: TorchInfo
@@ -49,21 +48,21 @@ class DoctorReport:
 
 
 def doctor(*, json: bool = False) -> int:
-    """Say whether this machine is ready, and what is installed.
+    """Check whether this machine is ready, and what is installed.
 
     Parameters
     ----------
     json
         Print the findings as JSON.
     """
-    found = run_checks()
+    report = run_checks()
     if json:
-        print(format_json(found))
+        print(format_json(report))
     elif sys.stdout.isatty():
-        _print_at_terminal(found)
+        _print_at_terminal(report)
     else:
-        print(format_text(found))
-    return 1 if found.problems else 0
+        print(format_text(report))
+    return 1 if report.problems else 0
 
 
 def run_checks() -> DoctorReport:
@@ -79,7 +78,7 @@ def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[
     if torch.error and any(package.name == "torch" and package.version for package in installed):
         yield torch.error  # installed, but broken
     if not installed:
-        yield "attent runs from a source tree that is not installed: pip install -e ."
+        yield "attent is not installed but runs from its source tree: pip install -e ."
     for package in installed:
         if not package.extra and not package.is_compatible:
             yield f"{_describe_mismatch(package)}: pip install '{package.name}{package.required}'"
@@ -87,13 +86,13 @@ def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[
 
 def find_advice(machine: SystemInfo, torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
     if machine.nvidia_driver and torch.build == "CPU only":
-        yield "there is an NVIDIA driver, but this torch is a CPU build: see https://pytorch.org/get-started"
+        yield "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
     if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
         yield f"torch is built for {torch.build} but sees no GPU: check the driver with nvidia-smi"
     if machine.disk_free < MIN_FREE_DISK:
-        yield f"only {_format_size(machine.disk_free)} of disk is free in this folder: save models elsewhere"
-    if machine.memory_free is not None and machine.memory_free < MIN_FREE_MEMORY:
-        yield f"only {_format_size(machine.memory_free)} of memory is free: keep to small models"
+        yield f"only {_format_size(machine.disk_free)} of disk space is free in this folder: save models elsewhere"
+    if machine.memory_free < MIN_FREE_MEMORY:
+        yield f"only {_format_size(machine.memory_free)} of memory is free: use small models"
     for package in installed:
         if package.extra and package.version and not package.is_compatible:
             yield f"{_describe_mismatch(package)}: {pip_command(package.extra)}"
@@ -113,11 +112,11 @@ def _describe_device(torch: TorchInfo) -> str:
 
 
 def _bf16_is_fast(torch: TorchInfo) -> bool:
-    # Below this the time that casts take eats the gain.
+    # Below this, casts cost more than the matrix products gain.
     return torch.bf16_speedup is not None and torch.bf16_speedup >= 1.3
 
 
-# ---- rows, shared by every view ----------------------------------------------------------------------------
+# ---- table rows ----------------------------------------------------------------------------
 
 
 def machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
@@ -227,7 +226,7 @@ def _print_at_terminal(report: DoctorReport) -> None:
     console.print(Text(report.verdict, style="bold red" if report.problems else "bold green"))
 
 
-def machine_table(report: DoctorReport) -> "Table":
+def machine_table(report: DoctorReport) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -239,7 +238,7 @@ def machine_table(report: DoctorReport) -> "Table":
     return table
 
 
-def package_table(report: DoctorReport) -> "Table":
+def package_table(report: DoctorReport) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from attent.cli.convert import ConvertError, Quantization, TargetFormat, convert
+from attent.cli.convert import Quantization, TargetFormat, convert
 from attent.decoding.translator import load_tokenizer
 from attent.interop import load
+from attent.interop.export import ConvertError
 from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights
 from attent.models.config import mirror_encoder
 from attent.models.folder import read_extra_files
@@ -86,7 +87,7 @@ def test_transformers_reads_what_was_converted(joint: bool, tmp_path: Path, caps
     transformers.utils.logging.disable_progress_bar()
     ours = folder_of(tmp_path, joint)
     convert(ours, tmp_path / "theirs", to="hf")
-    assert "a MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids but for" in (
+    assert "a MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids, except for" in (
         capsys.readouterr().out
     )
     words, their_words = Tokenizer.load(ours), transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
@@ -108,7 +109,7 @@ def test_a_language_is_asked_for_as_marian_does(ours: Path, tmp_path: Path, caps
     words = Tokenizer.load(ours)
     assert words.source.tags == ("de", "pt-BR")
     theirs = transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
-    assert "ask for a language by >>de<< before the text, without a space" in capsys.readouterr().out
+    assert "put >>de<< before the text" in capsys.readouterr().out
     assert [theirs(">>pt-BR<<A man").input_ids] == words.encode_source(["A man"], "pt-BR")
     assert Tokenizer.load(tmp_path / "theirs").encode_source(["A man"], "de") == words.encode_source(["A man"], "de")
 
@@ -189,14 +190,14 @@ def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -
 def test_a_language_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: Capture) -> None:
     load(language_model(tmp_path)).save(tmp_path / "bare")
     convert(tmp_path / "bare", tmp_path / "theirs", to="hf")
-    assert capsys.readouterr().out.endswith("a LlamaForCausalLM of transformers, without a tokenizer: there was none\n")
+    assert capsys.readouterr().out.endswith("a LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n")
 
 
 def test_ctranslate2_takes_translators_alone(tmp_path: Path) -> None:
     folder = language_model(tmp_path)
     with pytest.raises(
         ConvertError,
-        match=r"only a translator .* can be written for CTranslate2, but this is a language model .*; give --to hf or",
+        match=r"must be a .* for CTranslate2, but is a language model.*; use --to hf or",
     ):
         convert(folder, tmp_path / "quick", to="ctranslate2")
     assert not (tmp_path / "quick").exists()
@@ -230,7 +231,7 @@ def test_nothing_is_overwritten(to: TargetFormat, ours: Path, tmp_path: Path) ->
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("dear")
     for out in ("full", "full/letters.txt", "ours"):
-        with pytest.raises(ConvertError, match="is there already, and nothing is overwritten; give a new or an empty"):
+        with pytest.raises(ConvertError, match="exists, and nothing is overwritten; give a new or an empty"):
             convert(ours, tmp_path / out, to=to)
     assert (tmp_path / "full" / "letters.txt").read_text() == "dear"
 
@@ -255,7 +256,7 @@ def test_a_model_that_marian_cannot_express_leaves_nothing_behind(tmp_path: Path
 def test_a_ctranslate2_model_cannot_be_taken_back(ours: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(ours, tmp_path / "quick", to="ctranslate2")
-    with pytest.raises(ConvertError, match="is a CTranslate2 model, whose weights cannot be taken back"):
+    with pytest.raises(ConvertError, match="is a CTranslate2 model, which cannot be converted back"):
         convert(tmp_path / "quick", tmp_path / "back", to="attent")
 
 

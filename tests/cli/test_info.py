@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import attent
-from attent.cli.info import format_row, info, inspect_folder
+from attent.cli.info import format_row, info
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
 from attent.models.config import mirror_encoder
@@ -21,6 +21,7 @@ from attent.text.tokenizer_training import TokenizerKind
 from attent.training.checkpoint import Checkpoint, save_checkpoint
 from attent.training.event_log import EventLog
 from attent.training.events import Ended, Event, Note, Progress, Started, Validated
+from attent.training.folder_info import inspect_folder
 
 ENCODER = StackConfig(layers=2, width=16, heads=2, ffn_width=32)
 RUN = '[data]\ntrain = ["own.tmx"]\nsrc = "en"\ntgt = "de"\n[train]\nsteps = 40\nlr = 0.002\nsteps_of_mine = 1\n'
@@ -90,7 +91,7 @@ def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) 
     count = sum(parameter.numel() for parameter in model.parameters())
     for told in (
         "saved by attent",
-        "every checksum holds",
+        "all checksums match",
         "2 layers, width 16, 2 heads, FFN width 32",
         f"{count:,} in",
     ):
@@ -110,7 +111,7 @@ def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert info(folder, json=True) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["model"]["encoder"]["layers"] == 2
-    assert facts["training"]["best"] == {"step": 10, "loss": 2.0, "metrics": {"bleu": 31.25, "chrf": 50.0}}
+    assert facts["training"]["best_validation"] == {"step": 10, "loss": 2.0, "metrics": {"bleu": 31.25, "chrf": 50.0}}
     assert facts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -124,7 +125,7 @@ def test_a_tokenizer_is_described(
     tokenizer.save(folder)
     page = page_of(folder, capsys)
     assert f"SentencePiece {told}, {tokenizer.source.size} pieces for both sides" in page
-    assert "languages to ask for: de, fr" in page
+    assert "target languages: de, fr" in page
     assert tokenizer.fingerprint[:16] in page
 
 
@@ -134,9 +135,9 @@ def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.Capt
         save_checkpoint(folder / "state", Checkpoint(step=step, state={}, tensors={"weights": {}}))
     page = page_of(folder, capsys)
     for told in (
-        "25 updates; stopped early",
-        "2 kept, the newest of step 20",
-        "last checked step 20: loss 2.500, BLEU 30.0",
+        "25 steps; stopped early",
+        "2, the newest at step 20",
+        "last validated step 20: loss 2.500, BLEU 30.0",
         "best step 10: loss 2.000, BLEU 31.2",
         "data.train own.tmx, data.src en, data.tgt de, steps 40, lr 0.002",
         "only for resuming",
@@ -148,17 +149,17 @@ def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.Capt
 def test_a_run_that_has_saved_no_model_yet_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, ended=False)
     page = page_of(tmp_path, capsys)
-    assert "model none yet" in page
-    assert "25 updates; not ended" in page
+    assert "model none" in page
+    assert "25 steps; running or interrupted" in page
 
 
 @pytest.mark.parametrize(
     ("events", "told"),
     [
-        ((END, NOTE, NOTE), "all updates done"),
-        ((END, NOTE, STARTED), "not ended"),
-        ((END, STARTED, END, NOTE), "all updates done"),
-        ((NOTE,), "not ended"),
+        ((END, NOTE, NOTE), "complete"),
+        ((END, NOTE, STARTED), "running or interrupted"),
+        ((END, STARTED, END, NOTE), "complete"),
+        ((NOTE,), "running or interrupted"),
     ],
 )
 def test_notes_may_follow_the_end_and_a_run_that_goes_on_has_none(
@@ -166,7 +167,7 @@ def test_notes_may_follow_the_end_and_a_run_that_goes_on_has_none(
 ) -> None:
     trained(folder, ended=False)
     tell(folder, *events)
-    assert f"25 updates; {told}" in page_of(folder, capsys)
+    assert f"25 steps; {told}" in page_of(folder, capsys)
 
 
 def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +175,8 @@ def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.Capt
     (folder / "state").mkdir()
     (folder / "state" / "finished.json").write_text(json.dumps(FINISHED), encoding="utf-8")
     page = page_of(folder, capsys)
-    assert "kept mean of the last 2 checkpoints" in page
-    assert "scored test flickr of 1,000 pairs: BLEU 38.6, chrF 62.0, exact 4.1%" in page
+    assert "weights mean of the last 2 checkpoints" in page
+    assert "scores test flickr of 1,000 pairs: BLEU 38.6, chrF 62.0, exact 4.1%" in page
     training = inspect_folder(folder).training
     assert training is not None
     assert training.scores[0]["metrics"]["bleu"] == 38.64
@@ -201,7 +202,7 @@ def test_a_damaged_model_of_a_run_is_a_problem_and_the_rest_is_still_told(
     page = page_of(folder, capsys, code=1)
     assert "PROBLEM" in page
     assert "SHA-256" in page
-    assert "25 updates" in page
+    assert "25 steps" in page
 
 
 def test_a_damaged_model_alone_is_an_error_that_names_the_file(folder: Path) -> None:
@@ -236,18 +237,18 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
     [
         (
             CausalConfig(vocab=50, stack=replace(ENCODER, causal=True)),
-            ["a language model", "made for attent generate, attent embed, attent look", "decoder 2 layers"],
+            ["(language model)", "use with attent generate, attent embed, attent look", "decoder 2 layers"],
         ),
         (
             EncoderConfig(vocab=50, stack=ENCODER, masked_lm=True, pooler=True, segments=2),
-            ["a reader of text", "made for attent fill, attent embed", "kinds of text 32, encoder", "pooler 272"],
+            ["encoder-only Transformer (text)", "use with attent fill, attent embed", "segment embedding 32, encoder", "pooler 272"],
         ),
         (
             VisionConfig(image_size=8, patch_size=4, channels=1, stack=ENCODER, labels=tuple("abcdefghijk")),
             [
-                "a reader of images",
-                "made for attent classify",
-                "8 x 8, grey, in 4 patches of 4 x 4",
+                "encoder-only Transformer (images)",
+                "use with attent classify",
+                "8 x 8, grayscale, 4 patches of 4 x 4",
                 "labels 11: a, b,",
             ],
         ),
@@ -284,7 +285,7 @@ def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.Captur
     (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "scores": scores}), encoding="utf-8")
     page = page_of(folder, capsys)
     assert "best step 25: loss 1.500, accuracy 91.25%" in page
-    assert "scored test held-out part of 20 images: accuracy 90.00%" in page
+    assert "scores test held-out part of 20 images: accuracy 90.00%" in page
 
 
 def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,9 +296,9 @@ def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureF
 
 def test_a_model_for_spans_has_its_own_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(folder)
-    assert "made for attent translate, attent score, attent look" in page_of(folder, capsys)
+    assert "use with attent translate, attent score, attent look" in page_of(folder, capsys)
     (folder / "run.toml").write_text(f'task = "spans"\n{RUN}', encoding="utf-8")
-    assert "made for attent train --from, attent fill, attent look" in page_of(folder, capsys)
+    assert "use with attent train --from, attent fill, attent look" in page_of(folder, capsys)
 
 
 def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,4 +306,4 @@ def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixt
     attent.build(VisionConfig(image_size=8, patch_size=8, stack=stack, fit="squash")).save(tmp_path / "vit")
     page = page_of(tmp_path / "vit", capsys)
     assert "1 layer, width 16, 1 head, FFN width 32" in page
-    assert "8 x 8, in colour, in 1 patch of 8 x 8; a picture squashed to a square" in page
+    assert "8 x 8, RGB, 1 patch of 8 x 8; resized to a square" in page
