@@ -62,7 +62,7 @@ class TokenizedSample:
 
 
 def estimate_tokens(texts: TextPairs, num_pairs: int, num_characters: int) -> TokenizedSample | None:
-    """Tokenize a sample of a corpus of so many pairs and characters, and extrapolate; None for too small a sample."""
+    """Tokenize a sample of a corpus, and extrapolate to its size; None if the sample is too small."""
     if len(texts) < MIN_PAIRS:
         return None
     tokenizer = _train_tokenizer(texts, num_characters)

@@ -229,7 +229,7 @@ def _bootstrap(
     """Return (score, mean, half width, p against the first) of each system, and the signature.
 
     A single system takes the test for several too: the figures are those of `corpus_score(n_bootstrap=...)`, which
-    fails (sacreBLEU 2.6.0, float beside float32) where a metric is 0 for some of the resamples.
+    fails (sacreBLEU 2.6.0, mixed float and float32) where a metric is 0 for some of the resamples.
     """
     from sacrebleu.significance import PairedTest, Result
 

@@ -37,7 +37,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """What to score, and how."""
+    """Options of `score`."""
 
     metrics: Sequence[str] = SACREBLEU_METRICS
     search: SearchOptions = field(default_factory=SearchOptions)

@@ -240,7 +240,7 @@ def estimate_corpus(
 def estimate_training(
     rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, num_tokens: int, seconds: float
 ) -> TrainingEstimate:
-    """Take training steps for so many seconds, and extrapolate."""
+    """Measure training steps for `seconds`, and extrapolate."""
     device = pick_device(None)
     size, epochs = choose_size_and_epochs(num_pairs, device.type)
     model = build(getattr(presets, size)(tokenizer.target.size)).to(device).train()

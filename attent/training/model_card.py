@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from attent import __version__
 from attent.formatting import (
@@ -41,45 +42,7 @@ LISTED_SETTINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSummary:
-    size: str  # "tiny", or "" where none was named
-    encoder_layers: int
-    decoder_layers: int
-    width: int
-    heads: int
-    ffn_width: int
-    parameters: int
-    trainable_parameters: int  # fewer than `parameters` when some were frozen
-    vocab_size: int
-    tokenizer: str  # "bpe, joint" and the like
-    tokenizer_sha256: str
-    base_model: str = ""  # the model that was fine-tuned, if any
-    pruned_heads: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardSetting:
-    """A setting: its name in run.toml, and the reason where it was chosen automatically."""
-
-    name: str
-    value: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary:
-    steps: int
-    epochs: float
-    seconds: float
-    tokens_per_second: float  # of both sides, without padding
-    hardware: str  # "NVIDIA H200, bfloat16, compiled"
-    end_reason: str
-    attent_version: str
-    torch_version: str
-    python_version: str
-    seed: int | None = None
-    date: str = ""  # "2026-11-15"
+Rows = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +50,13 @@ class ModelCard:
     description: ModelDescription
     unit: str  # of the training data: "pair"
     data: DataSummary
-    model: ModelSummary
-    settings: tuple[CardSetting, ...]
+    parameters: int
+    model: Rows  # (name, value), "" where unknown
+    settings: tuple[tuple[str, str, str], ...]  # (name in run.toml, value, reason where chosen automatically)
     scores: tuple[FinalScores, ...]  # the first is named at the head
-    training: TrainingSummary
+    training: Rows
     weights: str = ""  # "best, step 6,800", "average of the last 5"
+    base_model: str = ""  # the model that was fine-tuned, if any
     samples: tuple[ValidationSample, ...] = ()
     curves_file: str = ""
 
@@ -114,11 +79,13 @@ def build_card(
         description=task.describe_model(trainer.out),
         unit=task.unit,
         data=task.describe_data(),
-        model=_summarize_model(task, run, trainer),
+        parameters=count_parameters(trainer.parameters),
+        model=tuple(_list_model_facts(task, run, trainer)),
         settings=tuple(_list_settings(task, run, requested)),
         scores=tuple(scores),
-        training=_summarize_training(run, trainer, ended),
+        training=tuple(_list_training_facts(task, run, trainer, ended)),
         weights=weights,
+        base_model=run.init_from or "",
         samples=scores[-1].samples if scores else (),
         curves_file=curves_file,
     )
@@ -131,32 +98,32 @@ def get_stacks(config: ModelConfig) -> tuple[StackConfig | None, StackConfig | N
     return (None, config.stack) if isinstance(config, CausalConfig) else (config.stack, None)
 
 
-def _summarize_model(task: Task, run: Run, trainer: Trainer) -> ModelSummary:
+def count_parameters(parameters: Mapping[str, Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters.values())
+
+
+def _list_model_facts(task: Task, run: Run, trainer: Trainer) -> Iterator[tuple[str, str]]:
     config, tokenizer = trainer.model.config, task.tokenizer
-    kind: str = "of the base model" if run.init_from else run.data.tokenizer.kind
-    if tokenizer and "data.tokenizer.joint" in task.settings:
-        kind += ", one for both languages" if tokenizer.joint else ", one for each language"
-    encoder, decoder = get_stacks(config)
-    stack = encoder or decoder
+    stacks = dict(zip(("encoder", "decoder"), get_stacks(config), strict=True))
+    stack = stacks["encoder"] or stacks["decoder"]
     assert stack is not None
-    return ModelSummary(
-        size=run.size or "",
-        encoder_layers=encoder.layers if encoder else 0,
-        decoder_layers=decoder.layers if decoder else 0,
-        width=stack.width,
-        heads=stack.heads,
-        ffn_width=stack.ffn_width,
-        parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
-        trainable_parameters=sum(parameter.numel() for parameter in trainer.trainable_parameters.values()),
-        vocab_size=getattr(config, "vocab", 0),
-        tokenizer=kind if tokenizer else "",
-        tokenizer_sha256=tokenizer.fingerprint if tokenizer else "",
-        base_model=run.init_from or "",
-        pruned_heads=sum(stack.num_removed_heads for stack in (encoder, decoder) if stack),
-    )
+    yield "Size", run.size or ""
+    yield "Layers", ", ".join(f"{stack.layers} {name}" for name, stack in stacks.items() if stack)
+    yield "Width", f"{stack.width:,}, feed-forward {stack.ffn_width:,}, {format_count(stack.heads, 'head')}"
+    total, trained = count_parameters(trainer.parameters), count_parameters(trainer.trainable_parameters)
+    yield "Parameters", f"{total:,}" + (f", of which {trained:,} were trained" if trained < total else "")
+    yield "Vocabulary", f"{config.vocab:,}" if hasattr(config, "vocab") else ""
+    if tokenizer is not None:
+        kind = "of the base model" if run.init_from else run.data.tokenizer.kind
+        sides = ", one for both languages" if tokenizer.joint else ", one for each language"
+        yield "Tokenizer", kind + (sides if "data.tokenizer.joint" in task.settings else "")
+        yield "Tokenizer SHA-256", tokenizer.fingerprint
+    yield "Fine-tuned from", run.init_from or ""
+    pruned = sum(stack.num_removed_heads for stack in stacks.values() if stack)
+    yield "Pruned heads", f"{pruned:,}" if pruned else ""
 
 
-def _list_settings(task: Task, run: Run, requested: UserSettings) -> list[CardSetting]:
+def _list_settings(task: Task, run: Run, requested: UserSettings) -> Iterator[tuple[str, str, str]]:
     assert run.model is not None
     values: dict[str, object] = {} if run.size is None else {"size": run.size}
     values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
@@ -165,14 +132,9 @@ def _list_settings(task: Task, run: Run, requested: UserSettings) -> list[CardSe
     if "data.subword_sampling" in task.settings:
         values["data.subword_sampling"] = run.data.subword_sampling
     reasons = _explain_settings(task, run, requested)
-    return [
-        CardSetting(
-            name=name,
-            value=_format_setting(value),
-            reason="as requested" if is_requested(requested, name) else reasons.get(name, ""),
-        )
-        for name, value in values.items()
-    ]
+    for name, value in values.items():
+        reason = "as requested" if is_requested(requested, name) else reasons.get(name, "")
+        yield name, _format_setting(value), reason
 
 
 def _explain_settings(task: Task, run: Run, requested: UserSettings) -> dict[str, str]:
@@ -204,23 +166,20 @@ def _format_setting(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
-def _summarize_training(run: Run, trainer: Trainer, ended: Ended) -> TrainingSummary:
+def _list_training_facts(task: Task, run: Run, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
     state, distributed = trainer.state, trainer.distributed
     assert run.train.precision
+    epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch))
+    yield "Steps", f"{state.step:,} ({epochs:.1f} epochs)"
+    yield "Ended because", END_REASONS[ended.reason]
+    yield "Time", format_duration(state.seconds)
+    sides = ", both sides" if task.describe_model(trainer.out).has_two_sides else ""
+    yield "Speed", f"{state.tokens / max(1e-9, state.seconds):,.0f} tokens/s{sides}"
     hardware = describe_device(distributed.device, run.train.precision, trainer.compiled)
-    return TrainingSummary(
-        steps=state.step,
-        epochs=state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch)),
-        seconds=state.seconds,
-        tokens_per_second=state.tokens / max(1e-9, state.seconds),
-        hardware=hardware + (f", {distributed.world_size} processes" if distributed.world_size > 1 else ""),
-        end_reason=END_REASONS[ended.reason],
-        attent_version=__version__,
-        torch_version=str(torch.__version__),
-        python_version=platform.python_version(),
-        seed=run.train.seed,
-        date=datetime.date.today().isoformat(),
-    )
+    yield "Hardware", hardware + (f", {distributed.world_size} processes" if distributed.world_size > 1 else "")
+    yield "Versions", f"attent {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    yield "Seed", str(run.train.seed)
+    yield "Date", datetime.date.today().isoformat()
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -243,7 +202,7 @@ def _render_head(card: ModelCard) -> Iterator[str]:
     headlines = ((score.name, _format_headline(score)) for score in card.scores)
     result = next((f"; {headline} on {escape_markdown(name)}" for name, headline in headlines if headline), "")
     examples = format_count(sum(corpus.used for corpus in card.data.corpora), card.unit)
-    yield f"A Transformer of {format_short(card.model.parameters)} parameters, trained by attent on {examples}{result}."
+    yield f"A Transformer of {format_short(card.parameters)} parameters, trained by attent on {examples}{result}."
 
 
 def _format_headline(score: FinalScores) -> str:
@@ -323,48 +282,20 @@ def _merge_reasons(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def _render_model(card: ModelCard) -> Iterator[str]:
-    model = card.model
     yield "## Model"
-    frozen = model.trainable_parameters != model.parameters
-    trained = f", of which {model.trainable_parameters:,} were trained" if frozen else ""
-    layers = ((model.encoder_layers, "encoder"), (model.decoder_layers, "decoder"))
-    rows = [
-        ("Size", model.size),
-        ("Layers", ", ".join(f"{count} {name}" for count, name in layers if count)),
-        ("Width", f"{model.width:,}, feed-forward {model.ffn_width:,}, {format_count(model.heads, 'head')}"),
-        ("Parameters", f"{model.parameters:,}{trained}"),
-        ("Vocabulary", f"{model.vocab_size:,}" if model.vocab_size else ""),
-        ("Tokenizer", model.tokenizer),
-        ("Tokenizer SHA-256", model.tokenizer_sha256),
-        ("Fine-tuned from", model.base_model),
-        ("Pruned heads", f"{model.pruned_heads:,}" if model.pruned_heads else ""),
-    ]
-    yield markdown_table(("", ""), [row for row in rows if row[1]])
+    yield markdown_table(("", ""), [row for row in card.model if row[1]])
 
 
 def _render_settings(card: ModelCard) -> Iterator[str]:
     if card.settings:
         yield "## Settings"
-        rows = [(setting.name, setting.value, setting.reason) for setting in card.settings]
-        yield markdown_table(("Setting", "Value", "Reason"), rows, code_columns=(0, 1))
-        yield "All settings are in `run.toml` beside this card."
+        yield markdown_table(("Setting", "Value", "Reason"), card.settings, code_columns=(0, 1))
+        yield "All settings are in `run.toml` in the same folder."
 
 
 def _render_training(card: ModelCard) -> Iterator[str]:
-    training = card.training
     yield "## Training"
-    versions = f"attent {training.attent_version}, torch {training.torch_version}, Python {training.python_version}"
-    rows = [
-        ("Steps", f"{training.steps:,} ({training.epochs:.1f} epochs)"),
-        ("Ended because", training.end_reason),
-        ("Time", format_duration(training.seconds)),
-        ("Speed", f"{training.tokens_per_second:,.0f} tokens/s{', both sides' * card.description.has_two_sides}"),
-        ("Hardware", training.hardware),
-        ("Versions", versions),
-        ("Seed", "" if training.seed is None else str(training.seed)),
-        ("Date", training.date),
-    ]
-    yield markdown_table(("", ""), [row for row in rows if row[1]])
+    yield markdown_table(("", ""), card.training)
     if card.curves_file:
         yield f"![Training curves]({card.curves_file})"
 
@@ -388,7 +319,7 @@ def _truncate(text: str) -> str:
 def _render_limits(card: ModelCard) -> Iterator[str]:
     yield "## Limits"
     names = ", ".join(escape_markdown(corpus.name) for corpus in card.data.corpora)
-    base_model = escape_markdown(card.model.base_model)
+    base_model = escape_markdown(card.base_model)
     base = f" and, before that, on the data of {base_model}" if base_model else ""
     yield (
         f"Trained on {names}{base}, and on nothing else: expect worse results on other domains, styles and lengths, "

@@ -253,7 +253,7 @@ def test_a_span_model_is_fine_tuned_as_a_translator(folders: dict[str, Path], te
     ("task", "name", "flags", "expected"),
     [
         ("lm", "empty.txt", (), "there is no text to learn from"),
-        ("lm", "memory.tmx", (), "is a file of pairs (tmx), but must be plain text here"),
+        ("lm", "memory.tmx", (), "is a file of pairs (tmx)"),
         ("lm", "nowhere.txt", (), "there is no such file or folder"),
         ("classify", "pairs.tsv", (), "is it a corpus of translations (--task translate)?"),
         ("classify", "same.tsv", ("--hold-out", "0"), "must have at least 2 labels, but all are 'x'"),

@@ -230,7 +230,5 @@ def test_an_unknown_language_lists_those_there_are() -> None:
 
 
 def test_another_target_than_iso_is_refused() -> None:
-    with pytest.raises(
-        CorpusError, match="dates: the target side is ISO 8601, not `de`; leave --tgt out"
-    ):
+    with pytest.raises(CorpusError, match="dates: the target side is ISO 8601, not `de`; leave --tgt out"):
         dates.get_folder_name(LanguagePair("en", "de"))

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from attent.scoring import score_corpus
-from attent.scoring.metrics import choose_bleu_tokenizer
+from attent.scoring.metrics import choose_bleu_tokenizer, score_corpus
 
 REFERENCES = ["The cat sat on the mat, again.", "A dog barks.", "It's 5 o'clock in the morning."]
 OUTPUTS = ["The cat sat on a mat, again.", " A dog barks.", "It is five in the morning."]

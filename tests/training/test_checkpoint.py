@@ -271,9 +271,7 @@ def test_when_all_are_damaged_nothing_is_made_up(state: Path) -> None:
     for step in (10, 20):
         os.truncate(state / f"step-{step:08}" / "weights.safetensors", 30)
     told: list[str] = []
-    with pytest.raises(
-        CheckpointError, match=r"holds 2 checkpoint.* every one is damaged.*step-00000020"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"holds 2 checkpoint.* every one is damaged.*step-00000020") as caught:
         load_newest(state, told.append)
     assert "weights.safetensors: is damaged: by manifest.json it must have" in str(caught.value)
     assert told == []

@@ -9,14 +9,7 @@ import pytest
 
 from attent.scoring.metrics import format_headline
 from attent.training.events import ValidationSample
-from attent.training.model_card import (
-    CardSetting,
-    ModelCard,
-    ModelSummary,
-    TrainingSummary,
-    render_card,
-    write_card,
-)
+from attent.training.model_card import ModelCard, render_card, write_card
 from attent.training.tasks.base import CorpusSource, DataSummary, FinalScores
 from attent.training.tasks.translation import describe_translator
 
@@ -36,22 +29,11 @@ CARD = ModelCard(
         num_held_out=1_014,
         held_out_method="the file val, which lies beside the data",
     ),
-    model=ModelSummary(
-        size="tiny",
-        encoder_layers=4,
-        decoder_layers=3,
-        width=128,
-        heads=4,
-        ffn_width=256,
-        parameters=2_634_752,
-        trainable_parameters=2_634_752,
-        vocab_size=8_000,
-        tokenizer="BPE, joint",
-        tokenizer_sha256="ef" * 32,
-    ),
+    parameters=2_634_752,
+    model=(("Size", "tiny"), ("Layers", "4 encoder, 3 decoder"), ("Fine-tuned from", "")),
     settings=(
-        CardSetting(name="train.lr", value="0.002"),
-        CardSetting(name="size", value="tiny", reason="29,000 pairs"),
+        ("train.lr", "0.002", ""),
+        ("size", "tiny", "29,000 pairs"),
     ),
     scores=(
         FinalScores(
@@ -64,17 +46,7 @@ CARD = ModelCard(
             signatures=(SIGNATURE,),
         ),
     ),
-    training=TrainingSummary(
-        steps=8_000,
-        epochs=64.0,
-        seconds=432.0,
-        tokens_per_second=318_400.0,
-        hardware="NVIDIA H200, bfloat16, compiled",
-        end_reason="all steps were done",
-        attent_version="0.1.0",
-        torch_version="2.13.0",
-        python_version="3.11.7",
-    ),
+    training=(("Steps", "8,000 (64.0 epochs)"), ("Hardware", "NVIDIA H200, bfloat16, compiled")),
     samples=(ValidationSample(source="A *man*.", reference="<b>Ein Mann", output="Ein | Mann\n# Titel"),),
     curves_file="curves.svg",
 )
@@ -93,19 +65,15 @@ CARD = ModelCard(
         "377,534",
         "cd" * 32,
         "ab" * 32,
-        "ef" * 32,
         "1,014 pairs; the file val",
         "4 encoder, 3 decoder",
-        "2,634,752",
         "| `train.lr` | `0.002` |  |\n| `size` | `tiny` | 29,000 pairs |",
         "| Set | Pairs | Weights | Decoding | BLEU | chrF | Exact |",
         f"| `own.tmx` | `{'ab' * 32}` |",
         f"`{SIGNATURE}`",
         "average of the last 5",
         "8,000 (64.0 epochs)",
-        "7 min 12 s",
-        "318,400 tokens/s",
-        "attent 0.1.0, torch 2.13.0, Python 3.11.7",
+        "of 2.6 million parameters",
         "(curves.svg)",
         "A \\*man\\*.",
         "Ein \\| Mann \\# Titel",
@@ -135,11 +103,8 @@ def test_missing_facts_leave_no_empty_row() -> None:
         assert absent not in page.replace("|  |  |\n| --- | --- |", "")
 
 
-def test_a_fine_tuned_model_names_its_base_and_what_was_trained() -> None:
-    page = render_card(replace(CARD, model=replace(CARD.model, trainable_parameters=1_000, base_model="opus-mt-en-de")))
-    assert "of which 1,000 were trained" in page
-    assert "| Fine-tuned from | opus-mt-en-de |" in page
-    assert "before that, on the data of opus-mt-en-de" in page
+def test_a_fine_tuned_model_names_its_base() -> None:
+    assert "before that, on the data of opus-mt-en-de" in render_card(replace(CARD, base_model="opus-mt-en-de"))
 
 
 def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
@@ -148,7 +113,7 @@ def test_a_folder_with_a_space_is_quoted_for_the_shell() -> None:
 
 
 def test_empty_columns_are_omitted() -> None:
-    page = render_card(replace(CARD, settings=(CardSetting(name="train.lr", value="0.1"),)))
+    page = render_card(replace(CARD, settings=(("train.lr", "0.1", ""),)))
     assert "| Setting | Value |\n" in page
     assert "nats" not in page
     with_loss = replace(CARD, scores=(replace(CARD.scores[0], metrics={"loss": 1.5, "bleu": 1.0}),))

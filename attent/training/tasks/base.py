@@ -195,7 +195,7 @@ class Task(ABC):
     default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from the paper's recipe
     look_argument: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
-    tokenizer: Tokenizer | None  # saved beside the model
+    tokenizer: Tokenizer | None  # saved in the model folder
 
     @abstractmethod
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
@@ -273,6 +273,12 @@ class Task(ABC):
 # ---- helpers of several tasks ----------------------------------------------------------------------------------------
 
 
+def python_example(class_name: str, folder: Path | str, call: str) -> str:
+    """Code that loads a model and prints the result of a call."""
+    name = class_name.lower()
+    return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}.{call})"
+
+
 def select_evenly(items: Sequence[T], count: int) -> list[T]:
     """At most `count` items, evenly spaced."""
     count = min(count, len(items))
@@ -288,10 +294,10 @@ def check_hold_out(count: int, available: int, noun: str) -> None:
 
 
 def report_unusable_test(problem: str, requested: bool, context: RunContext) -> None:
-    """Refuse a test set that was named; skip one that was found beside the data."""
+    """Refuse a test set that was named; skip one that was found automatically."""
     if requested:
         raise TrainError(problem)
-    context.warn(f"{problem}; found beside the data, it is not scored")
+    context.warn(f"{problem}; this test set was found automatically and is skipped")
 
 
 def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:

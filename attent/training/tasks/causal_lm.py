@@ -35,6 +35,7 @@ from attent.training.tasks.base import (
     FinalScores,
     ModelDescription,
     RunContext,
+    python_example,
 )
 from attent.training.tasks.text_task import (
     STACK_BY_SIZE,
@@ -49,11 +50,6 @@ from attent.training.tasks.text_task import (
 )
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # of the sample of a validation
-PYTHON_EXAMPLE = """\
-import attent
-
-generator = attent.Generator.load({folder!r})
-print(generator.generate(["Once"])[0][0].text)"""
 
 
 class CausalLMTask(TextTask):
@@ -162,7 +158,7 @@ class CausalLMTask(TextTask):
         return ModelDescription(
             title="A language model",
             shell_example=f'attent generate {folder} "Once upon a time"',
-            python_example=PYTHON_EXAMPLE.format(folder=str(out)),
+            python_example=python_example("Generator", out, 'generate(["Once"])[0][0].text'),
             next_step=f'try it: attent generate {folder} "Once"',
             loss_unit="token",
             note="Bits per character and byte do not depend on the tokenizer.",

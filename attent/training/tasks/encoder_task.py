@@ -35,7 +35,7 @@ class EncoderTask(TextTask):
 
     @abstractmethod
     def make_labels(self, texts: TextCorpus) -> MakeLabels:
-        """What is to be predicted of these texts."""
+        """The prediction targets of these texts."""
 
     def prepare_texts(self) -> None:
         """Encode the training texts; set `data_size`."""

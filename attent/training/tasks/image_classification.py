@@ -48,6 +48,7 @@ from attent.training.tasks.base import (
     Task,
     check_hold_out,
     hash_files,
+    python_example,
 )
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
 from attent.training.tasks.text_classification import score_accuracy
@@ -70,11 +71,6 @@ SIZE_AND_EPOCHS_BY_IMAGES: tuple[tuple[int, tuple[Size, int]], ...] = (
 CPU_EPOCHS = 20  # more would take days
 MIN_STEPS, FINETUNE_DIVISOR = 1_000, 10  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 BASE_LR, FINETUNE_LR = 1e-3, 1e-4  # at width 256; lower for wider models
-PYTHON_EXAMPLE = """\
-import attent
-
-predictor = attent.Predictor.load({folder!r})
-print(predictor.classify(["picture.png"])[0].label)"""
 
 
 class ImageClassificationTask(Task):
@@ -259,7 +255,7 @@ class ImageClassificationTask(Task):
         return ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=command,
-            python_example=PYTHON_EXAMPLE.format(folder=str(out)),
+            python_example=python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
             next_step=f"try it: {command}",
             loss_unit="image",
             note="The confidence interval is Wilson's.",
@@ -270,7 +266,7 @@ class ImageClassificationTask(Task):
 
 
 def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
-    """The named splits and those found beside them, by `train`, `valid` and `test`."""
+    """Find the named splits, else those of the training folder, by `train`, `valid` and `test`."""
     if len(data.train) != 1:
         raise TrainError(f"images must be in one folder: --data FOLDER, but {len(data.train)} are named")
     if len(data.valid) > 1:

@@ -1,6 +1,6 @@
 """`--task mlm`: predict masked or replaced tokens with an encoder (BERT, Devlin et al. 2019).
 
-`attent.data.text_batches` draws the tokens, anew in every epoch.
+`attent.data.text_batches` draws new masks in every epoch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from attent.training.tasks.base import (
     FinalScores,
     ModelDescription,
     RunContext,
+    python_example,
 )
 from attent.training.tasks.encoder_task import EncoderTask, encoder_config
 from attent.training.tasks.text_task import (
@@ -44,10 +45,6 @@ from attent.training.tasks.text_task import (
 )
 
 NUM_SAMPLES = 2  # of a validation
-PYTHON_EXAMPLE = """\
-import attent
-
-predictor = attent.Predictor.load({folder!r})"""
 
 
 class MaskedLMTask(EncoderTask):
@@ -140,11 +137,12 @@ class MaskedLMTask(EncoderTask):
 
     def describe_model(self, out: Path) -> ModelDescription:
         folder = shlex.quote(str(out))
-        fill = f'attent fill {folder} "The {self.vocabulary.to_pieces([self.masker.mask_id])[0]} is here."'
+        mask = self.vocabulary.to_pieces([self.masker.mask_id])[0]
+        fill = f'attent fill {folder} "The {mask} is here."'
         return ModelDescription(
             title="A masked language model",
             shell_example=f"{fill}\nattent train --task classify --from {folder} --data labels.tsv --out labels",
-            python_example=PYTHON_EXAMPLE.format(folder=str(out)),
+            python_example=python_example("Predictor", out, f'fill(["The {mask} is here."])'),
             next_step=f"try it: {fill}",
             loss_unit="masked token",
             note="Accuracy is the share of masked tokens whose first prediction is right.",

@@ -1,6 +1,6 @@
 """`--task spans`: remove spans of a text and predict them with an encoder-decoder model (T5, Raffel et al. 2020).
 
-`attent.data.span_corruption` draws the spans, anew in every epoch; the result is fine-tuned as a translator.
+`attent.data.span_corruption` draws new spans in every epoch; the result is fine-tuned as a translator.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
     "base": {"layers": 8, "width": 512, "heads": 8, "head_width": 64, "ffn_width": 1024},
     "big": {"layers": 12, "width": 768, "heads": 12, "head_width": 64, "ffn_width": 2048},
 }
-PYTHON_EXAMPLE = """\
-import attent
-
-model = attent.load({folder!r})"""
 
 
 class SpanCorruptionTask(TextTask):
@@ -134,7 +130,7 @@ class SpanCorruptionTask(TextTask):
         return ModelDescription(
             title="A pre-trained text-to-text model",
             shell_example=command,
-            python_example=PYTHON_EXAMPLE.format(folder=str(out)),
+            python_example=f"import attent\n\nmodel = attent.load({str(out)!r})",
             next_step=f"fine-tune it: {command} (for summaries, which are much shorter than their texts, add "
             "--set data.filters.length_ratio=0)",
             note="It is trained to predict removed spans, and for no task yet.",

@@ -32,6 +32,7 @@ from attent.training.tasks.base import (
     FinalScores,
     ModelDescription,
     RunContext,
+    python_example,
     report_unusable_test,
     select_evenly,
 )
@@ -39,11 +40,6 @@ from attent.training.tasks.encoder_task import EncoderTask, encoder_config
 from attent.training.tasks.text_task import Split, TaskDefaults, TextSplits, get_tokenizer, load_splits
 
 NUM_SAMPLES, NUM_CARD_SAMPLES, MAX_LISTED_LABELS = 3, 5, 12
-PYTHON_EXAMPLE = """\
-import attent
-
-predictor = attent.Predictor.load({folder!r})
-print(predictor.classify(["..."])[0].label)"""
 
 
 class TextClassificationTask(EncoderTask):
@@ -137,7 +133,7 @@ class TextClassificationTask(EncoderTask):
         return ModelDescription(
             title="A text classifier",
             shell_example=f"attent classify {folder} < texts.txt",
-            python_example=PYTHON_EXAMPLE.format(folder=str(out)),
+            python_example=python_example("Predictor", out, 'classify(["..."])[0].label'),
             next_step=f'try it: attent classify {folder} "a text"',
             loss_unit="text",
             note=f"Labels: {format_labels(self.labels)}.",

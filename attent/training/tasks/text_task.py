@@ -91,7 +91,7 @@ class TextSplits:
 
 
 def load_splits(run: Run, context: RunContext, layout: TextLayout, *, with_labels: bool = False) -> TextSplits:
-    """Read the named files and those found beside them, and hold out a validation set if there is none."""
+    """Read the named files and those in the same folder, and hold out a validation set if there is none."""
     suffixes = labeled_text.SUFFIXES if with_labels else text_corpus.SUFFIXES
 
     def read(paths: Sequence[Path]) -> TextCorpus:

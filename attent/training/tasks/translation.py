@@ -37,16 +37,12 @@ from attent.training.tasks.base import (
     RunContext,
     Task,
     hash_files,
+    python_example,
     select_evenly,
 )
 from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
 
 NUM_SAMPLES, NUM_CARD_SAMPLES = 3, 5
-PYTHON_EXAMPLE = """\
-import attent
-
-translator = attent.Translator.load({folder!r})
-print(translator.translate(["..."]{to})[0].text)"""
 
 
 class TranslationTask(Task):
@@ -227,10 +223,11 @@ def describe_translator(
 ) -> ModelDescription:
     """`target_tag` is an example for `--to`; None where there is only one target language."""
     flag = "" if target_tag is None else f" --to {shlex.quote(target_tag)}"
+    to = f", to={target_tag!r}" if target_tag else ""
     return ModelDescription(
         title=f"{source}-{target} translator" if source and target else "A text-to-text model",
         shell_example=f"attent translate {shlex.quote(folder)}{flag} < input.txt > output.txt",
-        python_example=PYTHON_EXAMPLE.format(folder=folder, to=f", to={target_tag!r}" if target_tag else ""),
+        python_example=python_example("Translator", folder, f'translate(["..."]{to})[0].text'),
         next_step=next_step,
         note="Exact is the share of outputs that equal the reference.",
         samples_title="Sample translations",

@@ -91,13 +91,13 @@ def prepare_data(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> 
 
 
 def load_corpora(config: DataConfig, seed: int, context: RunContext) -> CorpusSplits:
-    """Open the named corpora and those found beside them, and hold out a validation set if there is none."""
+    """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
     train = open_corpora(spool_stdin(config.train, context.data_dir), languages, config.reading)
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (
-        open_corpora(names, languages, config.reading) if names else list(_find_beside(train, split))
+        open_corpora(names, languages, config.reading) if names else list(_find_siblings(train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _is_scorable(corpus, bool(config.test), context)]
@@ -107,8 +107,8 @@ def load_corpora(config: DataConfig, seed: int, context: RunContext) -> CorpusSp
     return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
 
 
-def _find_beside(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
-    """Each file or pair of files of `split` beside the corpora, once, under its own name."""
+def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
+    """Yield each sibling file or pair of files of a split once, under its own name."""
     seen = set()
     for corpus in train:
         sibling = corpus.get_sibling_split(split)
