@@ -27,13 +27,7 @@ from attent.data.pairs import (
     choose_sides,
 )
 from attent.data.split_names import detect_split
-from attent.text.language_tags import (
-    LANGUAGE_TAG,
-    get_primary_subtag,
-    is_known_language,
-    is_tag_match,
-    normalize_tag,
-)
+from attent.text.language_tags import LANGUAGE_TAG, get_primary_subtag, is_known_language, is_tag_match, normalize_tag
 
 __all__ = ["Corpus", "CorpusSplit", "ReadOptions", "open_corpora"]
 

@@ -8,13 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from attent.storage.errors import StorageError
-from attent.text.language_tags import (
-    choose_tag,
-    get_primary_subtag,
-    is_same_language,
-    is_tag_match,
-    normalize_tag,
-)
+from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 MAX_LISTED = 20  # languages listed in an error, and therefore remembered by readers
 

@@ -1,8 +1,8 @@
 """The built-in corpus `phrases`: short English sentences and their German translations, generated from a small grammar.
 
     the three small dogs sleep in the garden        die drei kleinen Hunde schlafen im Garten
-    today the old woman is singing at the station   heute singt die alte Frau am Bahnhof
-    a brave bird has waited under the tree          ein mutiger Vogel hat unter dem Baum gewartet
+    today the old woman is singing behind the house heute singt die alte Frau hinter dem Haus
+    a brave bird has waited next to the church      ein mutiger Vogel hat neben der Kirche gewartet
 
 German word order differs from English (the verb is second, participles and infinitives are last) and adjectives agree
 in gender and number, so that a small model has something to learn. Hashes choose the sentences: every machine generates
@@ -77,18 +77,12 @@ VERBS = [
         "stand stands stood standing stehen steht gestanden haben",
     )
 ]
+PREPOSITIONS = [("in", "in"), ("behind", "hinter"), ("in front of", "vor"), ("next to", "neben")]
 PLACES = [
-    ("in the garden", "im Garten"),
-    ("in the park", "im Park"),
-    ("in the kitchen", "in der Küche"),
-    ("at the station", "am Bahnhof"),
-    ("at the window", "am Fenster"),
-    ("on the bridge", "auf der Brücke"),
-    ("on the roof", "auf dem Dach"),
-    ("under the tree", "unter dem Baum"),
-    ("behind the house", "hinter dem Haus"),
-    ("in front of the school", "vor der Schule"),
-]
+    ("garden", "Garten", "m"), ("park", "Park", "m"), ("forest", "Wald", "m"), ("station", "Bahnhof", "m"),
+    ("house", "Haus", "n"), ("hotel", "Hotel", "n"), ("car", "Auto", "n"), ("school", "Schule", "f"),
+    ("church", "Kirche", "f"), ("library", "Bibliothek", "f"),
+]  # fmt: skip
 TIMES = [("today", "heute"), ("now", "jetzt"), ("here", "hier"), ("sometimes", "manchmal"), ("often", "oft")]
 MODALS = [("can", "kann"), ("must", "muss"), ("wants to", "will")]
 PLURAL_MODALS = [("can", "können"), ("must", "müssen"), ("want to", "wollen")]
@@ -134,7 +128,7 @@ def generate_pairs() -> Iterator[tuple[str, str]]:
 
 def _make_sentence(draws: _Draws) -> tuple[str, str]:
     en, de, is_plural = _make_subject(draws)
-    verb, (place, de_place) = draws.choose(VERBS), draws.choose(PLACES)
+    verb, (place, de_place) = draws.choose(VERBS), _make_place(draws)
     en_verb, de_verb = (verb.en, verb.de) if is_plural else (verb.en_third, verb.de_third)
     match draws.choose(["present", "time", "perfect", "modal", "negation"]):
         case "present":
@@ -176,3 +170,11 @@ def _make_subject(draws: _Draws) -> tuple[str, str, bool]:
             )
         case _:
             return f"{number} {adjective} {noun.en_plural}", f"{de_number} {de_adjective}e {noun.de_plural}", True
+
+
+def _make_place(draws: _Draws) -> tuple[str, str]:
+    """Return a prepositional phrase in English and German (dative)."""
+    (preposition, de_preposition), (noun, de_noun, gender) = draws.choose(PREPOSITIONS), draws.choose(PLACES)
+    article = "der" if gender == "f" else "dem"
+    german = "im" if (de_preposition, article) == ("in", "dem") else f"{de_preposition} {article}"
+    return f"{preposition} the {noun}", f"{german} {de_noun}"

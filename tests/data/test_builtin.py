@@ -161,7 +161,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
     site.requests.clear()
     get_corpus_folder("multi30k", EN_DE, sites)
     assert [path for path, _ in site.requests] == [
-        *("/val.de.gz", "/val.en.gz", "/test_2016_flickr.de.gz", "/test_2016_flickr.en.gz"),
+        *("/val.de.gz", "/val.en.gz", "/test_2016_flickr.de.gz", "/test_2016_flickr.en.gz")
     ]
 
 

@@ -180,11 +180,7 @@ EN_DE_FR = LanguagePair("en", "de,fr")
         ("c", {"c__src": "1\n", "c__tgt": "2\n"}, "name its files by language"),
         ("a.po", {"a__po": 'msgid "a"\nmsgstr "b"\n'}, "name its language in its header"),
         ("a.xlf", {"a__xlf": '<xliff><file source-language="en"/></xliff>'}, "name both languages in its <file>"),
-        (
-            ".",
-            {"train__en": "1\n", "train__de": "2\n", "train__fr": "3\n", "test__tsv": "1\t2\n"},
-            "name its columns",
-        ),
+        (".", {"train__en": "1\n", "train__de": "2\n", "train__fr": "3\n", "test__tsv": "1\t2\n"}, "name its columns"),
     ],
 )
 def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: dict[str, str], advice: str) -> None:

@@ -118,13 +118,7 @@ def test_the_model_sees_sentences() -> None:
     assert not any("code(" in text or "raw" in text or "comment" in text for text in asked)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("a [b](c) d\n", "x [y](c) z\n"),
-        ("a **b** d\n", "a **b** d\n"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [("a [b](c) d\n", "x [y](c) z\n"), ("a **b** d\n", "a **b** d\n")])
 def test_a_paragraph_that_lost_its_markup_stays_and_is_told(before: str, after: str) -> None:
     result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])
     assert result.content.decode() == after

@@ -68,10 +68,7 @@ def result12(source: str, translate: Callable[..., list[str]] = translate_in_par
             f"<source>a b</source><seg-source>{SEGMENTS}</seg-source>",
             f"<source>a b</source><seg-source>{SEGMENTS}</seg-source>{MARKED}{SEGMENTS_FILLED}</target>",
         ),
-        (
-            '<source>a</source><target><mrk mtype="seg" mid="1"/></target>',
-            f"<source>a</source>{MARKED}(a)</target>",
-        ),
+        ('<source>a</source><target><mrk mtype="seg" mid="1"/></target>', f"<source>a</source>{MARKED}(a)</target>"),
     ],
 )
 def test_a_target_is_put_in_and_marked(before: str, after: str) -> None:

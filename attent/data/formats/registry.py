@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from attent.data.formats import jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, xliff
 from attent.data.formats.streams import InputFile, strip_compression_suffix
 from attent.data.formats.units import ScanResult
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    BadLine,
-    CorpusError,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-)
+from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _XML_ROOT = re.compile(r"<(?:[\w.-]+:)?(tmx|xliff)[\s>/]")
 MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages

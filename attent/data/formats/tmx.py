@@ -201,7 +201,7 @@ class _TmxScanner:
         return [Edit(segment.start, segment.start, prop), xml.replace_content(self.text, segment, inner_xml, {})]
 
     def _add_variant(self, unit: XmlElement, source: XmlElement, segment: XmlElement, inner_xml: str) -> Edit:
-        """Insert a variant after the last one, laid out as the source is."""
+        """Insert a variant after the last one, with the layout of the source."""
         text = self.text
         last = unit.find_children("tuv")[-1]
         tuv, seg = xml.make_qualified_name(text, source, "tuv"), xml.make_qualified_name(text, segment, "seg")

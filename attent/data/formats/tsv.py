@@ -5,7 +5,7 @@ clearly text: `no`, `ja` can be a pair of words too.
 
 Spreadsheets quote cells with quotes, tabs or line breaks and double the quotes inside (`"a ""b"" c"`): such cells are
 unquoted. A cell that merely begins or ends with a quote is text. A quoted cell with a tab or line break is a bad line,
-if it can be told from stray quotes.
+if it is distinguishable from stray quotes.
 """
 
 from __future__ import annotations
