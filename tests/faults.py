@@ -611,7 +611,7 @@ FAULTS = """
 + torch.tensor([capacity for job in requests], device=device)
 
 # decode: what a rule remembers stays with the beam
-@ decoding/search.py::append_selection: decoding/test_translator.py -k demanded
+@ decoding/search.py::append_selection: decoding/test_translator.py -k required_phrases_occur
 - moved = gather_beams(memory, selection.parents) if context.can_reorder_beams else memory
 + moved = memory
 
@@ -682,7 +682,7 @@ FAULTS = """
 + self.decoder(self.embedding(ids), lengths)
 
 # family: beams without room of their own
-@ models/causal.py::CausalLM.begin: decoding/generation/test_generator.py -k beams_go_on
+@ models/causal.py::CausalLM.begin: decoding/generation/test_generator.py -k beam_search_scores
 - rows=rows, beams=beams)
 + rows=rows)
 
@@ -1128,12 +1128,12 @@ FAULTS = """
 + None
 
 # prompts: of several ends the likeliest counts alone
-@ decoding/causal_adapter.py::CausalStepModel.step: decoding/generation/test_generator.py -k beams_go_on
+@ decoding/causal_adapter.py::CausalStepModel.step: decoding/generation/test_generator.py -k beam_search_scores
 - index_select(-1, self.end_ids).logsumexp(-1, keepdim=True)
 + index_select(-1, self.end_ids).amax(-1, keepdim=True)
 
 # prompts: another prompt is as long as the one before
-@ decoding/causal_adapter.py::PromptCache.replace_rows: decoding/generation/test_generator.py -k place_of_another
+@ decoding/causal_adapter.py::PromptCache.replace_rows: decoding/generation/test_generator.py -k refilled_row
 - self.prompt_lengths[row] = count
 + pass
 

@@ -1,4 +1,4 @@
-"""`attent classify` from the shell: labels of texts and of images, and how often a model is right."""
+"""`attent classify`: labels of texts and images, and the accuracy on labelled sets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def vision(tmp_path: Path) -> str:
     return str(tmp_path / "vision")
 
 
-def test_a_line_in_is_a_line_out(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line_per_text(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["classify", model, *TEXTS, "--device", "cpu"]) == 0
     given = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
@@ -52,13 +50,13 @@ def test_json_has_every_label(model: str, capsys: pytest.CaptureFixture[str]) ->
     assert found["labels"][found["label"]] == found["probability"]
 
 
-def test_pairs_are_told_apart_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_separated_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "The cat\tsat.", "--pairs"]) == 0
     assert main(["classify", model, "The cat sat.", "--pairs"]) == 1
     assert "two texts separated by a tab" in capsys.readouterr().err
 
 
-def test_images_are_classified_and_a_file_that_is_none_is_told(
+def test_images_are_classified_and_invalid_files_reported(
     vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("PIL")
@@ -73,7 +71,7 @@ def test_images_are_classified_and_a_file_that_is_none_is_told(
     assert "x.png: must be an image, but is none that Pillow knows" in capsys.readouterr().err
 
 
-def test_a_labelled_set_of_images_is_tested_on(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accuracy_on_labelled_images(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL")
     folder = write_class_folders(tmp_path / "set", count=4)
     assert main(["classify", vision, "--data", str(folder), "--json"]) == 0
@@ -90,7 +88,7 @@ def test_a_labelled_set_of_images_is_tested_on(vision: str, tmp_path: Path, caps
     assert "its labels must be the model's (cat, dog, bird), but `wolf` is not" in capsys.readouterr().err
 
 
-def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accuracy_on_labelled_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, *TEXTS, "--json"]) == 0
     labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     labels[0] = "good" if labels[0] == "bad" else "bad"
@@ -104,7 +102,7 @@ def test_a_labelled_set_of_texts_is_tested_on(model: str, tmp_path: Path, capsys
     assert "its labels must be the model's (good, bad), but `even` is not" in capsys.readouterr().err
 
 
-def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "A text", "--data", "x.tsv"]) == 2
     assert "--data names a test set: leave the texts out" in capsys.readouterr().err
     tokenizer = sentencepiece()
@@ -113,13 +111,13 @@ def test_what_cannot_be_classified_is_told(model: str, tmp_path: Path, capsys: p
     assert "must be a classifier, but has no labels; fine-tune it: attent train" in capsys.readouterr().err
 
 
-def test_pairs_are_not_for_a_labelled_set(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_and_data_exclude_each_other(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "--data", str(tmp_path / "set.tsv"), "--pairs"]) == 2
     assert "leave it out with --data" in capsys.readouterr().err
 
 
-def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One file, three ways: whole as it is, and the same as a square that was squashed, or cut, before."""
+def test_images_are_cropped_or_squashed_as_configured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wide image equals its pre-cropped or pre-squashed square."""
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 3), np.uint8)
@@ -139,6 +137,6 @@ def test_a_picture_is_prepared_as_the_model_says(tmp_path: Path, capsys: pytest.
         assert cut != squashed
 
 
-def test_a_mistyped_name_of_a_file_is_not_classified(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_file_name_is_reported(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, "reviews.txt"]) == 1
     assert "reviews.txt: must be an existing file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`attent embed` from the shell: vectors into files that other programs read, or as JSON; never onto a terminal."""
+"""`attent embed`: vectors in files or as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("ending", [".npy", ".safetensors"])
-def test_vectors_are_written_as_others_read_them(model: str, tmp_path: Path, ending: str) -> None:
+def test_vectors_are_written_as_npy_and_safetensors(model: str, tmp_path: Path, ending: str) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     out = tmp_path / f"vectors{ending}"
     assert main(["embed", model, str(tmp_path / "lines.txt"), "-o", str(out), "--normalize", "--pooling", "class"]) == 0
@@ -36,7 +36,7 @@ def test_vectors_are_written_as_others_read_them(model: str, tmp_path: Path, end
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
-def test_json_has_a_line_for_each_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_one_line_per_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embed", model, *TEXTS[:2], "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == TEXTS[:2]
@@ -44,7 +44,7 @@ def test_json_has_a_line_for_each_text(model: str, capsys: pytest.CaptureFixture
     assert np.allclose([row["vector"] for row in rows], wanted.numpy(), atol=1e-5)
 
 
-def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_embedded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     vision_model().save(tmp_path / "vision")
     image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
@@ -53,7 +53,7 @@ def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ([], "name a file with --output vectors.npy, or add --json"),
         (["-o", "vectors.txt"], "--output must end in .npy or .safetensors, but is vectors.txt"),
@@ -61,6 +61,8 @@ def test_images_have_vectors_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--json", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),
     ],
 )
-def test_a_wrong_command_is_told(model: str, capsys: pytest.CaptureFixture[str], more: list[str], told: str) -> None:
+def test_invalid_flags_are_rejected(
+    model: str, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
     assert main(["embed", model, "A text", *more]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`attent fill` from the shell: texts of the command, of files and of pipes; text out, or JSON."""
+"""`attent fill`: texts from arguments, files and pipes; text or JSON output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_the_likeliest_words_are_told_with_how_likely_they_are(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_printed_with_probabilities(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fill", model, "The [MASK] sat.", "--top", "3", "--device", "cpu"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 3
@@ -30,7 +30,7 @@ def test_the_likeliest_words_are_told_with_how_likely_they_are(model: str, capsy
     assert all(row[2].endswith(" sat.") for row in rows)
 
 
-def test_with_one_word_each_a_line_in_is_a_line_out(
+def test_top_1_prints_one_line_per_text(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "The [MASK] sat.\nA <mask> ran in the [MASK].\n"
@@ -53,26 +53,26 @@ def test_json_has_every_mask(model: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "told"),
+    ("more", "code", "message"),
     [
         (["The cat."], 1, "text 1 must have a mask"),
         (["The [MASK]", "--top", "0"], 2, "--top must be 1 or more, but is 0"),
         (["The [MASK]", "--device", "abacus"], 1, "device abacus: cannot be used"),
     ],
 )
-def test_what_cannot_be_filled_is_told(
-    model: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, told: str
+def test_invalid_input_is_rejected(
+    model: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, message: str
 ) -> None:
     assert main(["fill", model, *more]) == code
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fill", str(tmp_path / "nowhere"), "The [MASK]"]) == 1
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_line_of_a_file_without_a_mask_stays_and_is_counted(
+def test_lines_without_a_mask_are_unchanged_and_counted(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lines.txt").write_text("The [MASK] sat.\n\nNo mask here.\nA [MASK] ran.\n", encoding="utf-8")
@@ -87,7 +87,7 @@ def test_a_line_of_a_file_without_a_mask_stays_and_is_counted(
     assert found[2] == {"source": "No mask here.", "text": "No mask here.", "masks": []}
 
 
-def test_lines_of_a_file_are_counted_through_all_blocks(
+def test_line_numbers_continue_across_blocks(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_texts, "BLOCK_TEXTS", 2)

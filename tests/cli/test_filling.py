@@ -1,4 +1,4 @@
-"""`attent translate FILE.po` with placeholders: a model that knows nothing of them is made to write them."""
+"""`attent translate` with placeholders in a document: required phrases make the model generate them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tests.training.toys import model
 TEXT = "a man in %s sees {name} here\n\na dog " + "and %s a dog " * 25 + "\n"
 
 
-def test_placeholders_in_a_text_are_written_because_they_must_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_placeholders_are_required_phrases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "model", model(), tokenizer())
     (tmp_path / "text.md").write_text(TEXT, encoding="utf-8")
     flags = ["--to", "de", "--engine", "torch", "--max-length", "24"]

@@ -1,4 +1,4 @@
-"""`attent generate` as a person meets it: text as it is written, a line for a line, a sentence for what is wrong."""
+"""`attent generate`: streamed text, one line per prompt, JSON, error messages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import attent
 from attent import cli
 from attent.decoding import GenerationOptions, Generator
 from attent.models.weights import save_model
-from tests.decoding.toy_generators import PROMPTS, folder, llama, ours
+from tests.decoding.toy_generators import PROMPTS, llama, save_model_folder, sentencepiece_tokenizer
 from tests.training.toys import model as translator
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder(tmp_path_factory.mktemp("author") / "model")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model_folder(tmp_path_factory.mktemp("author") / "model")
 
 
-def given(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
@@ -36,60 +36,64 @@ def run(capsys: Capture, *arguments: Any) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
-def test_a_prompt_is_gone_on_with(author: Path, capsys: Capture) -> None:
-    code, out, err = run(capsys, author, "A man", "--max-new-tokens", 8, "--seed", 3, "--device", "cpu")
-    whole = Generator.load(author, device="cpu").generate(["A man"], max_new_tokens=8, seed=3)[0][0]
+def test_a_prompt_is_continued(model_folder: Path, capsys: Capture) -> None:
+    code, out, err = run(capsys, model_folder, "A man", "--max-new-tokens", 8, "--seed", 3, "--device", "cpu")
+    whole = Generator.load(model_folder, device="cpu").generate(["A man"], max_new_tokens=8, seed=3)[0][0]
     assert (code, out, err) == (0, f"A man{whole.text}\n", "")
-    code, out, _ = run(capsys, author, "A man", "-l", 8, "--seed", 3, "--no-echo")
+    code, out, _ = run(capsys, model_folder, "A man", "-l", 8, "--seed", 3, "--no-echo")
     assert out == f"{whole.text}\n"
 
 
-def test_a_seed_that_was_drawn_is_told(author: Path, capsys: Capture) -> None:
-    code, out, err = run(capsys, author, "A man", "-l", 8)
+def test_a_random_seed_is_printed(model_folder: Path, capsys: Capture) -> None:
+    code, out, err = run(capsys, model_folder, "A man", "-l", 8)
     seed = err.removeprefix("attent: sampled with --seed ").partition(";")[0]
     assert code == 0
-    assert run(capsys, author, "A man", "-l", 8, "--seed", seed) == (0, out, "")
-    assert run(capsys, author, "A man", "-l", 4, "--temperature", 0)[2] == ""
+    assert run(capsys, model_folder, "A man", "-l", 8, "--seed", seed) == (0, out, "")
+    assert run(capsys, model_folder, "A man", "-l", 4, "--temperature", 0)[2] == ""
 
 
-def test_lines_come_out_as_they_went_in(author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, "\n".join(PROMPTS) + "\n")
-    code, out, _ = run(capsys, author, "--temperature", 0, "-l", 6)
+def test_one_line_per_prompt(model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "\n".join(PROMPTS) + "\n")
+    code, out, _ = run(capsys, model_folder, "--temperature", 0, "-l", 6)
     lines = out.split("\n")
     assert code == 0
     assert len(lines) == len(PROMPTS) + 1
     assert all(line.startswith(prompt) for line, prompt in zip(lines, PROMPTS, strict=False))
 
 
-def test_a_dash_means_standard_input(author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    given(monkeypatch, "A man\n")
-    code, out, _ = run(capsys, author, "-", "-t", 0, "-l", 3)
+def test_a_dash_means_standard_input(model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "A man\n")
+    code, out, _ = run(capsys, model_folder, "-", "-t", 0, "-l", 3)
     assert code == 0
     assert out.startswith("A man")
 
 
-def test_what_precedes_a_prompt_that_is_too_long_is_written(
-    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_lines_before_a_too_long_prompt_are_written(
+    model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given(monkeypatch, f"A man\nx\n{'x' * 70}\nA dog\n")
-    code, out, err = run(capsys, author, "-b", 2, "-t", 0, "-l", 3)
+    set_stdin(monkeypatch, f"A man\nx\n{'x' * 70}\nA dog\n")
+    code, out, err = run(capsys, model_folder, "-b", 2, "-t", 0, "-l", 3)
     assert code == 1
     assert [line[:1] for line in out.splitlines()] == ["A", "x"]
     assert "standard input, line 3: must have at most the model's 60 tokens, but has" in err
 
 
-def test_more_than_memory_holds_is_told_in_words_of_the_command(capsys: Capture, tmp_path: Path) -> None:
-    save_model(llama(ours()), tmp_path / "model", ours().files)
+def test_the_memory_error_names_the_flag(capsys: Capture, tmp_path: Path) -> None:
+    save_model(llama(sentencepiece_tokenizer()), tmp_path / "model", sentencepiece_tokenizer().files)
     code, _, err = run(capsys, tmp_path / "model", "A man", "-l", 10**12)
     assert code == 1
     assert "`--max-new-tokens` must be small enough for one text" in err
 
 
-def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_json_fields(model_folder: Path, capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
-    code, out, _ = run(capsys, author, "--file", tmp_path / "prompts.txt", "--json", "-n", 2, "-l", 6, "--seed", 5)
+    code, out, _ = run(
+        capsys, model_folder, "--file", tmp_path / "prompts.txt", "--json", "-n", 2, "-l", 6, "--seed", 5
+    )
     facts = [json.loads(line) for line in out.splitlines()]
-    whole = Generator.load(author, device="cpu").generate(PROMPTS, GenerationOptions(n=2, max_new_tokens=6, seed=5))
+    whole = Generator.load(model_folder, device="cpu").generate(
+        PROMPTS, GenerationOptions(n=2, max_new_tokens=6, seed=5)
+    )
     assert code == 0
     assert [(one["prompt"], one["text"], tuple(one["token_ids"]), one["finish_reason"]) for one in facts] == [
         (one.prompt, one.text, one.token_ids, one.finish_reason) for some in whole for one in some
@@ -97,8 +101,8 @@ def test_json_holds_all_there_is(author: Path, capsys: Capture, tmp_path: Path) 
     assert {one["seed"] for one in facts} == {5}
 
 
-def test_several_texts_of_a_prompt_are_set_apart(author: Path, capsys: Capture) -> None:
-    code, out, _ = run(capsys, author, "A man", "--beam-size", 2, "-n", 2, "-l", 4, "--stop", "q", "--stop", "zz")
+def test_several_texts_are_separated(model_folder: Path, capsys: Capture) -> None:
+    code, out, _ = run(capsys, model_folder, "A man", "--beam-size", 2, "-n", 2, "-l", 4, "--stop", "q", "--stop", "zz")
     assert code == 0
     assert out.count("A man") == 2
     assert "\n---\n" in out
@@ -123,37 +127,39 @@ def test_several_texts_of_a_prompt_are_set_apart(author: Path, capsys: Capture) 
         (["caf\udce9"], 2, "the prompt must be UTF-8, but byte 4 is not"),
     ],
 )
-def test_what_is_wrong_is_told(author: Path, capsys: Capture, arguments: list[str], code: int, words: str) -> None:
-    found, out, err = run(capsys, author, *arguments)
+def test_invalid_flags_are_rejected(
+    model_folder: Path, capsys: Capture, arguments: list[str], code: int, words: str
+) -> None:
+    found, out, err = run(capsys, model_folder, *arguments)
     assert (found, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
 
 
-def test_without_a_prompt_at_a_terminal_the_way_is_shown(
-    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_prompt_is_reported_on_a_terminal(
+    model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    code, _, err = run(capsys, author)
+    code, _, err = run(capsys, model_folder)
     assert code == 1
     assert "there must be a prompt" in err
 
 
-def test_a_model_of_another_kind_is_told_which_command_is_for_it(capsys: Capture, tmp_path: Path) -> None:
-    save_model(translator(), tmp_path / "model", ours().files)
+def test_a_translator_is_rejected_with_the_right_command(capsys: Capture, tmp_path: Path) -> None:
+    save_model(translator(), tmp_path / "model", sentencepiece_tokenizer().files)
     code, _, err = run(capsys, tmp_path / "model", "A man")
     assert code == 1
     assert "must be a language model (decoder only), but is a translator" in err
     assert "attent translate" in err
 
 
-def test_translating_with_a_language_model_is_told_likewise(author: Path, capsys: Capture) -> None:
-    assert cli.main(["translate", str(author)]) == 1
+def test_translate_rejects_a_language_model(model_folder: Path, capsys: Capture) -> None:
+    assert cli.main(["translate", str(model_folder)]) == 1
     assert "must be a translator (encoder and decoder), but is a language model" in capsys.readouterr().err
 
 
-def test_what_was_written_stays_when_it_is_interrupted(
-    author: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_streamed_text_stays_when_interrupted(
+    model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Generator, prompt: str, writing: GenerationOptions) -> Any:
         yield " one"
@@ -161,10 +167,10 @@ def test_what_was_written_stays_when_it_is_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Generator, "stream", interrupted)
-    assert run(capsys, author, "A man", "--seed", 1) == (130, "A man one two\n", "attent: interrupted\n")
+    assert run(capsys, model_folder, "A man", "--seed", 1) == (130, "A man one two\n", "attent: interrupted\n")
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from attent import cli; code = cli.main(['generate', '--help']); "
         "sys.exit(code or 'torch' in sys.modules)"
@@ -174,5 +180,5 @@ def test_help_does_not_wait_for_torch() -> None:
     assert "--max-new-tokens" in found.stdout
 
 
-def test_it_can_be_had_in_python() -> None:
+def test_generator_is_public() -> None:
     assert attent.Generator is Generator

@@ -1,4 +1,4 @@
-"""`attent translate` as a person meets it: as many lines out as in, and a sentence for what it cannot translate."""
+"""`attent translate`: one line per line, documents, the interactive session, progress and error messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one language."""
+    """A bilingual run."""
     root = tmp_path_factory.mktemp("trained")
     corpus = write_corpus(root / "corpus.tsv", 60)
     arguments = ["--data", str(corpus), "--src", "en", "--tgt", "xx", "--out", str(root / "run"), *SMALL]
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two languages."""
+    """A run with two target languages."""
     root = tmp_path_factory.mktemp("tagged")
     rows = ["en\tde\tfr", *(f"{text}\t{reverse(text)}\t{text.upper()}" for text in sentences(60))]
     (root / "text.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -72,8 +72,8 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two tags that has seen one, for long enough to write sentences: what it is asked for can be seen."""
+def trained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two language tags, trained on one until it generates sentences, so that constraints show."""
     folder, words = tmp_path_factory.mktemp("learned") / "model", tokenizer()
     stack = StackConfig(layers=1, width=48, heads=4, ffn_width=96, dropout=0.0)
     torch.manual_seed(1)
@@ -98,53 +98,53 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def desk(learned: Path) -> TranslationPipeline:
-    translator = Translator.load(learned, engine="torch")
+def pipeline(trained_model: Path) -> TranslationPipeline:
+    translator = Translator.load(trained_model, engine="torch")
     return TranslationPipeline(translator=translator, options=SearchOptions(), to="de")
 
 
-def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
 
-def printed(capsys: Capture, *arguments: object) -> str:
-    """What the command prints, by our own engine: that of CTranslate2 rounds, and ties are broken otherwise."""
+def run_translate(capsys: Capture, *arguments: object) -> str:
+    """Return what the command prints with the torch engine; CTranslate2 rounds, which breaks ties differently."""
     capsys.readouterr()
     assert cli.main(["translate", *map(str, arguments), "--engine", "torch"]) == 0
     return capsys.readouterr().out
 
 
-def refused(capsys: Capture, *arguments: object) -> str:
+def run_failing(capsys: Capture, *arguments: object) -> str:
     capsys.readouterr()
     assert cli.main(["translate", *map(str, arguments)]) == 1
     found = capsys.readouterr()
     assert found.out == ""
-    return sentence(found.err)
+    return check_one_line(found.err)
 
 
-def sentence(told: str, kind: str = "error: ") -> str:
-    assert told.startswith(f"attent: {kind}")
-    assert len(told.splitlines()) == 1
-    return told
+def check_one_line(message: str, kind: str = "error: ") -> str:
+    assert message.startswith(f"attent: {kind}")
+    assert len(message.splitlines()) == 1
+    return message
 
 
-def misused(capsys: Capture, *arguments: object) -> str:
-    """A command that is wrong in itself."""
+def run_misused(capsys: Capture, *arguments: object) -> str:
+    """Return the message of a usage error."""
     capsys.readouterr()
     assert cli.main(["translate", *map(str, arguments)]) == cli.EXIT_USAGE
-    return sentence(capsys.readouterr().err)
+    return check_one_line(capsys.readouterr().err)
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_each_line_gives_one_line_in_its_place(
-    learned: Path, end: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_one_line_per_line_in_order(
+    trained_model: Path, end: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    give(monkeypatch, end.join([*TEXT, ""]).encode())
-    out = printed(capsys, learned, "-", "--to", "de")
-    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    set_stdin(monkeypatch, end.join([*TEXT, ""]).encode())
+    out = run_translate(capsys, trained_model, "-", "--to", "de")
+    loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     expected = translate_texts(loaded, words, TEXT, to="de")
     assert len(set(expected)) >= 4  # else this would show little
     assert out == "".join(f"{' '.join(line.splitlines())}\n" for line in expected)
@@ -154,7 +154,7 @@ def test_each_line_gives_one_line_in_its_place(
 @pytest.mark.parametrize(
     ("content", "count"), [(b"", 0), (b"\n", 1), (b"\n\n\n", 3), (b"a dog", 1), (b"\xef\xbb\xbfa dog\n", 1)]
 )
-def test_odd_ends_of_a_text_are_counted_as_everywhere(
+def test_line_counts_of_unusual_line_ends(
     trained: Path, content: bytes, count: int, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "text.txt").write_bytes(content)
@@ -165,18 +165,18 @@ def test_odd_ends_of_a_text_are_counted_as_everywhere(
     assert ("is empty, there is nothing to translate" in found.err) == (count == 0)
 
 
-def test_more_lines_than_one_block_stay_in_order(
-    learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_blocks_stay_in_order(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
-    found = printed(capsys, learned, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
-    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    found = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
+    loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     blocks = [translate_texts(loaded, words, TEXT[i : i + 2], to="de", beam_size=1) for i in (0, 2, 4)] * 2
     assert found == [" ".join(line.splitlines()) for block in blocks for line in block]
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(
+def test_a_closed_pipe_ends_quietly(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT), encoding="utf-8")
@@ -189,8 +189,8 @@ def test_a_reader_that_goes_away_ends_it_quietly(
     assert capsys.readouterr().err == ""
 
 
-def test_each_block_is_written_out_before_the_next_is_read(
-    desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+def test_each_block_is_written_before_the_next_is_read(
+    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 1)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
@@ -202,43 +202,43 @@ def test_each_block_is_written_out_before_the_next_is_read(
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: True)
-    translate_lines(desk, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
+    translate_lines(pipeline, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 1, 2]
 
 
 @pytest.fixture
-def some_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: several blocks are at work at once."""
+def concurrent_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks in flight, as on a GPU."""
     monkeypatch.setattr(TranslationPipeline, "max_pending_blocks", 2)
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 1)
 
 
-@pytest.mark.usefixtures("some_ahead")
-def test_blocks_that_are_at_work_at_once_stay_in_order(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.usefixtures("concurrent_blocks")
+def test_concurrent_blocks_stay_in_order(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
-    found = printed(capsys, learned, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
-    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+    found = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
+    loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     expected = [translate_texts(loaded, words, [text], to="de", beam_size=1)[0] for text in TEXT]
     assert found == [" ".join(line.splitlines()) for line in expected] * 2
 
 
-@pytest.mark.usefixtures("some_ahead")
+@pytest.mark.usefixtures("concurrent_blocks")
 @pytest.mark.parametrize("wrong", ["{}", '{"text": "a dog", "require": [""]}'], ids=["no line", "not to be done"])
-def test_what_comes_before_a_line_at_fault_is_written_and_nothing_behind_it(
-    learned: Path, wrong: str, tmp_path: Path, capsys: Capture
+def test_lines_before_an_invalid_one_are_written_and_none_after(
+    trained_model: Path, wrong: str, tmp_path: Path, capsys: Capture
 ) -> None:
     lines = ['{"text": "a dog"}'] * 4 + [wrong] + ['{"text": "a man"}'] * 4
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
     capsys.readouterr()
-    words = ["translate", str(learned), str(tmp_path / "text.jsonl"), "--input-type", "json", "--to", "de"]
+    words = ["translate", str(trained_model), str(tmp_path / "text.jsonl"), "--input-type", "json", "--to", "de"]
     assert cli.main(words) == 1
     found = capsys.readouterr()
     assert found.out.count("\n") == 4
     assert "text.jsonl, line 5: " in found.err
 
 
-@pytest.mark.usefixtures("some_ahead")
-def test_no_block_is_held_back_while_nothing_more_comes(desk: TranslationPipeline) -> None:
+@pytest.mark.usefixtures("concurrent_blocks")
+def test_no_block_is_held_back_while_input_is_pending(pipeline: TranslationPipeline) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
     more = [True, True, False, False]  # behind each line: the third has to be waited for
     seen = []
@@ -249,80 +249,82 @@ def test_no_block_is_held_back_while_nothing_more_comes(desk: TranslationPipelin
             yield f"{DOG}\n".encode()
 
     source = LineSource(name="text", chunks=chunks(), has_more=lambda: more[len(seen) - 1])
-    translate_lines(desk, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
+    translate_lines(pipeline, source, parse_text_line, out, ProgressDisplay(io.StringIO()))
     assert seen == [0, 0, 0, 3]
 
 
-def test_a_file_is_written_where_it_is_asked_for_and_never_over_what_is_read(
-    learned: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_output_file_is_written_and_never_the_input(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.txt"
     text.write_text("a dog\n\na man", encoding="utf-8")
-    assert printed(capsys, learned, text, "--to", "de", "-o", out) == ""
-    assert out.read_text(encoding="utf-8") == printed(capsys, learned, text, "--to", "de", "-o", "-")
-    assert "must not be the input file" in refused(capsys, learned, text, "--to", "de", "-o", text)
-    assert "in an existing folder" in refused(capsys, learned, text, "--to", "de", "-o", tmp_path / "no" / "x")
+    assert run_translate(capsys, trained_model, text, "--to", "de", "-o", out) == ""
+    assert out.read_text(encoding="utf-8") == run_translate(capsys, trained_model, text, "--to", "de", "-o", "-")
+    assert "must not be the input file" in run_failing(capsys, trained_model, text, "--to", "de", "-o", text)
+    assert "in an existing folder" in run_failing(
+        capsys, trained_model, text, "--to", "de", "-o", tmp_path / "no" / "x"
+    )
     assert text.read_text(encoding="utf-8") == "a dog\n\na man"
 
 
-def test_a_compressed_file_is_unpacked(
-    learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_compressed_file_is_decompressed(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     packed = gzip.compress("\n".join(TEXT).encode())
     (tmp_path / "text.gz").write_bytes(packed)
     (tmp_path / "text.txt").write_text("\n".join(TEXT), encoding="utf-8")
-    found = [printed(capsys, learned, tmp_path / name, "--to", "de", "-b", 1) for name in ("text.gz", "text.txt")]
+    found = [
+        run_translate(capsys, trained_model, tmp_path / name, "--to", "de", "-b", 1) for name in ("text.gz", "text.txt")
+    ]
     assert found[0] == found[1]
-    give(monkeypatch, packed)
-    assert "must be text, but is gz data; decompress it first" in refused(capsys, learned, "--to", "de")
+    set_stdin(monkeypatch, packed)
+    assert "must be text, but is gz data; decompress it first" in run_failing(capsys, trained_model, "--to", "de")
 
 
 # ---- languages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_several_languages_asks_for_one(
+def test_a_multilingual_model_needs_a_target_language(
     tagged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    give(monkeypatch, b"the red cat sees a dog\n")
-    told = refused(capsys, tagged)
-    assert "--to" in told
-    assert "de, fr" in told
-    told = refused(capsys, tagged, "--to", "xx")
-    assert "`xx`" in told
-    assert "de, fr" in told
+    set_stdin(monkeypatch, b"the red cat sees a dog\n")
+    message = run_failing(capsys, tagged)
+    assert "--to" in message
+    assert "de, fr" in message
+    message = run_failing(capsys, tagged, "--to", "xx")
+    assert "`xx`" in message
+    assert "de, fr" in message
     assert cli.main(["translate", str(tagged), "--to", "fr"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_model_of_one_language_takes_no_other(
+def test_a_bilingual_model_rejects_a_target_language(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    give(monkeypatch, b"a dog\n")
-    assert "one target language" in refused(capsys, trained, "--to", "de")
+    set_stdin(monkeypatch, b"a dog\n")
+    assert "one target language" in run_failing(capsys, trained, "--to", "de")
 
 
-def test_no_tag_can_be_asked_for(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Of a model that was trained further without tags, whose tokenizer has them still."""
-    give(monkeypatch, b"a dog\n")
-    out = printed(capsys, learned, "--to", "")
-    loaded, words = models.read_model(learned), Tokenizer.load(learned)
+def test_an_empty_target_language_means_no_tag(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """For a model fine-tuned without tags, whose tokenizer still has them."""
+    set_stdin(monkeypatch, b"a dog\n")
+    out = run_translate(capsys, trained_model, "--to", "")
+    loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     plain, into_german = (translate_texts(loaded, words, ["a dog"], to=to)[0] for to in (None, "de"))
     assert plain != into_german
     assert out == f"{' '.join(plain.splitlines())}\n"
 
 
-# ---- what must and must not come -------------------------------------------------------------------------------------
+# ---- constraints ----------------------------------------------------------------------------------------------------
 
 
-def test_words_that_must_and_must_not_come_are_obeyed(
-    learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    give(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
-    plain = printed(capsys, learned, "--to", "de").split("\n")
+def test_require_ban_and_prefix(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    set_stdin(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
+    plain = run_translate(capsys, trained_model, "--to", "de").split("\n")
     assert "langsam" in plain[0]
-    give(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
+    set_stdin(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
     asked = ("--require", "Hund", "--require", "alten Park", "--prefix", "Zwei Frauen", "--ban", "Langsam")
-    found = printed(capsys, learned, "--to", "de", *asked).split("\n")
+    found = run_translate(capsys, trained_model, "--to", "de", *asked).split("\n")
     assert found[1] == ""
     for line in (found[0], found[2]):
         assert line.startswith("Zwei Frauen")
@@ -331,10 +333,14 @@ def test_words_that_must_and_must_not_come_are_obeyed(
         assert "langsam" not in line
 
 
-def test_a_line_of_json_has_wishes_of_its_own(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_json_lines_have_their_own_constraints(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     rows = [{"text": DOG, "require": "Hund"}, {"src": MAN, "prefix": "Ein Mann", "require": ["Park", "Uhr"]}]
-    give(monkeypatch, "\n\n".join(map(json.dumps, rows)).encode())
-    found = printed(capsys, learned, "--to", "de", "--input-type", "json", "--require", "Brücke").splitlines()
+    set_stdin(monkeypatch, "\n\n".join(map(json.dumps, rows)).encode())
+    found = run_translate(
+        capsys, trained_model, "--to", "de", "--input-type", "json", "--require", "Brücke"
+    ).splitlines()
     assert len(found) == 3
     assert found[1] == ""
     assert all(word in found[0] for word in ("Hund", "Brücke"))
@@ -342,36 +348,36 @@ def test_a_line_of_json_has_wishes_of_its_own(learned: Path, monkeypatch: pytest
     assert all(word in found[2] for word in ("Park", "Uhr", "Brücke"))
 
 
-def test_terms_of_a_glossary_come_where_they_are_called_for(
-    learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_glossary_terms_occur_where_required(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     terms = tmp_path / "terms.tsv"
     terms.write_text("dog\tEisenbahn\n", encoding="utf-8")
-    give(monkeypatch, f"{DOG}\n{MAN}\n".encode())
-    found = printed(capsys, learned, "--to", "de", "--glossary", terms).splitlines()
+    set_stdin(monkeypatch, f"{DOG}\n{MAN}\n".encode())
+    found = run_translate(capsys, trained_model, "--to", "de", "--glossary", terms).splitlines()
     assert ["Eisenbahn" in line for line in found] == [True, False]
     terms.write_text("dog\tHund\ncat Katze\n", encoding="utf-8")
-    assert f"{terms}:2: must be a term" in refused(capsys, learned, "--glossary", terms)
+    assert f"{terms}:2: must be a term" in run_failing(capsys, trained_model, "--glossary", terms)
 
 
-def test_what_was_translated_before_a_wish_that_cannot_be_met_stays(
-    learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_lines_before_an_impossible_constraint_are_written(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     rows = [{"text": DOG}, {"text": MAN}, {"text": MAN, "require": "Eisenbahn " * 40}, {"text": DOG}]
-    give(monkeypatch, "\n".join(map(json.dumps, rows)).encode())
+    set_stdin(monkeypatch, "\n".join(map(json.dumps, rows)).encode())
     capsys.readouterr()
-    arguments = ["translate", str(learned), "--to", "de", "--input-type", "json", "--engine", "torch"]
+    arguments = ["translate", str(trained_model), "--to", "de", "--input-type", "json", "--engine", "torch"]
     assert cli.main([*arguments, "--max-length", "30"]) == 1
     found = capsys.readouterr()
     assert len(found.out.splitlines()) == 2
-    assert "standard input, line 3: the required phrases must fit into" in sentence(found.err)
+    assert "standard input, line 3: the required phrases must fit into" in check_one_line(found.err)
     assert "--max-length" in found.err
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------
 
 
-def test_help_tells_the_formulas_of_the_length_penalty(capsys: Capture) -> None:
+def test_help_has_the_length_penalty_formulas(capsys: Capture) -> None:
     assert cli.main(["translate", "--help"]) == 0
     page = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for formula in SCORE_FORMULAS.values():
@@ -379,26 +385,26 @@ def test_help_tells_the_formulas_of_the_length_penalty(capsys: Capture) -> None:
     assert page.index("Common") < page.index("Constraints") < page.index("Sampling") < page.index("Device")
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys; from attent import cli; cli.main(['translate', '--help']); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "False"
 
 
-def test_the_translator_is_a_name_of_the_package() -> None:
+def test_translator_is_public() -> None:
     assert attent.Translator is Translator
 
 
-def test_flags_that_others_know_mean_the_same(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_aliases_of_other_toolkits(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ours = ["--beam-size", "3", "--length-penalty", "1.5", "--n-best", "2", "--max-length", "9", "--min-length", "4"]
     theirs = ["--num_beams", "3", "--lenpen", "1.5", "--nbest", "2", "--max-new-tokens", "9", "--min_length", "4"]
-    give(monkeypatch, b"a dog\n")
-    found = printed(capsys, learned, "--to", "de", *ours)
-    give(monkeypatch, b"a dog\n")
-    assert found == printed(capsys, learned, "--to", "de", *theirs)
+    set_stdin(monkeypatch, b"a dog\n")
+    found = run_translate(capsys, trained_model, "--to", "de", *ours)
+    set_stdin(monkeypatch, b"a dog\n")
+    assert found == run_translate(capsys, trained_model, "--to", "de", *theirs)
     assert len(found.splitlines()) == 2
 
 
-def test_a_search_has_what_was_asked_for_and_a_beam_that_is_wide_enough() -> None:
+def test_search_flags_become_options_with_a_sufficient_beam() -> None:
     assert build_search_options(SearchFlags()) == SearchOptions()
     assert build_search_options(SearchFlags(n_best=7)) == SearchOptions(n_best=7, beam_size=7)
     assert build_search_options(SearchFlags(beam_groups=3)).beam_size == 6
@@ -406,81 +412,83 @@ def test_a_search_has_what_was_asked_for_and_a_beam_that_is_wide_enough() -> Non
     assert build_search_options(SearchFlags(seed=5, n_best=9)).beam_size == 4
     with pytest.raises(ValueError, match="widen the beam"):
         build_search_options(SearchFlags(beam_size=3, n_best=5))
-    told = use_flag_names("`n_best` must be at most `beam_size`=3, or raise max_length")
-    assert told == "`--n-best` must be at most `--beam-size`=3, or raise --max-length"
+    message = use_flag_names("`n_best` must be at most `beam_size`=3, or raise max_length")
+    assert message == "`--n-best` must be at most `--beam-size`=3, or raise --max-length"
 
 
-def test_what_is_drawn_depends_on_the_seed_and_the_place_and_not_on_the_pipe(
-    learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_samples_depend_on_seed_and_line_and_not_on_chunks(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
     found = []
     for seed, slow in ((1, False), (1, True), (2, False)):
-        give(monkeypatch, b"a dog\n" * 5)
+        set_stdin(monkeypatch, b"a dog\n" * 5)
         monkeypatch.setattr(input_lines, "CHUNK_BYTES", 6 if slow else 100)
-        found.append(printed(capsys, learned, "--to", "de", "--seed", seed, "--temperature", 3).splitlines())
+        found.append(
+            run_translate(capsys, trained_model, "--to", "de", "--seed", seed, "--temperature", 3).splitlines()
+        )
     assert found[0] == found[1]
     assert len(set(found[0])) == 5
     assert not set(found[0]) & set(found[2])
 
 
-def test_json_has_the_formula_and_an_alignment_for_each_word(
-    learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    give(monkeypatch, b"a dog\n\n")
+def test_json_has_formula_and_alignment(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    set_stdin(monkeypatch, b"a dog\n\n")
     asked = ("--output-type", "json", "--alignment", "soft", "--alpha", 0.5, "--n-best", 2)
-    rows = [json.loads(row) for row in printed(capsys, learned, "--to", "de", *asked).splitlines()]
+    rows = [json.loads(row) for row in run_translate(capsys, trained_model, "--to", "de", *asked).splitlines()]
     assert [row["formula"] for row in rows] == ["score = log_prob / length^alpha, alpha = 0.5"] * 2
     assert [len(weights) for weights in rows[0]["weights"]] == [2] * len(rows[0]["hyp"].split())
     assert len(rows[0]["n_best"]) == 2
     assert rows[1]["hyp"] == ""
 
 
-def test_two_models_write_together(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    give(monkeypatch, b"a dog\n")
-    alone = printed(capsys, learned, "--to", "de", "--with-score")
-    give(monkeypatch, b"a dog\n")
-    assert printed(capsys, learned, "--to", "de", "--with-score", "--ensemble", learned) == alone
+def test_ensemble(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    set_stdin(monkeypatch, b"a dog\n")
+    alone = run_translate(capsys, trained_model, "--to", "de", "--with-score")
+    set_stdin(monkeypatch, b"a dog\n")
+    assert run_translate(capsys, trained_model, "--to", "de", "--with-score", "--ensemble", trained_model) == alone
 
 
-def test_a_line_that_is_too_long_is_cut_and_told(
-    learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_long_line_is_split_and_reported(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    give(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
+    set_stdin(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     capsys.readouterr()
-    asked = ["translate", str(learned), "--to", "de", "-b", "1", "--max-length", "20", "--engine", "torch"]
+    asked = ["translate", str(trained_model), "--to", "de", "-b", "1", "--max-length", "20", "--engine", "torch"]
     assert cli.main(asked) == 0
     found = capsys.readouterr()
     assert found.out.count("\n") == 2
-    assert "standard input, line 2: too long to translate at once" in sentence(found.err, "")
+    assert "standard input, line 2: too long to translate at once" in check_one_line(found.err, "")
     monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 100)
-    give(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
+    set_stdin(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     assert cli.main([*asked, "--alignment", "hard"]) == 1
     found = capsys.readouterr()
     assert found.out.count("\n") == 1
-    assert "line 2: a line must have at most 100 words for alignment" in sentence(found.err)
+    assert "line 2: a line must have at most 100 words for alignment" in check_one_line(found.err)
 
 
-def test_what_does_not_go_together_is_a_wrong_command(learned: Path, capsys: Capture) -> None:
-    assert "`--beam-size` must be 1 or more, but is 0" in misused(capsys, learned, "-b", 0)
-    assert "`--n-best` must be at most `--beam-size`=2" in misused(capsys, learned, "-b", 2, "--n-best", 3)
-    assert "--output-type json" in misused(capsys, learned, "--alignment", "soft")
-    assert "the best translation only" in misused(capsys, learned, "--alignment", "hard", "--n-best", 2)
-    assert "leave FILE out" in misused(capsys, learned, "text.txt", "--interactive")
-    assert "--in-place overwrites FILE" in misused(capsys, learned, "--in-place")
-    assert "--mbr must be at least --n-best, 3" in misused(capsys, learned, "--mbr", 2, "--n-best", 3)
-    assert "--threads must be 1 or more" in misused(capsys, learned, "--threads", 0)
+def test_conflicting_flags_are_usage_errors(trained_model: Path, capsys: Capture) -> None:
+    assert "`--beam-size` must be 1 or more, but is 0" in run_misused(capsys, trained_model, "-b", 0)
+    assert "`--n-best` must be at most `--beam-size`=2" in run_misused(capsys, trained_model, "-b", 2, "--n-best", 3)
+    assert "--output-type json" in run_misused(capsys, trained_model, "--alignment", "soft")
+    assert "the best translation only" in run_misused(capsys, trained_model, "--alignment", "hard", "--n-best", 2)
+    assert "leave FILE out" in run_misused(capsys, trained_model, "text.txt", "--interactive")
+    assert "--in-place overwrites FILE" in run_misused(capsys, trained_model, "--in-place")
+    assert "--mbr must be at least --n-best, 3" in run_misused(capsys, trained_model, "--mbr", 2, "--n-best", 3)
+    assert "--threads must be 1 or more" in run_misused(capsys, trained_model, "--threads", 0)
 
 
-def test_a_device_that_is_not_there_is_told(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    give(monkeypatch, b"a dog\n")
-    told = refused(capsys, learned, "--device", "cuda:77")
-    assert "device cuda:77: cannot be used here" in told
-    assert "this machine has" in told
-    assert "device gpu: cannot be used here" in refused(capsys, learned, "--device", "gpu")
+def test_an_unavailable_device_is_reported(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    set_stdin(monkeypatch, b"a dog\n")
+    message = run_failing(capsys, trained_model, "--device", "cuda:77")
+    assert "device cuda:77: cannot be used here" in message
+    assert "this machine has" in message
+    assert "device gpu: cannot be used here" in run_failing(capsys, trained_model, "--device", "gpu")
 
 
-# ---- files of translators --------------------------------------------------------------------------------------------
+# ---- documents -------------------------------------------------------------------------------------------------------
 
 PO = """msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"
@@ -493,13 +501,13 @@ msgstr "Ein Mann"
 """
 
 
-def test_a_po_file_comes_out_filled_and_only_in_place_if_asked_for(
-    learned: Path, tmp_path: Path, capsys: Capture
+def test_a_po_file_is_filled_and_overwritten_only_in_place(
+    trained_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     file = tmp_path / "text.po"
     file.write_text(PO, encoding="utf-8")
     capsys.readouterr()
-    arguments = ["translate", str(learned), str(file), "--to", "de", "--engine", "torch"]
+    arguments = ["translate", str(trained_model), str(file), "--to", "de", "--engine", "torch"]
     assert cli.main(arguments) == 0
     found = capsys.readouterr()
     assert f"attent: {file}: 1 filled, 1 kept, 0 skipped" in found.err
@@ -514,22 +522,22 @@ def test_a_po_file_comes_out_filled_and_only_in_place_if_asked_for(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.po", "text.po"]
 
 
-def test_only_files_of_translators_are_written_over(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_in_place_is_for_documents_only(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("a dog", encoding="utf-8")
-    assert "--in-place is for PO" in refused(capsys, learned, tmp_path / "text.txt", "--in-place")
+    assert "--in-place is for PO" in run_failing(capsys, trained_model, tmp_path / "text.txt", "--in-place")
 
 
-def test_a_file_that_is_damaged_is_refused_and_left(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_damaged_document_is_rejected_and_unchanged(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "text.xlf"
     file.write_text("<xliff", encoding="utf-8")
-    assert str(file) in refused(capsys, learned, file, "--to", "de", "--in-place")
+    assert str(file) in run_failing(capsys, trained_model, file, "--to", "de", "--in-place")
     assert file.read_text(encoding="utf-8") == "<xliff"
 
 
-# ---- a talk ----------------------------------------------------------------------------------------------------------
+# ---- interactive -----------------------------------------------------------------------------------------------------
 
 
-def said(desk: TranslationPipeline, *typed: str) -> list[str]:
+def run_typed(pipeline: TranslationPipeline, *typed: str) -> list[str]:
     lines, out = iter(typed), io.StringIO()
 
     def read(prompt: str) -> str:
@@ -538,13 +546,13 @@ def said(desk: TranslationPipeline, *typed: str) -> list[str]:
             raise EOFError
         return line
 
-    run_session(desk, read, out)
+    run_session(pipeline, read, out)
     return out.getvalue().rstrip("\n").split("\n")
 
 
-def test_a_sentence_is_translated_and_asked_about(desk: TranslationPipeline) -> None:
-    expected = desk.translate([InputLine(text=DOG)])[0].text
-    found = said(desk, DOG, "", ":n 3", ":align")
+def test_session_translates_and_lists_n_best_and_alignment(pipeline: TranslationPipeline) -> None:
+    expected = pipeline.translate([InputLine(text=DOG)])[0].text
+    found = run_typed(pipeline, DOG, "", ":n 3", ":align")
     assert found[0] == expected
     best = [line.split(maxsplit=1)[1] for line in found[1:4]]
     assert best[0] == expected
@@ -552,8 +560,8 @@ def test_a_sentence_is_translated_and_asked_about(desk: TranslationPipeline) -> 
     assert [line.split()[0] for line in found[4:]] == expected.split()
 
 
-def test_other_ways_to_go_on_keep_what_comes_before(desk: TranslationPipeline) -> None:
-    found = said(desk, DOG, ":alt 2")
+def test_session_alternatives_keep_the_prefix(pipeline: TranslationPipeline) -> None:
+    found = run_typed(pipeline, DOG, ":alt 2")
     first = found[0].split()[0]
     others = [line.split(maxsplit=1)[1].split() for line in found[1:]]
     assert len(others) >= 2
@@ -561,16 +569,16 @@ def test_other_ways_to_go_on_keep_what_comes_before(desk: TranslationPipeline) -
     assert len({words[1] for words in others if words[1:]}) >= 2
 
 
-def test_wishes_hold_until_they_are_taken_back(desk: TranslationPipeline) -> None:
-    found = said(desk, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
+def test_session_constraints_hold_until_cleared(pipeline: TranslationPipeline) -> None:
+    found = run_typed(pipeline, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
     assert found[1] == "required: Eisenbahn"
     assert "Eisenbahn" in found[2]
     assert found[4] == found[0]
     assert found[6].startswith("Zwei Frauen ")
 
 
-def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: TranslationPipeline) -> None:
-    found = said(desk, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
+def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) -> None:
+    found = run_typed(pipeline, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
     assert "there is no sentence yet" in found[0]
     assert "must be a number from 1 to 1,000, but is `x`" in found[1]
     assert "did you mean :n?" in found[2]
@@ -580,13 +588,13 @@ def test_a_slip_in_a_talk_is_told_and_the_talk_goes_on(desk: TranslationPipeline
     assert [line.split()[0] for line in found[7:]] == [f":{name}" for name in COMMANDS]
 
 
-def test_ctrl_c_ends_a_translation_and_not_the_talk(desk: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_cancels_the_translation_only(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> Iterator[str]:
         yield "Ein"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(desk.translator, "stream", interrupted)
-    assert said(desk, DOG, ":require Hund")[:2] == ["Ein ...", "required: Hund"]
+    monkeypatch.setattr(pipeline.translator, "stream", interrupted)
+    assert run_typed(pipeline, DOG, ":require Hund")[:2] == ["Ein ...", "required: Hund"]
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------
@@ -597,7 +605,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> None:
+def test_progress_is_shown_on_terminals_only_and_cleared() -> None:
     now = [0.0]
     for stream, quiet, shown in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):
         now[0] = 0.0
@@ -606,13 +614,13 @@ def test_progress_is_shown_at_a_terminal_only_and_leaves_nothing_behind() -> Non
             now[0] = 2.0
             screen.update(100, 250)
             screen.print_message("a word")
-        told = stream.getvalue()
-        assert ("100 lines, 50 a second, 25%, 6 s left" in told) == shown
-        assert told.endswith("\r\x1b[Kattent: a word\n" if shown else "attent: a word\n")
+        message = stream.getvalue()
+        assert ("100 lines, 50 a second, 25%, 6 s left" in message) == shown
+        assert message.endswith("\r\x1b[Kattent: a word\n" if shown else "attent: a word\n")
 
 
-def told_of(size: int | None, *shows: tuple[float, int, int | None]) -> list[str]:
-    """What is drawn at such seconds, for so many lines, of so many."""
+def draw_progress(size: int | None, *shows: tuple[float, int, int | None]) -> list[str]:
+    """Return the progress lines for (seconds, lines, total lines)."""
     now = [0.0]
     with ProgressDisplay(stream := Terminal(), clock=lambda: now[0]) as screen:
         screen.start(size, quiet=False)
@@ -622,9 +630,9 @@ def told_of(size: int | None, *shows: tuple[float, int, int | None]) -> list[str
         return stream.getvalue().split("\r\x1b[K")[1:]
 
 
-def test_the_speed_is_that_of_the_last_seconds() -> None:
-    """The start may take long, on a GPU for instance."""
-    assert told_of(1000, (20.0, 10, None), (22.0, 110, None), (26.0, 310, None), (28.0, 410, None)) == [
+def test_speed_is_measured_over_the_last_seconds() -> None:
+    """The start may be slow, for example on a GPU."""
+    assert draw_progress(1000, (20.0, 10, None), (22.0, 110, None), (26.0, 310, None), (28.0, 410, None)) == [
         "10 lines, 0.5 a second, 1%, 33 min 0 s left",
         "110 lines, 5.0 a second, 11%, 2 min 58 s left",
         "310 lines, 50 a second, 31%, 14 s left",
@@ -632,9 +640,9 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
     ]
 
 
-def test_other_texts_have_a_speed_of_their_own() -> None:
-    """A file of translators may be gone through more than once."""
-    assert told_of(None, (1.0, 100, 200), (2.0, 200, 200), (3.0, 3, 6), (4.0, 6, 6)) == [
+def test_a_second_pass_restarts_the_speed() -> None:
+    """A document may be processed in several passes."""
+    assert draw_progress(None, (1.0, 100, 200), (2.0, 200, 200), (3.0, 3, 6), (4.0, 6, 6)) == [
         "100 lines, 100 a second, 50%, 1 s left",
         "200 lines, 100 a second, 100%, 0 s left",
         "3 lines, 3.0 a second, 50%, 1 s left",
@@ -642,10 +650,10 @@ def test_other_texts_have_a_speed_of_their_own() -> None:
     ]
 
 
-# ---- what cannot be read ---------------------------------------------------------------------------------------------
+# ---- invalid input ---------------------------------------------------------------------------------------------------
 
 
-def test_text_that_is_not_utf8_is_named_by_its_line_and_what_came_before_it_stays(
+def test_invalid_utf8_is_reported_after_the_lines_before_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     content = "a dog\n\nein Mädchen\n".encode("latin-1")
@@ -654,40 +662,40 @@ def test_text_that_is_not_utf8_is_named_by_its_line_and_what_came_before_it_stay
     assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == 1
     found = capsys.readouterr()
     assert found.out.count("\n") == 2
-    told = sentence(found.err)
-    assert f"{tmp_path / 'text.txt'}, line 3: must be UTF-8, but byte 6 is 0xe4; convert" in told
-    give(monkeypatch, b"\x7fELF\0\0")
-    assert "standard input, line 1: must be text, but byte 5 is 0" in refused(capsys, trained)
+    message = check_one_line(found.err)
+    assert f"{tmp_path / 'text.txt'}, line 3: must be UTF-8, but byte 6 is 0xe4; convert" in message
+    set_stdin(monkeypatch, b"\x7fELF\0\0")
+    assert "standard input, line 1: must be text, but byte 5 is 0" in run_failing(capsys, trained)
 
 
-def test_a_run_without_a_model_yet_says_so(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_without_a_model_is_reported(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "run.toml").write_bytes((trained / "run.toml").read_bytes())
     (tmp_path / "text.txt").write_bytes(b"a dog")
-    assert "its run has not saved one yet" in refused(capsys, tmp_path, tmp_path / "text.txt")
+    assert "its run has not saved one yet" in run_failing(capsys, tmp_path, tmp_path / "text.txt")
 
 
-def test_what_is_not_there_is_named(
+def test_missing_files_are_named(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    give(monkeypatch, b"a dog\n")
-    told = refused(capsys, tmp_path / "nowhere")
-    assert str(tmp_path / "nowhere") in told
-    assert "does not exist" in told
-    told = refused(capsys, trained, tmp_path / "nothing.txt")
-    assert f"{tmp_path / 'nothing.txt'}: must be a text file" in told
-    assert f"{tmp_path}: must be a text file" in refused(capsys, trained, tmp_path)
-    assert "tokenizer" in refused(capsys, bare(tmp_path / "bare"))
+    set_stdin(monkeypatch, b"a dog\n")
+    message = run_failing(capsys, tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in message
+    assert "does not exist" in message
+    message = run_failing(capsys, trained, tmp_path / "nothing.txt")
+    assert f"{tmp_path / 'nothing.txt'}: must be a text file" in message
+    assert f"{tmp_path}: must be a text file" in run_failing(capsys, trained, tmp_path)
+    assert "tokenizer" in run_failing(capsys, save_without_tokenizer(tmp_path / "bare"))
 
 
-def bare(folder: Path) -> Path:
+def save_without_tokenizer(folder: Path) -> Path:
     model().save(folder)
     return folder
 
 
-# ---- the card of what was translated with ----------------------------------------------------------------------------
+# ---- model card and info --------------------------------------------------------------------------------------------
 
 
-def test_the_card_tells_checksums_reasons_and_how_to_ask(trained: Path, tagged: Path) -> None:
+def test_model_card_has_checksums_and_the_command(trained: Path, tagged: Path) -> None:
     corpus = trained.parent / "corpus.tsv"
     assert hash_file(corpus) == digest(corpus)
     card = (trained / "card.md").read_text(encoding="utf-8")
@@ -701,34 +709,34 @@ def test_the_card_tells_checksums_reasons_and_how_to_ask(trained: Path, tagged: 
     assert card.count(digest(tagged.parent / "text.tsv")) == 1
 
 
-def test_a_finished_run_is_known_to_be(trained: Path, capsys: Capture) -> None:
+def test_info_of_a_finished_run(trained: Path, capsys: Capture) -> None:
     assert cli.main(["info", str(trained)]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert "12 updates; all updates done" in page
     assert "scored validation" in page
 
 
-# ---- layout and other people's folders -------------------------------------------------------------------------------
+# ---- layout and permissions ----------------------------------------------------------------------------------------
 
 
-def test_blanks_around_a_line_stay(learned: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    give(monkeypatch, b"the red cat\n  the red cat\t\n \n")
-    first, second, empty = printed(capsys, learned, "--to", "de").split("\n")[:3]
+def test_surrounding_whitespace_is_kept(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    set_stdin(monkeypatch, b"the red cat\n  the red cat\t\n \n")
+    first, second, empty = run_translate(capsys, trained_model, "--to", "de").split("\n")[:3]
     assert (second, empty.strip()) == (f"  {first}\t", "")
     assert first == first.strip() != ""
 
 
-def test_a_filled_file_keeps_its_neighbours_and_its_permissions(learned: Path, tmp_path: Path) -> None:
+def test_in_place_keeps_permissions_and_other_files(trained_model: Path, tmp_path: Path) -> None:
     file, other = tmp_path / "menu.po", tmp_path / "menu.po.new"
     file.write_text('msgid ""\nmsgstr ""\n\nmsgid "the red cat"\nmsgstr ""\n')
     file.chmod(0o640)
     other.write_text("mine")
-    assert cli.main(["translate", str(learned), str(file), "--to", "de", "--engine", "torch", "--in-place"]) == 0
+    assert cli.main(["translate", str(trained_model), str(file), "--to", "de", "--engine", "torch", "--in-place"]) == 0
     assert "#, fuzzy" in file.read_text()
     assert (other.read_text(), file.stat().st_mode & 0o777) == ("mine", 0o640)
     assert {path.name for path in tmp_path.iterdir()} == {"menu.po", "menu.po.new"}
 
 
-def test_a_file_that_is_filled_comes_out_as_what_it_is(learned: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_document_flags_are_checked(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "menu.po").write_text('msgid "the red cat"\nmsgstr ""\n')
-    assert "leave --n-best out" in misused(capsys, learned, tmp_path / "menu.po", "--n-best", "2")
+    assert "leave --n-best out" in run_misused(capsys, trained_model, tmp_path / "menu.po", "--n-best", "2")

@@ -1,5 +1,4 @@
-"""Alignments: the weights are those of the model, tokens become the words of the text, and no other model's choice is
-taken."""
+"""Alignment: weights equal the model's attention, tokens map to words, selections hold only for their weights."""
 
 from __future__ import annotations
 
@@ -57,15 +56,15 @@ ODD = [
 ]
 
 
-def made() -> Seq2Seq:
+def build_model() -> Seq2Seq:
     return Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
 
 
 # ---- the weights -----------------------------------------------------------------------------------------------------
 
 
-def test_the_weights_are_what_the_model_looks_at() -> None:
-    model, of = made().eval(), tokenizer()
+def test_weights_equal_the_model_attention() -> None:
+    model, of = build_model().eval(), tokenizer()
     rows = encode_pairs(model, of, SOURCES, TARGETS)
     for place, weights in compute_cross_weights(model, rows, [2, 0], batch_tokens=60):
         source, target = torch.tensor([rows[place].source]), torch.tensor([rows[place].target])
@@ -77,8 +76,8 @@ def test_the_weights_are_what_the_model_looks_at() -> None:
             torch.testing.assert_close(got, wanted)
 
 
-def test_each_pair_is_aligned_as_it_is_alone_and_no_tap_is_left() -> None:
-    model, of = made(), tokenizer()
+def test_batched_alignments_equal_single_ones_and_taps_are_removed() -> None:
+    model, of = build_model(), tokenizer()
     model.train()
     choice = HeadSelection(layer=1, heads=(1,), shift=False)
     together = align_texts(model, of, SOURCES, TARGETS, choice, batch_tokens=70)
@@ -89,7 +88,7 @@ def test_each_pair_is_aligned_as_it_is_alone_and_no_tap_is_left() -> None:
     assert not any(layer.taps for layer in module.find_cross_layers(model))
 
 
-def test_a_token_is_looked_up_when_it_is_written_or_one_step_later() -> None:
+def test_shift_selects_the_output_step_or_the_next() -> None:
     weights = torch.rand(2, 4, 5)  # three tokens and the end
     assert torch.equal(select_weights(weights, HeadSelection(layer=0, heads=(1,), shift=False)), weights[1, :3])
     assert torch.equal(select_weights(weights, HeadSelection(layer=0, heads=(1,), shift=True)), weights[1, 1:])
@@ -101,7 +100,7 @@ def test_a_token_is_looked_up_when_it_is_written_or_one_step_later() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
 @pytest.mark.parametrize("text", [*ODD, *SOURCES[:3]])
-def test_the_tokens_of_a_word_spell_it(kind: Any, text: str) -> None:
+def test_tokens_map_to_the_words_that_they_spell(kind: Any, text: str) -> None:
     vocabulary = tokenizer(kind).source
     (ids,) = vocabulary.encode([text.strip()])
     words = map_tokens_to_words(vocabulary, ids, text.split())
@@ -110,7 +109,7 @@ def test_the_tokens_of_a_word_spell_it(kind: Any, text: str) -> None:
     assert [vocabulary.decode(part).strip() for part in spelled] == text.split()
 
 
-def test_tags_and_what_was_cut_belong_to_no_word() -> None:
+def test_tags_and_truncated_text_belong_to_no_word() -> None:
     of = tokenizer()
     (ids,) = of.encode_source(["two women singing"], "de")
     assert map_tokens_to_words(of.source, ids[:-1], ["two", "women", "singing"])[0] is None
@@ -119,7 +118,7 @@ def test_tags_and_what_was_cut_belong_to_no_word() -> None:
     assert set(some) <= {0, 1, 2}
 
 
-def test_a_word_that_a_vocabulary_cannot_spell_keeps_its_place(tmp_path: Path) -> None:
+def test_an_unknown_word_keeps_its_index(tmp_path: Path) -> None:
     of = Tokenizer.load(marian_folder(tmp_path / "marian"))
     text = "a dog 日本 singing … again"
     (ids,) = of.source.encode([text])
@@ -132,14 +131,14 @@ def test_a_word_that_a_vocabulary_cannot_spell_keeps_its_place(tmp_path: Path) -
     assert set(words) == set(range(len(text.split())))
 
 
-def test_words_that_are_spelled_otherwise_are_found_between_those_that_are_not() -> None:
+def test_normalized_words_are_matched_between_equal_ones() -> None:
     assert match_words(["a", "x", "b", "c"], ["a", "y", "z", "b", "c"]) == [0, 1, 3, 4]
     assert match_words(["a", "x", "y", "b"], ["a", "z", "b"]) == [0, 1, 1, 2]
     assert match_words(["a", "b"], ["a", "b", "c", "d"]) == [0, 1]  # a text that was cut
     assert match_words(["a", "x", "b"], ["a", "b"]) == [0, None, 1]
 
 
-def test_a_word_sums_what_looks_at_its_tokens_and_looks_as_its_tokens_do_on_average() -> None:
+def test_source_tokens_are_summed_and_target_tokens_averaged() -> None:
     pair = TokenWordMap(
         source_word_ids=[0, 0, 1, None], target_word_ids=[0, 1, 1], source_word_count=2, target_word_count=2
     )
@@ -149,7 +148,7 @@ def test_a_word_sums_what_looks_at_its_tokens_and_looks_as_its_tokens_do_on_aver
     assert got.links == ((0, 0), (1, 1))
 
 
-def test_links_are_written_as_pharaoh_wants_them() -> None:
+def test_links_in_pharaoh_format() -> None:
     weights = ((0.1, 0.8, 0.1), (0.7, 0.1, 0.1), (0.1, 0.6, 0.2))
     one = Alignment(links=((1, 0), (0, 1), (1, 2)), weights=weights)
     assert one.pharaoh == "0-1 1-0 1-2"
@@ -157,7 +156,7 @@ def test_links_are_written_as_pharaoh_wants_them() -> None:
 
 
 def test_pairs_without_words_have_no_links() -> None:
-    model, of = made(), tokenizer()
+    model, of = build_model(), tokenizer()
     got = align_texts(
         model, of, ["a dog", "", "", "a dog"], ["", "ein Hund", "", "ein Hund"], get_default_selection(model)
     )
@@ -167,9 +166,9 @@ def test_pairs_without_words_have_no_links() -> None:
         align_texts(model, of, ["a"], [], get_default_selection(model))
 
 
-def test_what_a_search_has_found_is_aligned_by_its_own_ids() -> None:
+def test_search_results_are_aligned_by_their_own_tokens() -> None:
     """A search may segment a word as the tokenizer never would."""
-    model, of = made(), tokenizer()
+    model, of = build_model(), tokenizer()
     source = of.encode_source(["a dog"])[0]
     letters = [i for letter in "▁ein" for i in range(of.target.size) if of.target.to_pieces([i]) == [letter]]
     assert len(letters) == 4
@@ -181,8 +180,8 @@ def test_what_a_search_has_found_is_aligned_by_its_own_ids() -> None:
 # ---- choosing --------------------------------------------------------------------------------------------------------
 
 
-def planted(good: HeadSelection) -> Any:
-    """In place of a model's weights: one head follows the words, all others look at the first token."""
+def plant_weights(good: HeadSelection) -> Any:
+    """Replace the weights: one head aligns the words, all others attend to the first token."""
 
     def weights(
         model: nn.Module, rows: Sequence[EncodedPair], layers: Sequence[int], _: int = 0
@@ -202,53 +201,51 @@ def planted(good: HeadSelection) -> Any:
 @pytest.mark.parametrize(
     "good", [HeadSelection(layer=2, heads=(1,), shift=True), HeadSelection(layer=0, heads=(0,), shift=False)]
 )
-def test_without_alignments_by_hand_the_head_is_found_on_which_words_agree(
-    good: HeadSelection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "compute_cross_weights", planted(good))
-    found = select_by_agreement(made(), tokenizer(), SOURCES, SOURCES)
+def test_select_by_agreement_finds_the_aligning_head(good: HeadSelection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "compute_cross_weights", plant_weights(good))
+    found = select_by_agreement(build_model(), tokenizer(), SOURCES, SOURCES)
     assert found.selection == good
     assert found.agreement == pytest.approx(100)
     assert found.sentences == len(SOURCES)
-    assert select_by_agreement(made(), tokenizer(), SOURCES, SOURCES, max_pairs=3).sentences == 3
+    assert select_by_agreement(build_model(), tokenizer(), SOURCES, SOURCES, max_pairs=3).sentences == 3
     with pytest.raises(AlignmentError, match="pairs with words on both sides"):
-        select_by_agreement(made(), tokenizer(), [" "], ["a"])
+        select_by_agreement(build_model(), tokenizer(), [" "], ["a"])
 
 
-def test_every_step_layer_and_head_is_a_choice_once() -> None:
-    every = list_selections(made())
+def test_list_selections_has_each_step_layer_and_head_once() -> None:
+    every = list_selections(build_model())
     assert len(every) == len(set(every)) == 2 * 3 * (1 + 2)
-    assert get_default_selection(made()) in every
-    assert get_default_selection(made()) == HeadSelection(layer=1, heads=None, shift=True)
+    assert get_default_selection(build_model()) in every
+    assert get_default_selection(build_model()) == HeadSelection(layer=1, heads=None, shift=True)
 
 
-def measured(model: nn.Module, layer: int = 2) -> MeasuredSelection:
+def build_measured(model: nn.Module, layer: int = 2) -> MeasuredSelection:
     return MeasuredSelection(
         selection=HeadSelection(layer=layer, heads=(1,)), aer=20.5, sentences=50, fingerprint=compute_fingerprint(model)
     )
 
 
-def test_a_folder_remembers_the_choice_for_these_weights_alone(tmp_path: Path) -> None:
-    model = made()
+def test_a_saved_selection_holds_only_for_its_weights(tmp_path: Path) -> None:
+    model = build_model()
     assert load_selection(tmp_path, model) == get_default_selection(model)
-    save_measured_selection(tmp_path, measured(model))
+    save_measured_selection(tmp_path, build_measured(model))
     assert load_selection(tmp_path, model) == HeadSelection(layer=2, heads=(1,))
-    assert load_selection(tmp_path, made()) == get_default_selection(model)
+    assert load_selection(tmp_path, build_model()) == get_default_selection(model)
     with torch.no_grad():
         model.decoder.blocks[0].cross_attn.key.weight.mul_(1.1)
     assert load_selection(tmp_path, model) == get_default_selection(model)
 
 
-def test_half_precision_is_the_same_model() -> None:
-    model = made()
+def test_half_precision_has_the_same_fingerprint() -> None:
+    model = build_model()
     before = compute_fingerprint(model)
     assert compute_fingerprint(model.bfloat16()) == before
-    assert compute_fingerprint(made()) != before
+    assert compute_fingerprint(build_model()) != before
 
 
-def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
-    model = made()
-    save_measured_selection(tmp_path, measured(model, layer=3))
+def test_invalid_selections_are_rejected(tmp_path: Path) -> None:
+    model = build_model()
+    save_measured_selection(tmp_path, build_measured(model, layer=3))
     with pytest.raises(AlignmentError, match=r"alignment.json: the alignment layer must be from 0 to 2, but is 3"):
         load_selection(tmp_path, model)
     for heads in ((2,), (-1,), ()):
@@ -259,12 +256,12 @@ def test_a_choice_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
         load_selection(tmp_path, model)
 
 
-def test_a_model_that_does_not_look_across_is_refused() -> None:
+def test_a_model_without_cross_attention_is_rejected() -> None:
     with pytest.raises(AlignmentError, match="must have cross-attention to align words, but this Linear has none"):
         get_default_selection(nn.Linear(2, 2))
 
 
-def test_a_pruned_model_aligns_by_the_heads_that_it_has() -> None:
+def test_a_pruned_model_aligns_with_its_remaining_heads() -> None:
     stack = StackConfig(layers=3, width=16, heads=2, ffn_width=16, dropout=0.0)
     config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack)), tokenizer())
     model = remove_heads(

@@ -1,4 +1,4 @@
-"""A glossary file read line by line, and the terms that are met in a text."""
+"""Parsing glossary files, and matching terms in texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from attent.decoding.glossary import Glossary, GlossaryError
 
 
-def glossary(*lines: str) -> Glossary:
+def build_glossary(*lines: str) -> Glossary:
     return Glossary.from_bytes("\n".join(lines).encode(), "terms.tsv")
 
 
-def test_a_file_with_comments_empty_lines_a_mark_and_foreign_line_ends_is_read(tmp_path: Path) -> None:
+def test_comments_empty_lines_bom_and_crlf_are_read(tmp_path: Path) -> None:
     path = tmp_path / "terms.tsv"
     path.write_bytes("\ufeff# ours\r\n\r\ndog\tHund\r\n   \n cat \t Katze | Kater \n#bird\tVogel\nfish\tFisch".encode())
     entries = Glossary.from_file(path).entries
@@ -38,23 +38,23 @@ def test_a_file_with_comments_empty_lines_a_mark_and_foreign_line_ends_is_read(t
         ("x" * 300, f"`{'x' * 60}...`"),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(line: str, says: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(line: str, says: str) -> None:
     with pytest.raises(GlossaryError, match=re.escape(says)):
-        glossary("cat\tKatze", line)
+        build_glossary("cat\tKatze", line)
 
 
-def test_a_line_that_is_not_utf8_is_told_with_its_number() -> None:
+def test_invalid_utf8_is_reported_with_its_line_number() -> None:
     with pytest.raises(GlossaryError, match=r"t\.tsv:2: must be UTF-8, but byte 3 is 0xe4; convert the file first"):
         Glossary.from_bytes(b"a\tb\nx\t\xe4", "t.tsv")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GlossaryError, match="must be a text file, but cannot be read"):
         Glossary.from_file(tmp_path / "none.tsv")
 
 
-def test_a_line_that_comes_twice_counts_once() -> None:
-    assert len(glossary("a\tb", "a\tb").entries) == 1
+def test_a_duplicate_line_counts_once() -> None:
+    assert len(build_glossary("a\tb", "a\tb").entries) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_a_line_that_comes_twice_counts_once() -> None:
         ("", ()),
     ],
 )
-def test_terms_are_met_as_whole_words_the_longest_first(text: str, asks: tuple[str, ...]) -> None:
-    terms = glossary(
+def test_terms_match_whole_words_longest_first(text: str, asks: tuple[str, ...]) -> None:
+    terms = build_glossary(
         "dog\tHund|Köter", "hot dog\tWürstchen", "hot dog stand\tStand", "bank\tUfer", "Bank\tInstitut",
         "UN\tVereinte Nationen", "C++\tSprache", "cafe\u0301\tKaffee",
     )  # fmt: skip
     assert terms.find_translations(text) == asks
 
 
-def test_in_a_script_without_spaces_a_term_is_met_between_any_two_signs() -> None:
+def test_terms_match_anywhere_in_scripts_without_spaces() -> None:
     terms = Glossary.from_terms({"東京": "Tokyo", "東京都": "Tokyo Prefecture", "แมว": "cat", "की": "of"})
     assert terms.find_translations("私は東京に住む。東京都") == ("Tokyo", "Tokyo Prefecture")
     assert terms.find_translations("รักแมวมาก") == ("cat",)
@@ -92,13 +92,13 @@ def test_in_a_script_without_spaces_a_term_is_met_between_any_two_signs() -> Non
     assert Glossary.from_terms({"क": "ka"}).find_translations("की") == ()  # a vowel sign makes it another letter
 
 
-def test_a_mistake_in_a_mapping_is_told() -> None:
+def test_an_invalid_mapping_is_reported() -> None:
     with pytest.raises(GlossaryError, match="`dog` of the glossary: must be a term, a tab and its translation"):
         Glossary.from_terms({"dog": " "})
 
 
-def test_ten_thousand_terms_cost_no_more_than_ten() -> None:
-    """A search through every term would take a thousand times as long."""
+def test_matching_time_does_not_depend_on_the_number_of_terms() -> None:
+    """A linear search would take a thousand times as long."""
     text = "the w5 house w77 of w123 words " * 300
 
     def cost(count: int) -> float:
@@ -111,7 +111,7 @@ def test_ten_thousand_terms_cost_no_more_than_ten() -> None:
     assert min(cost(10_000) for _ in range(2)) < 30 * max(0.002, min(cost(10) for _ in range(2)))
 
 
-def test_the_time_is_in_proportion_to_the_text() -> None:
+def test_matching_time_is_linear_in_the_text() -> None:
     terms = Glossary.from_terms({"a a": "b", "a": "c"})
 
     def cost(size: int) -> float:

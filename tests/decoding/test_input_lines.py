@@ -1,4 +1,4 @@
-"""Lines as they come: none waits for others that may never come, and none is lost, whatever stands beside it."""
+"""Reading lines: none waits for later input, and none is lost because of an invalid one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from attent.decoding.input_lines import InputLine, LineSource, build_line_source
 from attent.decoding.options import InputError
 
 
-def source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> LineSource:
+def build_source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> LineSource:
     return LineSource(name="text", chunks=chunks, has_more=(lambda: True) if ready is None else lambda: next(ready))
 
 
-def texts(chunks: list[bytes], most: int = 100) -> list[str]:
+def read_texts(chunks: list[bytes], most: int = 100) -> list[str]:
     return [
-        line.text for block in source(chunks).read_blocks(most, input_lines.parse_text_line) for line in block.lines
+        line.text
+        for block in build_source(chunks).read_blocks(most, input_lines.parse_text_line)
+        for line in block.lines
     ]
 
 
-def test_the_mark_at_the_head_of_a_file_is_no_text() -> None:
+def test_a_byte_order_mark_is_removed() -> None:
     mark = b"\xef\xbb\xbf"
-    assert texts([mark + b"a dog\r\n", b"a\rcat"]) == ["a dog", "a\rcat"]
+    assert read_texts([mark + b"a dog\r\n", b"a\rcat"]) == ["a dog", "a\rcat"]
     with pytest.raises(InputError, match="line 1: must be UTF-8, but byte 2 is 0xe4"):
-        texts([mark + b"M\xe4dchen"])
+        read_texts([mark + b"M\xe4dchen"])
 
 
-def test_what_a_pipe_has_for_now_is_translated_at_once() -> None:
+def test_available_lines_of_a_pipe_are_yielded_at_once() -> None:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)  # a read that would wait gives None, and is an error
     with open(reader, "rb") as stream, open(writer, "wb", buffering=0) as pipe:
@@ -43,43 +45,43 @@ def test_what_a_pipe_has_for_now_is_translated_at_once() -> None:
         assert [block.lines for block in blocks] == [[InputLine(text="no end")]]
 
 
-def test_lines_are_the_same_however_they_are_cut() -> None:
+def test_lines_do_not_depend_on_the_chunks() -> None:
     text = "one\n\ntwo\r\n\u2028three\x0c\nä".encode()
     expected = ["one", "", "two", "\u2028three\x0c", "ä"]
     for size in (1, 2, 3, 100):
         chunks = [text[i : i + size] for i in range(0, len(text), size)]
-        assert texts(chunks) == texts(chunks, most=2) == expected
-        blocks = source(chunks, ready=iter([False] * 100)).read_blocks(2, input_lines.parse_text_line)
+        assert read_texts(chunks) == read_texts(chunks, most=2) == expected
+        blocks = build_source(chunks, ready=iter([False] * 100)).read_blocks(2, input_lines.parse_text_line)
         assert [line.text for block in blocks for line in block.lines] == expected
 
 
-def test_a_slow_pipe_is_answered_line_by_line() -> None:
+def test_a_slow_pipe_is_read_line_by_line() -> None:
     chunks = [b"line\n"] * 5
-    slow = source(chunks, ready=iter([False] * 5))
+    slow = build_source(chunks, ready=iter([False] * 5))
     assert [(block.first_index, block.byte_count) for block in slow.read_blocks(2, input_lines.parse_text_line)] == [
         (i, 5) for i in range(5)
     ]
 
 
-def test_long_lines_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_long_lines_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_lines, "MAX_BLOCK_BYTES", 10)
-    blocks = source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
+    blocks = build_source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
     assert [len(block.lines) for block in blocks] == [3, 1]
     monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 30)
     with pytest.raises(InputError, match="is it a text file"):
-        texts([b"a\n", *[b"0" * 10] * 5])
+        read_texts([b"a\n", *[b"0" * 10] * 5])
 
 
-def test_lines_before_a_bad_one_are_given_first() -> None:
+def test_lines_before_an_invalid_one_are_yielded_first() -> None:
     for bad in (b"\xff", b"a\0b"):
-        blocks = source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100, input_lines.parse_text_line)
+        blocks = build_source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100, input_lines.parse_text_line)
         assert [line.text for line in next(blocks).lines] == ["one", "two"]
         with pytest.raises(InputError, match="text, line 3: must be"):
             next(blocks)
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (b"a dog", "line 2: must be a JSON object, but is not JSON"),
         (b'["a dog"]', "line 2: must be a JSON object such as"),
@@ -91,9 +93,9 @@ def test_lines_before_a_bad_one_are_given_first() -> None:
         (b"[" * 100_000, "line 2: must be a JSON object"),
     ],
 )
-def test_a_line_that_is_not_as_json_must_be_is_named(row: bytes, told: str) -> None:
-    blocks = source([b'{"text": "a"}\n' + row + b"\n"]).read_blocks(100, input_lines.parse_json_line)
+def test_invalid_json_lines_are_reported(row: bytes, message: str) -> None:
+    blocks = build_source([b'{"text": "a"}\n' + row + b"\n"]).read_blocks(100, input_lines.parse_json_line)
     assert next(blocks).lines == [InputLine(text="a")]
     with pytest.raises(InputError, match="text, line 2") as error:
         next(blocks)
-    assert told in str(error.value)
+    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: every figure against sacreBLEU's, and what is chosen among texts where it is plain."""
+"""Minimum Bayes risk: chrF against sacreBLEU, and selections that are obvious."""
 
 from __future__ import annotations
 
@@ -26,47 +26,49 @@ TEXTS = [
 ]
 
 
-def theirs(texts: list[str]) -> list[list[float]]:
+def compute_with_sacrebleu(texts: list[str]) -> list[list[float]]:
     metric = CHRF()
     return [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
 
 
-def test_every_two_texts_have_the_chrf_of_sacrebleu() -> None:
-    np.testing.assert_allclose(mbr.compute_pairwise_chrf(TEXTS), theirs(TEXTS), rtol=0, atol=1e-9)
+def test_pairwise_chrf_matches_sacrebleu() -> None:
+    np.testing.assert_allclose(mbr.compute_pairwise_chrf(TEXTS), compute_with_sacrebleu(TEXTS), rtol=0, atol=1e-9)
 
 
 @given(st.lists(st.text("ab c", max_size=20), min_size=1, max_size=6))
 @settings(deadline=None, max_examples=150)
-def test_any_texts_have_the_chrf_of_sacrebleu(texts: list[str]) -> None:
-    np.testing.assert_allclose(mbr.compute_pairwise_chrf(texts), theirs(texts), rtol=0, atol=1e-9)
+def test_chrf_of_random_texts_matches_sacrebleu(texts: list[str]) -> None:
+    np.testing.assert_allclose(mbr.compute_pairwise_chrf(texts), compute_with_sacrebleu(texts), rtol=0, atol=1e-9)
 
 
-def test_a_table_in_parts_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mbr.compute_pairwise_chrf(TEXTS)
     monkeypatch.setattr(mbr, "MAX_TABLE_CELLS", 3 * len(TEXTS))
     np.testing.assert_array_equal(mbr.compute_pairwise_chrf(TEXTS), whole)
 
 
-def test_what_is_expected_is_the_weighted_mean_over_all_candidates() -> None:
+def test_expected_chrf_is_the_weighted_mean() -> None:
     texts = [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2]]
     weights = [1.0, 2.0, 3.0, 4.0]
-    wanted = np.array(theirs(texts)) @ np.array(weights) / 10
+    wanted = np.array(compute_with_sacrebleu(texts)) @ np.array(weights) / 10
     np.testing.assert_allclose(mbr.compute_expected_chrf(texts, weights), wanted, atol=1e-9)
-    np.testing.assert_allclose(mbr.compute_expected_chrf(texts), np.array(theirs(texts)).mean(1), atol=1e-9)
+    np.testing.assert_allclose(
+        mbr.compute_expected_chrf(texts), np.array(compute_with_sacrebleu(texts)).mean(1), atol=1e-9
+    )
 
 
-def test_the_one_that_is_most_like_the_others_is_chosen() -> None:
+def test_the_candidate_closest_to_the_others_is_selected() -> None:
     assert mbr.select_best(["something else", "a red house", "a red horse", "a dead horse"]) == 2
     assert mbr.select_best(["one", "two words", "two words"]) == 1
 
 
-def test_weights_decide() -> None:
+def test_weights_change_the_selection() -> None:
     texts = ["a red house", "a red horse", "nothing"]
     assert mbr.select_best(texts, [0.1, 0.1, 5.0]) == 2
     assert mbr.select_best(texts, mbr.normalize_log_probs([-100.0, -1.0, -50.0])) == 1
 
 
-def test_of_equal_ones_the_first_is_chosen() -> None:
+def test_the_first_of_equal_candidates_is_selected() -> None:
     assert mbr.select_best(["abc", "xyz"]) == 0
     assert mbr.select_best(["xyz", "abc", "abc", "xyz"]) == 0
     mirrored = ["abcd efgh", "efgh ijkl", "ijkl abcd"]
@@ -75,26 +77,26 @@ def test_of_equal_ones_the_first_is_chosen() -> None:
     assert mbr.select_best(["", ""]) == 0
 
 
-def test_probabilities_stay_finite_however_small_they_are() -> None:
+def test_tiny_probabilities_stay_finite() -> None:
     np.testing.assert_allclose(mbr.normalize_log_probs([-2000.0, -2000.0 + np.log(3)]), [0.25, 0.75])
 
 
-def test_the_choice_does_not_depend_on_the_order() -> None:
-    chance = random.Random(1)
+def test_the_selection_does_not_depend_on_the_order() -> None:
+    rng = random.Random(1)
     words = "the a red blue house horse runs stands on under hill".split()
-    texts = [" ".join(chance.choices(words, k=6)) for _ in range(30)]
+    texts = [" ".join(rng.choices(words, k=6)) for _ in range(30)]
     chosen = texts[mbr.select_best(texts)]
     for _ in range(5):
-        chance.shuffle(texts)
+        rng.shuffle(texts)
         assert texts[mbr.select_best(texts)] == chosen
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [float("nan"), 1.0]])
-def test_bad_weights_are_refused(weights: list[float]) -> None:
+def test_invalid_weights_are_rejected(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="must be 2 numbers of 0 or more, one a candidate"):
         mbr.select_best(["a", "b"], weights)
 
 
-def test_no_candidates_are_refused() -> None:
+def test_an_empty_list_of_candidates_is_rejected() -> None:
     with pytest.raises(ValueError, match="there must be at least one candidate"):
         mbr.select_best([])

@@ -1,4 +1,4 @@
-"""Lines of output: each format as others read it, and one line whatever a translation holds."""
+"""Output formats, each as other tools read it, with one line per translation."""
 
 from __future__ import annotations
 
@@ -29,55 +29,57 @@ ONE = Translation(
 )
 
 
-def lines(translation: Translation = ONE, number: int = 7, **options: object) -> list[str]:
+def format_lines(translation: Translation = ONE, number: int = 7, **options: object) -> list[str]:
     return OutputFormat(**options).format_lines(translation, number)  # type: ignore[arg-type]
 
 
-def test_text_is_the_translation_alone() -> None:
-    assert lines() == ["Ein Hund läuft."]
+def test_plain_text_is_the_translation() -> None:
+    assert format_lines() == ["Ein Hund läuft."]
 
 
-def test_a_score_stands_before_the_text_and_an_alignment_behind_it() -> None:
-    assert lines(with_score=True) == ["-0.1235\tEin Hund läuft."]
-    assert lines(alignment="hard") == ["Ein Hund läuft. ||| 0-0 1-2"]
-    assert lines(with_score=True, alignment="hard") == ["-0.1235\tEin Hund läuft. ||| 0-0 1-2"]
+def test_the_score_precedes_the_text_and_the_alignment_follows() -> None:
+    assert format_lines(with_score=True) == ["-0.1235\tEin Hund läuft."]
+    assert format_lines(alignment="hard") == ["Ein Hund läuft. ||| 0-0 1-2"]
+    assert format_lines(with_score=True, alignment="hard") == ["-0.1235\tEin Hund läuft. ||| 0-0 1-2"]
 
 
 def test_an_empty_line_stays_empty() -> None:
     empty = build_translation([], "", 1)
-    assert lines(empty) == [""]
-    assert lines(empty, alignment="hard") == [" |||"]
-    assert lines(empty, type="tsv") == ["\t"]
-    assert lines(empty, type="tsv", n_best=3) == ["\t"]
-    assert lines(empty, n_best=3) == ["7 |||  ||| 0.0000"]
-    assert json.loads(lines(empty, type="json")[0])["hyp"] == ""
+    assert format_lines(empty) == [""]
+    assert format_lines(empty, alignment="hard") == [" |||"]
+    assert format_lines(empty, type="tsv") == ["\t"]
+    assert format_lines(empty, type="tsv", n_best=3) == ["\t"]
+    assert format_lines(empty, n_best=3) == ["7 |||  ||| 0.0000"]
+    assert json.loads(format_lines(empty, type="json")[0])["hyp"] == ""
 
 
-def test_an_n_best_list_is_that_of_moses() -> None:
-    assert lines(n_best=2) == ["7 ||| Ein Hund läuft. ||| -0.1235", "7 ||| Ein Hund rennt. ||| -1.0000"]
-    assert lines(n_best=5) == lines(n_best=2)  # there are no more
+def test_n_best_lists_have_the_moses_format() -> None:
+    assert format_lines(n_best=2) == ["7 ||| Ein Hund läuft. ||| -0.1235", "7 ||| Ein Hund rennt. ||| -1.0000"]
+    assert format_lines(n_best=5) == format_lines(n_best=2)  # there are no more
 
 
-def test_bars_in_a_text_end_no_field() -> None:
+def test_separators_in_the_text_are_escaped() -> None:
     barred = replace(BEST, text="a ||| b |||| c || d")
     assert format_moses(0, barred).split(" ||| ") == ["0", "a | | | b | | | | c || d", "-0.1235"]
-    assert lines(replace(ONE, text="a ||| b"), alignment="hard") == ["a | | | b ||| 0-0 1-2"]
-    assert lines(replace(ONE, text="a ||| b")) == ["a ||| b"]
+    assert format_lines(replace(ONE, text="a ||| b"), alignment="hard") == ["a | | | b ||| 0-0 1-2"]
+    assert format_lines(replace(ONE, text="a ||| b")) == ["a ||| b"]
 
 
-def test_tsv_has_source_and_translation_then_what_is_asked_for() -> None:
-    assert lines(type="tsv") == ["A dog runs.\tEin Hund läuft."]
-    assert lines(type="tsv", with_score=True, alignment="hard") == ["A dog runs.\tEin Hund läuft.\t-0.1235\t0-0 1-2"]
-    assert lines(type="tsv", n_best=2, with_score=True) == [
+def test_tsv_columns() -> None:
+    assert format_lines(type="tsv") == ["A dog runs.\tEin Hund läuft."]
+    assert format_lines(type="tsv", with_score=True, alignment="hard") == [
+        "A dog runs.\tEin Hund läuft.\t-0.1235\t0-0 1-2"
+    ]
+    assert format_lines(type="tsv", n_best=2, with_score=True) == [
         "A dog runs.\tEin Hund läuft.\t-0.1235",
         "A dog runs.\tEin Hund rennt.\t-1.0000",
     ]
 
 
 @pytest.mark.parametrize("kind", ["text", "tsv", "json"])
-def test_one_translation_is_one_line_whatever_it_holds(kind: str) -> None:
+def test_one_translation_is_one_line(kind: str) -> None:
     broken = replace(ONE, source=BREAKS, text=BREAKS)
-    (line,) = lines(broken, type=kind)
+    (line,) = format_lines(broken, type=kind)
     assert len(line.splitlines()) == 1
     if kind != "json":
         assert line.split("\t") == ["a b c d e f"] * (2 if kind == "tsv" else 1)
@@ -85,8 +87,8 @@ def test_one_translation_is_one_line_whatever_it_holds(kind: str) -> None:
         assert json.loads(line)["hyp"] == BREAKS
 
 
-def test_json_has_all_there_is_and_the_formula() -> None:
-    (line,) = lines(type="json", n_best=2, alignment="hard", score_formula="score = log_prob")
+def test_json_fields() -> None:
+    (line,) = format_lines(type="json", n_best=2, alignment="hard", score_formula="score = log_prob")
     assert json.loads(line) == {
         "src": "A dog runs.",
         "hyp": "Ein Hund läuft.",
@@ -110,32 +112,32 @@ def test_json_has_all_there_is_and_the_formula() -> None:
     assert "ä" in line
 
 
-def test_soft_alignments_are_weights_of_each_target_word() -> None:
-    facts = json.loads(lines(type="json", alignment="soft")[0])
+def test_soft_alignments_are_weights() -> None:
+    facts = json.loads(format_lines(type="json", alignment="soft")[0])
     assert facts["alignment"] == [[0, 0], [1, 2]]
     assert facts["weights"] == [[0.75, 0.25, 0.0], [0.1, 0.3333, 0.5]]
-    assert "weights" not in json.loads(lines(type="json", alignment="hard")[0])
+    assert "weights" not in json.loads(format_lines(type="json", alignment="hard")[0])
 
 
-def test_json_without_alignment_or_n_best_has_no_key_for_them() -> None:
-    assert not {"alignment", "weights", "n_best"} & json.loads(lines(type="json")[0]).keys()
+def test_json_omits_what_was_not_requested() -> None:
+    assert not {"alignment", "weights", "n_best"} & json.loads(format_lines(type="json")[0]).keys()
 
 
-def test_numbers_are_those_that_json_and_a_reader_know() -> None:
+def test_infinite_and_tiny_numbers() -> None:
     odd = replace(ONE, score=float("-inf"), log_prob=-1e-9)
-    found = json.loads(lines(odd, type="json")[0])
+    found = json.loads(format_lines(odd, type="json")[0])
     assert found["score"] is None
     assert str(found["log_prob"]) == "0.0"
-    assert lines(replace(ONE, score=-1e-9), with_score=True)[0].startswith("0.0000\t")
+    assert format_lines(replace(ONE, score=-1e-9), with_score=True)[0].startswith("0.0000\t")
 
 
-def test_alignments_are_those_of_pharaoh() -> None:
+def test_alignments_have_the_pharaoh_format() -> None:
     assert format_pharaoh([(0, 0), (1, 2), (10, 3)]) == "0-0 1-2 10-3"
     assert format_pharaoh([]) == ""
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_invalid_formats_are_rejected() -> None:
     with pytest.raises(ValueError, match="must be one of text, json, tsv, but is 'xml'"):
-        lines(type="xml")
+        format_lines(type="xml")
     with pytest.raises(ValueError, match="must be 1 for alignments"):
-        lines(alignment="hard", n_best=2)
+        format_lines(alignment="hard", n_best=2)

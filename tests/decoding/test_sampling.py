@@ -1,4 +1,4 @@
-"""Chance that is fair, and the same for the same seed, row and place."""
+"""Sampling is unbiased, and repeats for the same seed, key and position."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MANY = 20_000
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, NEVER, 0.2, -3.0, 1.5])
 
 
-def draws(logits: Tensor, sampling: SamplingOptions, rows: int = MANY, place: int = 0) -> Tensor:
-    """(rows,) each of another row."""
+def draw_samples(logits: Tensor, sampling: SamplingOptions, rows: int = MANY, place: int = 0) -> Tensor:
+    """Return (rows,) samples with distinct keys."""
     numbers = torch.arange(rows)[:, None]
     return sample_tokens(logits.expand(rows, 1, -1), sampling, numbers, torch.full((rows,), place))[:, 0]
 
 
-def surprise(tokens: Tensor, chances: Tensor) -> float:
-    """Chi-square of the counts, over its expectation: about 1 where the chances are right."""
+def compute_chi_square(tokens: Tensor, chances: Tensor) -> float:
+    """Return chi-square over its expectation: about 1 for the right distribution."""
     expected = len(tokens) * chances
     counts = tokens.bincount(minlength=len(chances))
     assert counts[expected == 0].sum() == 0
@@ -32,24 +32,28 @@ def surprise(tokens: Tensor, chances: Tensor) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, -5, 2**62])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_their_probability_says(seed: int, temperature: float) -> None:
-    tokens = draws(LOGITS, SamplingOptions(seed=seed, temperature=temperature))
-    assert surprise(tokens, (LOGITS / temperature).softmax(-1)) < 3.2  # one in a thousand is above
-    assert surprise(tokens, (LOGITS / temperature * 1.1).softmax(-1)) > 5
+def test_frequencies_match_probabilities(seed: int, temperature: float) -> None:
+    tokens = draw_samples(LOGITS, SamplingOptions(seed=seed, temperature=temperature))
+    assert compute_chi_square(tokens, (LOGITS / temperature).softmax(-1)) < 3.2  # one in a thousand is above
+    assert compute_chi_square(tokens, (LOGITS / temperature * 1.1).softmax(-1)) > 5
 
 
-def test_places_beams_and_seeds_draw_independently() -> None:
-    """Of two draws, all pairs come as often as if one knew nothing of the other."""
+def test_positions_beams_and_seeds_are_independent() -> None:
+    """Pairs of samples have the product distribution."""
     logits = torch.tensor([0.5, 0.0, -0.5, 1.0])
     pairs = torch.outer(logits.softmax(-1), logits.softmax(-1)).flatten()
-    one = draws(logits, SamplingOptions(seed=3))
-    others = [draws(logits, SamplingOptions(seed=3), place=1), draws(logits, SamplingOptions(seed=4)), one.roll(1)]
+    one = draw_samples(logits, SamplingOptions(seed=3))
+    others = [
+        draw_samples(logits, SamplingOptions(seed=3), place=1),
+        draw_samples(logits, SamplingOptions(seed=4)),
+        one.roll(1),
+    ]
     for other in others:
-        assert surprise(4 * one + other, pairs) < 2.6
-    assert surprise(4 * one + one, pairs) > 100
+        assert compute_chi_square(4 * one + other, pairs) < 2.6
+    assert compute_chi_square(4 * one + one, pairs) > 100
 
 
-def test_a_draw_depends_on_nothing_but_seed_row_and_place() -> None:
+def test_a_sample_depends_only_on_seed_key_and_position() -> None:
     logits = torch.randn(6, 3, 50)
     rows, places = torch.arange(18).view(6, 3), torch.tensor([0, 5, 2, 2, 9, 1])
     together = sample_tokens(logits, SamplingOptions(), rows, places)
@@ -64,8 +68,8 @@ def test_a_draw_depends_on_nothing_but_seed_row_and_place() -> None:
         assert (changed != together).sum() > 6
 
 
-def test_however_many_tokens_there_are_none_is_drawn_that_has_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The greatest number that chance can give must not outweigh everything."""
+def test_impossible_tokens_have_no_chance_in_any_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest noise must stay finite."""
     monkeypatch.setattr(sampling, "mix_bits", lambda x: torch.full_like(x, -1))
     logits = torch.full((1, 1, 8), -30.0)
     logits[..., 3], logits[..., 5] = 0.0, NEVER
@@ -84,7 +88,7 @@ def test_however_many_tokens_there_are_none_is_drawn_that_has_no_chance(monkeypa
     )
 
 
-def test_a_sharp_temperature_takes_the_likeliest() -> None:
+def test_a_low_temperature_takes_the_most_likely_token() -> None:
     logits = torch.randn(200, 1, 30)
     got = sample_tokens(
         logits, SamplingOptions(temperature=1e-4), torch.arange(200)[:, None], torch.zeros(200, dtype=torch.int64)
@@ -95,38 +99,38 @@ def test_a_sharp_temperature_takes_the_likeliest() -> None:
 # --- among the likely ------------------------------------------------------------------------------------------------
 
 
-def left(sampling: SamplingOptions, logits: Tensor = LOGITS) -> list[int]:
+def list_kept(sampling: SamplingOptions, logits: Tensor = LOGITS) -> list[int]:
     got = filter_logits(logits, sampling)
     assert torch.equal(got[got > NEVER], logits[got > NEVER])
     return (got > NEVER).nonzero()[:, 0].tolist()
 
 
-def test_top_k_leaves_the_likeliest() -> None:
-    assert left(SamplingOptions(top_k=1)) == [0]
-    assert left(SamplingOptions(top_k=3)) == [0, 1, 9]
-    assert left(SamplingOptions(top_k=100)) == left(SamplingOptions()) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+def test_top_k_keeps_the_most_likely() -> None:
+    assert list_kept(SamplingOptions(top_k=1)) == [0]
+    assert list_kept(SamplingOptions(top_k=3)) == [0, 1, 9]
+    assert list_kept(SamplingOptions(top_k=100)) == list_kept(SamplingOptions()) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
 
 
-def test_top_p_leaves_the_fewest_that_are_likely_enough() -> None:
+def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     order = LOGITS.argsort(descending=True)
     chances = LOGITS.softmax(-1)[order]
     for p in (0.01, 0.3, 0.6, 0.9, 0.99):
         count = next(n for n in range(1, 11) if chances[:n].sum() >= p)
-        assert left(SamplingOptions(top_p=p)) == sorted(order[:count].tolist())
-    assert left(SamplingOptions(top_p=0.5), torch.zeros(4)) == [0, 1]
+        assert list_kept(SamplingOptions(top_p=p)) == sorted(order[:count].tolist())
+    assert list_kept(SamplingOptions(top_p=0.5), torch.zeros(4)) == [0, 1]
 
 
-def test_top_p_counts_among_what_top_k_has_left() -> None:
+def test_top_p_applies_after_top_k() -> None:
     chances = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    assert left(SamplingOptions(top_p=0.5), chances.log()) == [0, 1]
-    assert left(SamplingOptions(top_p=0.5, top_k=2), chances.log()) == [0]
+    assert list_kept(SamplingOptions(top_p=0.5), chances.log()) == [0, 1]
+    assert list_kept(SamplingOptions(top_p=0.5, top_k=2), chances.log()) == [0]
 
 
-def test_what_is_left_keeps_its_chances() -> None:
+def test_filtering_keeps_relative_probabilities() -> None:
     kept = torch.where(LOGITS >= 1.0, LOGITS, NEVER)
     for options in (SamplingOptions(top_k=3, seed=8), SamplingOptions(top_p=0.75, seed=9)):
-        assert left(options) == [0, 1, 9]
-        assert surprise(draws(LOGITS, options), kept.softmax(-1)) < 6.9
+        assert list_kept(options) == [0, 1, 9]
+        assert compute_chi_square(draw_samples(LOGITS, options), kept.softmax(-1)) < 6.9
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,6 @@ def test_what_is_left_keeps_its_chances() -> None:
         ({"top_p": 1.5}, "`top_p` must be greater than 0 and at most 1, but is 1.5"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, float], words: str) -> None:
+def test_invalid_options_are_rejected(changes: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SamplingOptions(**changes)

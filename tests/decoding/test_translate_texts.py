@@ -1,4 +1,4 @@
-"""Text in, text out: in order, nothing mixed up, nothing of the model changed."""
+"""translate_texts keeps the order, batches change nothing, and the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def model(tokenizer: Tokenizer) -> Seq2Seq:
-    return made(tokenizer, STACK)
+    return build_random_model(tokenizer, STACK)
 
 
-def made(tokenizer: Tokenizer, stack: StackConfig) -> Seq2Seq:
-    """Random and loud, so that it writes something else for every source; exact, so that rounding decides nothing."""
+def build_random_model(tokenizer: Tokenizer, stack: StackConfig) -> Seq2Seq:
+    """A random float64 model with large weights: targets differ by source, and rounding decides nothing."""
     config = Seq2SeqConfig(vocab=tokenizer.source.size, encoder=stack, decoder=mirror_encoder(stack))
     model = Seq2Seq(config).double()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def made(tokenizer: Tokenizer, stack: StackConfig) -> Seq2Seq:
     return model
 
 
-def test_each_text_has_the_translation_that_it_has_alone(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def test_batched_translations_equal_single_ones(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     together = translate_texts(model, tokenizer, TEXTS, max_length=12)
     assert together == [translate_texts(model, tokenizer, [text], max_length=12)[0] for text in TEXTS]
     assert together[0] == together[6] != together[2] == together[8]
@@ -49,7 +49,7 @@ def test_each_text_has_the_translation_that_it_has_alone(model: Seq2Seq, tokeniz
 
 @pytest.mark.parametrize("batch_tokens", [40, 100, 10_000])
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_the_size_of_batches_changes_nothing(
+def test_the_batch_size_changes_nothing(
     model: Seq2Seq, tokenizer: Tokenizer, batch_tokens: int, beam_size: int
 ) -> None:
     wanted = translate_texts(model, tokenizer, TEXTS, max_length=12, beam_size=beam_size)
@@ -57,7 +57,7 @@ def test_the_size_of_batches_changes_nothing(
     assert translate_texts(model, tokenizer, TEXTS, **kinds) == wanted
 
 
-def test_what_is_empty_stays_so_and_never_reaches_the_model(tokenizer: Tokenizer) -> None:
+def test_empty_texts_never_reach_the_model(tokenizer: Tokenizer) -> None:
     assert translate_texts(Unused(tokenizer), tokenizer, ["", "  ", "\n"], to="de") == ["", "", ""]
     assert translate_texts(Unused(tokenizer), tokenizer, []) == []
 
@@ -70,9 +70,7 @@ class Unused(Seq2Seq):
         raise AssertionError("not needed")
 
 
-def test_batches_hold_no_more_than_they_may(
-    model: Seq2Seq, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_respect_batch_tokens(model: Seq2Seq, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     begin = model.begin
     monkeypatch.setattr(
@@ -86,7 +84,7 @@ def test_batches_hold_no_more_than_they_may(
     assert [width for _, width in shapes] == sorted((width for _, width in shapes), reverse=True)
 
 
-def test_the_model_is_as_before(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def test_the_model_is_unchanged(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     model.train()
     model.decoder.eval()  # a part that is not trained
     before = {name: part.training for name, part in model.named_modules()}
@@ -99,7 +97,7 @@ def test_the_model_is_as_before(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
-def test_stop_is_asked_again_and_again(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def test_should_stop_is_polled(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     asked = []
     with pytest.raises(SearchCancelled):
         translate_texts(
@@ -113,8 +111,8 @@ def test_stop_is_asked_again_and_again(model: Seq2Seq, tokenizer: Tokenizer) -> 
     assert len(asked) == 3
 
 
-def test_a_source_longer_than_the_positions_is_cut_but_each_part_has_its_tag_and_end(tokenizer: Tokenizer) -> None:
-    model = made(tokenizer, replace(STACK, positions=LearnedConfig(max_length=10)))
+def test_a_source_longer_than_the_positions_is_split_and_each_part_has_tag_and_end(tokenizer: Tokenizer) -> None:
+    model = build_random_model(tokenizer, replace(STACK, positions=LearnedConfig(max_length=10)))
     read: list[list[int]] = []
     model.source_embedding.register_forward_pre_hook(lambda part, given: read.extend(given[0].tolist()))
     translate_texts(model, tokenizer, ["a man rides the red car"], to="fr")
@@ -126,12 +124,12 @@ def test_a_source_longer_than_the_positions_is_cut_but_each_part_has_its_tag_and
     assert letters == sorted("amanridestheredcar")
 
 
-def test_the_language_asked_for_is_read(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def test_the_target_language_is_an_input(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     german, french = (translate_texts(model, tokenizer, TEXTS, to=to, max_length=12) for to in ("de", "fr"))
     assert german != french
 
 
-def test_padding_is_never_written(tokenizer: Tokenizer) -> None:
+def test_padding_is_never_generated(tokenizer: Tokenizer) -> None:
     config = Seq2SeqConfig(
         vocab=tokenizer.source.size, encoder=STACK, decoder=mirror_encoder(STACK), tie_output=False, output_bias=True
     )
@@ -144,18 +142,18 @@ def test_padding_is_never_written(tokenizer: Tokenizer) -> None:
     assert translate_texts(model, tokenizer, ["man"], max_length=4, beam_size=2) == ["aaa"]  # and its end
 
 
-def test_it_works_under_autocast(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def test_translation_works_under_autocast(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert len(translate_texts(model.float(), tokenizer, TEXTS, max_length=9)) == len(TEXTS)
 
 
-def test_a_tokenizer_of_another_model_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_of_another_model_is_rejected(tokenizer: Tokenizer) -> None:
     config = Seq2SeqConfig(vocab=tokenizer.source.size - 1, encoder=STACK, decoder=mirror_encoder(STACK))
     with pytest.raises(ValueError, match=r"the tokenizer must have at most the model's .* tokens on the source side"):
         translate_texts(Seq2Seq(config), tokenizer, ["a"])
 
 
 @pytest.mark.parametrize("changes", [{"max_length": 0}, {"beam_size": 0}])
-def test_what_cannot_be_is_refused(model: Seq2Seq, tokenizer: Tokenizer, changes: dict[str, int]) -> None:
+def test_invalid_options_are_rejected(model: Seq2Seq, tokenizer: Tokenizer, changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be"):
         translate_texts(model, tokenizer, ["a"], **changes)

@@ -1,5 +1,4 @@
-"""Small language models that nobody has trained, with tokenizers that were: what they write is nonsense, but always the
-same."""
+"""Small untrained language models with trained tokenizers: deterministic nonsense."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PROMPTS = ["A man slow", "", "The children are singing", "x"]
 
 @cache
 def byte_level() -> Tokenizer:
-    """As GPT-2 has it: pieces of bytes, so that a letter may lie across tokens, and one special piece."""
+    """A byte-level tokenizer as GPT-2's: characters may span tokens; one special token."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +40,7 @@ def byte_level() -> Tokenizer:
 
 @cache
 def fallback() -> Tokenizer:
-    """As LLaMA has it: what has no piece is spelled in bytes, of which a whole run is characters or none of it is."""
+    """A tokenizer with byte fallback as LLaMA's: a run of byte tokens is decoded together."""
     tokenizers = pytest.importorskip("tokenizers")
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abdehilnmorstuwy"]
     model = tokenizers.models.BPE(
@@ -57,7 +56,7 @@ def fallback() -> Tokenizer:
 
 
 @cache
-def ours() -> Tokenizer:
+def sentencepiece_tokenizer() -> Tokenizer:
     return tokenizer()
 
 
@@ -65,15 +64,15 @@ def gpt2(words: Tokenizer, ends: tuple[int, ...] | None = None) -> CausalLM:
     stack = replace(
         presets.GPT2, layers=1, width=32, heads=4, ffn_width=64, positions=LearnedConfig(max_length=LONGEST)
     )
-    return author(stack, words, ends)
+    return build_model(stack, words, ends)
 
 
 def llama(words: Tokenizer, ends: tuple[int, ...] | None = None) -> CausalLM:
     stack = replace(presets.LLAMA, layers=1, width=32, heads=4, kv_heads=2, ffn_width=48)
-    return author(stack, words, ends)
+    return build_model(stack, words, ends)
 
 
-def author(stack: Any, words: Tokenizer, ends: tuple[int, ...] | None) -> CausalLM:
+def build_model(stack: Any, words: Tokenizer, ends: tuple[int, ...] | None) -> CausalLM:
     vocabulary = words.target
     ends = (vocabulary.end,) if ends is None else ends
     model = build(CausalConfig(vocab=vocabulary.size + 3, stack=stack, start_id=vocabulary.start, end_ids=ends))
@@ -89,7 +88,7 @@ def generator() -> Generator:
     return Generator(gpt2(byte_level()), byte_level())
 
 
-def folder(path: Path) -> Path:
-    """A model folder of ours."""
-    save_model(gpt2(ours()), path, ours().files)
+def save_model_folder(path: Path) -> Path:
+    """Save a model folder."""
+    save_model(gpt2(sentencepiece_tokenizer()), path, sentencepiece_tokenizer().files)
     return path

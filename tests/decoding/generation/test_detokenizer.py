@@ -1,4 +1,4 @@
-"""Text as tokens come: nothing that is given is ever taken back, and words to stop at are found wherever tokens end."""
+"""Incremental detokenization: released text never changes, and stop strings may span tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
 from attent.text.vocabulary import ESCAPE, Vocabulary
-from tests.decoding.toy_generators import byte_level, fallback, ours
+from tests.decoding.toy_generators import byte_level, fallback, sentencepiece_tokenizer
 
-WORDS = {"bytes": byte_level, "sentencepiece": ours}
+WORDS = {"bytes": byte_level, "sentencepiece": sentencepiece_tokenizer}
 EVERY = {**WORDS, "fallback": fallback}
 ODD = "Ein Hund läuft: 😀 ▁ 汉字\u200d, \ufffd" + ESCAPE + "1 und  mehr"
 
@@ -26,7 +26,7 @@ def pieces(
 
 
 @pytest.mark.parametrize("make", WORDS.values(), ids=WORDS)
-def test_every_character_comes_whole(make: type) -> None:
+def test_characters_are_released_whole(make: type) -> None:
     vocabulary: Vocabulary = make().target
     whole = vocabulary.encode([f"A man {ODD}"])[0]
     prompt = vocabulary.encode(["A man"])[0]
@@ -40,13 +40,13 @@ def test_every_character_comes_whole(make: type) -> None:
 @pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 270) | st.integers(0xC0 + 3, 0xFF + 3), min_size=1, max_size=30), st.integers(0, 16))
-def test_pieces_join_to_what_is_read_at_once(make: type, ids: list[int], cut: int) -> None:
+def test_pieces_join_to_the_decoded_text(make: type, ids: list[int], cut: int) -> None:
     vocabulary: Vocabulary = make().target
     _, found = pieces(vocabulary, ids[cut:], ids[:cut])
     assert "".join(found) == decode_continuation(vocabulary, ids[:cut], ids[cut:])
 
 
-def test_bytes_of_a_prompt_are_read_whole_however_many_there_are() -> None:
+def test_a_run_of_byte_tokens_in_the_prompt_is_decoded_whole() -> None:
     vocabulary = fallback().target
     prompt, whole = vocabulary.encode(["haየየየየ", "haየየየየሰላm"])
     assert len(prompt) == 3 + 4 * 3
@@ -55,7 +55,7 @@ def test_bytes_of_a_prompt_are_read_whole_however_many_there_are() -> None:
     assert pieces(vocabulary, whole[len(prompt) :], prompt)[1] == [*[""] * 6, "ሰላm", ""]
 
 
-def test_bytes_are_not_given_before_all_of_their_run_is_known() -> None:
+def test_byte_tokens_are_held_until_their_run_ends() -> None:
     vocabulary = fallback().target
     whole, half = "é".encode(), b"\xe1"
     ids = [3 + byte for byte in whole + half] + vocabulary.encode(["a"])[0]
@@ -72,7 +72,7 @@ def test_bytes_are_not_given_before_all_of_their_run_is_known() -> None:
     )
 
 
-def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
+def test_a_possible_start_of_a_stop_string_is_held() -> None:
     vocabulary = byte_level().target
     ids = [token for letter in "say stones, stop here" for token in vocabulary.encode([letter])[0]]
     spool, found = pieces(vocabulary, ids, [], ("stop", "zebra"))
@@ -84,7 +84,7 @@ def test_what_may_begin_a_word_to_stop_at_is_held_back() -> None:
 
 
 @pytest.mark.parametrize("stop", [("abcd", "bc"), ("bc", "abcd"), ("d", "cd"), ("zz", "de")])
-def test_it_does_not_matter_how_a_text_is_cut_into_tokens(stop: tuple[str, ...]) -> None:
+def test_stop_strings_do_not_depend_on_the_tokenization(stop: tuple[str, ...]) -> None:
     class Letters:
         """Tokens that are texts."""
 

@@ -1,5 +1,5 @@
-"""Generation: as `transformers` does it, the same alone as in company, from memory that stays as from new; text that is
-certain, words to stop at, and a sentence for what cannot be gone on with."""
+"""Generation matches transformers and plain loops, alone and in batches, with static and dynamic state; stop strings,
+streaming and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ from attent.decoding.search import beam_search
 from attent.models import CausalLM
 from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
-from tests.decoding.toy_generators import LONGEST, PROMPTS, byte_level, fallback, generator, gpt2, llama, ours
+from tests.decoding.toy_generators import (
+    LONGEST,
+    PROMPTS,
+    byte_level,
+    fallback,
+    generator,
+    gpt2,
+    llama,
+    sentencepiece_tokenizer,
+)
 
 CPU = torch.device("cpu")
 MODELS = {"gpt2": gpt2, "llama": llama}
@@ -45,8 +54,8 @@ every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
 def some_prompts(
     lengths: tuple[int, ...] = (3, 12, 1, 7), limits: tuple[int, ...] = (12, 6, 16, 1)
 ) -> list[EncodedPrompt]:
-    chance = torch.Generator().manual_seed(1)
-    drawn = [torch.randint(0, 300, (length,), generator=chance).tolist() for length in lengths]
+    rng = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(0, 300, (length,), generator=rng).tolist() for length in lengths]
     both = zip(drawn, limits, strict=True)
     return [
         EncodedPrompt(token_ids=ids, max_new_tokens=limit, rng_key=11 * place)
@@ -54,10 +63,10 @@ def some_prompts(
     ]
 
 
-def by_hand(
+def generate_by_hand(
     model: CausalLM, prompt: EncodedPrompt, ends: tuple[int, ...], never: tuple[int, ...] = ()
 ) -> tuple[list[int], float]:
-    """The likeliest next token again and again, the whole text read anew each time."""
+    """Generate greedily with a full forward pass per token."""
     ids, total = list(prompt.token_ids), 0.0
     for _ in range(prompt.max_new_tokens):
         logits = model(torch.tensor([ids]))[0, -1].detach()
@@ -74,13 +83,13 @@ def by_hand(
 
 
 @every_model
-def test_the_likeliest_token_is_written_again_and_again(make: Any) -> None:
-    model, manner, prompts = make(ours()).double(), MANNERS["greedy"], some_prompts()
+def test_greedy_generation_matches_a_plain_loop_again_and_again(make: Any) -> None:
+    model, manner, prompts = make(sentencepiece_tokenizer()).double(), MANNERS["greedy"], some_prompts()
     found = generate_batch(
         prompts, DynamicState(model, prompts, GenerationContext.from_options(manner, CPU)), manner.end_ids
     )
     for prompt, one in zip(prompts, found, strict=True):
-        ids, total = by_hand(model, prompt, manner.end_ids, manner.suppressed_tokens)
+        ids, total = generate_by_hand(model, prompt, manner.end_ids, manner.suppressed_tokens)
         assert list(one.token_ids) == [token for token in ids if token not in manner.end_ids]
         assert one.finish_reason == ("end" if ids[-1] in manner.end_ids else "length")
         assert sum(one.log_probs) == pytest.approx(total, abs=1e-4)
@@ -89,10 +98,10 @@ def test_the_likeliest_token_is_written_again_and_again(make: Any) -> None:
 @every_model
 @every_manner
 @pytest.mark.parametrize("often", [1, 7], ids=["asked", "get_poll_interval"])
-def test_memory_that_stays_in_its_place_gives_the_same_and_can_be_used_again(
+def test_static_state_stays_equal_to_dynamic_state_when_used_again(
     make: Any, manner: StepOptions, often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, plan = make(ours()), GenerationContext.from_options(manner, CPU)
+    model, plan = make(sentencepiece_tokenizer()), GenerationContext.from_options(manner, CPU)
     desk = StaticState(model, 4, 36, plan)  # so much that one which is done would run out of room if it went on
     monkeypatch.setattr(loop, "GRAPH_COLUMNS", 5)
     for lengths in ((3, 30, 1, 7), (9, 2, 20, 1), (4, 4, 4, 4)):
@@ -101,20 +110,20 @@ def test_memory_that_stays_in_its_place_gives_the_same_and_can_be_used_again(
         plain = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
         monkeypatch.setattr(loop, "get_poll_interval", lambda device: often)
         desk.load_prompts(prompts)
-        assert generate_batch(prompts, desk, manner.end_ids) == same(plain)
+        assert generate_batch(prompts, desk, manner.end_ids) == ApproxSequences(plain)
 
 
 @every_model
 @every_manner
-def test_a_prompt_in_company_is_gone_on_with_as_alone(make: Any, manner: StepOptions) -> None:
-    model, prompts, plan = make(ours()), some_prompts(), GenerationContext.from_options(manner, CPU)
+def test_a_prompt_in_company_gives_the_same_tokens_as_alone(make: Any, manner: StepOptions) -> None:
+    model, prompts, plan = make(sentencepiece_tokenizer()), some_prompts(), GenerationContext.from_options(manner, CPU)
     together = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
     alone = [generate_batch([one], DynamicState(model, [one], plan), manner.end_ids)[0] for one in prompts]
-    assert together == same(alone)
+    assert together == ApproxSequences(alone)
 
 
-class same(list[Any]):
-    """Equal but for the last digits of probabilities: sums of many numbers in another order."""
+class ApproxSequences(list[Any]):
+    """Sequences that compare equal up to rounding of their log-probabilities."""
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, list)
@@ -126,8 +135,8 @@ class same(list[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_what_is_done_is_cleared_away() -> None:
-    model, prompts = gpt2(ours()), some_prompts((3, 3, 5, 6), (2, 2, 2, 12))
+def test_finished_rows_are_removed() -> None:
+    model, prompts = gpt2(sentencepiece_tokenizer()), some_prompts((3, 3, 5, 6), (2, 2, 2, 12))
     work = GenerationLoop(
         prompts, DynamicState(model, prompts, GenerationContext.from_options(MANNERS["endless"], CPU)), ()
     )
@@ -140,8 +149,8 @@ def test_what_is_done_is_cleared_away() -> None:
 
 @every_model
 @pytest.mark.parametrize("ends", [(5,), (5, 6), ()], ids=["one end", "two ends", "no end"])
-def test_beams_go_on_from_prompts_as_reading_says(make: Any, ends: tuple[int, ...]) -> None:
-    model, prompts = make(ours()).double(), some_prompts((3, 9, 1), (8, 8, 8))
+def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...]) -> None:
+    model, prompts = make(sentencepiece_tokenizer()).double(), some_prompts((3, 9, 1), (8, 8, 8))
     writer = CausalStepModel(model, ends)
     rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.token_ids) for one in prompts], batch_first=True)
     lengths = torch.tensor([len(one.token_ids) for one in prompts])
@@ -164,15 +173,15 @@ def test_beams_go_on_from_prompts_as_reading_says(make: Any, ends: tuple[int, ..
             if token != writer.end_id
         ]
         if len(ends) < 2:
-            assert ids == [token for token in by_hand(model, prompt, ends)[0] if token not in ends]
+            assert ids == [token for token in generate_by_hand(model, prompt, ends)[0] if token not in ends]
         best = wide.tokens[place, 0].tolist()[: int(wide.lengths[place, 0])]
         assert float(wide.log_probs[place, 0]) == pytest.approx(
-            read_aloud(model, prompt, best, ends, writer.end_id), abs=1e-5
+            score_by_hand(model, prompt, best, ends, writer.end_id), abs=1e-5
         )
 
 
-def test_a_prompt_in_the_place_of_another_is_gone_on_with_as_from_the_beginning() -> None:
-    model = gpt2(ours()).double()
+def test_a_refilled_row_gives_the_same_as_a_new_one() -> None:
+    model = gpt2(sentencepiece_tokenizer()).double()
     writer, long = CausalStepModel(model, (5,)), torch.tensor([[9, 8, 7, 6, 5, 4]])
     room = writer.begin(torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2)
     for token in (LAST_PROMPT_TOKEN, 11, 12, 13, 14):
@@ -186,7 +195,7 @@ def test_a_prompt_in_the_place_of_another_is_gone_on_with_as_from_the_beginning(
         torch.testing.assert_close(*both)
 
 
-def read_aloud(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], ends: tuple[int, ...], end: int) -> float:
+def score_by_hand(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], ends: tuple[int, ...], end: int) -> float:
     body = [token for token in tokens if token != end]
     logits = model(torch.tensor([[*prompt.token_ids, *body]]))[0, len(prompt.token_ids) - 1 :].detach().log_softmax(-1)
     total = sum(float(row[token]) for row, token in zip(logits, body, strict=False))
@@ -196,7 +205,7 @@ def read_aloud(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], ends: 
 # --- beside transformers ----------------------------------------------------------------------------------------------
 
 
-def their_folder(family: str, folder: Path) -> Any:
+def write_transformers_folder(family: str, folder: Path) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)
     sizes = {"vocab_size": byte_level().target.size, "bos_token_id": 0, "eos_token_id": [0, 40]}
@@ -221,8 +230,8 @@ def their_folder(family: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_greedy_texts_are_those_of_transformers_token_for_token(family: str, tmp_path: Path) -> None:
-    theirs = their_folder(family, tmp_path)
+def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
+    theirs = write_transformers_folder(family, tmp_path)
     mine = Generator.load(tmp_path, device="cpu")
     assert mine.end_ids == (0, 40)
     found = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
@@ -235,8 +244,8 @@ def test_greedy_texts_are_those_of_transformers_token_for_token(family: str, tmp
 
 
 @pytest.mark.parametrize("penalty", [1.0, 2.0])
-def test_beams_find_what_those_of_transformers_find_also_where_they_are_cut(penalty: float, tmp_path: Path) -> None:
-    theirs = their_folder("gpt2", tmp_path)
+def test_beam_search_matches_transformers_also_when_truncated(penalty: float, tmp_path: Path) -> None:
+    theirs = write_transformers_folder("gpt2", tmp_path)
     end = 168  # a token that is often written
     theirs.generation_config.eos_token_id = theirs.config.eos_token_id = end
     mine = Generator.load(tmp_path, device="cpu")
@@ -261,7 +270,7 @@ def test_beams_find_what_those_of_transformers_find_also_where_they_are_cut(pena
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_in_company_are_gone_on_with_as_each_alone() -> None:
+def test_prompts_in_company_give_the_same_texts_as_each_alone() -> None:
     mine = generator()
     together = mine.generate(PROMPTS, n=2, temperature=1.5, max_new_tokens=10, seed=4)
     alone = [
@@ -276,9 +285,7 @@ def test_prompts_in_company_are_gone_on_with_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("e", "k")], ids=["", "stop"])
-def test_a_machine_that_repeats_steps_by_itself_writes_the_same(
-    stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captured_steps_generate_the_same(stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plain, quick = generator(), Generator(generator().model, byte_level())
     writings = [
         GenerationOptions(temperature=t, max_new_tokens=20, seed=seed, stop=stop)
@@ -302,7 +309,7 @@ def test_a_machine_that_repeats_steps_by_itself_writes_the_same(
     assert "".join(quick.stream(PROMPTS[0], writings[-1])) == known[-1][0][0].text
 
 
-def test_beams_of_many_prompts_in_small_batches_are_those_of_each_alone() -> None:
+def test_beam_search_in_small_batches_matches_each_prompt_alone() -> None:
     few = Generator(generator().model, byte_level(), batch_size=4)
     prompts = [*PROMPTS, "Two women", "A dog again"]
     found = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
@@ -312,7 +319,7 @@ def test_beams_of_many_prompts_in_small_batches_are_those_of_each_alone() -> Non
     assert [some[0].token_ids for some in found] == alone
 
 
-def test_samples_differ_and_come_again_with_their_seed() -> None:
+def test_samples_differ_and_repeat_with_their_seed() -> None:
     mine, writing = generator(), GenerationOptions(n=4, temperature=1.2, max_new_tokens=12, seed=7)
     first = mine.generate(["A man"], writing)[0]
     assert len({one.token_ids for one in first}) == 4
@@ -323,7 +330,7 @@ def test_samples_differ_and_come_again_with_their_seed() -> None:
     assert mine.generate(["A man", "A man"], writing) == parts
 
 
-def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> None:
+def test_two_beams_score_no_worse_than_greedy() -> None:
     mine = generator()
     greedy = [some[0] for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
     wide = [some[0] for some in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
@@ -332,9 +339,11 @@ def test_a_beam_of_two_scores_no_worse_than_the_likeliest_token_each_time() -> N
     assert two[0].token_ids != two[1].token_ids
 
 
-@pytest.mark.parametrize("words", [byte_level, ours, fallback], ids=["bytes", "sentencepiece", "fallback"])
+@pytest.mark.parametrize(
+    "words", [byte_level, sentencepiece_tokenizer, fallback], ids=["bytes", "sentencepiece", "fallback"]
+)
 @pytest.mark.parametrize("stop", [(), ("e",), ("an", "er ", "t")], ids=["none", "a letter", "words"])
-def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) -> None:
+def test_streamed_pieces_join_to_the_whole_text(words: Any, stop: tuple[str, ...]) -> None:
     mine = Generator(gpt2(words()), words())
     for seed in range(3):
         writing = GenerationOptions(temperature=2.0, top_p=1.0, max_new_tokens=25, seed=seed, stop=stop)
@@ -346,7 +355,7 @@ def test_streamed_pieces_join_to_the_whole(words: Any, stop: tuple[str, ...]) ->
         assert stop or mine.generate(["Ein Mann läuft"], writing, stop=["never comes"])[0][0].text == whole.text
 
 
-def test_a_beam_that_stops_at_a_word_is_cut_and_scored_there() -> None:
+def test_beam_search_truncates_and_rescores_at_a_stop_string() -> None:
     mine = generator()
     free = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11)[0][0]
     word = free.text[3:5]
@@ -357,11 +366,11 @@ def test_a_beam_that_stops_at_a_word_is_cut_and_scored_there() -> None:
     row = mine.encode_prompt("A man")
     logits = mine.model(torch.tensor([[*row, *held.token_ids]]))[0, len(row) - 1 : -1].detach()
     logits[:, list(mine._suppressed_tokens)] = float("-inf")
-    told = logits.log_softmax(-1).gather(1, torch.tensor(held.token_ids)[:, None]).sum()
-    assert held.log_prob == pytest.approx(float(told), abs=1e-4)
+    message = logits.log_softmax(-1).gather(1, torch.tensor(held.token_ids)[:, None]).sum()
+    assert held.log_prob == pytest.approx(float(message), abs=1e-4)
 
 
-def test_a_text_ends_at_a_token_that_the_tokenizer_has_no_piece_for() -> None:
+def test_an_end_id_beyond_the_vocabulary_ends_the_text() -> None:
     words = byte_level()
     end = words.target.size + 1
     mine = Generator(gpt2(words, ends=(end,)), words)
@@ -374,11 +383,11 @@ def test_a_text_ends_at_a_token_that_the_tokenizer_has_no_piece_for() -> None:
         assert end not in one.token_ids
 
 
-def test_a_piece_more_than_the_model_has_is_let_pass_where_it_is_no_text() -> None:
+def test_extra_tokens_without_text_are_accepted() -> None:
     words = byte_level()
     model = gpt2(words)
     for text, accepted in (("", True), ("x", False)):
-        more = replace(words, target=OneMore(words.target, model.config.vocab + 1, text))  # type: ignore[arg-type]
+        more = replace(words, target=PaddedVocabulary(words.target, model.config.vocab + 1, text))  # type: ignore[arg-type]
         if accepted:
             assert Generator(model, more).generate(["A"], max_new_tokens=2)
         else:
@@ -386,8 +395,8 @@ def test_a_piece_more_than_the_model_has_is_let_pass_where_it_is_no_text() -> No
                 Generator(model, more)
 
 
-class OneMore:
-    """A vocabulary with further pieces, all of one text."""
+class PaddedVocabulary:
+    """A vocabulary with additional tokens that all decode to one text."""
 
     def __init__(self, words: Any, size: int, text: str) -> None:
         self.words, self.size, self.text = words, size, text
@@ -399,7 +408,7 @@ class OneMore:
         return self.text if ids and max(ids) >= self.words.size else str(self.words.decode(ids))
 
 
-def test_the_coldest_draw_is_the_likeliest_token() -> None:
+def test_a_tiny_temperature_is_greedy() -> None:
     mine = generator()
     greedy = [some[0].token_ids for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=8)]
     for temperature in (1e-9, 1e-40, 5e-324):
@@ -407,26 +416,28 @@ def test_the_coldest_draw_is_the_likeliest_token() -> None:
         assert [some[0].token_ids for some in found] == greedy
 
 
-def test_texts_longer_than_the_model_was_trained_on_are_told_once() -> None:
+def test_exceeding_the_trained_length_warns_once() -> None:
     said: list[str] = []
-    model = llama(ours())
+    model = llama(sentencepiece_tokenizer())
     stack = replace(model.config.stack, positions=RotaryConfig(trained_length=12))
     model.config = replace(model.config, stack=stack)
-    mine = Generator(model, ours(), notify=said.append)
+    mine = Generator(model, sentencepiece_tokenizer(), notify=said.append)
     mine.generate(["A man"], max_new_tokens=4)
     assert said == []
     for _ in range(2):
         mine.generate(["A man"], max_new_tokens=30)
-    (told,) = said
-    assert "but the model was trained on at most 12: beyond that the text may be nonsense" in told
+    (message,) = said
+    assert "but the model was trained on at most 12: beyond that the text may be nonsense" in message
 
 
-def test_more_than_memory_holds_is_told_before_it_is_tried() -> None:
+def test_a_text_that_cannot_fit_into_memory_is_rejected() -> None:
     with pytest.raises(ValueError, match="`max_new_tokens` must be small enough for one text"):
-        Generator(llama(ours()), ours()).generate(["A man"], max_new_tokens=10**12)
+        Generator(llama(sentencepiece_tokenizer()), sentencepiece_tokenizer()).generate(
+            ["A man"], max_new_tokens=10**12
+        )
 
 
-def test_a_text_stops_where_it_would_have_had_the_word() -> None:
+def test_a_text_ends_before_the_stop_string() -> None:
     mine = generator()
     free = mine.generate(["A man"], seed=2, temperature=1.0, max_new_tokens=40)[0][0]
     word = free.text[9:13]
@@ -438,23 +449,23 @@ def test_a_text_stops_where_it_would_have_had_the_word() -> None:
     assert mine.vocabulary.decode(held.token_ids).startswith(free.text[: at + len(word)])
 
 
-def test_a_continuation_keeps_its_space() -> None:
-    for words in (ours(), byte_level()):
+def test_a_continuation_keeps_its_leading_space() -> None:
+    for words in (sentencepiece_tokenizer(), byte_level()):
         mine, vocabulary = Generator(gpt2(words), words), words.target
         prompt, whole = (vocabulary.encode([text])[0] for text in ("A man", "A man slowly walking"))
         assert whole[: len(prompt)] == prompt
         assert decode_continuation(vocabulary, mine.encode_prompt("A man"), whole[len(prompt) :]) == " slowly walking"
 
 
-def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
+def test_prompt_and_text_fit_into_the_positions() -> None:
     said: list[str] = []
     mine = Generator(gpt2(byte_level(), ends=()), byte_level(), notify=said.append)
     mine.end_ids = ()  # type: ignore[misc]
     found = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
     places = [LONGEST - 50 + 1, 40]  # what is written last is not read any more
     assert [len(some[0].token_ids) for some in found] == places
-    (told,) = said
-    assert told.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
+    (message,) = said
+    assert message.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
     both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
     assert [len(some[0].token_ids) for some in both] == places
     with pytest.raises(ValueError, match=r"prompt 2 must have at most the model's 60 tokens, but has 61; shorten it"):
@@ -462,7 +473,7 @@ def test_a_text_is_no_longer_than_the_model_has_places_for() -> None:
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["", "recorded"])
-def test_the_last_places_are_written_alone_as_in_company(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_positions_give_the_same_alone_as_in_company(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Generator(gpt2(byte_level(), ends=()), byte_level())
     mine.end_ids = ()  # type: ignore[misc]
     monkeypatch.setattr(loop, "can_capture_graphs", lambda device: quick)
@@ -472,12 +483,14 @@ def test_the_last_places_are_written_alone_as_in_company(quick: bool, monkeypatc
     assert [len(ids) for ids in found] == [1, 9, 30, 2, 30, 30]
     for prompt, ids in zip(prompts, found, strict=True):
         one = EncodedPrompt(token_ids=mine.encode_prompt(prompt), max_new_tokens=len(ids))
-        assert list(ids) == by_hand(mine.model, one, (), mine._suppressed_tokens)[0]
+        assert list(ids) == generate_by_hand(mine.model, one, (), mine._suppressed_tokens)[0]
 
 
-def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
+def test_an_empty_prompt_becomes_the_start_token() -> None:
     assert generator().encode_prompt("") == [byte_level().target.start]
-    assert Generator(gpt2(ours()), ours()).encode_prompt("") == [ours().target.start]
+    assert Generator(gpt2(sentencepiece_tokenizer()), sentencepiece_tokenizer()).encode_prompt("") == [
+        sentencepiece_tokenizer().target.start
+    ]
     assert generator().generate([], max_new_tokens=3) == []
 
 
@@ -493,19 +506,19 @@ def test_nothing_is_gone_on_from_with_what_a_text_begins_with() -> None:
         ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(asked: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         generator().generate(["A"], **asked)
 
 
-def test_what_is_no_list_of_texts_is_told() -> None:
+def test_invalid_prompts_and_tokenizers_are_rejected() -> None:
     with pytest.raises(ValueError, match="must be a list of strings, but is one: 'A man'"):
         generator().generate("A man")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most the model's"):
-        Generator(gpt2(byte_level()), replace_size(byte_level()))
+        Generator(gpt2(byte_level()), enlarge_vocabulary(byte_level()))
 
 
-def replace_size(words: Tokenizer) -> Tokenizer:
+def enlarge_vocabulary(words: Tokenizer) -> Tokenizer:
     class Larger:
         size = 10**6
 
@@ -515,6 +528,6 @@ def replace_size(words: Tokenizer) -> Tokenizer:
     return replace(words, target=Larger())  # type: ignore[arg-type]
 
 
-def test_what_is_no_longer_wanted_stops() -> None:
+def test_should_stop_cancels_generation() -> None:
     with pytest.raises(SearchCancelled):
         generator().generate(["A man"], should_stop=lambda: True)
