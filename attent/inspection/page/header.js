@@ -17,11 +17,11 @@ const KEYS = [
 
 export function pageHeader(store) {
   const { model } = store.get().doc.json;
-  const about = model ? [h("b", {}, model.name), model.summary ? ` · ${model.summary}` : ""] : [];
+  const about = model ? [h("b", {}, model.name), [model.name && " · ", model.summary].filter(Boolean).join("")] : [];
   const keys = keysDialog();
   const help = h("button", { class: "button plain", type: "button", "aria-haspopup": "dialog" }, "Keys");
   help.addEventListener("click", () => keys.showModal());
-  return h("header", { class: "pageHeader" },
+  return h("header", { class: "page-header" },
     h("p", { class: "wordmark" }, "attent ", h("span", {}, "look")),
     h("p", { class: "model" }, about),
     h("div", { class: "tools" }, help, themeSwitch(store)),
