@@ -318,17 +318,17 @@ FAULTS = """
 + attend_explicit(q, k, v, self.mask, None, self.scale)
 
 # a tapped head looks with another's keys
-@ nn/attention.py::AttentionRecord.compute_weights: inspection/test_trace.py
+@ nn/attention.py::AttentionRecord.compute_weights: inspection/test_attention_trace.py
 - keys = [head // shared for head in heads]
 + keys = [0 for head in heads]
 
 # silence forgets the bias
-@ inspection/head_masking.py::iter_linear_weights: inspection/test_silence.py
+@ inspection/head_masking.py::iter_linear_weights: inspection/test_head_masking.py
 - if linear.bias is not None:
 + if False:
 
 # silence is not taken back
-@ inspection/head_masking.py::mask_parts: inspection/test_silence.py
+@ inspection/head_masking.py::mask_parts: inspection/test_head_masking.py
 - view.copy_(values)
 + pass
 
@@ -338,29 +338,29 @@ FAULTS = """
 + ends = token == context.end
 
 # the film lets rules write into the search's numbers
-@ decoding/search_trace.py::trace_step: inspection/test_view.py
+@ decoding/search_trace.py::trace_step: inspection/test_translation_inspector.py
 - list_candidates(beams, logits.clone(), context)
 + list_candidates(beams, logits, context)
 
 # what is no word has a share in the page's probabilities
-@ inspection/inspectors/translation.py::TranslationInspector._run_forward: inspection/test_view.py
-- logits.index_fill(-1, never, -math.inf).log_softmax(-1).cpu()
+@ inspection/inspectors/translation.py::TranslationInspector._run_forward: inspection/test_translation_inspector.py
+- logits.index_fill(-1, suppressed_ids, -math.inf).log_softmax(-1).cpu()
 + logits.log_softmax(-1).cpu()
 
 # the page does not look again where translating does
-@ inspection/inspectors/translation.py::TranslationInspector._trace_search: inspection/test_view.py
-- if has_loop(seen.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
+@ inspection/inspectors/translation.py::TranslationInspector._trace_search: inspection/test_translation_inspector.py
+- if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
 + if False:
 
 # a page may fetch what it likes
-@ inspection/html_page.py::build_csp: inspection/test_html.py
+@ inspection/html_page.py::build_csp: inspection/test_html_page.py
 - default-src 'none'; script-src
 + default-src *; script-src
 
 # of a long text the wrong weights are kept
-@ inspection/attention_trace.py::build_layer: inspection/test_trace.py
-- greatest = weights.topk(top_k, -1)
-+ greatest = weights.topk(top_k, -1, largest=False)
+@ inspection/attention_trace.py::build_layer: inspection/test_attention_trace.py
+- largest = weights.topk(top_k, -1)
++ largest = weights.topk(top_k, -1, largest=False)
 
 # a pruned head takes its neighbour along
 @ models/pruning.py::compute_feature_indices: inspection/test_prune.py
@@ -368,9 +368,9 @@ FAULTS = """
 + [head * head_width + i for head in heads for i in range(head_width - 1)]
 
 # a head late by a step is drawn by the wrong words
-@ cli/look_session.py::use_decoder_input: cli/test_look.py
-- return document | {"layers": layers}
-+ return document
+@ inspection/session.py::Inspection.label_rows: cli/test_look.py
+- return self.document | {"layers": layers}
++ return self.document
 
 # embedding not scaled
 @ models/embedding.py::Embedding.__init__: models/test_figure.py
@@ -1156,24 +1156,24 @@ FAULTS = """
 + first if len(first) < len(second) else second
 
 # look: what was expected of the token itself
-@ inspection/inspectors/text.py::CausalLMInspector.inspect: inspection/test_texts.py -k expected
+@ inspection/inspectors/text.py::CausalLMInspector._run: inspection/test_text_inspectors.py -k next_token
 - [*ids[1:], None]
 + list(ids)
 
 # look: the first words are guessed, not the hidden ones
-@ inspection/inspectors/text.py::EncoderInspector._predict_each_token: inspection/test_texts.py -k in_turn
-- states[range(len(some)), some]
-+ states[range(len(some)), range(len(some))]
+@ inspection/inspectors/text.py::EncoderInspector._predict_each_token: inspection/test_text_inspectors.py -k in_turn
+- states[range(len(positions)), positions]
++ states[range(len(positions)), range(len(positions))]
 
 # look: both texts of one segment
-@ inspection/inspectors/text.py::EncoderInspector._encode_texts: inspection/test_texts.py -k segment
-- segments += [number] *
+@ inspection/inspectors/text.py::EncoderInspector._encode_texts: inspection/test_text_inspectors.py -k segment
+- segments += [segment] *
 + segments += [0] *
 
 # look: pictures of an idx file counted from 1
-@ inspection/inspectors/vision.py::load_pixels: inspection/test_images.py -k idx
-- left = int(number)
-+ left = int(number) - 1
+@ inspection/inspectors/vision.py::load_pixels: inspection/test_vision_inspector.py -k idx
+- index = int(number)
++ index = int(number) - 1
 
 # train: the optimiser is not restored
 @ training/loop.py::Trainer.load_checkpoint: training/test_loop.py

@@ -252,15 +252,14 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
         return inspector, None  # the live page has a language menu
     to = resolve_target_lang(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
     if flags.data:
-        measure_heads(inspector, folder, to, flags)
+        measure_head_stats(inspector, folder, to, flags)
     return inspector, to
 
 
-def measure_heads(inspector: TranslationInspector, folder: Path, to: str | None, flags: LookFlags) -> None:
+def measure_head_stats(inspector: TranslationInspector, folder: Path, to: str | None, flags: LookFlags) -> None:
     """Measure head statistics on --data; the folder keeps those of the most sentences."""
     from attent.data.pairs import LanguagePair
-    from attent.inspection.head_stats import HEAD_STATS_FILE, save_head_stats
-    from attent.inspection.session import measure_head_stats
+    from attent.inspection.head_stats import HEAD_STATS_FILE, measure_heads, save_head_stats
     from attent.scoring.pipeline import read_test_set
     from attent.storage.errors import FolderError
     from attent.storage.manifest import explain_save_errors
@@ -271,7 +270,9 @@ def measure_heads(inspector: TranslationInspector, folder: Path, to: str | None,
     stored = (inspector.head_stats or {}).get("sentences", 0)
     names = ", ".join(Path(name).name for name in test_set.name.split(", "))
     sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
-    stats = measure_head_stats(inspector, sources, references, to=to, dataset=names)
+    tokenizer = inspector.translator.tokenizer
+    stats = measure_heads(inspector.model, tokenizer, sources, references, to=to, dataset=names)
+    inspector.head_stats = stats.to_document()
     if stored > stats.sentences:
         print_status(f"{HEAD_STATS_FILE} was measured on {stored:,} sentences and is not replaced")
         return

@@ -126,22 +126,6 @@ def read_languages(folder: Path) -> tuple[str | None, str | None]:
     return data.get("src"), data.get("tgt")
 
 
-def measure_head_stats(
-    inspector: TranslationInspector,
-    sources: Sequence[str],
-    references: Sequence[str],
-    *,
-    to: str | None = None,
-    dataset: str,
-) -> head_stats.HeadStatsReport:
-    """Measure head statistics on parallel text and use them in this inspector's documents."""
-    stats = head_stats.measure_heads(
-        inspector.model, inspector.translator.tokenizer, sources, references, to=to, dataset=dataset
-    )
-    inspector.head_stats = stats.to_document()
-    return stats
-
-
 @dataclass(frozen=True)
 class Inspection:
     """A trace document and its renderings."""

@@ -44,7 +44,7 @@ def document(text: str) -> dict[str, object]:
     return found
 
 
-def test_a_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["look", str(folder), TEXT, "--to", "de"]) == 0
     assert capsys.readouterr().out == "look.html\n"
     found = document(Path("look.html").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def test_a_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "live" not in found
 
 
-def test_json_goes_to_a_file_or_to_standard_output(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_to_file_or_stdout(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "-", "--kind", "cross", "--layer", "1"]) == 0
     printed = capfdbinary.readouterr().out.decode()
     assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross_attn"]
@@ -61,7 +61,7 @@ def test_json_goes_to_a_file_or_to_standard_output(folder: Path, capfdbinary: py
     assert not Path("look.html").exists()
 
 
-def test_a_picture_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["look", str(folder), TEXT, "--to", "de", "--terminal", "--kind", "cross", "--layer", "1", "--head", "2"]
     assert cli.main(asked) == 0
     out = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_a_picture_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[s
     assert not Path("look.html").exists()
 
 
-def test_pictures_for_papers(folder: Path) -> None:
+def test_figures(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     assert (
         cli.main(
@@ -106,7 +106,7 @@ def test_positions_need_no_sentence(folder: Path) -> None:
     assert Path("p.png").exists()
 
 
-def test_heads_are_measured_on_data_and_remembered(folder: Path) -> None:
+def test_head_statistics_are_measured_and_stored(folder: Path) -> None:
     pairs = zip(*lines(40), strict=True)
     Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
     asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
@@ -120,7 +120,7 @@ def test_heads_are_measured_on_data_and_remembered(folder: Path) -> None:
         (folder / HEAD_STATS_FILE).unlink()
 
 
-def test_what_is_remembered_of_more_pairs_stays(folder: Path) -> None:
+def test_statistics_on_more_pairs_are_kept(folder: Path) -> None:
     pairs = [f"{source}\t{target}\n" for source, target in zip(*lines(40), strict=True)]
     Path("valid.tsv").write_text("".join(pairs), encoding="utf-8")
     asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
@@ -133,7 +133,7 @@ def test_what_is_remembered_of_more_pairs_stays(folder: Path) -> None:
         (folder / HEAD_STATS_FILE).unlink()
 
 
-def test_a_damaged_memory_stops_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_statistics_give_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / HEAD_STATS_FILE).write_text("{bad")
     try:
         assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]) == 0
@@ -142,7 +142,7 @@ def test_a_damaged_memory_stops_nobody(folder: Path, capsys: pytest.CaptureFixtu
     assert "warning: " in capsys.readouterr().err
 
 
-def test_a_head_that_looks_when_a_word_is_read_is_drawn_by_the_words_read() -> None:
+def test_head_aligned_on_input_is_labeled_by_input() -> None:
     def seen(read: float, written: float) -> str:
         heads = [{"path": "p", "head": 1, "values": {"aligned_on_input": read, "aligned_on_output": written}}]
         found = {"head_stats": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
@@ -151,7 +151,7 @@ def test_a_head_that_looks_when_a_word_is_read_is_drawn_by_the_words_read() -> N
     assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("decoder_input", "target", "target")
 
 
-def test_a_silent_part_is_silent(folder: Path) -> None:
+def test_masked_part(folder: Path) -> None:
     assert (
         cli.main(
             ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--mask", "decoder.blocks.0.cross_attn:1"]
@@ -192,7 +192,7 @@ def test_a_silent_part_is_silent(folder: Path) -> None:
         (["a", "-o", "."], 2, "must be a file, but is a folder"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_usage_errors(
     folder: Path, capsys: pytest.CaptureFixture[str], asked: list[str], code: int, words: str
 ) -> None:
     to = [] if "--to" in asked else ["--to", "de"]
@@ -227,7 +227,7 @@ def asked_of(kin: dict[str, Path], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "labels", "vit"])
-def test_each_of_the_family_is_looked_at(
+def test_every_family(
     kin: dict[str, Path], name: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """As a page, as JSON, in the terminal and as pictures, with a part silent."""
@@ -250,21 +250,21 @@ def test_each_of_the_family_is_looked_at(
     assert says[name] in out
 
 
-def test_one_head_of_a_picture_is_drawn_over_it(kin: dict[str, Path]) -> None:
+def test_one_head_of_an_image(kin: dict[str, Path]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
     assert cli.main([*asked_of(kin, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
     assert "layer 1, head 3" in Path("a.svg").read_text(encoding="utf-8")
 
 
-def test_positions_of_the_family(kin: dict[str, Path]) -> None:
+def test_positions_of_every_family(kin: dict[str, Path]) -> None:
     for name, scheme in (("gpt", "rotary"), ("bert", "learned"), ("vit", "learned")):
         assert cli.main(["look", str(kin[name]), "--positions"]) == 0
         found = document(Path("positions.html").read_text(encoding="utf-8"))
         assert [entry["scheme"] for entry in found["positions"]] == [scheme]  # type: ignore[attr-defined]
 
 
-def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
+def test_second_text(kin: dict[str, Path]) -> None:
     assert cli.main(["look", str(kin["bert"]), "a dog", "--text-pair", "two women", "--json", "t.json"]) == 0
     tokens = json.loads(Path("t.json").read_text(encoding="utf-8"))["sides"]["text"]["tokens"]
     assert [token["special"] for token in tokens].count("end") == 2
@@ -284,14 +284,14 @@ def test_a_second_text_is_read_behind_the_first(kin: dict[str, Path]) -> None:
         ("bert", ["a", "--mask", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
     ],
 )
-def test_what_is_not_for_a_kind_of_model_is_told(
+def test_options_of_other_families_are_rejected(
     kin: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, asked: list[str], code: int, words: str
 ) -> None:
     assert cli.main(["look", str(kin[name]), *asked]) == code
     assert words in capsys.readouterr().err
 
 
-def test_what_heads_are_worth_is_measured_of_translators_alone(
+def test_ablation_is_for_translators(
     kin: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.tsv").write_text("a dog\tein Hund\n", encoding="utf-8")
@@ -300,7 +300,7 @@ def test_what_heads_are_worth_is_measured_of_translators_alone(
     assert "must be a translator (encoder and decoder), but is a language model" in capsys.readouterr().err
 
 
-def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_opens_only_with_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(look.webbrowser, "open", opened.append)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -314,7 +314,7 @@ def test_a_browser_is_opened_only_where_someone_sees_it(monkeypatch: pytest.Monk
     assert opened == ["file:///look.html"]
 
 
-def test_the_live_page_answers_and_ends(folder: Path) -> None:
+def test_live_page(folder: Path) -> None:
     pytest.importorskip("granian")
     command = [sys.executable, "-m", "attent", "look", str(folder), "--no-open", "--to", "de"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -84,7 +84,7 @@ def measured(translator: Translator, parts: Sequence[ModelPart], **more: object)
 # --- the figures -----------------------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_what_one_would_measure_by_hand(translator: Translator, model: Seq2Seq) -> None:
+def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Seq) -> None:
     parts = [HEAD, ModelPart("encoder.blocks.0.feedforward"), ModelPart("decoder.blocks.1")]
     ablation = measured(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
@@ -101,13 +101,13 @@ def test_every_figure_is_what_one_would_measure_by_hand(translator: Translator, 
     assert len({effect.loss for effect in ablation.effects} | {ablation.loss}) == 4  # each did something
 
 
-def test_the_model_is_as_it_was_afterwards(translator: Translator, model: Seq2Seq) -> None:
+def test_ablation_restores_the_weights(translator: Translator, model: Seq2Seq) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     measured(translator, list_parts(model, "heads")[:3])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_head_that_adds_nothing_costs_nothing(translator: Translator, model: Seq2Seq) -> None:
+def test_head_with_zero_output_has_no_effect(translator: Translator, model: Seq2Seq) -> None:
     with torch.no_grad():
         model.get_parameter("decoder.blocks.1.cross_attn.output.weight")[:, 8:] = 0
     ablation = measured(translator, [HEAD, ModelPart("decoder.blocks.1.cross_attn", 0)])
@@ -116,7 +116,7 @@ def test_a_head_that_adds_nothing_costs_nothing(translator: Translator, model: S
     assert busy.loss != ablation.loss
 
 
-def test_on_a_cpu_ctranslate2_is_taken_for_all_and_its_conversions_are_gone_afterwards(
+def test_ctranslate2_is_used_on_cpu_and_conversions_are_removed(
     model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ctranslate2")
@@ -137,7 +137,7 @@ def test_on_a_cpu_ctranslate2_is_taken_for_all_and_its_conversions_are_gone_afte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_ctranslate2_cannot_do_is_measured_by_torch_and_said(tmp_path: Path) -> None:
+def test_torch_is_used_if_ctranslate2_does_not_support_the_model(tmp_path: Path) -> None:
     windowed = replace(STACK, window=(3, 3))
     config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=windowed, decoder=mirror_encoder(STACK)), tokenizer())
     said: list[str] = []
@@ -149,7 +149,7 @@ def test_what_ctranslate2_cannot_do_is_measured_by_torch_and_said(tmp_path: Path
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_interrupted_goes_on_where_it_was(
+def test_interrupted_ablation_resumes(
     translator: Translator, model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = list_parts(model, "heads")[:4]
@@ -178,7 +178,7 @@ def test_what_was_interrupted_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("change", ["weights", "pairs", "search", "score"])
-def test_what_was_measured_otherwise_is_not_taken_over(translator: Translator, model: Seq2Seq, change: str) -> None:
+def test_results_under_other_conditions_are_not_reused(translator: Translator, model: Seq2Seq, change: str) -> None:
     done = measured(translator, [HEAD])
     wrong = replace(done, effects=(replace(done.effects[0], bleu=-1.0),))
     sample, search, score = SAMPLE, SEARCH, SCORE
@@ -197,14 +197,14 @@ def test_what_was_measured_otherwise_is_not_taken_over(translator: Translator, m
     assert measured(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
 
 
-def test_it_stops_when_it_is_told_to(translator: Translator, model: Seq2Seq) -> None:
+def test_ablation_stops_when_cancelled(translator: Translator, model: Seq2Seq) -> None:
     kept: list[Ablation] = []
     with pytest.raises(SearchCancelled):
         measured(translator, list_parts(model, "heads"), save=kept.append, should_stop=lambda: len(kept) == 2)
     assert len(kept[-1].effects) == 2
 
 
-def test_a_folder_remembers_it_for_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
+def test_folder_stores_ablation_of_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
     assert ablations.load_matching_ablation(tmp_path, model) is None
     ablation = measured(translator, [HEAD])
     ablations.save_ablation(tmp_path, ablation)
@@ -218,7 +218,7 @@ def test_a_folder_remembers_it_for_these_weights(translator: Translator, model: 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is_translated(
+def test_invalid_parts_and_data_are_rejected_before_translating(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Translator, "translate", None)
@@ -232,7 +232,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_translated(
         AblationData(name="toy", sources=("a", "b"), references=("c",))
 
 
-def test_an_ensemble_is_refused(model: Seq2Seq) -> None:
+def test_ensembles_are_rejected(model: Seq2Seq) -> None:
     with pytest.raises(AblationError, match="ensemble"):
         measured(Translator(Ensemble([model, model]), tokenizer()), [HEAD])
 
@@ -268,7 +268,7 @@ MIXED = ablation_of(
 )
 
 
-def test_grids_have_layers_down_and_heads_across() -> None:
+def test_grids_have_layers_as_rows_and_heads_as_columns() -> None:
     found = {grid.title: grid for grid in build_grids(MIXED)}
     assert list(found) == ["encoder self-attention", "decoder cross-attention", "encoder sub-layers", "layers"]
     cross = found["decoder cross-attention"]
@@ -278,7 +278,7 @@ def test_grids_have_layers_down_and_heads_across() -> None:
     assert [grid.title for grid in build_grids(MIXED, ["layer"])] == ["layers"]
 
 
-def test_the_document_has_what_the_page_reads() -> None:
+def test_document_section() -> None:
     document = MIXED.to_document()
     assert {key: document[key] for key in ("sentences", "bleu", "loss")} == {"sentences": 50, "bleu": 30.0, "loss": 1.0}
     assert document["parts"][0] == {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 10.0, "loss": 1.0}
@@ -291,7 +291,7 @@ def test_the_document_has_what_the_page_reads() -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_the_page_has_every_part_the_worst_first_and_a_heat_map() -> None:
+def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
     page = "\n".join(line.plain for line in ablation_report.render_ablation(MIXED, ["head"], None, Path("m")))
     names = re.findall(r"^(\S+:\d) ", page, re.MULTILINE)
     assert names == [
@@ -308,14 +308,14 @@ def test_the_page_has_every_part_the_worst_first_and_a_heat_map() -> None:
     assert "Of 4 heads, 1 cost at most 0.2 BLEU when masked alone; for 1 the difference is not significant" in page
 
 
-def test_heat_is_the_redder_the_more_is_lost() -> None:
+def test_heat_map_is_redder_for_larger_losses() -> None:
     shades = [ablation_report.get_cell_style(value, 20.0) for value in (None, -1.0, 0.0, 0.1, 5.0, 20.0)]
     assert shades[:3] == ["", "", ""]
     greens = [int(re.findall(r"\d+", shade)[1]) for shade in shades[3:]]
     assert greens == sorted(greens, reverse=True)
 
 
-def test_progress_tells_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
     now = [0.0]
@@ -335,7 +335,7 @@ def test_progress_tells_the_time_that_is_left(capsys: pytest.CaptureFixture[str]
 # --- the card --------------------------------------------------------------------------------------------------------
 
 
-def test_the_section_has_the_ten_most_and_least_important_and_how_it_was_measured() -> None:
+def test_card_section_lists_most_and_least_important_parts() -> None:
     many = ablation_of(*(effect(f"encoder.blocks.{i // 5}.self_attn:{i % 5}", 30 - i / 10) for i in range(30)))
     section = "\n\n".join(ablation_report.build_card_section(many))
     assert section.count("| `encoder.blocks.") == 20
@@ -382,7 +382,7 @@ def run(
     return result
 
 
-def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_saves_and_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(folder, selection="layers")
     shown = capsys.readouterr()
     assert "Without each layer" in shown.out
@@ -410,7 +410,7 @@ def test_the_command_measures_keeps_and_shows(folder: Path, capsys: pytest.Captu
     assert before == ((folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text())
 
 
-def test_what_was_interrupted_is_kept_and_a_person_is_told(
+def test_interrupted_run_is_saved(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, asked = AblationMeter.measure_effect, []
@@ -431,14 +431,14 @@ def test_what_was_interrupted_is_kept_and_a_person_is_told(
     assert "## Ablation" not in (folder / "card.md").read_text()
 
 
-def test_a_damaged_file_of_before_is_said_and_measured_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_ablation_file_is_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "ablation.json").write_text('{"format": "attent-abl')
     run(folder, selection="layers")
     assert "ablation.json: is not valid JSON" in capsys.readouterr().err
     assert load_ablation(folder) is not None
 
 
-def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "pruned"
     run(folder, prune_to=out, max_bleu_drop=100.0)
     shown = capsys.readouterr()
@@ -459,7 +459,7 @@ def test_the_pruned_model_is_a_folder_like_any_other(folder: Path, capsys: pytes
     assert again.index("## Ablation\n") < again.index("## Original model card")
 
 
-def test_the_bound_is_kept_by_the_pruned_model_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only by the silenced one, from which int8 may differ in rounding."""
     monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
     result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)
@@ -482,7 +482,7 @@ def limited(
     return checked
 
 
-def test_where_no_head_can_go_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_if_no_head_can_be_pruned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ablation_run, "select_heads", lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, trials=())
     )
@@ -491,7 +491,7 @@ def test_where_no_head_can_go_nothing_is_written(folder: Path, monkeypatch: pyte
     assert not (folder.parent / "pruned").exists()
 
 
-def test_mistakes_are_told_before_anything_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_is_rejected_before_measuring(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Translator, "translate", None)
     with pytest.raises(PruneError, match="must be a new or an empty folder"):
         run(folder, prune_to=folder)

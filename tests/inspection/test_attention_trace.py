@@ -44,7 +44,7 @@ def sides(source: int, target: int) -> dict[str, TraceSide]:
     }
 
 
-def test_there_and_back(of: Seq2Seq) -> None:
+def test_json_round_trip(of: Seq2Seq) -> None:
     with attent.record(of, qkv=True) as trace:
         of(SOURCE, TARGET, *LENGTHS)
     for row, (source, target) in enumerate([(5, 4), (3, 2)]):
@@ -61,7 +61,7 @@ def test_there_and_back(of: Seq2Seq) -> None:
         assert Trace.from_json(back.to_json()).to_json() == back.to_json()
 
 
-def test_it_is_compact(of: Seq2Seq) -> None:
+def test_json_is_compact(of: Seq2Seq) -> None:
     with attent.record(of) as trace:
         of(SOURCE, TARGET, *LENGTHS)
     layers = json.loads(trace.to_json(sides(5, 4)))["layers"]
@@ -69,7 +69,7 @@ def test_it_is_compact(of: Seq2Seq) -> None:
     assert numbers < 4 * sum(3 * calls[0][0].numel() * 4 for calls in trace.values())
 
 
-def test_only_what_is_asked_for_is_recorded(of: Seq2Seq) -> None:
+def test_selected_layers_and_heads_are_recorded(of: Seq2Seq) -> None:
     with attent.record(of, kind="cross", layers=[1], heads=[2, 0]) as some, attent.record(of) as every:
         of(SOURCE, TARGET, *LENGTHS)
     assert list(some) == ["decoder.blocks.1.cross_attn"]
@@ -82,7 +82,7 @@ def test_only_what_is_asked_for_is_recorded(of: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_heads_that_share_keys_are_recorded_each(kv_heads: int) -> None:
+def test_grouped_query_heads_are_recorded(kv_heads: int) -> None:
     stack = Stack(StackConfig(layers=1, width=16, heads=4, kv_heads=kv_heads, ffn_width=8, dropout=0.0)).eval()
     x = torch.randn(2, 5, 16)
     with attent.record(stack) as every, attent.record(stack, heads=[3, 1], qkv=True) as some:
@@ -93,7 +93,7 @@ def test_heads_that_share_keys_are_recorded_each(kv_heads: int) -> None:
     torch.testing.assert_close(scores.softmax(-1), some["blocks.0.self_attn"][0])
 
 
-def test_the_residual_stream_is_recorded(of: Seq2Seq) -> None:
+def test_hidden_states_are_recorded(of: Seq2Seq) -> None:
     with attent.record(of, hidden_states=True) as trace, torch.no_grad():
         memory = of.encode(SOURCE, LENGTHS[0])
     assert list(trace.hidden_states) == ["encoder", "encoder.blocks.0", "encoder.blocks.1"]
@@ -113,12 +113,12 @@ def test_the_residual_stream_is_recorded(of: Seq2Seq) -> None:
         ({"heads": [3]}, r"`heads` must be from 0 to 2 at encoder\.blocks\.0\.self_attn, but one is 3"),
     ],
 )
-def test_a_filter_that_leaves_nothing_is_told(of: Seq2Seq, asked: dict[str, Any], words: str) -> None:
+def test_filters_that_match_nothing_are_rejected(of: Seq2Seq, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words), attent.record(of, **asked):
         pass
 
 
-def test_one_side_is_enough_for_a_model_that_reads_one_text() -> None:
+def test_one_side_suffices_for_models_of_one_text() -> None:
     stack = Stack(StackConfig(layers=1, width=16, heads=2, ffn_width=8, causal=True, dropout=0.0)).eval()
     with attent.record(stack) as trace:
         stack(torch.randn(1, 4, 16))
@@ -133,7 +133,7 @@ def test_one_side_is_enough_for_a_model_that_reads_one_text() -> None:
     assert Trace.from_document(found).sides["image"].image == patches.image
 
 
-def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
+def test_largest_weights_of_long_texts_are_kept() -> None:
     weights = torch.rand(2, 7, 30).softmax(-1)
     layer = build_layer("blocks.0.self_attn", ("text", "text"), weights, causal=False, scale=1.0, top_k=4)
     back = unpack_weights(layer, 30)
@@ -143,7 +143,7 @@ def test_the_greatest_of_a_row_are_kept_of_a_long_text() -> None:
     torch.testing.assert_close(back.gather(-1, kept.indices), kept.values, atol=0.8e-5, rtol=0)
 
 
-def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> None:
+def test_mismatched_tokens_are_rejected(of: Seq2Seq) -> None:
     with attent.record(of) as trace:
         of(SOURCE, TARGET, *LENGTHS)
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_tokens_that_are_not_those_of_the_recording_are_told(of: Seq2Seq) -> Non
         ('{"format": "attent-trace", "version": 1, "layers": [{}], "sides": {}}', "a layer of the trace has no 'path'"),
     ],
 )
-def test_what_is_no_trace_is_told(text: str, words: str) -> None:
+def test_invalid_documents_are_rejected(text: str, words: str) -> None:
     with pytest.raises(TraceError, match=words):
         Trace.from_json(text)
 
@@ -171,7 +171,7 @@ def test_what_is_no_trace_is_told(text: str, words: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sampled_from(["unit16", "uint16", "float16", "float32"]))
-def test_arrays_come_back(shape: list[int], kind: Any) -> None:
+def test_arrays_round_trip(shape: list[int], kind: Any) -> None:
     numbers = torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
     numbers = (numbers * 60_000).floor() if kind == "uint16" else numbers
     back = unpack_array(json.loads(json.dumps(pack_array(numbers, kind))))
@@ -180,13 +180,13 @@ def test_arrays_come_back(shape: list[int], kind: Any) -> None:
     torch.testing.assert_close(back.float(), numbers, atol=within, rtol=0)
 
 
-def test_three_digits_are_kept_of_numbers_to_look_at() -> None:
+def test_float16_keeps_three_digits() -> None:
     numbers = torch.tensor([1.0, -0.33333, 1234.5, 1e-3, -7.77e4, 65504.0])
     back = unpack_array(pack_array(numbers, "float16", drop_low_bit=True))
     torch.testing.assert_close(back, numbers.clamp(-65280, 65280), atol=0, rtol=1.5e-3)
 
 
-def test_the_format_is_the_one_that_is_told() -> None:
+def test_array_format_is_as_documented() -> None:
     """Read by hand: base64, zlib, planes of bytes."""
     import base64
     import zlib
@@ -209,6 +209,6 @@ def test_the_format_is_the_one_that_is_told() -> None:
         {"data": "AAAA"},
     ],
 )
-def test_damaged_arrays_are_told(change: dict[str, Any]) -> None:
+def test_damaged_arrays_are_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(ArrayError, match="create the file again"):
         unpack_array(pack_array(torch.rand(2), "unit16") | change)

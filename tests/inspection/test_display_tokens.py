@@ -14,7 +14,7 @@ from tests.inspection.models import tokenizer as with_mask
 pytest.importorskip("tokenizers")
 
 
-def test_wordpiece_marks_what_goes_on_with_a_word() -> None:
+def test_wordpiece_continuations() -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "man", ".", "#"]
     of = Tokenizer.from_files({"vocab.txt": "\n".join(pieces).encode()}).source
     seen = build_display_tokens(of, [2, 7, 5, 6, 4, 8, 1, 3])
@@ -30,7 +30,7 @@ def test_wordpiece_marks_what_goes_on_with_a_word() -> None:
     ]
 
 
-def test_bytes_that_are_half_a_character_and_lines_are_told() -> None:
+def test_partial_characters_and_newlines() -> None:
     pieces = ["<|endoftext|>", "a", "Ġa", "Ċ", "Ã", "¤", "ĊĊ", "Ġ"]
     files = {
         "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}).encode(),
@@ -48,7 +48,7 @@ def test_bytes_that_are_half_a_character_and_lines_are_told() -> None:
     )
 
 
-def test_a_mask_of_our_own_is_one() -> None:
+def test_added_mask_token() -> None:
     of = with_mask().source
     assert of.mask is not None
     assert build_display_tokens(of, [of.mask]) == (DisplayToken("<mask>", "mask", special="mask"),)

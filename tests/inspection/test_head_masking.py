@@ -25,7 +25,7 @@ def run(of: Seq2Seq) -> Tensor:
         return of(SOURCE, TARGET)
 
 
-def test_every_part_is_named(of: Seq2Seq) -> None:
+def test_list_parts_names_every_part(of: Seq2Seq) -> None:
     heads, sublayers, layers = (list_parts(of, grain) for grain in ("heads", "sublayers", "layers"))
     assert [len(parts) for parts in (heads, sublayers, layers)] == [3 * (2 + 4), 2 * 2 + 2 * 3, 4]
     assert str(heads[0]) == "encoder.blocks.0.self_attn:0"
@@ -40,7 +40,7 @@ def test_every_part_is_named(of: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize("grain", ["heads", "sublayers", "layers"])
-def test_every_part_is_heard_and_comes_back(of: Seq2Seq, grain: str) -> None:
+def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, grain: str) -> None:
     expected = run(of)
     weights = {name: value.clone() for name, value in of.state_dict().items()}
     for part in list_parts(of, grain):
@@ -49,7 +49,7 @@ def test_every_part_is_heard_and_comes_back(of: Seq2Seq, grain: str) -> None:
         assert all(torch.equal(value, weights[name]) for name, value in of.state_dict().items())
 
 
-def test_a_silent_head_adds_nothing(of: Seq2Seq) -> None:
+def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
     """Its weights times its values, through its columns of W^O, taken from the layer's output by hand."""
     layer = attention_layers(of)["decoder.blocks.0.cross_attn"]
     outputs: list[Tensor] = []
@@ -66,7 +66,7 @@ def test_a_silent_head_adds_nothing(of: Seq2Seq) -> None:
     torch.testing.assert_close(outputs[1], outputs[0] - mine)
 
 
-def test_a_silent_layer_is_a_layer_left_out(of: Seq2Seq) -> None:
+def test_masked_layer_equals_a_removed_layer(of: Seq2Seq) -> None:
     """In a model whose norms come first it is the identity."""
     from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_a_silent_layer_is_a_layer_left_out(of: Seq2Seq) -> None:
     assert torch.equal(*states[0])
 
 
-def test_parts_may_overlap_and_errors_give_everything_back(of: Seq2Seq) -> None:
+def test_parts_may_overlap_and_errors_restore_weights(of: Seq2Seq) -> None:
     expected = run(of)
     parts = [
         ModelPart("decoder.blocks.0.cross_attn", 1),
@@ -114,6 +114,6 @@ def test_parts_may_overlap_and_errors_give_everything_back(of: Seq2Seq) -> None:
         ("decoder.blocks.0:0", "only attention layers have heads"),
     ],
 )
-def test_what_is_no_part_is_told(of: Seq2Seq, text: str, words: str) -> None:
+def test_unknown_parts_are_rejected(of: Seq2Seq, text: str, words: str) -> None:
     with pytest.raises(ModelPartError, match=words), mask_parts(of, [ModelPart.parse(text)]):
         pass

@@ -80,7 +80,7 @@ def looking_at(places: list[int], keys: int) -> Tensor:
 # ---- weights whose habits are known ----------------------------------------------------------------------------------
 
 
-def test_a_head_that_looks_back_is_found_out() -> None:
+def test_previous_token_head() -> None:
     head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))
     assert head.values.previous == 1
     assert (head.values.next, head.values.end, head.values.first) == (0, 0, 0)
@@ -92,7 +92,7 @@ def test_a_head_that_looks_back_is_found_out() -> None:
     assert head.description == "attends to the previous token (100%)"
 
 
-def test_a_head_that_looks_ahead_is_found_out() -> None:
+def test_next_token_head() -> None:
     head = own(looking_at([1, 2, 3, 4, 5, 6, 7, 7], 8))
     assert head.values.next == 1
     assert head.values.previous == 0
@@ -100,7 +100,7 @@ def test_a_head_that_looks_ahead_is_found_out() -> None:
     assert head.description == "attends to the next token (100%)"
 
 
-def test_a_head_that_rests_on_the_end_is_found_out() -> None:
+def test_end_token_head() -> None:
     head = own(looking_at([7] * 8, 8))
     assert head.values.end == 1
     assert head.values.top_key == 1
@@ -108,7 +108,7 @@ def test_a_head_that_rests_on_the_end_is_found_out() -> None:
     assert head.description == "attends to the end token (100%)"
 
 
-def test_a_head_that_looks_at_everything_alike_spreads() -> None:
+def test_uniform_head() -> None:
     head = own(torch.full((8, 8), 1 / 8))
     assert head.values.entropy == pytest.approx(3)
     assert head.values.normalized_entropy == pytest.approx(1)
@@ -118,7 +118,7 @@ def test_a_head_that_looks_at_everything_alike_spreads() -> None:
     assert head.description == "uniform attention (3.0 bits of 3.0)"
 
 
-def test_the_same_token_elsewhere_counts_where_there_is_one() -> None:
+def test_same_token_head() -> None:
     weights = torch.full((8, 8), 1 / 8)
     weights[1], weights[5] = looking_at([5], 8)[0], looking_at([1], 8)[0]
     head = own(weights)
@@ -126,7 +126,7 @@ def test_the_same_token_elsewhere_counts_where_there_is_one() -> None:
     assert head.description == "attends to other occurrences of the token (100% if there are any)"
 
 
-def test_the_end_and_the_full_stop_are_one_habit() -> None:
+def test_end_and_punctuation_head() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 6], weights[:, 7] = 0.45, 0.45
     weights[:, 0] += 0.1
@@ -135,18 +135,18 @@ def test_the_end_and_the_full_stop_are_one_habit() -> None:
     )  # the full stop itself sees a comma
 
 
-def test_a_token_and_its_neighbours_are_one_habit() -> None:
+def test_local_head() -> None:
     weights = torch.eye(8) * 0.3 + torch.eye(8).roll(1, 1) * 0.3 + torch.eye(8).roll(-1, 1) * 0.3 + 0.1 / 8
     assert own(weights).description.startswith("local: the previous token 31%, itself 31%, the next token 31%")
 
 
-def test_one_token_for_the_whole_sentence_is_told_apart_from_one_for_each() -> None:
+def test_one_key_for_all_queries_differs_from_one_key_per_query() -> None:
     assert own(looking_at([4] * 8, 8)).description == "attends to one token of the sentence from every position (100%)"
     scattered = own(looking_at([4, 3, 0, 1, 2, 0, 3, 2], 8))
     assert scattered.description == "attends to one token by content, not position (0.0 bits)"
 
 
-def test_a_leaning_is_less_than_a_habit() -> None:
+def test_preference_is_weaker_than_dominance() -> None:
     weights = 0.4 * looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8) + 0.4 * looking_at([4, 5, 6, 0, 1, 2, 3, 1], 8)
     weights[:, 4] += 0.2
     assert own(weights).description.startswith("prefers the previous token (43%), 1.")
@@ -154,7 +154,7 @@ def test_a_leaning_is_less_than_a_habit() -> None:
     assert own(even).description == "diffuse attention (2.6 bits of 3.0)"
 
 
-def test_a_head_without_a_habit_says_so() -> None:
+def test_mixed_head() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 0], weights[:, 3], weights[:, 7] = 0.3, 0.4, 0.3
     says = own(weights).description
@@ -162,7 +162,7 @@ def test_a_head_without_a_habit_says_so() -> None:
     assert says.endswith("1.6 bits of 3.0")
 
 
-def test_the_first_step_of_a_decoder_counts_nowhere() -> None:
+def test_first_decoder_step_is_ignored() -> None:
     pieces = ["<s>", "▁a", "▁b", "▁c"]
     weights = looking_at([0, 0, 1, 2], 4)
     head = own(weights, pieces, causal=True)
@@ -180,7 +180,7 @@ def test_the_first_step_of_a_decoder_counts_nowhere() -> None:
     assert own(looking_at([0] * 4, 4), pieces, causal=True).description == "attends to the first token (100%)"
 
 
-def test_what_can_be_seen_decides_how_much_there_could_be() -> None:
+def test_maximum_entropy_depends_on_visible_keys() -> None:
     even = torch.ones(4, 4).tril()
     head = own(even / even.sum(-1, keepdim=True), ["<s>", "▁a", "▁b", "▁c"], causal=True)
     assert head.values.entropy == pytest.approx((1 + math.log2(3) + 2) / 3)
@@ -199,7 +199,7 @@ def cross(weights: Tensor, target: list[str], source: list[str]) -> HeadStats:
 SOURCE, TARGET = ["▁a", "▁man", "▁walk", "s", "</s>"], ["▁ein", "▁Mann", "▁geht", "</s>"]
 
 
-def test_a_head_that_aligns_when_a_word_is_written() -> None:
+def test_alignment_on_output() -> None:
     head = cross(looking_at([0, 1, 3, 4], 5), TARGET, SOURCE)
     assert head.values.aligned_on_output == 1
     assert head.values.aligned_on_input == 1  # what looks at the end makes no link
@@ -209,33 +209,33 @@ def test_a_head_that_aligns_when_a_word_is_written() -> None:
     assert head.description == "aligns when the word is the output (100% mutual links)"
 
 
-def test_a_head_that_aligns_when_a_word_is_read() -> None:
+def test_alignment_on_input() -> None:
     head = cross(looking_at([1, 0, 1, 2], 5), TARGET, SOURCE)
     assert head.values.aligned_on_output == pytest.approx(2 / 3)
     assert head.values.aligned_on_input == 1
     assert head.description == "aligns when the word is the input (100% mutual links)"
 
 
-def test_faint_links_align_loosely_however_many_are_mutual() -> None:
+def test_diffuse_links_align_loosely() -> None:
     faint = 0.46 * looking_at([0, 1, 3, 1], 5) + 0.44 * looking_at([4] * 4, 5) + 0.1 / 5
     head = cross(faint, TARGET, SOURCE)
     assert head.values.alignment == 1
     assert head.description == "aligns loosely (100% mutual links)"
 
 
-def test_a_head_that_rests_on_the_end_says_what_the_rest_does() -> None:
+def test_end_token_head_that_aligns_otherwise() -> None:
     weights = 0.45 * looking_at([0, 1, 3, 1], 5) + 0.55 * looking_at([4] * 4, 5)
     says = cross(weights, TARGET, SOURCE).description
     assert says.startswith("attends to the end token (")
     assert says.endswith("; otherwise aligns loosely (100% mutual links)")
 
 
-def test_a_head_that_always_looks_at_one_place_has_no_order() -> None:
+def test_constant_attention_has_no_diagonal() -> None:
     assert cross(looking_at([1] * 4, 5), TARGET, SOURCE).values.diagonal == 0
     assert cross(looking_at([4, 3, 1, 0], 5), TARGET, SOURCE).values.diagonal < -0.95
 
 
-def test_a_translation_that_was_cut_off_has_no_end_to_read_its_last_word_at() -> None:
+def test_truncated_translation_has_no_last_input() -> None:
     head = cross(looking_at([0, 1, 3], 5), TARGET[:-1], SOURCE)
     assert head.values.aligned_on_output == 1
     assert head.values.aligned_on_input == 1
@@ -243,7 +243,7 @@ def test_a_translation_that_was_cut_off_has_no_end_to_read_its_last_word_at() ->
     assert (head.values.aligned_on_output, head.values.aligned_on_input) == (1, 1)
 
 
-def test_what_is_copied_is_the_same_token() -> None:
+def test_copied_tokens_are_the_same_token() -> None:
     head = cross(looking_at([1, 0, 2], 3), ["▁Anna", "▁7", "</s>"], ["▁7", "▁Anna", "</s>"])
     assert head.values.same_token == 1
 
@@ -322,7 +322,7 @@ def averaged(values: dict[str, list[float]]) -> dict[str, float]:
     return means | {"normalized_entropy": means["entropy"] / possible}
 
 
-def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
+def test_measured_values_equal_a_plain_python_loop() -> None:
     toy, of = model(), tokenizer()
     wanted = plainly(of, toy, SOURCES, TARGETS)
     found = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=100)
@@ -338,7 +338,7 @@ def test_a_model_is_measured_as_plain_python_would_do_it() -> None:
         assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
 
 
-def test_neither_batches_nor_padding_change_anything() -> None:
+def test_batching_and_padding_change_nothing() -> None:
     toy, of = model(), tokenizer()
     together = measure_heads(toy, of, SOURCES, TARGETS)
     longest = max(len(ids) for row in encode_pairs(toy, of, SOURCES, TARGETS) for ids in (row.source, row.target))
@@ -352,7 +352,7 @@ def test_neither_batches_nor_padding_change_anything() -> None:
             assert value == pytest.approx(getattr(third.values, column.key), abs=close)
 
 
-def test_one_pair_is_measured_as_its_document_is() -> None:
+def test_one_pair_equals_its_document() -> None:
     toy, of = model(), tokenizer()
     (row,) = encode_pairs(toy, of, SOURCES[:1], TARGETS[:1])
     read = shift_right(torch.tensor([row.target]), toy.config.start_id)
@@ -375,7 +375,7 @@ def test_one_pair_is_measured_as_its_document_is() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_nothing_is_left_behind_and_progress_is_told() -> None:
+def test_taps_are_removed_and_progress_is_reported() -> None:
     toy, told = model().train(), []
     measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60, progress=lambda *done: told.append(done))
     assert toy.training
@@ -385,7 +385,7 @@ def test_nothing_is_left_behind_and_progress_is_told() -> None:
     assert told == sorted(told)
 
 
-def test_of_many_pairs_some_are_taken_at_even_distances() -> None:
+def test_pairs_are_sampled_evenly() -> None:
     assert sample_evenly(1000, 4) == [0, 250, 500, 750]
     assert sample_evenly(3, 500) == [0, 1, 2]
     toy, of = model(), tokenizer()
@@ -394,14 +394,14 @@ def test_of_many_pairs_some_are_taken_at_even_distances() -> None:
     assert some == measure_heads(toy, of, SOURCES[::2], TARGETS[::2])
 
 
-def test_a_tag_is_no_word() -> None:
+def test_language_tag_is_not_a_word() -> None:
     toy, of = model(), tokenizer()
     plain, tagged = (measure_heads(toy, of, SOURCES, TARGETS, to=to) for to in (None, "de"))
     assert plain.heads[0].values.first != tagged.heads[0].values.first
     assert tagged.heads[0].values.same_token is not None
 
 
-def test_bad_calls_are_told_in_words() -> None:
+def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
     with pytest.raises(HeadStatsError, match="there must be at least one pair"):
         measure_heads(toy, of, [], [])
@@ -414,7 +414,7 @@ def test_bad_calls_are_told_in_words() -> None:
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_long_text_the_greatest_weights_are_enough() -> None:
+def test_sparse_weights_suffice_for_long_texts() -> None:
     weights = torch.rand(2, 8, 8).pow(9)
     weights /= weights.sum(-1, keepdim=True)
     sides = {"a": side(SENTENCE)}
@@ -428,7 +428,7 @@ def test_of_a_long_text_the_greatest_weights_are_enough() -> None:
         assert one.values.entropy == pytest.approx(other.values.entropy, abs=0.05)
 
 
-def test_a_very_long_text_is_asked_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_of_very_long_texts_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOKENS", 6)
     monkeypatch.setattr(module, "MAX_QUERY_ROWS", 4)
     head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))  # 0, 2, 4 and 6 are asked
@@ -437,12 +437,12 @@ def test_a_very_long_text_is_asked_at_even_distances(monkeypatch: pytest.MonkeyP
     assert cross(looking_at([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
 
 
-def test_heads_have_the_numbers_that_were_recorded() -> None:
+def test_head_indices_are_kept() -> None:
     one = layer(torch.full((2, 8, 8), 1 / 8)) | {"head_indices": [1, 3]}
     assert [head.head for head in measure_trace_heads([one], {"a": side(SENTENCE)}).heads] == [1, 3]
 
 
-def test_layers_without_heads_and_texts_without_words_have_nothing_to_tell() -> None:
+def test_layers_without_heads_and_empty_texts() -> None:
     assert measure_trace_heads([layer(torch.zeros(0, 8, 8))], {"a": side(SENTENCE)}).heads == ()
     assert measure_trace_heads([], {}).to_document() == {
         "sentences": 1,
@@ -457,12 +457,12 @@ def test_layers_without_heads_and_texts_without_words_have_nothing_to_tell() -> 
     assert head.values == HeadValues()
 
 
-def test_patches_of_an_image_are_not_spelled_alike() -> None:
+def test_patches_are_not_equal_tokens() -> None:
     pieces = ["", "", "", ""]
     assert own(torch.full((4, 4), 1 / 4), pieces).values.same_token is None
 
 
-def test_the_document_has_the_columns_that_some_head_has() -> None:
+def test_document_has_the_columns_with_values() -> None:
     packed = layer(torch.full((1, 8, 8), 1 / 8))
     found = measure_document_heads({"layers": [packed], "sides": {"a": side(SENTENCE)}})
     keys = [column["key"] for column in found["columns"]]
@@ -474,19 +474,19 @@ def test_the_document_has_the_columns_that_some_head_has() -> None:
 
 
 @pytest.mark.parametrize("piece", [".", "▁,", "▁(", "--", "。", "«", "▁$", "Ġ!"])
-def test_signs_are_punctuation(piece: str) -> None:
+def test_is_punctuation(piece: str) -> None:
     assert is_punctuation(piece)
 
 
 @pytest.mark.parametrize("piece", ["", "▁", "▁a", "a.", "7", "<0xE2>", "日", "'s", "</s>"])
-def test_words_are_not(piece: str) -> None:
+def test_is_not_punctuation(piece: str) -> None:
     assert not is_punctuation(piece)
 
 
 # ---- what a folder remembers -----------------------------------------------------------------------------------------
 
 
-def test_a_folder_remembers_what_was_measured_of_these_weights(tmp_path: Path) -> None:
+def test_folder_stores_statistics_of_these_weights(tmp_path: Path) -> None:
     toy = model()
     found = measure_heads(toy, tokenizer(), SOURCES, TARGETS, dataset="a few pairs")
     assert load_head_stats(tmp_path, toy) is None
@@ -497,13 +497,13 @@ def test_a_folder_remembers_what_was_measured_of_these_weights(tmp_path: Path) -
     assert load_head_stats(tmp_path, toy) is None
 
 
-def test_a_damaged_memory_is_told(tmp_path: Path) -> None:
+def test_damaged_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / HEAD_STATS_FILE).write_text('{"sentences": "many"}')
     with pytest.raises(SettingsError, match=r"heads\.json: `sentences` must be an integer"):
         load_head_stats(tmp_path, model())
 
 
-def test_the_document_is_rounded_and_plain() -> None:
+def test_document_is_rounded() -> None:
     values = HeadValues(previous=1 / 3)
     found = HeadStatsReport(
         sentences=2, dataset="them", heads=(HeadStats(path="a.own", head=0, description="", values=values),)
@@ -511,7 +511,7 @@ def test_the_document_is_rounded_and_plain() -> None:
     assert found["heads"] == [{"path": "a.own", "head": 0, "description": "", "values": {"previous": 0.3333}}]
 
 
-def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None:
+def test_copying_head_without_alignable_words() -> None:
     values = module.HeadValues(same_token=0.8, entropy=0.3, normalized_entropy=0.1, confidence=0.9)
     assert (
         module.describe_cross_attention(values)
@@ -521,12 +521,12 @@ def test_a_head_that_copies_is_called_so_where_words_cannot_be_aligned() -> None
     assert "copies" not in module.describe_cross_attention(replace(values, same_token=0.4))
 
 
-def test_one_token_for_a_whole_sentence_is_a_habit_however_sharp() -> None:
+def test_one_key_for_a_sentence_is_described_however_sharp() -> None:
     values = module.HeadValues(current=0.08, next=0.08, top_key=0.71, entropy=0.6, normalized_entropy=0.16)
     assert module.describe_self_attention(values) == "attends to one token of the sentence from every position (71%)"
 
 
-def test_one_word_alone_is_aligned_with_nothing() -> None:
+def test_single_words_are_not_aligned() -> None:
     words = module.TokenWordMap(
         source_word_ids=[0, 1, None], target_word_ids=[0, 0], source_word_count=2, target_word_count=1
     )

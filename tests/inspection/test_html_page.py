@@ -64,7 +64,7 @@ class Reader(HTMLParser):
         self.tags.append((f"/{tag}", {}))
 
 
-def test_the_document_comes_through_whatever_is_in_it() -> None:
+def test_embedded_document_round_trips() -> None:
     blocks = Reader(render_page(hostile())).blocks
     (data,) = [text for tag, attrs, text in blocks if attrs.get("id") == "document"]
     assert json.loads(data) == hostile()
@@ -72,7 +72,7 @@ def test_the_document_comes_through_whatever_is_in_it() -> None:
     assert not re.search("[<>&]", data)
 
 
-def test_the_policy_allows_this_program_and_style_and_nothing_else() -> None:
+def test_policy_allows_only_this_script_and_style() -> None:
     reader = Reader(render_page(hostile()))
     (policy,) = [attrs["content"] or "" for tag, attrs in reader.tags if attrs.get("http-equiv")]
     assert policy.startswith("default-src 'none'")
@@ -85,7 +85,7 @@ def test_the_policy_allows_this_program_and_style_and_nothing_else() -> None:
             assert f"'sha256-{digest}'" in policy
 
 
-def test_nothing_is_fetched() -> None:
+def test_page_loads_nothing() -> None:
     text = render_page(hostile())
     reader = Reader(text)
     links = [attrs for _, attrs in reader.tags if {"src", "href"} & attrs.keys()]
@@ -95,13 +95,13 @@ def test_nothing_is_fetched() -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/)", script), "names of SVG are no addresses to fetch"
 
 
-def test_it_never_writes_markup() -> None:
+def test_scripts_never_write_markup() -> None:
     """Texts become nodes: nothing in the program turns a string into HTML or code."""
     _, script = load_assets()
     assert not re.search(r"\.(innerHTML|outerHTML|insertAdjacentHTML)\b|document\.write|\beval\(|new Function", script)
 
 
-def test_modules_are_joined_in_the_order_of_their_imports() -> None:
+def test_modules_are_bundled_in_import_order() -> None:
     modules: dict[str, str] = {}
     collect_modules("main.js", modules, ())
     assert list(modules)[-1] == "main.js"
@@ -125,7 +125,7 @@ def test_modules_are_joined_in_the_order_of_their_imports() -> None:
         ({"main.js": 'const a = "</script>";\n'}, "must not contain `</script`"),
     ],
 )
-def test_modules_that_cannot_be_joined_are_told(
+def test_modules_that_cannot_be_bundled_are_rejected(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str
 ) -> None:
     monkeypatch.setattr(html_page, "read_page_file", files.__getitem__)
@@ -133,5 +133,5 @@ def test_modules_that_cannot_be_joined_are_told(
         bundle_modules("main.js")
 
 
-def test_json_in_a_page_has_no_sign_of_markup() -> None:
+def test_embedded_json_has_no_markup() -> None:
     assert encode_json_for_html({"a": "<>&\u2028\ud800é"}) == '{"a":"\\u003c\\u003e\\u0026\\u2028\\ud800é"}'

@@ -146,7 +146,7 @@ def darkness(page: Any, selector: str, across: float, down: float) -> int:
 # --- what is seen ---
 
 
-def test_the_page_opens_with_every_head_and_the_sentence_beside_its_translation(opened: Open) -> None:
+def test_page_shows_all_heads_and_texts(opened: Open) -> None:
     page = opened(translation())
     assert page.locator(".grid-cells button").count() == 2 * 3 * 3
     assert page.locator(".grid-group figcaption").all_inner_texts() == [
@@ -164,7 +164,7 @@ def test_the_page_opens_with_every_head_and_the_sentence_beside_its_translation(
     assert page.evaluate("performance.getEntriesByName('attent-ready').length") == 1
 
 
-def test_a_heat_map_has_its_queries_down_and_its_keys_across(opened: Open) -> None:
+def test_heat_map_has_queries_down_and_keys_across(opened: Open) -> None:
     weights = torch.full((1, 4, 4), 0.01)
     weights[0, 1, 3] = 0.97
     page = opened(alone(list("abcd"), weights))
@@ -177,7 +177,7 @@ def test_a_heat_map_has_its_queries_down_and_its_keys_across(opened: Open) -> No
     assert labels == (list("abcd"), list("abcd"))
 
 
-def test_a_click_in_the_grid_shows_that_head_and_shift_lays_another_over_it(opened: Open) -> None:
+def test_click_selects_a_head_and_shift_overlays(opened: Open) -> None:
     page = opened(translation())
     head(page, "encoder.blocks.1.self_attn", 2).click()
     eventually(page, "#saying", "Head 2 of layer 1, encoder self-attention.")
@@ -194,7 +194,7 @@ def test_a_click_in_the_grid_shows_that_head_and_shift_lays_another_over_it(open
     eventually(page, "#saying", "Head 0 of layer 1")
 
 
-def test_pointing_at_a_word_tells_what_it_looks_at_and_who_looks_at_it(opened: Open) -> None:
+def test_hover_describes_attention_in_both_directions(opened: Open) -> None:
     page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 1).hover()
     eventually(page, "#saying", "Output Mann (input Ein) attends to rides (83%)")
@@ -218,7 +218,7 @@ def test_pointing_at_a_word_tells_what_it_looks_at_and_who_looks_at_it(opened: O
     assert page.locator(".lines .other path").count() > 0
 
 
-def test_in_decoder_self_attention_a_word_is_read_one_step_after_it_is_written(opened: Open) -> None:
+def test_decoder_self_attention_shifts_output_and_input(opened: Open) -> None:
     page = opened(translation(), "#layer=decoder.blocks.0.self_attn&heads=0")
     assert page.locator(".words.keys .word").all_inner_texts() == ["start", *TARGET]
     word(page, "queries", 1).hover()
@@ -226,7 +226,7 @@ def test_in_decoder_self_attention_a_word_is_read_one_step_after_it_is_written(o
     eventually(page, "#saying", "Mann receives most attention when the output is fährt (87%)")
 
 
-def test_pointing_at_the_heat_map_gives_the_value_of_that_cell(opened: Open) -> None:
+def test_hover_on_the_heat_map_shows_the_weight(opened: Open) -> None:
     page = opened(translation(), "#layer=decoder.blocks.0.cross_attn&heads=2")
     box = page.locator(".map-field").bounding_box()
     cell = box["width"] / 7
@@ -236,7 +236,7 @@ def test_pointing_at_the_heat_map_gives_the_value_of_that_cell(opened: Open) -> 
     assert page.locator(".map-band:visible").count() == 2
 
 
-def test_sliders_and_arrow_keys_move_through_layers_and_heads(opened: Open) -> None:
+def test_sliders_and_arrow_keys_select_heads(opened: Open) -> None:
     page = opened(translation(), "#layer=encoder.blocks.0.self_attn&heads=0")
     page.locator(".layer-slider").fill("1")
     eventually(page, "#saying", "Head 0 of layer 1, encoder")
@@ -263,7 +263,7 @@ def test_sliders_and_arrow_keys_move_through_layers_and_heads(opened: Open) -> N
     assert page.evaluate("document.activeElement.id") == "tab-equation"
 
 
-def test_a_pinned_word_stays_is_in_the_address_and_lets_go_on_escape(opened: Open) -> None:
+def test_pinned_token_is_in_the_url_until_escape(opened: Open) -> None:
     page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 2).click()
     page.mouse.move(2, 2)
@@ -287,7 +287,7 @@ def test_a_pinned_word_stays_is_in_the_address_and_lets_go_on_escape(opened: Ope
     assert page.url.endswith("&key=1")
 
 
-def test_an_address_that_the_document_does_not_have_shows_what_there_is(opened: Open) -> None:
+def test_unknown_url_values_fall_back(opened: Open) -> None:
     page = opened(translation(), "#tab=masking&layer=nowhere.9&heads=77,x&query=99999")
     eventually(page, "#saying", "cross-attention")
     assert page.locator("#tab-heads").get_attribute("aria-selected") == "true"
@@ -298,7 +298,7 @@ def test_an_address_that_the_document_does_not_have_shows_what_there_is(opened: 
 # --- texts of all kinds ---
 
 
-def test_tokens_that_look_like_html_show_as_their_characters(opened: Open) -> None:
+def test_tokens_that_look_like_html_are_text(opened: Open) -> None:
     page = opened(translation(HOSTILE, [*HOSTILE, ""], title=HOSTILE[0], model={"name": HOSTILE[1]}))
     assert page.locator(".words.keys .word").all_inner_texts() == [*HOSTILE, "end"]
     assert page.locator(".words.queries .word").all_inner_texts() == [*HOSTILE, "␣", "end"]
@@ -310,7 +310,7 @@ def test_tokens_that_look_like_html_show_as_their_characters(opened: Open) -> No
     assert page.evaluate("[...document.scripts].length") == 2
 
 
-def test_words_run_in_their_own_direction(opened: Open) -> None:
+def test_tokens_have_their_own_direction(opened: Open) -> None:
     arabic, chinese = ["صعد", "الرجل", "ABC"], ["男人", "上", "了"]
     page = opened(translation(arabic, chinese))
     directions = page.locator(".words.keys bdi").evaluate_all("all => all.map(one => getComputedStyle(one).direction)")
@@ -320,7 +320,7 @@ def test_words_run_in_their_own_direction(opened: Open) -> None:
     eventually(page, "#saying", "男人")
 
 
-def test_parts_of_words_are_told_from_words(opened: Open) -> None:
+def test_continuation_tokens_are_marked(opened: Open) -> None:
     document = alone("erk lä re . 男人 die".split(), torch.eye(6)[None])
     for number in (1, 2, 3, 4):
         document["sides"]["text"]["tokens"][number]["space"] = False
@@ -330,7 +330,7 @@ def test_parts_of_words_are_told_from_words(opened: Open) -> None:
     assert [dot == '"·"' for dot in dots] == [False, True, True, False, False, False]
 
 
-def test_two_thousand_words_scroll_and_draw_only_what_is_in_sight(opened: Open) -> None:
+def test_long_texts_draw_only_the_visible_part(opened: Open) -> None:
     page = opened(long_text())
     assert page.locator(".words.queries .word").count() == 2000
     assert page.locator(".map-field canvas").evaluate("one => one.width * one.height") < 4_000_000
@@ -357,7 +357,7 @@ def test_two_thousand_words_scroll_and_draw_only_what_is_in_sight(opened: Open) 
 
 
 @pytest.mark.parametrize("words", [[], ["one"]], ids=["no word", "one word"])
-def test_next_to_nothing_can_be_looked_at(opened: Open, words: list[str]) -> None:
+def test_tiny_and_empty_documents(opened: Open, words: list[str]) -> None:
     n = len(words)
     page = opened(alone(words, torch.ones(1, n, n)))
     eventually(page, "#saying", "one attends to one (100%)" if words else "There are no tokens here.")
@@ -365,7 +365,7 @@ def test_next_to_nothing_can_be_looked_at(opened: Open, words: list[str]) -> Non
     eventually(page, "#panel-heads", "has no attention weights")
 
 
-def test_patches_of_a_picture_light_up_where_they_are_looked_at(opened: Open) -> None:
+def test_attended_patches_are_tinted(opened: Open) -> None:
     weights = torch.full((1, 13, 13), 0.001)
     weights[0, 0, 1 + 6] = weights[0, 5, 12] = 0.988  # the class token: row 1, column 2; patch 4: the last one
     document = alone(["class", *[""] * 12], weights, side={"image": picture(3, 4)})
@@ -381,7 +381,7 @@ def test_patches_of_a_picture_light_up_where_they_are_looked_at(opened: Open) ->
     assert page.locator(".picture-frame img").evaluate("one => one.naturalWidth") == 32
 
 
-def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(opened: Open) -> None:
+def test_phone_layout_does_not_scroll_sideways(opened: Open) -> None:
     page = opened(translation(["bicycle"] * 40, ["Donaudampfschifffahrtsgesellschaft"] * 40))
     page.set_viewport_size({"width": 360, "height": 740})
     for theme in ("light", "dark"):
@@ -391,7 +391,7 @@ def test_a_phone_shows_it_without_scrolling_sideways_in_light_and_dark(opened: O
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_silenced_heads_are_struck_out_and_said_to_be_silent(opened: Open) -> None:
+def test_masked_heads_are_marked(opened: Open) -> None:
     document = translation()
     document["layers"][0]["masked_heads"] = [1]
     page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=1")
@@ -453,7 +453,7 @@ def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:
         assert server.errors == []
 
 
-def test_silencing_asks_the_server_and_marks_what_became_different(served: Callable[..., Server]) -> None:
+def test_masking_sends_a_request_and_marks_differences(served: Callable[..., Server]) -> None:
     server = served(translation())
     page = server.page
     page.locator("#tab-masking").click()
@@ -473,7 +473,7 @@ def test_silencing_asks_the_server_and_marks_what_became_different(served: Calla
     assert len(server.questions) == 1  # the original is still there
 
 
-def test_the_last_question_wins_and_a_refusal_is_told_in_words(served: Callable[..., Server]) -> None:
+def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -> None:
     server = served({"format": "attent-trace", "version": 1, "title": "m", "sides": {}, "layers": []})
     page = server.page
     assert page.locator("#sentence").input_value() == ""
@@ -501,7 +501,7 @@ def test_the_last_question_wins_and_a_refusal_is_told_in_words(served: Callable[
     assert server.asked(4)["text"] == "three"  # what is on show, not what was refused
 
 
-def test_sentences_to_begin_with_and_languages_to_choose(served: Callable[..., Server]) -> None:
+def test_examples_and_target_languages(served: Callable[..., Server]) -> None:
     empty = {"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []}
     server = served(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
     page = server.page
@@ -518,7 +518,7 @@ def test_sentences_to_begin_with_and_languages_to_choose(served: Callable[..., S
     assert server.asked(2)["to"] == "fr"
 
 
-def test_a_head_that_looks_when_a_word_is_read_is_shown_by_the_word_read(opened: Open) -> None:
+def test_head_aligned_on_input_is_labeled_by_input(opened: Open) -> None:
     values = {"aligned_on_input": 0.9, "aligned_on_output": 0.4, "alignment": 0.9}
     late = {"path": "decoder.blocks.1.cross_attn", "head": 2, "description": "aligns late", "values": values}
     head_stats = {"sentences": 500, "dataset": "pairs", "columns": [], "heads": [late]}
@@ -538,7 +538,7 @@ def test_a_head_that_looks_when_a_word_is_read_is_shown_by_the_word_read(opened:
     assert first.inner_text().strip() == "start"
 
 
-def test_heads_are_compared_without_a_keyboard_and_layers_may_have_fewer_heads(opened: Open) -> None:
+def test_heads_are_compared_without_a_keyboard(opened: Open) -> None:
     document = translation()
     n, m = len(SOURCE) + 1, len(TARGET) + 1
     document["layers"][-1] = layer("decoder.blocks.1.cross_attn", "target", "source", spread(5, m, n))
@@ -554,7 +554,7 @@ def test_heads_are_compared_without_a_keyboard_and_layers_may_have_fewer_heads(o
     assert page.locator(".chips .chip").all_inner_texts() == ["head 2", "head 0"]
 
 
-def test_a_live_page_asks_for_the_sentence_in_its_address(served: Callable[..., Server]) -> None:
+def test_live_page_requests_the_sentence_in_its_url(served: Callable[..., Server]) -> None:
     server = served({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
     page = server.page
     page.goto("about:blank")

@@ -274,7 +274,7 @@ def agree(found: list[float], expected: Tensor, within: float) -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"kv_heads": 2, "heads": 4}, {"biased": True, "scale": 1.0}], ids=["plain", "shared keys", "bias"]
 )
-def test_the_equation_shows_the_numbers_that_python_computes(opened: Open, changes: dict[str, Any]) -> None:
+def test_equation_equals_python(opened: Open, changes: dict[str, Any]) -> None:
     one = layer("encoder.blocks.0.self_attn", "source", "source", (4, 4), 7, **changes)
     page = opened(document(layers=[one]), "equation", layer=one["path"], heads=1, query=2)
     page.wait_for_selector(".eq-row")
@@ -291,7 +291,7 @@ def test_the_equation_shows_the_numbers_that_python_computes(opened: Open, chang
         assert f"÷ √{WIDTH}" in page.locator(".eq-steps").inner_text()
 
 
-def test_later_words_are_struck_out_where_they_may_not_be_looked_at(opened: Open) -> None:
+def test_causal_mask_is_shown(opened: Open) -> None:
     page = opened(document(), "equation", layer="decoder.blocks.0.self_attn", heads=0, query=1)
     page.wait_for_selector(".eq-row")
     assert [text.replace("−", "-") for text in texts(page, ".eq-row .eq-scaled")][2] == "-∞"
@@ -301,7 +301,7 @@ def test_later_words_are_struck_out_where_they_may_not_be_looked_at(opened: Open
     soon(page, lambda: page.locator(".eq-hidden").count() == 0)
 
 
-def test_pointing_at_a_key_shows_each_product_and_at_the_output_where_it_came_from(opened: Open) -> None:
+def test_hover_shows_products_and_contributions(opened: Open) -> None:
     whole = document()
     page = opened(whole, "equation", layer="encoder.blocks.0.self_attn", heads=0, query=0)
     right = worked_out(whole["layers"][0])
@@ -323,7 +323,7 @@ def test_pointing_at_a_key_shows_each_product_and_at_the_output_where_it_came_fr
     assert abs(parts - right["output"][0, 0, 1].item()) < 0.003
 
 
-def test_what_the_equation_cannot_show_it_says(opened: Open) -> None:
+def test_equation_view_reports_what_is_missing(opened: Open) -> None:
     whole = document()
     wrong = 0.5 * worked_out(whole["layers"][0])["weights"] + 0.125
     whole["layers"][0] |= {"weights": pack_array(wrong, "unit16"), "masked_heads": [1]}
@@ -339,7 +339,7 @@ def test_what_the_equation_cannot_show_it_says(opened: Open) -> None:
     assert page.locator(".eq-body").is_hidden()
 
 
-def test_of_many_words_those_with_the_most_weight_are_shown(opened: Open) -> None:
+def test_largest_weights_are_listed_first(opened: Open) -> None:
     one = layer("encoder.blocks.0.self_attn", "source", "source", (60, 60), 9)
     whole = document(layers=[one], sides={"source": side([f"w{i}" for i in range(60)])})
     page = opened(whole, "equation", heads=0, query=5)
@@ -353,7 +353,7 @@ def test_of_many_words_those_with_the_most_weight_are_shown(opened: Open) -> Non
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def test_the_words_the_tree_and_the_results_of_a_search_are_shown(opened: Open) -> None:
+def test_search_tree_and_results_are_shown(opened: Open) -> None:
     page = opened(document(), "decoding")
     assert texts(page, ".dec-word .token") == ["rotes", "Haus", "end"]
     page.locator(".dec-word").nth(0).click()
@@ -410,7 +410,7 @@ def served() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def test_a_forced_word_is_asked_for_with_what_stands_before_it_and_can_be_undone(
+def test_forced_token_is_requested_and_undone(
     browser: Any,
     served: tuple[str, list[dict[str, Any]]],
 ) -> None:
@@ -435,7 +435,7 @@ def test_a_forced_word_is_asked_for_with_what_stands_before_it_and_can_be_undone
 # --- what heads do, positions ----------------------------------------------------------------------------------------
 
 
-def test_heads_are_sorted_filtered_and_chosen_in_the_table(opened: Open) -> None:
+def test_head_table_sorts_filters_and_selects(opened: Open) -> None:
     page = opened(document(), "head_stats")
     first = ".prop-table tbody tr:first-child th"
     assert page.locator(".prop-table tbody tr").count() == 6
@@ -456,7 +456,7 @@ def test_heads_are_sorted_filtered_and_chosen_in_the_table(opened: Open) -> None
     soon(page, lambda: "layer=decoder.blocks.0.cross_attn&heads=1" in page.url)
 
 
-def test_heads_and_positions_are_shown_without_a_sentence_too(opened: Open) -> None:
+def test_head_statistics_and_positions_need_no_sentence(opened: Open) -> None:
     page = opened(document(layers=[], sides={}, decoding=None), "head_stats")
     assert texts(page, ".prop-table tbody th") == [
         "encoder self 0:0",
@@ -470,7 +470,7 @@ def test_heads_and_positions_are_shown_without_a_sentence_too(opened: Open) -> N
     page.locator(".pos-values canvas").wait_for()
 
 
-def test_positions_tell_their_numbers_and_draw_the_row_of_a_word(opened: Open) -> None:
+def test_positions_view_shows_values(opened: Open) -> None:
     whole = document()
     page = opened(whole, "positions")
     page.wait_for_selector(".pos-values canvas")
@@ -491,7 +491,7 @@ def test_positions_tell_their_numbers_and_draw_the_row_of_a_word(opened: Open) -
     assert abs(number(said.rsplit(": ", 1)[1]) - (values @ values.T)[1, 0].item()) < 0.01
 
 
-def test_hostile_and_right_to_left_words_are_words_in_every_view(opened: Open) -> None:
+def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
     whole = document()
     whole["sides"]["target"] = side(["בית", "אדום"], end=True)
     whole["head_stats"]["heads"][0]["description"] = HOSTILE

@@ -75,7 +75,7 @@ def same_translator(ours: Seq2Seq, theirs: Any, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 36, 4))
-def test_marian_looks_as_in_transformers(tmp_path: Path, seed: int) -> None:
+def test_marian_weights_equal_transformers(tmp_path: Path, seed: int) -> None:
     theirs = random_model(seed, torch.float32)
     theirs.set_attn_implementation("eager")
     theirs.save_pretrained(tmp_path)
@@ -92,7 +92,7 @@ def test_marian_looks_as_in_transformers(tmp_path: Path, seed: int) -> None:
         {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 6, "num_decoder_layers": 1},
     ],
 )
-def test_t5_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_t5_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = {"d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
     config = transformers.T5Config(vocab_size=VOCAB, **(usual | changes))
     theirs = transformers.T5ForConditionalGeneration(config)
@@ -108,7 +108,7 @@ def test_t5_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) ->
     "changes",
     [{}, {"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False, "n_head": 1}],
 )
-def test_gpt2_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_gpt2_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = {"vocab_size": VOCAB, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 20}
     same_causal(transformers.GPT2LMHeadModel(transformers.GPT2Config(**(usual | changes))), tmp_path)
 
@@ -117,7 +117,7 @@ def test_gpt2_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) 
     "changes",
     [{}, {"num_key_value_heads": 1}, {"num_key_value_heads": 2, "rope_parameters": SCALED}],
 )
-def test_llama_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_llama_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual: dict[str, Any] = SMALL | {"vocab_size": VOCAB, "max_position_embeddings": 32, "num_key_value_heads": 4}
     same_causal(transformers.LlamaForCausalLM(transformers.LlamaConfig(**(usual | changes))), tmp_path)
 
@@ -137,7 +137,7 @@ def same_causal(theirs: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"type_vocab_size": 1, "num_attention_heads": 1}])
-def test_bert_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_bert_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = SMALL | {"vocab_size": VOCAB, "max_position_embeddings": 16}
     theirs = transformers.BertForMaskedLM(transformers.BertConfig(**(usual | changes)))
     ours = imported(theirs, tmp_path, 4)
@@ -152,7 +152,7 @@ def test_bert_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("changes", [{}, {"patch_size": 4, "num_channels": 1, "num_attention_heads": 1}])
-def test_vit_looks_as_in_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_vit_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = SMALL | {"image_size": 8, "patch_size": 2, "num_channels": 3}
     theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**(usual | changes)))
     ours = imported(theirs, tmp_path, 5)

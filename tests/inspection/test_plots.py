@@ -67,21 +67,21 @@ def pixels(path: Path) -> Any:
 # ---- heads -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_head_has_its_words_on_both_sides(tmp_path: Path) -> None:
+def test_one_head_is_labeled_on_both_sides(tmp_path: Path) -> None:
     found = drawn(plot_heads(document(), path="decoder.blocks.1.cross_attn", heads=[1]), tmp_path)
     assert set(SOURCE) | set(TARGET) | {"‹end›", "source", "translation", "attention weight"} <= set(found)
     assert "decoder cross-attention, layer 1, head 1" in found
     assert found.count(".") == 2
 
 
-def test_a_grid_has_every_head_and_its_words_once(tmp_path: Path) -> None:
+def test_grid_has_every_head_and_labels_once(tmp_path: Path) -> None:
     found = drawn(plot_heads(document()), tmp_path)
     assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in found) == 8
     assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(found)
     assert found.count("Mann") == 2  # at the left of each of two layers
 
 
-def test_kinds_layers_and_heads_can_be_chosen(tmp_path: Path) -> None:
+def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
     found = drawn(plot_heads(document(), kind="cross", heads=[1]), tmp_path)
     assert [text for text in found if text.startswith("layer")] == [
         f"layer {layer}, head {head}" for layer in (0, 1) for head in (1,)
@@ -91,7 +91,7 @@ def test_kinds_layers_and_heads_can_be_chosen(tmp_path: Path) -> None:
     assert "decoder cross-attention" not in found
 
 
-def test_heads_have_the_numbers_that_were_recorded(tmp_path: Path) -> None:
+def test_head_indices_are_kept(tmp_path: Path) -> None:
     some = document(layers=1)
     for layer in some["layers"]:
         layer["head_indices"] = [4, 6]
@@ -99,7 +99,7 @@ def test_heads_have_the_numbers_that_were_recorded(tmp_path: Path) -> None:
     assert [text for text in found if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
 
 
-def test_lines_go_between_the_words_of_one_layer(tmp_path: Path) -> None:
+def test_lines_connect_tokens_of_one_layer(tmp_path: Path) -> None:
     found = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", style="lines"), tmp_path)
     assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(found)
     alone = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
@@ -109,7 +109,7 @@ def test_lines_go_between_the_words_of_one_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["map", "lines"])
-def test_whatever_a_token_holds_is_text(style: Any, tmp_path: Path) -> None:
+def test_tokens_are_literal_text(style: Any, tmp_path: Path) -> None:
     some = document(HOSTILE, HOSTILE, layers=1)
     some["title"] = "$\\broken{$ </title> \x1b & <b>"
     found = drawn(plot_heads(some, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
@@ -118,7 +118,7 @@ def test_whatever_a_token_holds_is_text(style: Any, tmp_path: Path) -> None:
     assert "$\\broken{$ </title> ␛ & <b>" in drawn(plot_heads(some, kind="cross"), tmp_path)
 
 
-def test_special_tokens_look_otherwise_than_words(tmp_path: Path) -> None:
+def test_special_tokens_differ(tmp_path: Path) -> None:
     save_figure(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0]), tmp_path / "a.svg")
     root = ElementTree.fromstring((tmp_path / "a.svg").read_bytes())
     styles = {"".join(e.itertext()): e.get("style", "") for e in root.iter("{http://www.w3.org/2000/svg}text")}
@@ -126,7 +126,7 @@ def test_special_tokens_look_otherwise_than_words(tmp_path: Path) -> None:
     assert plots.SPECIAL_TOKEN_COLOR not in styles["Mann"]
 
 
-def test_a_long_title_is_cut_and_a_long_text_has_no_words(tmp_path: Path) -> None:
+def test_long_titles_are_truncated_and_long_texts_unlabeled(tmp_path: Path) -> None:
     words = [f"w{place}" for place in range(180)]
     some = document(words, words, layers=1, heads=1)
     found = drawn(plot_heads(some, path="encoder.*", title="long " * 40), tmp_path)
@@ -137,7 +137,7 @@ def test_a_long_title_is_cut_and_a_long_text_has_no_words(tmp_path: Path) -> Non
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_png_shows_something(tmp_path: Path) -> None:
+def test_png_is_not_blank(tmp_path: Path) -> None:
     figure = plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0])
     save_figure(figure, tmp_path / "a.png")
     image = pixels(tmp_path / "a.png")
@@ -148,7 +148,7 @@ def test_a_png_shows_something(tmp_path: Path) -> None:
     assert all(float(edge[..., :3].min()) == 1 for edge in edges)  # nothing is cut off
 
 
-def test_darker_is_more(tmp_path: Path) -> None:
+def test_larger_weights_are_darker(tmp_path: Path) -> None:
     some = document(layers=1, heads=1)
     weights = torch.zeros(1, 6, 7)
     weights[0, :, 0] = 1
@@ -163,7 +163,7 @@ def test_darker_is_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf"])
-def test_the_same_figure_gives_the_same_file(ending: str, tmp_path: Path) -> None:
+def test_figures_are_reproducible(ending: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_figure(
             plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0]), tmp_path / f"{name}.{ending}"
@@ -172,14 +172,14 @@ def test_the_same_figure_gives_the_same_file(ending: str, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"a.{ending}", f"b.{ending}"]
 
 
-def test_another_ending_is_told(tmp_path: Path) -> None:
+def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
     figure = plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0])
     with pytest.raises(PlotError, match=r"must end in \.png, \.svg, \.pdf; change the name"):
         save_figure(figure, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_letters_that_no_font_has_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_glyphs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = plot_heads(document(["日本", "A"], ["B"]), path="decoder.blocks.0.cross_attn", heads=[0])
     plots.select_fonts.cache_clear()
     monkeypatch.setattr(plots, "get_font_characters", lambda name: frozenset(map(chr, range(0x20, 0x2100))))
@@ -192,13 +192,13 @@ def test_letters_that_no_font_has_are_told_in_words(tmp_path: Path, monkeypatch:
     assert "日本" in texts(tmp_path / "a.svg")
 
 
-def test_without_matplotlib_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotError, match=r"not installed: pip install 'attent\[viz\]'"):
         plot_heads(document())
 
 
-def test_what_is_not_there_is_told() -> None:
+def test_missing_layers_are_rejected() -> None:
     with pytest.raises(PlotError, match=r"no head matches 'decoder\.9'; the layers are: encoder"):
         plot_heads(document(), path="decoder.9")
     with pytest.raises(PlotError, match=r"no head matches '\*', cross-attention, heads \[7\]"):
@@ -211,7 +211,7 @@ def test_what_is_not_there_is_told() -> None:
         plot_heads(empty)
 
 
-def test_settings_of_others_stay_as_they_are() -> None:
+def test_global_settings_are_unchanged() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
@@ -222,7 +222,7 @@ def test_settings_of_others_stay_as_they_are() -> None:
 # ---- positions and parts ---------------------------------------------------------------------------------------------
 
 
-def test_positions_of_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
+def test_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
     model = toy_translator.model()
     found = drawn(plot_positions(model), tmp_path)
     assert "encoder and decoder: sinusoidal positions" in found
@@ -240,7 +240,7 @@ def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
         plot_positions([])
 
 
-def test_ablation_tells_the_change_of_every_head(tmp_path: Path) -> None:
+def test_ablation_shows_every_head(tmp_path: Path) -> None:
     parts = [
         {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 39.8, "loss": 1.5},
         {"part": "encoder.blocks.0.self_attn:1", "kind": "head", "bleu": 40.09, "loss": 1.4},

@@ -42,7 +42,7 @@ def entry(scheme: PositionsConfig, length: int = 12) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.kind)
-def test_every_scheme_has_its_words_and_its_numbers(scheme: PositionsConfig) -> None:
+def test_every_scheme_has_a_description_and_values(scheme: PositionsConfig) -> None:
     found = entry(scheme)
     assert found["scheme"] == scheme.kind
     assert found["stack"] == "encoder"
@@ -56,7 +56,7 @@ def test_every_scheme_has_its_words_and_its_numbers(scheme: PositionsConfig) -> 
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halves"])
-def test_sinusoids_are_those_that_are_added(order: Any) -> None:
+def test_sinusoidal_values_are_those_added(order: Any) -> None:
     found = entry(SinusoidalConfig(order=order))
     wanted = make_sinusoids(torch.arange(12), 16, order)
     torch.testing.assert_close(unpack_array(found["values"]), wanted, atol=HALF, rtol=0)
@@ -64,7 +64,7 @@ def test_sinusoids_are_those_that_are_added(order: Any) -> None:
     assert found["width"] == 16
 
 
-def test_learned_positions_are_the_table_and_end_with_it() -> None:
+def test_learned_values_are_the_table() -> None:
     made = stack(LearnedConfig(max_length=7))
     (found,) = describe_positions(made, 12)
     wanted = made.positions.weight.detach()
@@ -73,7 +73,7 @@ def test_learned_positions_are_the_table_and_end_with_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["interleaved", "halves"])
-def test_rotary_dots_are_those_of_ones_turned(order: Any) -> None:
+def test_rotary_similarity_is_that_of_rotated_ones(order: Any) -> None:
     made = stack(RotaryConfig(order=order, base=100.0))
     (found,) = describe_positions(made, 12)
     ones = made.positions.angles(torch.arange(12)).rotate(torch.ones(1, 1, 12, 4))[0, 0]
@@ -85,7 +85,7 @@ def test_rotary_dots_are_those_of_ones_turned(order: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", [RelativeConfig(), AlibiConfig()], ids=lambda scheme: scheme.kind)
-def test_biases_are_those_that_are_added(scheme: PositionsConfig) -> None:
+def test_biases_are_those_added(scheme: PositionsConfig) -> None:
     made = stack(scheme, causal=True)
     (found,) = describe_positions(made, 12)
     at = torch.arange(12)
@@ -96,7 +96,7 @@ def test_biases_are_those_that_are_added(scheme: PositionsConfig) -> None:
     assert found["stack"] == "decoder"
 
 
-def test_a_model_has_an_entry_for_each_stack() -> None:
+def test_model_has_an_entry_for_each_stack() -> None:
     model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)))
     assert [found["stack"] for found in describe_positions(model)] == ["encoder", "decoder"]
     assert describe_positions(model)[0]["pairwise"]["shape"] == [64, 64]
@@ -106,14 +106,14 @@ def test_a_model_has_an_entry_for_each_stack() -> None:
     ]
 
 
-def test_where_no_order_enters_there_is_nothing() -> None:
+def test_model_without_positions_has_no_entry() -> None:
     made = stack(SinusoidalConfig())
     made.positions = Positions()
     assert describe_positions(made) == []
     assert describe_positions(nn.Linear(2, 2)) == []
 
 
-def test_a_scheme_that_nobody_has_told_of_is_shown_by_what_it_does() -> None:
+def test_unknown_scheme_is_shown() -> None:
     class Ramp(Positions):
         def embed(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
             return x + at[:, None]
@@ -124,7 +124,7 @@ def test_a_scheme_that_nobody_has_told_of_is_shown_by_what_it_does() -> None:
     assert unpack_array(found["values"])[:, 0].tolist() == [0, 1, 2]
 
 
-def test_half_precision_and_a_wrong_length() -> None:
+def test_half_precision_and_invalid_length() -> None:
     (found,) = describe_positions(stack(LearnedConfig()).bfloat16(), 5)
     assert found["pairwise"]["shape"] == [5, 5]
     with pytest.raises(ValueError, match="`length` must be 1 or more positions, but is 0"):

@@ -63,7 +63,7 @@ def step_by_step(model: Seq2Seq, source: Tensor, target: Tensor, lengths: Tensor
 
 
 @every_model
-def test_a_pruned_model_computes_what_the_silenced_one_does(config: Seq2SeqConfig) -> None:
+def test_pruned_model_equals_the_masked_model(config: Seq2SeqConfig) -> None:
     model, batch = make_seq2seq(config, CPU), pairs(CPU).batch()
     heads = some_heads(model)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_a_pruned_model_computes_what_the_silenced_one_does(config: Seq2SeqConfi
 
 
 @every_model
-def test_it_does_so_step_by_step_by_every_backend_and_when_watched(config: Seq2SeqConfig) -> None:
+def test_stepwise_backends_and_taps_agree(config: Seq2SeqConfig) -> None:
     model = make_seq2seq(config, CPU)
     source, target, source_lengths, _ = pairs(CPU, target=(4, 4, 4, 4)).batch()
     pruned = prune_heads(model, some_heads(model))
@@ -95,7 +95,7 @@ def test_it_does_so_step_by_step_by_every_backend_and_when_watched(config: Seq2S
     assert 0 in shapes.values()
 
 
-def test_packed_rows_give_what_separate_ones_do() -> None:
+def test_packed_rows_equal_separate_rows() -> None:
     model = make_seq2seq(replace(PLAIN, encoder=replace(STACK, positions=AlibiConfig())), CPU)
     pruned = prune_heads(model, some_heads(model))
     sources, targets = [torch.arange(3, 3 + n)[None] for n in (4, 2)], [torch.arange(5, 5 + n)[None] for n in (3, 5)]
@@ -107,7 +107,7 @@ def test_packed_rows_give_what_separate_ones_do() -> None:
     close(together, alone)
 
 
-def test_every_head_may_go() -> None:
+def test_all_heads_can_be_pruned() -> None:
     model, batch = make_seq2seq(PLAIN, CPU), pairs(CPU).batch()
     heads = list_parts(model, "heads")
     with warnings.catch_warnings(), torch.no_grad():
@@ -117,7 +117,7 @@ def test_every_head_may_go() -> None:
             close(pruned(*batch), model(*batch))
 
 
-def test_weights_are_really_gone() -> None:
+def test_weights_are_removed() -> None:
     model = make_seq2seq(PLAIN, CPU)
     pruned = prune_heads(
         model, [ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("encoder.blocks.1.self_attn", 0)]
@@ -127,7 +127,7 @@ def test_weights_are_really_gone() -> None:
     assert before - after == 2 * a_head
 
 
-def test_a_pruned_model_can_be_pruned_again_and_remembers_which_heads_it_has() -> None:
+def test_pruned_model_can_be_pruned_again() -> None:
     model = make_seq2seq(replace(PLAIN, encoder=replace(STACK, positions=AlibiConfig())), CPU)
     batch = pairs(CPU).batch()
     once = prune_heads(model, [ModelPart("encoder.blocks.0.self_attn", 1)])
@@ -145,13 +145,13 @@ def test_a_pruned_model_can_be_pruned_again_and_remembers_which_heads_it_has() -
         close(twice(*batch), model(*batch))
 
 
-def test_nothing_pruned_is_the_same_model() -> None:
+def test_pruning_nothing_changes_nothing() -> None:
     model = make_seq2seq(PLAIN, CPU)
     assert prune_heads(model, []).config == model.config
     assert restore_heads(model) is model
 
 
-def test_a_pruned_model_learns() -> None:
+def test_pruned_model_trains() -> None:
     model = make_seq2seq(PLAIN, CPU)
     pruned = prune_heads(model, some_heads(model)).train()
     pruned(*pairs(CPU).batch()).logsumexp(-1).sum().backward()
@@ -161,7 +161,7 @@ def test_a_pruned_model_learns() -> None:
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # it is a copy
 
 
-def test_a_pruned_model_compiles() -> None:
+def test_pruned_model_compiles() -> None:
     model = make_seq2seq(PLAIN, CPU)
     pruned, batch = prune_heads(model, some_heads(model)), pairs(CPU).batch()
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_a_pruned_model_compiles() -> None:
 # --- in and out of folders -------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_gives_the_same_bits(tmp_path: Path) -> None:
+def test_save_and_load_is_bit_identical(tmp_path: Path) -> None:
     model = make_seq2seq(PLAIN, CPU)
     pruned = prune_heads(model, list_parts(model, "heads")[:9])
     pruned.save(tmp_path / "model")
@@ -180,7 +180,7 @@ def test_saved_and_loaded_gives_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(one, loaded.state_dict()[name]) for name, one in pruned.state_dict().items())
 
 
-def test_hugging_face_is_given_zeros_for_what_was_removed(tmp_path: Path) -> None:
+def test_hugging_face_export_has_zeros(tmp_path: Path) -> None:
     model = make_seq2seq(replace(PLAIN, decoder=mirror_encoder(STACK)), CPU).float()
     pruned, batch = prune_heads(model, some_heads(model)), pairs(CPU).batch()
     marian.save(pruned, tmp_path / "hf")
@@ -190,7 +190,7 @@ def test_hugging_face_is_given_zeros_for_what_was_removed(tmp_path: Path) -> Non
         close(loaded(*batch), pruned(*batch))
 
 
-def test_ctranslate2_translates_the_same_without_the_heads(tmp_path: Path) -> None:
+def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:
     """In float32: with int8 what a silent head computes has a share in how coarsely the others are rounded."""
     pytest.importorskip("ctranslate2")
     model = make_seq2seq(PLAIN, CPU).float()
@@ -210,7 +210,7 @@ def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
     return [found[place][0] for place in range(len(jobs))]
 
 
-def test_a_conversion_of_before_is_not_taken_for_one_of_the_pruned_model() -> None:
+def test_old_conversion_is_not_reused() -> None:
     pytest.importorskip("ctranslate2")
     model = make_seq2seq(PLAIN, CPU).float()
     pruned = prune_heads(model, list_parts(model, "heads")[:1])
@@ -222,7 +222,7 @@ def test_a_conversion_of_before_is_not_taken_for_one_of_the_pruned_model() -> No
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_heads_that_share_keys_are_not_removed() -> None:
+def test_grouped_query_heads_cannot_be_pruned() -> None:
     grouped = replace(STACK, kv_heads=2)
     model = Seq2Seq(replace(PLAIN, encoder=grouped))
     with pytest.raises(PruneError, match="4 heads and 2 KV heads"):
@@ -244,7 +244,7 @@ def test_heads_that_share_keys_are_not_removed() -> None:
         ("encoder.blocks.7.self_attn:0", "has no part"),
     ],
 )
-def test_what_is_no_head_is_refused(part: str, says: str) -> None:
+def test_parts_that_are_no_heads_are_rejected(part: str, says: str) -> None:
     with pytest.raises((PruneError, ModelPartError), match=says):
         prune_heads(Seq2Seq(PLAIN), [ModelPart.parse(part)])
 
@@ -260,12 +260,12 @@ def test_what_is_no_head_is_refused(part: str, says: str) -> None:
         ((((-1,),), ((0,),)), "from 0 to 3"),
     ],
 )
-def test_a_config_whose_heads_cannot_be_is_refused(kept: tuple[tuple[tuple[int, ...], ...], ...], says: str) -> None:
+def test_invalid_remaining_heads_are_rejected(kept: tuple[tuple[tuple[int, ...], ...], ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         replace(STACK, remaining_heads=kept)
 
 
-def test_an_encoder_that_was_pruned_has_a_whole_decoder_beside_it() -> None:
+def test_pruned_encoder_with_a_full_decoder() -> None:
     assert mirror_encoder(replace(STACK, remaining_heads=(((0,),), ((),)))).remaining_heads is None
 
 
@@ -293,7 +293,7 @@ def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
 HEADS = {f"encoder.blocks.{i // 4}.self_attn:{i % 4}": 5 * i % 8 for i in range(8)}
 
 
-def test_heads_are_ordered_by_the_translations_that_change_and_costly_ones_left_out() -> None:
+def test_heads_are_ranked_by_changed_translations() -> None:
     ablation = ablation_of(HEADS | {"encoder.blocks.0.self_attn": 0, "encoder.blocks.0": 0})
     assert [HEADS[str(part)] for part in rank_heads(ablation)] == list(range(8))
     costly = replace(ablation.effects[0], bleu=29.7)
@@ -302,7 +302,7 @@ def test_heads_are_ordered_by_the_translations_that_change_and_costly_ones_left_
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_heads_go_that_can_go_together_and_no_other_could_be_added(seed: int) -> None:
+def test_selected_heads_are_maximal(seed: int) -> None:
     costs = {part: Random(f"{seed} {part}").choice([0.0, 0.0, 0.05, 0.3]) for part in HEADS}
     asked: list[tuple[ModelPart, ...]] = []
 
@@ -320,17 +320,17 @@ def test_heads_go_that_can_go_together_and_no_other_could_be_added(seed: int) ->
 
 
 @pytest.mark.parametrize(("cost", "count", "trials"), [(0.0, 8, 1), (1.0, 0, 15)])
-def test_all_heads_or_none_may_go(cost: float, count: int, trials: int) -> None:
+def test_all_or_no_heads_can_be_selected(cost: float, count: int, trials: int) -> None:
     chosen = select_heads(ablation_of(HEADS), lambda parts: (30.0 - cost * len(parts), 1.0))
     assert (len(chosen.heads), len(chosen.trials)) == (count, trials)
 
 
-def test_a_lucky_bleu_is_not_enough_where_the_loss_rises() -> None:
+def test_loss_bound_rejects_lucky_bleu() -> None:
     chosen = select_heads(ablation_of(HEADS), lambda parts: (31.0, 1.0 + 0.006 * len(parts)), max_bleu_drop=0.2)
     assert len(chosen.heads) == 3  # 0.018 nats, of 0.02
 
 
-def test_what_cannot_be_chosen_from_is_refused() -> None:
+def test_invalid_selections_are_rejected() -> None:
     with pytest.raises(PruneError, match="ablate heads first"):
         select_heads(ablation_of({"encoder.blocks.0": 1}), lambda parts: (30.0, 1.0))
     with pytest.raises(PruneError, match="`within` must be 0 BLEU or more"):

@@ -35,7 +35,7 @@ def taps(model: nn.Module) -> list[list[object]]:
     return [list(module.taps) for module in model.modules() if isinstance(module, Attention)]
 
 
-def test_every_layer_is_recorded_by_its_path(model: Seq2Seq) -> None:
+def test_every_layer_is_recorded_by_path(model: Seq2Seq) -> None:
     with attent.record(model) as trace:
         run(model)
         run(model)
@@ -54,7 +54,7 @@ def test_every_layer_is_recorded_by_its_path(model: Seq2Seq) -> None:
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
-def test_only_what_is_asked_for_is_recorded(model: Seq2Seq) -> None:
+def test_selected_layers_are_recorded(model: Seq2Seq) -> None:
     with attent.record(model, pattern="decoder.*.cross_attn") as trace:
         run(model)
     assert sorted(trace) == ["decoder.blocks.0.cross_attn", "decoder.blocks.1.cross_attn"]
@@ -78,7 +78,7 @@ def test_nothing_is_recorded_afterwards(model: Seq2Seq) -> None:
     assert taps(model) == [[]] * 6
 
 
-def test_a_recording_inside_a_recording_gives_the_taps_back(model: Seq2Seq) -> None:
+def test_nested_recordings_remove_their_taps(model: Seq2Seq) -> None:
     with attent.record(model) as outer:
         before = taps(model)
         with attent.record(model, pattern="*.cross_attn") as inner:
@@ -102,7 +102,7 @@ def test_recordings_may_end_in_any_order(model: Seq2Seq) -> None:
     assert taps(model) == [[]] * 6
 
 
-def test_an_error_inside_gives_the_taps_back(model: Seq2Seq) -> None:
+def test_errors_remove_the_taps(model: Seq2Seq) -> None:
     def stumble() -> None:
         with attent.record(model):
             raise RuntimeError("stumbled")
@@ -112,7 +112,7 @@ def test_an_error_inside_gives_the_taps_back(model: Seq2Seq) -> None:
     assert taps(model) == [[]] * 6
 
 
-def test_a_pattern_that_matches_nothing_is_told(model: Seq2Seq) -> None:
+def test_pattern_without_a_match_is_rejected(model: Seq2Seq) -> None:
     with (
         pytest.raises(ValueError, match=r"`pattern` must match an attention layer, but 'cross' matches none of: enc"),
         attent.record(model, pattern="cross"),
@@ -120,14 +120,14 @@ def test_a_pattern_that_matches_nothing_is_told(model: Seq2Seq) -> None:
         pass
 
 
-def test_a_path_that_was_not_recorded_is_told(model: Seq2Seq) -> None:
+def test_unrecorded_path_is_reported(model: Seq2Seq) -> None:
     with attent.record(model, pattern="encoder.*") as trace:
         run(model)
     with pytest.raises(KeyError, match=r"no attention was recorded at 'decoder\.blocks\.0\.self_attn'; recorded: enc"):
         trace["decoder.blocks.0.self_attn"]
 
 
-def test_a_step_of_decoding_is_one_more_call(model: Seq2Seq) -> None:
+def test_each_decoding_step_is_a_call(model: Seq2Seq) -> None:
     cache = model.begin(torch.randint(0, 9, (1, 3)), capacity=4)
     with attent.record(model, pattern="decoder.*") as trace:
         for _ in range(3):

@@ -52,7 +52,7 @@ def diagonal(words: list[str]) -> dict[str, Any]:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def test_words_stand_above_their_columns_and_beside_their_rows() -> None:
+def test_labels_are_above_columns_and_beside_rows() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.3, 0.7]]])
     assert draw_head(document(["ein", "Hund"], ["a", "dog"], weights), path=PATH, head=0) == (
         "       a   dog\n"  #
@@ -61,7 +61,7 @@ def test_words_stand_above_their_columns_and_beside_their_rows() -> None:
     )
 
 
-def test_five_shades_are_a_fifth_each() -> None:
+def test_shades() -> None:
     weights = torch.tensor([[[0.1, 0.3, 0.5, 0.7, 1.0]]])
     line = draw_head(document(["x"], list("abcde"), weights), path=PATH, head=0).splitlines()[-1]
     assert line == "  x     ░░░ ▒▒▒ ▓▓▓ ███"
@@ -79,7 +79,7 @@ def test_five_shades_are_a_fifth_each() -> None:
     ],
 )
 @pytest.mark.parametrize("width", [200, 30])
-def test_a_full_cell_stands_below_its_word_in_every_script(words: list[str], width: int) -> None:
+def test_cells_are_below_their_labels_in_every_script(words: list[str], width: int) -> None:
     lines = draw_head(diagonal(words), path=PATH, head=0, width=width).splitlines()
     rows = lines[-len(words) :]
     starts = [cell_len(row[: row.index("█")]) for row in rows]
@@ -90,7 +90,7 @@ def test_a_full_cell_stands_below_its_word_in_every_script(words: list[str], wid
     assert max(map(cell_len, lines)) <= width
 
 
-def test_words_that_do_not_fit_stand_upright() -> None:
+def test_long_labels_are_vertical() -> None:
     words = ["elephant", "giraffe", "crocodile", "hippopotamus", "rhinoceroses"]
     text = draw_head(diagonal(words), path=PATH, head=0, width=40)
     lines = text.splitlines()
@@ -100,7 +100,7 @@ def test_words_that_do_not_fit_stand_upright() -> None:
     assert max(map(cell_len, lines)) <= 40
 
 
-def test_of_too_many_words_there_is_a_list() -> None:
+def test_many_tokens_give_a_list() -> None:
     words = [f"word{place}" for place in range(100)]
     lines = draw_head(diagonal(words), path=PATH, head=0, width=80).splitlines()
     assert lines[0].strip() == "word0 ← word0 100%"
@@ -108,14 +108,14 @@ def test_of_too_many_words_there_is_a_list() -> None:
     assert lines[-1].strip() == "… and 40 more"
 
 
-def test_a_list_names_what_is_looked_at_most() -> None:
+def test_list_names_the_top_keys() -> None:
     weights = torch.full((1, 3, 60), 0.0)
     weights[0, :, 2], weights[0, :, 5], weights[0, :, 7], weights[0, :, 9] = 0.87, 0.09, 0.03, 0.01
     lines = draw_head(document(list("abc"), [f"w{i}" for i in range(60)], weights), path=PATH, head=0).splitlines()
     assert lines == [f"  {row} ← w2 87%, w5 9%" for row in "abc"]
 
 
-def test_the_mean_of_heads_is_the_default() -> None:
+def test_mean_over_heads_is_the_default() -> None:
     weights = torch.stack([torch.eye(2), torch.eye(2).flip(0)])
     text = document(["a", "b"], ["c", "d"], weights)
     assert draw_head(text, path=PATH) == draw_head(text, path=PATH, head="mean")
@@ -123,7 +123,7 @@ def test_the_mean_of_heads_is_the_default() -> None:
     assert draw_head(text, path=PATH, head=1) != draw_head(text, path=PATH, head=0)
 
 
-def test_heads_have_the_numbers_that_were_recorded() -> None:
+def test_head_indices_are_kept() -> None:
     text = document(["a", "b"], ["c", "d"])
     text["layers"][0]["head_indices"] = [2, 5]
     draw_head(text, path=PATH, head=5)
@@ -133,7 +133,7 @@ def test_heads_have_the_numbers_that_were_recorded() -> None:
         draw_head(text, path=PATH, head=1)
 
 
-def test_what_cannot_be_drawn_is_told() -> None:
+def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(
         TerminalPlotError, match=r"there is no layer 'decoder\.cross'; did you mean decoder\.blocks\.0\.cross_attn"
     ):
@@ -148,7 +148,7 @@ def test_what_cannot_be_drawn_is_told() -> None:
 
 
 @pytest.mark.parametrize("width", [200, 30, 10])
-def test_nothing_in_a_token_is_obeyed(width: int) -> None:
+def test_tokens_cannot_control_the_terminal(width: int) -> None:
     text = draw_head(diagonal(HOSTILE), path=PATH, head=0, width=width)
     unsafe = [
         c for c in text.replace("\n", "").replace("\u200e", "") if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl")
@@ -157,14 +157,14 @@ def test_nothing_in_a_token_is_obeyed(width: int) -> None:
     assert len(text.splitlines()) == text.count("\n") + 1
 
 
-def test_control_characters_become_pictures() -> None:
+def test_control_characters_are_replaced() -> None:
     assert escape_control_characters("\x1b[0m\x00\x7f") == "␛[0m␀␡"
     assert escape_control_characters("a\nb\tc") == "a⏎b⇥c"
     assert escape_control_characters("\x85\u202e\ud800") == "\ufffd" * 3
     assert escape_control_characters("naïve 日本 שלום \u200c") == "naïve 日本 שלום \u200c"
 
 
-def test_special_tokens_are_told_from_words() -> None:
+def test_special_tokens_are_marked() -> None:
     assert format_token(token("end", "end")) == "‹end›"
     assert format_token(token("end")) == "end"
     assert format_token(token("")) == "␣"
@@ -172,13 +172,13 @@ def test_special_tokens_are_told_from_words() -> None:
     assert format_token(token("\u0301")) == "◌\u0301"
 
 
-def test_letters_keep_what_stands_on_them() -> None:
+def test_graphemes_keep_combining_marks() -> None:
     assert split_graphemes("e\u0301tude") == ["e\u0301", "t", "u", "d", "e"]
     assert split_graphemes("日本") == ["日", "本"]
     assert "".join(split_graphemes("नमस्ते")) == "नमस्ते"
 
 
-def test_clipped_words_fit() -> None:
+def test_truncated_text_fits() -> None:
     assert truncate_text("elephant", 5) == "elep…"
     assert truncate_text("日本語", 5) == "日本…"
     assert truncate_text("日本語", 4) == "日…"
@@ -188,7 +188,7 @@ def test_clipped_words_fit() -> None:
 # ---- what stands out -------------------------------------------------------------------------------------------------
 
 
-def test_the_summary_names_the_head_that_aligns_best() -> None:
+def test_summary_names_the_best_alignment() -> None:
     words = ["a", "b", "c", "d", "e"]
     weights = torch.stack([torch.full((5, 5), 0.2), torch.eye(5)])
     text = document(words, words, weights)

@@ -47,7 +47,7 @@ def same_weights(found: dict[str, Any], trace: Trace) -> None:
 # --- a decoder alone ---
 
 
-def test_a_language_model_is_seen_reading_the_text_itself(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_language_model_records_the_text(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
     ids = torch.tensor([ids_of(TEXT)])
     with attent.record(writer.model) as trace, torch.no_grad():
         writer.model(ids)
@@ -62,7 +62,7 @@ def test_a_language_model_is_seen_reading_the_text_itself(writer: CausalLMInspec
     assert render_page(seen)
 
 
-def test_at_each_place_it_is_told_what_was_expected(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_next_token_predictions(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     with torch.no_grad():
         logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no share
@@ -76,7 +76,7 @@ def test_at_each_place_it_is_told_what_was_expected(writer: CausalLMInspector, s
             assert place["p"] == pytest.approx(float(row[place["chosen"]]), rel=1e-3)
 
 
-def test_it_goes_on_with_what_is_likeliest(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_greedy_continuation(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     before = len(VOCABULARY.decode(ids))
     for _ in range(text.CONTINUATION_TOKENS):
@@ -87,7 +87,7 @@ def test_it_goes_on_with_what_is_likeliest(writer: CausalLMInspector, seen: dict
     assert seen["output"]["text"] == VOCABULARY.decode(ids)[before:]
 
 
-def test_several_heads_look_through_one_key(seen: dict[str, Any]) -> None:
+def test_grouped_query_attention(seen: dict[str, Any]) -> None:
     trace = Trace.from_document(seen)
     (vectors,) = trace.qkv["decoder.blocks.1.self_attn"]
     assert (vectors.q.shape[1], vectors.k.shape[1]) == (4, 2)
@@ -100,7 +100,7 @@ def test_several_heads_look_through_one_key(seen: dict[str, Any]) -> None:
     )  # three digits are kept
 
 
-def test_what_is_silent_changes_how_it_goes_on(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_masked_parts_change_the_continuation(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0"), ModelPart("decoder.blocks.1.self_attn", 3))
     quiet = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
     assert [layer["masked_heads"] for layer in quiet["layers"]] == [[0, 1, 2, 3], [3]]
@@ -113,7 +113,7 @@ def test_what_is_silent_changes_how_it_goes_on(writer: CausalLMInspector, seen: 
     )
 
 
-def test_only_the_layers_that_are_asked_for_are_written_down(writer: CausalLMInspector) -> None:
+def test_layer_filter(writer: CausalLMInspector) -> None:
     found = writer.inspect(InspectionRequest(text=TEXT), LayerFilter(layers=(1,)))
     assert [layer["path"] for layer in found["layers"]] == ["decoder.blocks.1.self_attn"]
 
@@ -126,7 +126,7 @@ def reader() -> EncoderInspector:
     return EncoderInspector(encoder(), tokenizer(), name="toy")
 
 
-def test_a_hidden_word_is_guessed_where_it_is_hidden(reader: EncoderInspector) -> None:
+def test_masked_token_is_predicted(reader: EncoderInspector) -> None:
     found = reader.inspect(InspectionRequest(text=HIDDEN))
     tokens = found["sides"]["text"]["tokens"]
     (place,) = found["predictions"]["positions"]
@@ -145,7 +145,7 @@ def test_a_hidden_word_is_guessed_where_it_is_hidden(reader: EncoderInspector) -
     assert not any(layer["causal"] for layer in found["layers"])
 
 
-def test_without_a_mask_each_word_is_hidden_in_turn(reader: EncoderInspector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_token_is_masked_in_turn(reader: EncoderInspector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
     found = reader.inspect(InspectionRequest(text=TEXT))
     ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
@@ -162,7 +162,7 @@ def test_without_a_mask_each_word_is_hidden_in_turn(reader: EncoderInspector, mo
         assert one["p"] == pytest.approx(float(shares[ids[one["position"]]]), rel=1e-3)
 
 
-def test_a_second_text_is_of_another_segment(reader: EncoderInspector) -> None:
+def test_second_text_has_another_segment(reader: EncoderInspector) -> None:
     found = reader.inspect(InspectionRequest(text="a dog", text_pair="two women"))
     first, second = VOCABULARY.encode(["a dog", "two women"])
     ids = [*VOCABULARY.prefix_ids, *first, *VOCABULARY.suffix_ids, *second, *VOCABULARY.suffix_ids]
@@ -174,7 +174,7 @@ def test_a_second_text_is_of_another_segment(reader: EncoderInspector) -> None:
     assert found["layers"][0]["weights"]["shape"][-1] > one["shape"][-1]
 
 
-def test_labels_are_told_with_their_shares() -> None:
+def test_labels_have_probabilities() -> None:
     model = encoder(LABELS, masked=False)
     found = EncoderInspector(model, tokenizer()).inspect(InspectionRequest(text=TEXT))
     ids = torch.tensor([[*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]])
@@ -187,7 +187,7 @@ def test_labels_are_told_with_their_shares() -> None:
     assert "predictions" not in found
 
 
-def test_what_heads_do_knows_no_alignment_in_one_text(seen: dict[str, Any]) -> None:
+def test_head_statistics_without_alignment(seen: dict[str, Any]) -> None:
     columns = [column["key"] for column in seen["head_stats"]["columns"]]
     assert "previous" in columns
     assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
@@ -210,7 +210,7 @@ def test_what_heads_do_knows_no_alignment_in_one_text(seen: dict[str, Any]) -> N
         ("labels", {"text": HIDDEN}, "has no masked-language-model head; replace <mask>"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told(
+def test_invalid_requests_are_rejected(
     writer: CausalLMInspector, reader: EncoderInspector, kind: str, asked: dict[str, Any], words: str
 ) -> None:
     labels = EncoderInspector(encoder(LABELS, masked=False), tokenizer())
@@ -219,7 +219,7 @@ def test_what_cannot_be_looked_at_is_told(
         looker.inspect(InspectionRequest(**asked))
 
 
-def test_it_stops_when_it_is_told_to(writer: CausalLMInspector, reader: EncoderInspector) -> None:
+def test_inspection_stops_when_cancelled(writer: CausalLMInspector, reader: EncoderInspector) -> None:
     for looker in (writer, reader):
         with pytest.raises(SearchCancelled):
             looker.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)

@@ -44,7 +44,7 @@ def seen(looker: TranslationInspector) -> dict[str, Any]:
     return looker.inspect(InspectionRequest(text=f" {TEXT} "))
 
 
-def test_it_is_the_translation(looker: TranslationInspector, seen: dict[str, Any]) -> None:
+def test_output_is_the_translation(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     (wanted,) = translator().translate([TEXT], n_best=4)
     assert set(seen) == SECTIONS
     assert seen["title"] == TEXT
@@ -54,7 +54,7 @@ def test_it_is_the_translation(looker: TranslationInspector, seen: dict[str, Any
     json.dumps(seen, allow_nan=False)
 
 
-def test_the_weights_are_those_of_the_pass_over_it(looker: TranslationInspector, seen: dict[str, Any]) -> None:
+def test_weights_are_those_of_teacher_forcing(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     of = translator()
     (source,), ids = of.tokenizer.encode_source([TEXT]), [one["chosen"] for one in seen["decoding"]["choices"]]
     target = torch.tensor([ids])
@@ -77,7 +77,7 @@ def test_the_weights_are_those_of_the_pass_over_it(looker: TranslationInspector,
         assert shares == sorted(shares, reverse=True)
 
 
-def test_what_is_no_word_has_no_share_however_likely(looker: TranslationInspector, seen: dict[str, Any]) -> None:
+def test_suppressed_tokens_have_no_probability(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     never = torch.tensor(find_suppressed_tokens(looker.model.config, translator().tokenizer))
     hook = looker.model.output.register_forward_hook(
         lambda _, __, made: made.index_add(-1, never, torch.full_like(made[..., : len(never)], 30.0))
@@ -89,7 +89,7 @@ def test_what_is_no_word_has_no_share_however_likely(looker: TranslationInspecto
     assert found["decoding"]["choices"] == seen["decoding"]["choices"]
 
 
-def test_every_node_leads_somewhere(seen: dict[str, Any]) -> None:
+def test_every_node_has_a_parent(seen: dict[str, Any]) -> None:
     nodes = {node["id"]: node for node in seen["decoding"]["nodes"]}
     won = [node for node in nodes.values() if node["on_best_path"]]
     assert [node["token"] for node in won] == [one["chosen"] for one in seen["decoding"]["choices"]]
@@ -100,7 +100,7 @@ def test_every_node_leads_somewhere(seen: dict[str, Any]) -> None:
     assert all(node["parent"] is None or nodes[node["parent"]]["expanded"] for node in nodes.values())
 
 
-def test_a_forced_token_changes_what_follows(looker: TranslationInspector, seen: dict[str, Any]) -> None:
+def test_forced_token_changes_the_rest(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     first = seen["decoding"]["choices"][0]
     other = next(option["token"] for option in first["options"] if option["token"] != first["chosen"])
     forced = looker.inspect(InspectionRequest(text=TEXT, prefix=(other,)))
@@ -109,7 +109,7 @@ def test_a_forced_token_changes_what_follows(looker: TranslationInspector, seen:
     assert forced["sides"]["target"]["tokens"][0] != seen["sides"]["target"]["tokens"][0]
 
 
-def test_silence_is_that_of_the_model(looker: TranslationInspector, seen: dict[str, Any]) -> None:
+def test_masked_parts_equal_a_masked_model(looker: TranslationInspector, seen: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("decoder.blocks.1"))
     quiet = looker.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
     assert {layer["path"]: layer["masked_heads"] for layer in quiet["layers"] if layer["masked_heads"]} == {
@@ -123,7 +123,7 @@ def test_silence_is_that_of_the_model(looker: TranslationInspector, seen: dict[s
     assert looker.inspect(InspectionRequest(text=TEXT))["sides"] == seen["sides"], "afterwards it is as before"
 
 
-def test_a_given_translation_is_read_as_it_is(looker: TranslationInspector) -> None:
+def test_given_translation_is_used(looker: TranslationInspector) -> None:
     found = looker.inspect(InspectionRequest(text=TEXT, target="Hallo  Welt"))
     assert found["decoding"]["given"] is True
     forced = translator().model, translator().tokenizer, [TEXT], ["Hallo  Welt"]
@@ -133,12 +133,12 @@ def test_a_given_translation_is_read_as_it_is(looker: TranslationInspector) -> N
     assert found["sides"]["decoder_input"]["tokens"][0]["special"] == "start"
 
 
-def test_filters_leave_the_rest_out(looker: TranslationInspector) -> None:
+def test_layer_filter(looker: TranslationInspector) -> None:
     found = looker.inspect(InspectionRequest(text=TEXT), LayerFilter(kind="cross", layers=(1,)))
     assert [layer["path"] for layer in found["layers"]] == ["decoder.blocks.1.cross_attn"]
 
 
-def test_a_long_text_costs_no_more_than_a_page_holds(
+def test_long_text_fits_the_page_budget(
     looker: TranslationInspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 2_000)
@@ -151,7 +151,7 @@ def test_a_long_text_costs_no_more_than_a_page_holds(
     json.dumps(found, allow_nan=False)
 
 
-def test_two_thousand_tokens_are_looked_at(looker: TranslationInspector) -> None:
+def test_two_thousand_tokens(looker: TranslationInspector) -> None:
     text = " ".join(["two dogs"] * 290)
     found = looker.inspect(InspectionRequest(text=text, target=text))
     counts = [len(side["tokens"]) for side in found["sides"].values()]
@@ -159,14 +159,14 @@ def test_two_thousand_tokens_are_looked_at(looker: TranslationInspector) -> None
     assert len(render_page(found).encode()) < 5_000_000
 
 
-def test_a_budget_counts_what_a_page_would_hold(seen: dict[str, Any]) -> None:
+def test_page_budget(seen: dict[str, Any]) -> None:
     sides = Trace.from_document(seen).sides
     layers = dict.fromkeys(Trace.from_document(seen), (3, 8))
     assert PageBudget.from_layers(layers, sides) == PageBudget(weights_per_row=None, include_qkv=True)
     assert PageBudget.from_layers({"decoder.blocks.0.cross_attn": (10_000_000, 8)}, sides).include_qkv is False
 
 
-def test_the_letters_of_any_script_are_shown(looker: TranslationInspector) -> None:
+def test_any_script_is_displayed(looker: TranslationInspector) -> None:
     found = looker.inspect(InspectionRequest(text="שלום 日本語 \U0001f600", search=SearchOptions(max_length=3)))
     tokens = found["sides"]["source"]["tokens"]
     assert all(token["text"] or token["piece"] == "▁" for token in tokens)
@@ -185,12 +185,12 @@ def test_the_letters_of_any_script_are_shown(looker: TranslationInspector) -> No
         ({"text": "a", "to": "fr"}, "has no tag for 'fr'"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told(looker: TranslationInspector, asked: dict[str, Any], words: str) -> None:
+def test_invalid_requests_are_rejected(looker: TranslationInspector, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         looker.inspect(InspectionRequest(**asked))
 
 
-def test_a_sentence_longer_than_the_model_has_places_is_told() -> None:
+def test_too_long_sentence_is_rejected() -> None:
     from dataclasses import replace
 
     from attent.decoding import Translator
@@ -204,12 +204,12 @@ def test_a_sentence_longer_than_the_model_has_places_is_told() -> None:
         looker.inspect(InspectionRequest(text="a", target=" ".join([TEXT] * 3)))
 
 
-def test_it_stops_when_it_is_told_to(looker: TranslationInspector) -> None:
+def test_inspection_stops_when_cancelled(looker: TranslationInspector) -> None:
     with pytest.raises(SearchCancelled):
         looker.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)
 
 
-def test_sentinels_in_a_text_are_read_and_what_is_written_for_them_is_shown() -> None:
+def test_sentinels_in_the_source_are_filled() -> None:
     from attent.decoding import Translator
     from tests.decoding.encoder_models import sentencepiece, span_model
 

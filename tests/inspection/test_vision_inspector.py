@@ -28,7 +28,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path_factory.mktemp("images")))))
 
 
-def test_the_weights_are_those_of_the_picture(seen: dict[str, Any]) -> None:
+def test_weights_are_those_of_the_model(seen: dict[str, Any]) -> None:
     model = vision()
     with attent.record(model) as trace, torch.no_grad():
         logits = model(model.normalize(ring()[None]))
@@ -42,7 +42,7 @@ def test_the_weights_are_those_of_the_picture(seen: dict[str, Any]) -> None:
     json.dumps(seen, allow_nan=False)
 
 
-def test_the_side_is_the_picture_and_its_patches(seen: dict[str, Any]) -> None:
+def test_side_has_the_image_and_its_patches(seen: dict[str, Any]) -> None:
     from PIL import Image
 
     (side,) = seen["sides"].values()
@@ -54,7 +54,7 @@ def test_the_side_is_the_picture_and_its_patches(seen: dict[str, Any]) -> None:
     assert torch.equal(pixels, ring().flatten())
 
 
-def test_colours_are_written_as_they_are() -> None:
+def test_png_colors_round_trip() -> None:
     from PIL import Image
 
     pixels = torch.randint(0, 256, (3, 5, 7), dtype=torch.uint8)
@@ -65,7 +65,7 @@ def test_colours_are_written_as_they_are() -> None:
         encode_png(pixels[:2])
 
 
-def test_one_of_an_idx_file_is_named_by_its_number(tmp_path: Path, seen: dict[str, Any]) -> None:
+def test_idx_images_are_selected_by_index(tmp_path: Path, seen: dict[str, Any]) -> None:
     other = 255 - ring()
     path = tmp_path / "t10k-images-idx3-ubyte"
     path.write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(other.flatten()) + bytes(ring().flatten()))
@@ -77,7 +77,7 @@ def test_one_of_an_idx_file_is_named_by_its_number(tmp_path: Path, seen: dict[st
         looker.inspect(InspectionRequest(text=f"{path}:2"))
 
 
-def test_patches_have_neighbours_in_their_row_and_distance_on_the_grid(seen: dict[str, Any]) -> None:
+def test_patch_neighbors_and_distances(seen: dict[str, Any]) -> None:
     """Every patch looks at the one on its left; the first of a row at the class token."""
     weights = torch.zeros(1, 17, 17)
     for place in range(17):
@@ -98,26 +98,26 @@ def test_patches_have_neighbours_in_their_row_and_distance_on_the_grid(seen: dic
     assert head.values.distance == pytest.approx(sum(rows) / 17, rel=1e-4)
 
 
-def test_a_model_without_a_class_token_is_looked_at_too(tmp_path: Path) -> None:
+def test_model_without_class_token(tmp_path: Path) -> None:
     found = VisionInspector(vision(class_token=False)).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     assert found["sides"]["image"]["image"]["num_prefix_tokens"] == 0
     assert len(found["sides"]["image"]["tokens"]) == 16
     assert "first" not in [column["key"] for column in found["head_stats"]["columns"]]
 
 
-def test_columns_speak_of_patches(seen: dict[str, Any]) -> None:
+def test_column_texts_are_about_patches(seen: dict[str, Any]) -> None:
     labels = {column["key"]: column["label"] for column in seen["head_stats"]["columns"]}
     assert (labels["previous"], labels["next"], labels["first"]) == ("left", "right", "class")
     assert "alignment" not in labels
     assert seen["head_stats"]["dataset"] == "this image"
 
 
-def test_every_place_of_the_picture_is_told_of(seen: dict[str, Any]) -> None:
+def test_all_positions_of_an_image_are_described(seen: dict[str, Any]) -> None:
     (entry,) = seen["positions"]
     assert (entry["scheme"], entry["pairwise"]["shape"]) == ("learned", [17, 17])
 
 
-def test_a_page_holds_more_of_patches_than_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_have_a_larger_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 100)
     found = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     assert all("weights" in layer for layer in found["layers"])
@@ -127,7 +127,7 @@ def test_a_page_holds_more_of_patches_than_of_words(tmp_path: Path, monkeypatch:
     assert all("sparse" in layer for layer in found["layers"])
 
 
-def test_silence_holds_for_pictures(tmp_path: Path, seen: dict[str, Any]) -> None:
+def test_masked_parts(tmp_path: Path, seen: dict[str, Any]) -> None:
     quiet = VisionInspector(vision()).inspect(
         InspectionRequest(text=str(write_ring(tmp_path)), masked_parts=(ModelPart("encoder.blocks.0"),))
     )
@@ -144,6 +144,6 @@ def test_silence_holds_for_pictures(tmp_path: Path, seen: dict[str, Any]) -> Non
         ({"text": "a.png", "text_pair": "b"}, "`text_pair` is for text encoders"),
     ],
 )
-def test_what_is_no_picture_is_told(asked: dict[str, Any], words: str) -> None:
+def test_invalid_images_are_rejected(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         VisionInspector(vision()).inspect(InspectionRequest(**asked))

@@ -21,7 +21,7 @@ pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]
 # ---- what is there -----------------------------------------------------------------------------------------
 
 
-def test_the_page_arrives_with_its_policy(client: Client) -> None:
+def test_page_has_its_policy(client: Client) -> None:
     reply = client.get("/")
     assert reply.status == 200
     assert reply.body.decode() == PAGE
@@ -33,7 +33,7 @@ def test_the_page_arrives_with_its_policy(client: Client) -> None:
     assert reply.headers["x-frame-options"] == "DENY"
 
 
-def test_every_answer_has_the_safe_headers(client: Client) -> None:
+def test_responses_have_security_headers(client: Client) -> None:
     for reply in (client.get("/health"), client.get("/nowhere"), client.post({"text": "a"}), client.post(b"{")):
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["x-content-type-options"] == "nosniff"
@@ -41,13 +41,13 @@ def test_every_answer_has_the_safe_headers(client: Client) -> None:
         assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-def test_health_and_model_are_told(client: Client) -> None:
+def test_health_and_model_info(client: Client) -> None:
     assert client.get("/health").json == {"status": "ok"}
     assert client.get("/api/model").json == {"name": "toy"}
     assert client.get("/health", method="HEAD").status == 200
 
 
-def test_a_question_is_asked_as_it_was_meant(client: Client, model: Model) -> None:
+def test_request_reaches_the_handler(client: Client, model: Model) -> None:
     asked = {
         "text": "Ein “Hund” 𝄞\n",
         "to": "de",
@@ -63,13 +63,13 @@ def test_a_question_is_asked_as_it_was_meant(client: Client, model: Model) -> No
     )
 
 
-def test_only_the_text_must_be_given(client: Client, model: Model) -> None:
+def test_only_text_is_required(client: Client, model: Model) -> None:
     assert client.post({"text": ""}).status == 200
     assert client.post({"text": "a", "to": None, "beam_size": None, "prefix": [], "masked_parts": []}).status == 200
     assert model.asked == [LookRequest(text=""), LookRequest(text="a")]
 
 
-def test_a_connection_serves_many_requests(client: Client) -> None:
+def test_connection_serves_many_requests(client: Client) -> None:
     with client.open(post_bytes({"text": "a"})) as bare:
         assert b'"title":"a"' in bare.recv(4000)
         bare.sendall(post_bytes(b"nonsense"))
@@ -81,7 +81,7 @@ def test_a_connection_serves_many_requests(client: Client) -> None:
 # ---- what a person is told ---------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_not_there_is_404(client: Client) -> None:
+def test_unknown_path_is_404(client: Client) -> None:
     reply = client.get("/api/loook")
     assert (reply.status, reply.error) == (404, "'/api/loook' does not exist; the page is at /")
     assert client.get("/api/look/").status == 404
@@ -89,7 +89,7 @@ def test_a_path_that_is_not_there_is_404(client: Client) -> None:
     assert client.post({"text": "a"}, path="/nowhere").status == 404
 
 
-def test_a_method_that_does_not_fit_is_405_and_names_those_that_do(client: Client) -> None:
+def test_wrong_method_is_405(client: Client) -> None:
     reply = client.get("/api/look")
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
     assert reply.error == "'/api/look' does not accept 'GET'; it accepts POST"
@@ -97,26 +97,26 @@ def test_a_method_that_does_not_fit_is_405_and_names_those_that_do(client: Clien
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/json-patch+json"])
-def test_what_does_not_say_that_it_is_json_is_415(client: Client, kind: str) -> None:
+def test_other_content_type_is_415(client: Client, kind: str) -> None:
     reply = client.post({"text": "a"}, {"Content-Type": kind})
     assert reply.status == 415
     assert reply.error.startswith("`Content-Type` must be application/json, but is ")
 
 
-def test_another_charset_or_a_compressed_body_is_415(client: Client) -> None:
+def test_other_charset_or_compression_is_415(client: Client) -> None:
     assert "UTF-8" in client.post({"text": "a"}, {"Content-Type": "application/json; charset=latin1"}).error
     reply = client.post({"text": "a"}, {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (415, "the request must not be compressed")
 
 
-def test_a_value_error_of_the_model_is_a_sentence_for_the_asker(client: Client) -> None:
+def test_value_error_of_the_handler_is_422(client: Client) -> None:
     reply = client.post({"text": "wrong"})
     assert reply.status == 422
     assert reply.error == "`masked_parts` must name a part of the model"
 
 
 @pytest.mark.parametrize("text", ["broken", "exit", "nan"])
-def test_a_failure_inside_is_500_and_tells_the_log_alone(
+def test_internal_error_is_500_and_logged(
     client: Client, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = client.post({"text": text})
@@ -189,7 +189,7 @@ HOSTILE = {
 }
 
 
-def test_a_hostile_body_is_refused_with_a_sentence_and_never_reaches_the_model(client: Client, model: Model) -> None:
+def test_hostile_bodies_are_rejected(client: Client, model: Model) -> None:
     for name, (body, status, words) in HOSTILE.items():
         reply = client.post(body)
         assert (reply.status, words in reply.error) == (status, True), (name, reply)
@@ -215,7 +215,7 @@ BODIES = st.one_of(
 
 @settings(max_examples=500, deadline=None)
 @given(BODIES)
-def test_any_body_is_a_question_or_a_refusal(body: bytes) -> None:
+def test_any_body_is_parsed_or_rejected(body: bytes) -> None:
     question = tried(body)
     if isinstance(question, ApiError):
         assert question.status in (400, 422)
@@ -235,7 +235,7 @@ def tried(body: bytes) -> LookRequest | ApiError:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=BODIES)
-def test_no_body_makes_the_running_server_fail(client: Client, body: bytes) -> None:
+def test_no_body_crashes_the_server(client: Client, body: bytes) -> None:
     reply = client.post(body)
     assert reply.status in (200, 400, 422)
     assert reply.json if reply.status == 200 else reply.error
@@ -244,7 +244,7 @@ def test_no_body_makes_the_running_server_fail(client: Client, body: bytes) -> N
 # ---- one model for all -------------------------------------------------------------------------------------
 
 
-def test_twenty_clients_get_each_their_own_answer_one_at_a_time(model: Model) -> None:
+def test_concurrent_clients_get_their_own_responses(model: Model) -> None:
     with served(model, Limits(max_queued=32)) as client, ThreadPoolExecutor(20) as pool:
         replies = list(pool.map(lambda i: client.post({"text": f"sentence {i}", "prefix": [i]}), range(100)))
     assert [reply.status for reply in replies] == [200] * 100
@@ -254,7 +254,7 @@ def test_twenty_clients_get_each_their_own_answer_one_at_a_time(model: Model) ->
     assert model.overlaps == 0
 
 
-def test_who_comes_when_the_line_is_full_is_sent_away_at_once(model: Model) -> None:
+def test_full_queue_is_503(model: Model) -> None:
     app = app_of(model, Limits(max_queued=2))
     with serve_in_thread(app) as url, ThreadPoolExecutor(3) as pool:
         client = Client(url)
@@ -271,7 +271,7 @@ def test_who_comes_when_the_line_is_full_is_sent_away_at_once(model: Model) -> N
     assert model.overlaps == 0
 
 
-def test_the_work_of_a_client_that_has_gone_is_stopped(client: Client, model: Model) -> None:
+def test_disconnect_cancels_the_job(client: Client, model: Model) -> None:
     with client.open(post_bytes({"text": "wait for nobody"})):
         assert model.busy.wait(10)
     assert until(lambda: model.stopped == ["wait for nobody"])
@@ -279,7 +279,7 @@ def test_the_work_of_a_client_that_has_gone_is_stopped(client: Client, model: Mo
     assert model.overlaps == 0
 
 
-def test_a_client_that_goes_while_it_waits_is_never_asked_for(model: Model) -> None:
+def test_disconnected_queued_request_never_runs(model: Model) -> None:
     app = app_of(model)
     with serve_in_thread(app) as url, Client(url).open(post_bytes({"text": "wait"})) as first:
         assert model.busy.wait(10)
@@ -292,7 +292,7 @@ def test_a_client_that_goes_while_it_waits_is_never_asked_for(model: Model) -> N
     assert [question.text for question in model.asked] == ["wait"]
 
 
-def test_work_that_takes_too_long_is_answered_and_stopped(model: Model) -> None:
+def test_timeout_cancels_the_job(model: Model) -> None:
     with served(model, Limits(response_timeout=0.2)) as client:
         reply = client.post({"text": "wait for ever"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "2")
@@ -301,7 +301,7 @@ def test_work_that_takes_too_long_is_answered_and_stopped(model: Model) -> None:
         assert client.post({"text": "next"}).status == 200
 
 
-def test_work_that_does_not_stop_keeps_the_model_to_itself(model: Model) -> None:
+def test_uncancellable_job_keeps_the_model_exclusive(model: Model) -> None:
     with served(model, Limits(response_timeout=0.2)) as client:
         assert client.post({"text": "stubborn"}).status == 503
         assert client.post({"text": "next"}).status == 503
@@ -311,6 +311,6 @@ def test_work_that_does_not_stop_keeps_the_model_to_itself(model: Model) -> None
     assert model.overlaps == 0
 
 
-def test_facts_that_are_no_json_are_found_when_the_app_is_made(model: Model) -> None:
+def test_invalid_model_info_is_rejected(model: Model) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         create_app(page="", handler=model.look, csp="", model_info={"loss": float("nan")})

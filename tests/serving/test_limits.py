@@ -22,7 +22,7 @@ CHUNKED = (
 SMALL = Limits(max_body_bytes=1_000)
 
 
-def test_a_body_that_says_it_is_too_long_is_refused_unread(model: Model) -> None:
+def test_long_content_length_is_rejected_unread(model: Model) -> None:
     with served(model, SMALL) as client:
         reply = client.raw(post_bytes(b"", length=1_001))
         assert (reply.status, reply.headers["connection"]) == (413, "close")
@@ -32,7 +32,7 @@ def test_a_body_that_says_it_is_too_long_is_refused_unread(model: Model) -> None
     assert len(model.asked) == 1
 
 
-def test_a_body_that_comes_in_pieces_is_refused_once_it_is_too_long(model: Model) -> None:
+def test_chunked_body_is_rejected_when_too_long(model: Model) -> None:
     with served(model, SMALL) as client:
         reply = client.raw(CHUNKED + b"3e9\r\n" + b"x" * 1_001)
         assert (reply.status, reply.headers["connection"]) == (413, "close")
@@ -40,7 +40,7 @@ def test_a_body_that_comes_in_pieces_is_refused_once_it_is_too_long(model: Model
 
 
 @pytest.mark.parametrize("head", [post_bytes(b"", length=10**9), CHUNKED + b"3b9aca00\r\n"])
-def test_what_comes_after_a_refusal_is_not_read_on(model: Model, head: bytes) -> None:
+def test_body_after_a_rejection_is_not_read(model: Model, head: bytes) -> None:
     with served(model, SMALL) as client, client.open(head) as bare:
         sent = 0
         with pytest.raises(OSError, match=r"pipe|reset|abort"):  # noqa: PT012
@@ -51,7 +51,7 @@ def test_what_comes_after_a_refusal_is_not_read_on(model: Model, head: bytes) ->
         assert client.get("/health").status == 200
 
 
-def test_a_body_that_dawdles_is_given_up(model: Model) -> None:
+def test_slow_body_times_out(model: Model) -> None:
     with served(model, Limits(body_timeout=0.3)) as client:
         begun = time.monotonic()
         reply = client.raw(post_bytes(b'{"text"', length=20))
@@ -61,14 +61,14 @@ def test_a_body_that_dawdles_is_given_up(model: Model) -> None:
     assert model.asked == []
 
 
-def test_a_body_that_breaks_off_is_dropped(model: Model) -> None:
+def test_interrupted_body_is_dropped(model: Model) -> None:
     with served(model) as client:
         client.open(post_bytes(b'{"text"', length=20)).close()
         assert client.post({"text": "next"}).status == 200
     assert [question.text for question in model.asked] == ["next"]
 
 
-def test_the_server_answers_to_its_own_names_only(client: Client) -> None:
+def test_foreign_hosts_are_rejected(client: Client) -> None:
     port = client.port
     for host in ("127.0.0.1", f"127.0.0.1:{port}", f"LocalHost:{port}", f"[::1]:{port}"):
         assert client.get("/", headers={"Host": host}).status == 200
@@ -85,12 +85,12 @@ def test_the_server_answers_to_its_own_names_only(client: Client) -> None:
         assert reply.error.startswith("the host must be 127.0.0.1 or localhost or [::1], but is ")
 
 
-def test_two_hosts_or_none_are_refused(client: Client) -> None:
+def test_several_or_no_hosts_are_rejected(client: Client) -> None:
     assert client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n").status == 421
     assert client.raw(b"GET / HTTP/1.1\r\n\r\n").status == 421
 
 
-def test_a_page_of_another_origin_cannot_ask(client: Client, model: Model) -> None:
+def test_foreign_origins_are_rejected(client: Client, model: Model) -> None:
     here = f"127.0.0.1:{client.port}"
     assert client.post({"text": "ours"}, {"Origin": f"http://{here}", "Sec-Fetch-Site": "same-origin"}).status == 200
     others = [
@@ -108,14 +108,14 @@ def test_a_page_of_another_origin_cannot_ask(client: Client, model: Model) -> No
     assert [question.text for question in model.asked] == ["ours"]
 
 
-def test_no_site_is_told_that_it_may_read_the_answers(client: Client) -> None:
+def test_no_cors_headers(client: Client) -> None:
     asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     for reply in (client.send("OPTIONS", "/api/look", None, asked), client.get("/", headers=asked)):
         assert not [name for name in reply.headers if name.startswith("access-control")]
         assert reply.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_what_is_no_http_is_closed(client: Client) -> None:
+def test_non_http_is_closed(client: Client) -> None:
     for noise in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         with client.open(noise + b"\r\n\r\n") as bare:
             assert bare.recv(100)[:12] in (b"HTTP/1.1 400", b"")
@@ -124,7 +124,7 @@ def test_what_is_no_http_is_closed(client: Client) -> None:
     assert client.get("/health").status == 200
 
 
-def test_a_limit_that_admits_nothing_is_refused() -> None:
+def test_invalid_limits_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"`max_body_bytes` must be at least 0\.001, but is 0"):
         Limits(max_body_bytes=0)
 
@@ -156,7 +156,7 @@ def http_scope(path: str) -> dict[str, Any]:
     return {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"localhost")]}
 
 
-def test_an_app_that_fails_is_answered_for_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     guard = RequestGuard(failing, limits=Limits())
     empty = {"type": "http.request", "body": b"", "more_body": False}
     assert [message.get("status") for message in talk(guard, http_scope("/"), empty)] == [500, None]
@@ -164,7 +164,7 @@ def test_an_app_that_fails_is_answered_for_and_logged(caplog: pytest.LogCaptureF
     assert [message.get("status") for message in talk(guard, http_scope("/late"), empty)] == [200]
 
 
-def test_web_sockets_are_declined_and_lifespan_is_kept() -> None:
+def test_websockets_are_rejected_and_lifespan_acknowledged() -> None:
     guard = RequestGuard(failing, limits=Limits())
     assert talk(guard, {"type": "websocket"}, {"type": "websocket.connect"}) == [
         {"type": "websocket.close", "code": 1008}

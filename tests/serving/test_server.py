@@ -57,7 +57,7 @@ def program() -> Iterator[tuple[subprocess.Popen[str], Client]]:
     [("SIGINT", each) for each in ("nothing", "wait", "stubborn", "half a head", "half a body")]
     + [("SIGTERM", "wait")],
 )
-def test_a_signal_ends_it_within_two_seconds_without_a_word(name: str, begun: str) -> None:
+def test_signal_stops_the_server_within_two_seconds(name: str, begun: str) -> None:
     asked = {"nothing": b"", "half a head": b"GET / HT", "half a body": post_bytes(b"{", length=9)}
     with program() as (process, client), client.open(asked.get(begun, post_bytes({"text": begun}))):
         assert client.get("/health").status == 200
@@ -70,7 +70,7 @@ def test_a_signal_ends_it_within_two_seconds_without_a_word(name: str, begun: st
     assert took < 2
 
 
-def test_those_who_wait_are_told_that_the_server_ends(model: Model) -> None:
+def test_waiting_clients_are_told_of_the_shutdown(model: Model) -> None:
     with served(model) as client:
         bare = client.open(post_bytes({"text": "wait"}))
         assert model.busy.wait(10)
@@ -81,7 +81,7 @@ def test_those_who_wait_are_told_that_the_server_ends(model: Model) -> None:
     assert until(lambda: model.stopped == ["wait"])
 
 
-def test_after_the_end_the_port_is_free_again(model: Model) -> None:
+def test_port_is_free_after_shutdown(model: Model) -> None:
     with serve_in_thread(app_of(model)) as url:
         port = Client(url).port
         with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 is used by another program"):
@@ -92,7 +92,7 @@ def test_after_the_end_the_port_is_free_again(model: Model) -> None:
         assert Client(url).get("/health").status == 200
 
 
-def test_a_running_server_shares_its_port_with_nobody(model: Model) -> None:
+def test_port_is_not_shared(model: Model) -> None:
     """granian opens its socket so that others may join it; ours must notice that someone is there."""
     with (
         served(model) as client,
@@ -102,20 +102,20 @@ def test_a_running_server_shares_its_port_with_nobody(model: Model) -> None:
         pass
 
 
-def test_without_a_wish_the_next_free_port_is_taken() -> None:
+def test_next_free_port_is_chosen() -> None:
     with reserve_port("127.0.0.1", None) as first, reserve_port("127.0.0.1", None) as second:
         ports = [each.getsockname()[1] for each in (first, second)]
     assert ports[0] != ports[1]
     assert all(server.FIRST_PORT <= port < server.FIRST_PORT + server.MAX_PORT_ATTEMPTS for port in ports)
 
 
-def test_when_all_of_them_are_taken_any_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_port_is_chosen_if_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_PORT_ATTEMPTS", 0)
     with reserve_port("127.0.0.1", None) as held:
         assert held.getsockname()[1] > 0
 
 
-def test_a_host_or_port_that_cannot_be_is_a_sentence() -> None:
+def test_invalid_host_or_port_is_rejected() -> None:
     with pytest.raises(ServeError, match="`port` must be 0 to 65535, but is 70000"):
         reserve_port("127.0.0.1", 70_000)
     with pytest.raises(ServeError, match="`host` must be an address of this machine, but is 'no such host!'"):
@@ -124,7 +124,7 @@ def test_a_host_or_port_that_cannot_be_is_a_sentence() -> None:
         reserve_port("192.0.2.1", 0)
 
 
-def test_many_servers_one_after_another_and_side_by_side(model: Model) -> None:
+def test_several_servers(model: Model) -> None:
     with served(model) as one, served(Model(), Limits(max_queued=0)) as two:
         assert one.port != two.port
         assert one.post({"text": "a"}).json["title"] == two.post({"text": "a"}).json["title"]
@@ -134,7 +134,7 @@ def test_many_servers_one_after_another_and_side_by_side(model: Model) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "attent server"]
 
 
-def test_heads_that_are_never_finished_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_heads_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 1)
     with served(model) as client:
         halves = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
@@ -146,7 +146,7 @@ def test_heads_that_are_never_finished_are_closed(model: Model, monkeypatch: pyt
             half.close()
 
 
-def test_localhost_and_ipv6_have_addresses_too(model: Model) -> None:
+def test_localhost_and_ipv6(model: Model) -> None:
     with serve_in_thread(app_of(model), host="localhost") as url:
         assert Client(url).get("/health").status == 200
     try:
@@ -158,7 +158,7 @@ def test_localhost_and_ipv6_have_addresses_too(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "needs granian")])
-def test_without_the_extra_it_says_what_to_install(
+def test_missing_extra_is_reported(
     model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str
 ) -> None:
     real = builtins.__import__
@@ -174,7 +174,7 @@ def test_without_the_extra_it_says_what_to_install(
         pass
 
 
-def test_importing_the_part_brings_none_of_the_heavy_packages() -> None:
+def test_import_is_light() -> None:
     code = (
         "import sys, attent.serving; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
     )

@@ -5,7 +5,7 @@ predictions and labels of text encoders.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from attent.decoding.encoder_inference import Predictor
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.generation.detokenizer import decode_continuation
+from attent.decoding.generation.loop import generate_greedy
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors.base import (
@@ -57,31 +59,21 @@ class CausalLMInspector(Inspector[CausalLM]):
         sides = {"text": TraceSide(label="text", text=text, tokens=build_display_tokens(self.vocabulary, ids))}
         with self.record_layers(sides, layer_filter) as layers:
             logits = self.model(torch.tensor([ids], device=get_device(self.model)))[0]
-        continuation = self._decode_continuation(ids, list(self._continue_greedily(ids, should_stop)))
+        continuation = self._continue_greedily(ids, should_stop)
         steps = describe_predictions(self.vocabulary, [*ids[1:], None], compute_log_probs(logits, self.vocabulary))
         sections = build_sections("next", range(1, len(steps) + 1), steps, "continuation", continuation)
         return RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
 
-    def _continue_greedily(self, token_ids: Sequence[int], should_stop: Callable[[], bool] | None) -> Iterator[int]:
-        """Yield the tokens of the greedy continuation."""
+    def _continue_greedily(self, token_ids: Sequence[int], should_stop: Callable[[], bool] | None) -> str:
+        """Return the greedy continuation of a text."""
         max_length = self.model.decoder.positions.max_length
         limit = CONTINUATION_TOKENS if max_length is None else min(CONTINUATION_TOKENS, max_length - len(token_ids))
-        end_ids = {self.vocabulary.end, *self.model.config.end_ids}
-        cache = self.model.begin(rows=1, capacity=len(token_ids) + limit)
-        new_ids = list(token_ids)
-        for _ in range(limit):
-            if should_stop is not None and should_stop():
-                raise SearchCancelled("the request was cancelled")
-            logits = self.model.step(torch.tensor([new_ids], device=get_device(self.model)), cache)[0, -1:]
-            token_id = int(compute_log_probs(logits, self.vocabulary).argmax())
-            if token_id in end_ids:
-                return
-            yield token_id
-            new_ids = [token_id]
-
-    def _decode_continuation(self, token_ids: Sequence[int], continuation: Sequence[int]) -> str:
-        whole, before = (self.vocabulary.decode(row) for row in ([*token_ids, *continuation], token_ids))
-        return whole[len(before) :] if whole.startswith(before) else self.vocabulary.decode(continuation)
+        if limit < 1:
+            return ""
+        end_ids = sorted({self.vocabulary.end, *self.model.config.end_ids})
+        unused_ids = range(self.vocabulary.size, self.model.config.vocab)
+        continuation = generate_greedy(self.model, token_ids, limit, end_ids, unused_ids, should_stop).token_ids
+        return decode_continuation(self.vocabulary, token_ids, continuation)
 
 
 @dataclass(frozen=True)

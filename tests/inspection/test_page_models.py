@@ -23,7 +23,7 @@ def writer() -> CausalLMInspector:
     return CausalLMInspector(causal(), tokenizer().source, name="toy")
 
 
-def test_a_language_model_shows_what_it_expected(opened: Open, writer: CausalLMInspector) -> None:
+def test_language_model_shows_predictions(opened: Open, writer: CausalLMInspector) -> None:
     document = writer.inspect(InspectionRequest(text=TEXT))
     page = opened(document)
     assert page.locator("[role=tab]:visible").all_inner_texts() == [
@@ -48,7 +48,7 @@ def test_a_language_model_shows_what_it_expected(opened: Open, writer: CausalLMI
     assert page.locator(".pred .dec-is").count() == 1
 
 
-def test_a_hidden_word_shows_what_would_stand_there(opened: Open) -> None:
+def test_masked_token_shows_predictions(opened: Open) -> None:
     document = EncoderInspector(encoder(), tokenizer()).inspect(InspectionRequest(text=HIDDEN))
     page = opened(document, "#tab=predictions")
     (place,) = document["predictions"]["positions"]
@@ -60,7 +60,7 @@ def test_a_hidden_word_shows_what_would_stand_there(opened: Open) -> None:
     assert page.locator(".token.special-mask").first.get_attribute("title") == "<mask> (masked token)"
 
 
-def test_labels_have_their_bars(opened: Open, tmp_path: Path) -> None:
+def test_labels_have_bars(opened: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = opened(document)
     names = page.locator(".labels .label-name").all_inner_texts()
@@ -71,7 +71,7 @@ def test_labels_have_their_bars(opened: Open, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_every_head_shows_what_a_patch_looks_at(opened: Open, tmp_path: Path) -> None:
+def test_every_head_shows_attended_patches(opened: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=0")
     grid = page.locator(".grid-cells canvas")
@@ -89,7 +89,7 @@ def test_every_head_shows_what_a_patch_looks_at(opened: Open, tmp_path: Path) ->
     assert pixel(page.locator(".pos-square canvas").first, 0.1, 0.1)[3] > 0
 
 
-def test_a_live_page_goes_on_with_a_guess_and_silences(browser: Any, writer: CausalLMInspector) -> None:
+def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMInspector) -> None:
     asked: list[dict[str, Any]] = []
 
     def answer(route: Any) -> None:
