@@ -1,7 +1,7 @@
-"""What a training run is: one table for each part, the same names in `run.toml`, in `--set` and as flags.
+"""The configuration of a run, with the same names in `run.toml`, in `--set` and as flags.
 
-A None means "chosen from the data and the machine"; `choose` fills it in and says why, and the resolved run is kept in
-the model folder. What a person asked for is kept apart from it (`Asked`), so that a later command can be compared.
+None means "chosen from the data and the machine" (`autoconfig`); the resolved run is saved in the model folder.
+`UserSettings` holds only what the user has set, so that a later command can be compared with it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ M = TypeVar("M", bound=ModelConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training, from files to a model folder. Files are read as the class for their kind of model."""
+    """The configuration of a run. Run files are read as the subclass for the class of the model."""
 
     task: TaskName = "translate"
     size: Size | None = None
-    init_from: str | None = None  # a model to begin from (--from)
+    init_from: str | None = None  # a model to fine-tune (--from)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig | None = None  # None until the vocabulary is known
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -81,7 +81,7 @@ TASK_SETTINGS = frozenset(
         "train.valid_sentences", "decode",
     }
 )  # fmt: skip
-# What may differ when a run goes on: none of it changes what was learned so far.
+# Settings that may differ when a run is resumed, since they have no effect on the steps so far.
 RESUMABLE_CHANGES = frozenset(
     f"train.{name}"
     for name in (
@@ -91,45 +91,46 @@ RESUMABLE_CHANGES = frozenset(
 ) | {"decode.beam_size", "decode.length_penalty", "data.test"}  # fmt: skip
 
 STACK_FIELDS = {field.name for field in fields(StackConfig)} - {"causal", "cross_attention"}
-PLACEHOLDER_VOCAB = 1000  # a vocabulary, to check a model's table before the real one is known
-DATA_DERIVED_FIELDS = ("vocab", "target_vocab", "labels")  # of a model: as the data are, whatever is said
+PLACEHOLDER_VOCAB = 1000  # to validate the model's settings before the vocabulary is known
+DATA_DERIVED_FIELDS = ("vocab", "target_vocab", "labels")  # of a model; settings for them are ignored
 
 
-# ---- what a person asked for -----------------------------------------------------------------------------------------
-
-UserSettings = dict[str, Any]  # tables inside tables, with only what was said
+UserSettings = dict[str, Any]  # nested tables
 
 
 def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[str]) -> UserSettings:
-    """A run file, then flags such as {"train.lr": 0.001}, then `--set` on top; checked, but nothing filled in."""
-    asked: UserSettings = settings.read_toml_dict(file) if file else {}
+    """Merge a run file, flags such as {"train.lr": 0.001} and `--set` overrides, in this order, and validate them."""
+    requested: UserSettings = settings.read_toml_dict(file) if file else {}
     where = str(file) if file else "--set"
-    in_file = dict(flatten_settings(asked))
+    in_file = dict(flatten_settings(requested))
     for path, value in flags.items():
-        _set_path(asked, path.split("."), value)
+        _set_path(requested, path.split("."), value)
     for override in overrides:
         if override.partition("=")[0].strip() == "task":
-            settings.apply_override(Run, asked, override)
-    kind = get_run_class(asked)
-    _expand_stack_settings(asked, where, kind)
+            settings.apply_override(Run, requested, override)
+    run_class = get_run_class(requested)
+    _expand_stack_settings(requested, where, run_class)
     for override in overrides:
-        for each in _expand_override(override, kind):
-            settings.apply_override(kind, asked, each)
-    validate_settings(asked, where)
-    _reject_unused_settings(asked, in_file)
-    return asked
+        for expanded in _expand_override(override, run_class):
+            settings.apply_override(run_class, requested, expanded)
+    validate_settings(requested, where)
+    _reject_unused_settings(requested, in_file)
+    return requested
 
 
 def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
-    """A file may state what would be so anyway, as `run.toml` does; its layout was chosen for every task."""
+    """Raise for a setting that has no effect on this task.
+
+    Default values are accepted, since `run.toml` states them, and so is the layout of a run file.
+    """
     task = requested.get("task", "translate")
-    usual, used = dict(flatten_settings(settings.to_dict(Run()))), get_task_class(task).settings
+    defaults, used = dict(flatten_settings(settings.to_dict(Run()))), get_task_class(task).settings
     for path, value in flatten_settings(requested):
         table = next((name for name in _path_prefixes(path) if name in TASK_SETTINGS), None)
-        said_by_file = path == "data.layout" and path in in_file
-        nothing_said = path in usual and (value == usual[path] or not (value or usual[path]))
-        if table and table not in used and not nothing_said and not said_by_file:
-            raise TrainError(f"`{path}` means nothing for --task {task}; leave it out")
+        is_file_layout = path == "data.layout" and path in in_file
+        is_default = path in defaults and (value == defaults[path] or not (value or defaults[path]))
+        if table and table not in used and not is_default and not is_file_layout:
+            raise TrainError(f"`{path}` has no effect with --task {task}; leave it out")
 
 
 def _path_prefixes(path: str) -> list[str]:
@@ -139,7 +140,7 @@ def _path_prefixes(path: str) -> list[str]:
 
 
 def get_run_class(requested: UserSettings) -> type[Run]:
-    """The class of a run: by its task, of which nonsense is told when the whole is checked."""
+    """Return the class for the task; an invalid task is reported by `validate_settings`."""
     task = requested.get("task", "translate")
     return (
         RUN_CLASS_BY_MODEL[get_task_class(task).config_class] if isinstance(task, str) and task in TASKS else Seq2SeqRun
@@ -147,16 +148,16 @@ def get_run_class(requested: UserSettings) -> type[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """The resolved run of a file, whichever its task is."""
+    """Read a resolved run, of any task."""
     tables = settings.read_toml_dict(path)
     return settings.from_dict(get_run_class(tables), tables, where=str(path))
 
 
 def validate_settings(requested: UserSettings, where: str) -> Run:
-    """The run as asked for; its model is tried with a vocabulary that stands in for the real one."""
+    """Return the requested run, with the task's defaults; the model is validated with a placeholder vocabulary."""
     kind = get_run_class(requested)
     tables = {name: table for name, table in requested.items() if name != "model"}
-    settings.from_dict(kind, tables, where=where)  # what was said alone: a mistake in it is told of it
+    settings.from_dict(kind, tables, where=where)  # without the defaults, so that errors name the user's settings
     task = get_task_class(requested.get("task", "translate"))
     run = settings.from_dict(kind, _merge_tables(task.default_settings, tables), where=where)
     metric = run.train.metric or task.metrics[0]
@@ -170,13 +171,13 @@ def validate_settings(requested: UserSettings, where: str) -> Run:
 
 
 def build_model_config(requested: UserSettings, preset: M, where: str = "run.toml") -> M:
-    """The preset with what was asked for on top. Its vocabulary is the tokenizer's, whatever was said."""
+    """Apply the requested settings to a preset; its vocabulary stays that of the tokenizer."""
     table = {name: value for name, value in requested.get("model", {}).items() if name not in DATA_DERIVED_FIELDS}
     merged = _merge_tables(settings.to_dict(preset), table)
     try:
-        found = settings.from_dict(RUN_CLASS_BY_MODEL[type(preset)], {"model": merged}, where=where).model
-        assert isinstance(found, type(preset))
-        return found
+        config = settings.from_dict(RUN_CLASS_BY_MODEL[type(preset)], {"model": merged}, where=where).model
+        assert isinstance(config, type(preset))
+        return config
     except settings.SettingsError:
         raise
     except ValueError as error:
@@ -190,7 +191,7 @@ def _set_path(tables: UserSettings, path: list[str], value: Any) -> None:
 
 
 def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[Run]) -> None:
-    """`model.dropout` means both stacks, or the one there is; what is said of one of them counts more."""
+    """Expand `model.dropout` to all stacks; a setting of one stack takes precedence."""
     model = requested.get("model")
     if isinstance(model, dict):
         for name in [name for name in model if _is_stack_field(name, where)]:
@@ -201,7 +202,7 @@ def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[
 
 
 def get_stack_names(run_class: type[Run]) -> tuple[str, ...]:
-    """What a model's stacks are called in its table."""
+    """Names of the stacks in the model's table."""
     return ("encoder", "decoder") if run_class is Seq2SeqRun else ("stack",)
 
 
@@ -227,7 +228,7 @@ def _expand_override(override: str, run_class: type[Run]) -> list[str]:
 
 
 def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
-    """`base` with `table` on top; another `kind` of a part starts from nothing."""
+    """Merge `table` into `base`; a table of another `kind` replaces the old one."""
     merged = dict(base)
     for name, value in table.items():
         old = merged.get(name)
@@ -239,18 +240,18 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
 
 
 def merge_with_previous(requested: UserSettings, previous: UserSettings) -> UserSettings:
-    """What the command means for a run that is there: without --data, all that it does not say is as before."""
+    """Complete a command that resumes a run: without --data, all other settings are the previous ones."""
     return requested if requested.get("data", {}).get("train") else _merge_tables(previous, requested)
 
 
 def diff_settings(previous: UserSettings, current: UserSettings) -> dict[str, tuple[Any, Any]]:
-    """Every setting that differs: its path -> (before, now); None where it was not said."""
+    """Return the settings that differ: path -> (old, new), None if not set."""
     old, new = dict(flatten_settings(previous)), dict(flatten_settings(current))
     return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
 
 
 def flatten_settings(tables: UserSettings, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Every setting by its path, such as `train.lr`."""
+    """Yield every setting with its path, such as `train.lr`."""
     for name, value in tables.items():
         if isinstance(value, dict):
             yield from flatten_settings(value, f"{prefix}{name}.")

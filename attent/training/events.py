@@ -1,6 +1,6 @@
-"""What training tells while it runs, as frozen facts. Who listens (a display, `log.jsonl`, curves) is not its business.
+"""Events of a training run, for the progress display, `log.jsonl`, curves and TensorBoard.
 
-Times are seconds of training, summed over all the pieces of a run that was interrupted and went on.
+Times are seconds of training, summed over all sessions of a resumed run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A sentence for the person: what was chosen and why, what was left out, what went wrong and was mended."""
+    """A message for the user."""
 
     text: str
     level: Literal["info", "warning"] = "info"
@@ -21,31 +21,31 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The loop begins, or goes on."""
+    """Training starts or resumes."""
 
-    step: int  # updates already done: 0, or where a resumed run stands
-    steps: int  # updates at which it ends at the latest
+    step: int  # 0, or that of the checkpoint
+    steps: int  # maximum
     steps_per_epoch: float
     parameters: int
-    trainable_parameters: int  # parameters that learn; fewer than all when some are frozen
+    trainable_parameters: int
     device: str  # "NVIDIA H200, bfloat16, compiled" or "CPU, 2 threads, float32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The means since the last one of these."""
+    """Means since the last progress event."""
 
     step: int
     epoch: float
-    loss: float  # that is minimised, per target token (masked word, text, image), in nats
-    perplexity: float  # e to the power of the cross-entropy, without label smoothing
+    loss: float  # with label smoothing, per target (token, masked token, text, image), in nats
+    perplexity: float  # exp of the cross-entropy, without label smoothing
     lr: float
     grad_norm: float
-    tokens_per_second: float  # of all that is read, without filler
+    tokens_per_second: float  # of source and target, without padding
     seconds: float
     seconds_left: float | None
-    targets_per_second: float | None = None  # of the target tokens (masked words, texts, images) among them
-    gpu_busy: float | None = None  # the share of the time that a GPU was in an update, where that is known
+    targets_per_second: float | None = None
+    gpu_busy: float | None = None  # fraction of the time that the GPU spent in training steps, if known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class ValidationSample:
 class Validated:
     step: int
     epoch: float
-    loss: float  # cross-entropy per target token (masked word, text, image), without label smoothing
-    best: bool  # the best so far
-    validations_since_best: int  # validations since the best
+    loss: float  # cross-entropy per target, without label smoothing
+    best: bool  # so far
+    validations_since_best: int
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)  # by their names in `attent.scoring.metrics.METRICS`
     samples: tuple[ValidationSample, ...] = ()
@@ -76,8 +76,6 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The loop is over."""
-
     step: int
     reason: Literal["steps", "patience", "stopped"]
     seconds: float

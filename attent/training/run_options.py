@@ -1,7 +1,6 @@
-"""The tables of a run but for the model's: which text, how it is trained, how its scores are made.
+"""The settings of a run except the model's: data, training, and decoding for the final scores.
 
-Each field says in a few words what it does; these are the help texts of the flags too. Nothing here imports torch, so
-that `attent train --help` answers at once.
+The annotations are the help texts of the flags. Nothing here imports torch, so that `attent train --help` is fast.
 """
 
 from __future__ import annotations
@@ -20,33 +19,36 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class TrainError(ValueError):
-    """Training that cannot begin or go on; the message is a sentence for the person."""
+    """Training cannot start or continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which text, and what becomes of it before it is batched."""
+    """Corpora and their preprocessing."""
 
-    train: Annotated[tuple[str, ...], "corpora, each with a weight if you like: own.tmx:3 europarl"] = ()
-    src: Annotated[str | None, "language of the source, such as en; several with commas"] = None
-    tgt: Annotated[str | None, "language of the target; several with commas make a model for all of them"] = None
+    train: Annotated[tuple[str, ...], "training corpora, each with an optional weight: own.tmx:3 europarl"] = ()
+    src: Annotated[str | None, "source language, such as en; several separated by commas"] = None
+    tgt: Annotated[str | None, "target language; several separated by commas train a multilingual model"] = None
     valid: Annotated[
-        tuple[str, ...], "corpora to validate on; none given: what lies beside the data, else a part held out"
+        tuple[str, ...], "validation corpora [default: those in the folder of the data, else a held-out part]"
     ] = ()
-    test: Annotated[tuple[str, ...], "corpora to score at the end; none given: what lies beside the data"] = ()
+    test: Annotated[
+        tuple[str, ...], "test corpora for the final scores [default: those in the folder of the data]"
+    ] = ()
     hold_out: Annotated[
-        int | None,
-        "pairs or texts to hold out where there is no validation set (of a few documents characters); 0: none",
+        int | None, "pairs or texts held out if there is no validation set (characters, of few documents); 0: none"
     ] = None
-    tags: Annotated[bool | None, "begin each source with its target language, <2de>; by default when several"] = None
-    subword_sampling: Annotated[float, "segment words anew in every epoch, at this rate (subword regularisation)"] = 0.0
-    max_tokens: Annotated[int, "tokens of the longest sentence to train on"] = 256
-    too_long: Annotated[Literal["drop", "cut"], "what becomes of longer ones"] = "drop"
+    tags: Annotated[
+        bool | None, "prefix each source with a tag of its target language, <2de> [default: if several]"
+    ] = None
+    subword_sampling: Annotated[float, "rate of BPE-dropout or unigram sampling; 0: off"] = 0.0
+    max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
+    too_long: Annotated[Literal["drop", "cut"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[Layout | None, "packed rows (GPU), or bucketed by length (CPU)"] = None
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     reading: ReadOptions = field(default_factory=ReadOptions)
-    images: ImageDataConfig | None = None  # of the task images
+    images: ImageDataConfig | None = None  # for --task images
 
     def __post_init__(self) -> None:
         if not 0 <= self.subword_sampling < 1:
@@ -58,46 +60,44 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The recipe. The defaults are the paper's section 5; the rest is what the field has learned since."""
+    """Optimization, validation and checkpoints. The defaults are those of the paper's section 5."""
 
-    steps: Annotated[int | None, "updates at which training ends at the latest"] = None
-    seed: Annotated[int, "a number that fixes every random choice"] = 1
-    batch_tokens: Annotated[int | None, "tokens of a batch, on each side"] = None
-    accumulate: Annotated[int, "batches of one update"] = 1
-    micro_batch_tokens: Annotated[
-        int | None, "tokens that go through the model at once; changes memory and speed only"
-    ] = None
-    optimizer: Annotated[Literal["adam", "adamw", "muon"], "muon: for the matrices, with adamw for the rest; GPU"] = (
-        "adam"
-    )
-    lr: Annotated[float | None, "the highest learning rate, reached at the end of the warm-up"] = None
+    steps: Annotated[int | None, "maximum number of training steps"] = None
+    seed: Annotated[int, "random seed"] = 1
+    batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
+    accumulate: Annotated[int, "batches per step (gradient accumulation)"] = 1
+    micro_batch_tokens: Annotated[int | None, "tokens per forward pass; affects only memory and speed"] = None
+    optimizer: Annotated[Literal["adam", "adamw", "muon"], "muon: for matrices, adamw for the rest; GPU only"] = "adam"
+    lr: Annotated[float | None, "peak learning rate, after the warm-up"] = None
     schedule: Annotated[
-        Literal["inverse_sqrt", "cosine", "constant"], "how it falls: as in the paper (eq. 3), to zero, or not"
+        Literal["inverse_sqrt", "cosine", "constant"], "of the learning rate; inverse_sqrt: equation 3 of the paper"
     ] = "inverse_sqrt"
-    warmup: Annotated[int | None, "updates over which the learning rate rises"] = None
+    warmup: Annotated[int | None, "steps of linear warm-up"] = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    weight_decay: Annotated[float, "of the matrices, with adamw and muon"] = 0.0
-    clip_norm: Annotated[float, "gradients longer than this are shortened; 0: never"] = 0.0
-    label_smoothing: Annotated[float, "share of probability taken from the right word and spread over all"] = 0.1
-    rdrop: Annotated[float | None, "how much two passes with other dropout must agree (R-Drop); 0: one pass"] = None
-    ema: Annotated[float, "decay of a running mean of the weights, such as 0.999; 0: none"] = 0.0
-    average: Annotated[int, "checkpoints whose mean is tried at the end"] = 5
-    save_every: Annotated[int | None, "updates between checkpoints"] = None
-    keep_last: Annotated[int, "checkpoints that stay"] = 5
-    valid_every: Annotated[int | None, "updates between validations"] = None
-    valid_sentences: Annotated[int, "sentences that each validation translates; 0: only the loss is worked out"] = 500
-    metric: Annotated[str | None, "metric that selects the best model; by default that of the task"] = None
-    patience: Annotated[int, "validations without a better one, after which training ends; 0: never"] = 10
-    precision: Annotated[Precision | None, "bfloat16 where the device is fast with it"] = None
-    compile: Annotated[bool | None, "compile the model: on a GPU"] = None
+    weight_decay: Annotated[float, "of matrices, with adamw and muon"] = 0.0
+    clip_norm: Annotated[float, "maximum gradient norm; 0: no clipping"] = 0.0
+    label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
+    rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off"] = None
+    ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
+    average: Annotated[int, "number of last checkpoints to average at the end"] = 5
+    save_every: Annotated[int | None, "steps between checkpoints"] = None
+    keep_last: Annotated[int, "number of checkpoints to keep"] = 5
+    valid_every: Annotated[int | None, "steps between validations"] = None
+    valid_sentences: Annotated[int, "sentences translated per validation; 0: compute only the loss"] = 500
+    metric: Annotated[str | None, "metric that selects the best model [default: of the task]"] = None
+    patience: Annotated[int, "validations without improvement before training stops; 0: never stop early"] = 10
+    precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
+    compile: Annotated[bool | None, "use torch.compile [default: on a GPU]"] = None
     device: Annotated[str | None, "cuda, cuda:1, mps or cpu"] = None
-    threads: Annotated[int | None, "of the CPU"] = None
-    workers: Annotated[int, "threads that make batches ahead"] = 1
-    shard: Annotated[bool, "several processes: spread the weights over them (FSDP2) instead of copies (DDP)"] = False
-    freeze: Annotated[tuple[str, ...], "parts that do not learn, such as encoder or *embedding*"] = ()
-    lora: Annotated[int, "train only added matrices of this rank beside each matrix (LoRA); 0: all"] = 0
-    tensorboard: Annotated[bool, "write TensorBoard files too (pip install tensorboard)"] = False
+    threads: Annotated[int | None, "CPU threads"] = None
+    workers: Annotated[int, "threads that prefetch batches"] = 1
+    shard: Annotated[bool, "with several processes: shard the weights (FSDP2) instead of replicating them (DDP)"] = (
+        False
+    )
+    freeze: Annotated[tuple[str, ...], "modules to freeze, such as encoder or *embedding*"] = ()
+    lora: Annotated[int, "rank of LoRA adapters; 0: train all weights"] = 0
+    tensorboard: Annotated[bool, "write TensorBoard files (pip install tensorboard)"] = False
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "keep_last", "seed"):
@@ -123,10 +123,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How the scores at the end are made; validations on the way take the likeliest word at each step."""
+    """Search options for the final scores; validations during training are greedy."""
 
-    beam_size: Annotated[int, "hypotheses that are followed side by side"] = 4
-    length_penalty: Annotated[float, "alpha of length^alpha, by which the scores of hypotheses are divided"] = 0.6
+    beam_size: Annotated[int, "beam size"] = 4
+    length_penalty: Annotated[float, "scores are divided by length^alpha"] = 0.6
 
     def __post_init__(self) -> None:
         check_at_least("beam_size", self.beam_size, 1)

@@ -173,7 +173,7 @@ def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> N
     ],
 )
 def test_what_a_task_does_not_read_is_refused(tmp_path: Path, task: str, setting: str) -> None:
-    with pytest.raises(TrainError, match=f"`{setting.partition('=')[0]}` means nothing for --task {task}; leave it"):
+    with pytest.raises(TrainError, match=f"`{setting.partition('=')[0]}` has no effect with --task {task}; leave it"):
         asked(setting, task=task)
     file = tmp_path / "run.toml"
     settings.write_toml(read_like(task), file)

@@ -295,7 +295,7 @@ def test_a_mistake_is_told() -> None:
         linear_cross_entropy(states, weight[:, 1:], bias, targets, real, 0.1)
     with pytest.raises(ValueError, match=r"states must be \(N, E\)"):
         linear_cross_entropy(states[None], weight, bias, targets, real, 0.1)
-    with pytest.raises(ValueError, match=r"targets and \(bool\) real must be of \(23,\), one a token"):
+    with pytest.raises(ValueError, match=r"targets and \(bool\) token_mask must be of \(23,\), one a token"):
         linear_cross_entropy(states, weight, bias, targets[1:], real, 0.1)
     with pytest.raises(ValueError, match=r"but are \(23,\) and torch.int64 of \(23,\)"):
         linear_cross_entropy(states, weight, bias, targets, targets, 0.1)
