@@ -24,7 +24,7 @@ from attent.cli.search_flags import (
     derive_flags,
     use_flag_names,
 )
-from attent.decoding.options import DtypeName, GenerationOptions, InputError
+from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
 if TYPE_CHECKING:
     from attent.cli.line_progress import ProgressDisplay
@@ -38,7 +38,13 @@ TEXT_SEPARATOR = "---"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
 GenerationFlags: Any = make_dataclass(
-    "GenerationFlags", derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}), frozen=True, kw_only=True
+    "GenerationFlags",
+    [
+        *derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
+        *derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
+    ],
+    frozen=True,
+    kw_only=True,
 )
 
 
@@ -61,14 +67,7 @@ class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the 
     echo: Annotated[
         bool, Parameter(group=OUTPUT_GROUP, negative="--no-echo", help="print the prompt before the text")
     ] = True
-    device: Annotated[
-        str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; by default the fastest available")
-    ] = None
     dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default as stored")] = None
-    threads: Annotated[
-        int | None,
-        Parameter(name=["--threads", "--cpu-threads"], group=DEVICE_GROUP, help="CPU threads, by default all cores"),
-    ] = None
     batch_size: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="texts per batch")] = None
 
 

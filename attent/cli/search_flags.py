@@ -18,12 +18,14 @@ COMMON_GROUP, CONSTRAINT_GROUP, SEARCH_GROUP, SAMPLING_GROUP, OUTPUT_GROUP, DOCU
 DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
-def derive_flags(options: type, unset: Container[str] = ()) -> Iterator[tuple[str, Any, Any]]:
+def derive_flags(
+    options: type, unset: Container[str] = (), exclude: Container[str] = ()
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, type, default) of the flag of each `option` field; those in `unset` default to None."""
     hints = get_type_hints(options)
     groups = {group.name: group for group in GROUPS}
     for field in fields(options):
-        if option := field.metadata.get("option"):
+        if (option := field.metadata.get("option")) and field.name not in exclude:
             names = [f"--{field.name.replace('_', '-')}", *option.aliases]
             parameter = Parameter(name=names, group=groups[option.group], help=option.help, negative_iterable="")
             kind, is_unset = hints[field.name], field.name in unset

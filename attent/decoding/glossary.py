@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from attent.decoding.input_lines import decode_line
+from attent.decoding.options import InputError
+
 COMMENT_PREFIX = "#"
 ALTERNATIVE_SEPARATOR = "|"
 LINE_FORMAT = "a term, a tab and its translation"
@@ -25,7 +28,7 @@ _WORD = re.compile(rf"(?:(?![{UNSPACED_CHARS}])\w)+|\S")
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 
 
-class GlossaryError(ValueError):
+class GlossaryError(InputError):
     """The glossary is invalid; the message names the line."""
 
 
@@ -118,13 +121,7 @@ class Glossary:
 
 
 def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry | None:
-    try:
-        text = line.decode().strip("\r ")
-    except UnicodeDecodeError as error:
-        raise GlossaryError(
-            f"{location}: must be UTF-8, but byte {error.start + 1} is 0x{line[error.start]:02x}; convert the file first, "
-            f"for example with `iconv -f latin1 -t utf-8`"
-        ) from error
+    text = decode_line(line, location).strip("\r ")
     if not text.strip() or text.startswith(COMMENT_PREFIX):
         return None
     return _build_entry(text.split("\t"), location, line_number)

@@ -767,13 +767,6 @@ def choose_dtype(device: torch.device, engine: str | None = None) -> str:
     return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
 
 
-def resolve_dtype(options: DeviceOptions) -> str:
-    """Return the dtype that a model is loaded in."""
-    if options.dtype or options.engine == "ctranslate2":
-        return options.dtype or "float32"
-    return choose_dtype(choose_device(options.device))
-
-
 def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
     """Return the language tag of each source, or None. "" means none, for a model fine-tuned without tags."""
     names = ", ".join(known)

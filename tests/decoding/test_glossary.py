@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attent.decoding.glossary import Glossary, GlossaryError
+from attent.decoding.options import InputError
 
 
 def build_glossary(*lines: str) -> Glossary:
@@ -44,7 +45,7 @@ def test_an_invalid_line_is_reported_with_its_number(line: str, says: str) -> No
 
 
 def test_invalid_utf8_is_reported_with_its_line_number() -> None:
-    with pytest.raises(GlossaryError, match=r"t\.tsv:2: must be UTF-8, but byte 3 is 0xe4; convert the file first"):
+    with pytest.raises(InputError, match=r"t\.tsv:2: must be UTF-8, but byte 3 is 0xe4; convert the file first"):
         Glossary.from_bytes(b"a\tb\nx\t\xe4", "t.tsv")
 
 
