@@ -1,7 +1,7 @@
 """The trace document: recorded attention with the tokens of both sides, as JSON and back.
 
 A document has sides (the tokens of a text or the patches of an image) and layers, each with its weights and the names
-of its query and key sides. The format is described in docs/looking.md. Inspectors add further sections.
+of its query and key sides. The format is described in docs/inspection.md. Inspectors add further sections.
 """
 
 from __future__ import annotations
