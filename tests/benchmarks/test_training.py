@@ -1,4 +1,4 @@
-"""The benchmarks of training run anywhere, on tiny numbers; what they measure on a GPU stands in docs/speed.md."""
+"""The training benchmarks run anywhere at toy size; results on a GPU are in docs/benchmarks.md."""
 
 from __future__ import annotations
 
