@@ -893,7 +893,7 @@ FAULTS = """
 + labels.numel()
 
 # rows: places are those of the first row
-@ training/objective.py::gather_masked: training/test_tasks.py -k hidden
+@ training/objective.py::gather_masked: training/tasks/test_objectives.py -k masked
 - batch.label_positions[..., None].expand(-1, -1, states.shape[2])
 + batch.label_positions[:1, :, None].expand(len(states), -1, states.shape[2])
 
@@ -937,53 +937,53 @@ FAULTS = """
 - len(own) - 1)
 + len(own))
 
-# pictures: mirrored upside down
-@ training/tasks/image_classification.py::flip_random: training/test_images.py -k mirrored
-- pixels[turn][..., ::-1]
-+ pixels[turn][..., ::-1, :]
+# images: flipped upside down
+@ training/tasks/image_batches.py::flip_random: training/tasks/test_image_classification.py -k flipped
+- pixels[indices][..., ::-1]
++ pixels[indices][..., ::-1, :]
 
-# pictures: the plain loss is smoothed
-@ training/tasks/image_classification.py::ImageObjective.forward: training/test_images.py -k shares
+# images: the plain loss is smoothed
+@ training/tasks/image_batches.py::ImageObjective.forward: training/tasks/test_image_classification.py -k mixed
 - mixup_loss(logits.detach(), batch, 0.0)
 + mixup_loss(logits.detach(), batch, self.smoothing)
 
-# pictures: every epoch in one order
-@ training/tasks/image_classification.py::ImageLoader._epoch_order: training/test_images.py -k epoch
+# images: every epoch in one order
+@ training/tasks/image_batches.py::ImageLoader._epoch_order: training/tasks/test_image_classification.py -k epoch
 - default_rng((self.seed, epoch)).permutation
 + default_rng(self.seed).permutation
 
-# pictures: judged with dropout
-@ training/tasks/image_classification.py::count_correct: training/test_images.py -k judge
-- model.eval()
-+ pass
+# images: accuracy measured with dropout
+@ training/tasks/image_classification.py::measure_accuracy: training/tasks/test_image_classification.py -k eval
+- with eval_mode(model), torch.no_grad()
++ with torch.no_grad()
 
-# tasks: documents do not end
+# tasks: documents have no end token
 @ training/tasks/causal_lm.py::CausalLMTask.concatenate_documents: cli/test_train_tasks.py -k bits
 - self.vocabulary.prefix_ids, (self.vocabulary.end,))
 + self.vocabulary.prefix_ids, ())
 
-# tasks: bits by token told as bits by character
+# tasks: bits per token reported as bits per character
 @ training/tasks/causal_lm.py::CausalLMTask.score_texts: cli/test_train_tasks.py -k bits
 - bits / max(1, texts.char_count)
-+ bits / max(1, units)
++ bits / max(1, num_targets)
 
-# tasks: the share of hidden words counts filler
-@ training/tasks/masked_lm.py::MaskedLMTask.measure_accuracy: training/test_tasks.py -k share
-- units += batch.units
-+ units += batch.wanted.numel()
+# tasks: masked accuracy counts padding
+@ training/tasks/masked_lm.py::MaskedLMTask.measure_accuracy: training/tasks/test_objectives.py -k accuracy
+- num_targets += batch.num_targets
++ num_targets += batch.labels.numel()
 
-# tasks: a mask may stand for another word
-@ training/tasks/masked_lm.py::build_masking: training/test_tasks.py -k words
-- list_regular_ids(vocabulary.size, specials)
+# tasks: special tokens replace masked ones
+@ training/tasks/masked_lm.py::build_masker: training/tasks/test_objectives.py -k special
+- list_regular_ids(vocabulary.size, special)
 + list_regular_ids(vocabulary.size, ())
 
-# tasks: labels said are those of other texts
-@ training/tasks/text_classification.py::TextClassificationTask.predict_labels: training/test_tasks.py -k label
-- zip(batch.pairs, model.classify
-+ zip(range(len(batch.pairs)), model.classify
+# tasks: predictions of other texts
+@ training/tasks/text_classification.py::TextClassificationTask.predict_labels: training/tasks/test_objectives.py -k predictions
+- zip(batch.example_ids, label_ids
++ zip(range(len(batch.example_ids)), label_ids
 
-# tasks: too sure of a share
-@ training/tasks/text_classification.py::wilson_interval: training/test_tasks.py -k interval
+# tasks: the confidence interval is too narrow
+@ training/tasks/text_classification.py::wilson_interval: training/tasks/test_objectives.py -k interval
 - z * z / (2 * count)
 + z / (2 * count)
 
