@@ -121,7 +121,7 @@ def override_message(*overrides: str) -> str:
 
 @quickly
 @given(runs)
-def test_json_gives_back_the_same_run(run: Run) -> None:
+def test_json_round_trip(run: Run) -> None:
     text = json.dumps(settings.to_dict(run), allow_nan=False)
     assert settings.from_dict(Run, json.loads(text)) == run
     assert repr(settings.from_dict(Run, json.loads(text))) == repr(run)  # 3 and 3.0 are equal, and not the same
@@ -129,13 +129,13 @@ def test_json_gives_back_the_same_run(run: Run) -> None:
 
 @quickly
 @given(runs)
-def test_toml_gives_back_the_same_run(run: Run) -> None:
+def test_toml_round_trip(run: Run) -> None:
     assert repr(settings.from_dict(Run, tomllib.loads(settings.to_toml(run)))) == repr(run)
 
 
 @quickly
 @given(runs, st.data())
-def test_an_override_sets_its_key_and_no_other(run: Run, data: st.DataObject) -> None:
+def test_override_sets_only_its_key(run: Run, data: st.DataObject) -> None:
     rate, note = data.draw(numbers), data.draw(texts.map(str.strip))
     quoted = json.dumps(note, ensure_ascii=False).replace("\x7f", "\\u007f")
     changed = settings.apply_overrides(run, [f"train.lr={rate!r}", f"train.note = {quoted}"])
@@ -152,7 +152,7 @@ def test_an_override_sets_its_key_and_no_other(run: Run, data: st.DataObject) ->
         ),
     )
 )
-def test_whatever_is_given_the_answer_is_a_run_or_a_sentence(data: object) -> None:
+def test_random_data_gives_a_run_or_a_settings_error(data: object) -> None:
     wholes: list[Any] = [data, {"encoder": data}, {"encoder": {"layers": 1, "positions": data}}]
     for whole in wholes:
         try:
@@ -161,7 +161,7 @@ def test_whatever_is_given_the_answer_is_a_run_or_a_sentence(data: object) -> No
             assert str(error).startswith("config.json: ")  # noqa: PT017 - both outcomes are right
 
 
-def test_plain_data_are_plain() -> None:
+def test_to_dict_returns_plain_data() -> None:
     assert settings.to_dict(RUN)["encoder"] == {
         "layers": 2,
         "width": 512,
@@ -173,7 +173,7 @@ def test_plain_data_are_plain() -> None:
     assert settings.to_dict(RUN)["train"]["betas"] == [0.9, 0.98]
 
 
-def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
+def test_partial_table_keeps_other_defaults() -> None:
     run = settings.from_dict(Run, {"encoder": {"layers": 1}, "decoder": {"layers": 3}})
     assert run.decoder == Stack(layers=3, norm="pre")
     assert settings.from_dict(
@@ -181,7 +181,7 @@ def test_a_table_given_in_part_keeps_the_rest_of_its_default() -> None:
     ).encoder.positions == Sinusoidal(period=5.0)
 
 
-def test_toml_leaves_out_none_where_that_is_the_default_and_says_none_elsewhere() -> None:
+def test_toml_omits_default_none_and_writes_none_elsewhere() -> None:
     run = replace(RUN, train=Train(seed=None), encoder=Stack(layers=1, window=(None, 3), positions=None))
     data = tomllib.loads(settings.to_toml(run))
     assert "name" not in data
@@ -194,13 +194,13 @@ class Named:
     name: str | None = "x"
 
 
-def test_toml_refuses_what_it_cannot_keep() -> None:
+def test_toml_refuses_values_that_do_not_round_trip() -> None:
     with pytest.raises(SettingsError, match=r"TOML: cannot represent every value of .*save it as JSON"):
         settings.to_toml(Named(name=None))  # the word "none" would come back as a name
 
 
 @pytest.mark.parametrize("text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"])
-def test_strings_survive_toml(text: str, tmp_path: Path) -> None:
+def test_toml_strings_round_trip(text: str, tmp_path: Path) -> None:
     settings.write_toml(replace(RUN, files=(text,)), tmp_path / "run.toml")
     assert settings.read_toml(Run, tmp_path / "run.toml").files == (text,)
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
@@ -259,7 +259,7 @@ def test_strings_survive_toml(text: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_values_get_a_sentence(data: dict[str, Any], expected: str) -> None:
+def test_invalid_values_are_described(data: dict[str, Any], expected: str) -> None:
     assert message(Stack, data) == expected
 
 
@@ -271,7 +271,7 @@ def test_errors_name_the_file_and_the_dotted_path() -> None:
     )
 
 
-def test_an_unknown_key_names_the_nearest_real_one() -> None:
+def test_unknown_key_gets_a_suggestion() -> None:
     assert message(Run, {"encoder": {"layerz": 1}}) == (
         "config.json: unknown key `encoder.layerz`; did you mean `encoder.layers`? "
         "Known keys: `layers`, `width`, `heads`, `norm`, `positions`, `window`"
@@ -283,11 +283,11 @@ def test_an_unknown_key_names_the_nearest_real_one() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
-def test_numbers_are_finite(value: float) -> None:
+def test_nonfinite_numbers_are_refused(value: float) -> None:
     assert "`lr` must be a" in message(Train, {"lr": value})
 
 
-def test_an_integer_serves_as_a_number_and_a_truth_value_does_not() -> None:
+def test_int_is_a_float_and_bool_is_not() -> None:
     lr = settings.from_dict(Train, {"lr": 1}).lr
     assert type(lr) is float
     assert "`lr` must be a number, but is True" in message(Train, {"lr": True})
@@ -336,7 +336,7 @@ def test_depth_is_bounded() -> None:
         ("encoder.positions=none", "encoder.positions", None),
     ],
 )
-def test_overrides_are_read_by_the_type_of_their_key(override: str, path: str, expected: object) -> None:
+def test_overrides_are_parsed_by_annotation(override: str, path: str, expected: object) -> None:
     value: Any = settings.apply_overrides(RUN, [override])
     for name in path.split("."):
         value = getattr(value, name)
@@ -351,7 +351,7 @@ def test_overrides_are_checked_together_at_the_end() -> None:
     )
 
 
-def test_a_new_kind_brings_its_own_keys() -> None:
+def test_new_kind_has_its_own_keys() -> None:
     run = settings.apply_overrides(RUN, ["encoder.positions.kind=learned", "encoder.positions.length=9"])
     assert run.encoder.positions == Learned(length=9)
     without = replace(RUN, encoder=Stack(layers=1, positions=None))
@@ -382,16 +382,16 @@ def test_a_new_kind_brings_its_own_keys() -> None:
         ("encoder.layers=" + "[" * 100_000, "--set: `encoder.layers` must be an integer"),
     ],
 )
-def test_wrong_overrides_get_a_sentence(override: str, expected: str) -> None:
-    found = override_message(override)
-    assert found.startswith(expected)
-    assert len(found) < 300
+def test_invalid_overrides_are_described(override: str, expected: str) -> None:
+    values = override_message(override)
+    assert values.startswith(expected)
+    assert len(values) < 300
 
 
 # Files.
 
 
-def test_a_required_key_may_come_from_the_file_or_from_an_override(tmp_path: Path) -> None:
+def test_required_key_may_come_from_file_or_override(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nlr = 0.1\n")
     run = settings.read_toml(Run, path, ["encoder.layers=2", "decoder.layers=9"])
@@ -411,7 +411,7 @@ def test_a_required_key_may_come_from_the_file_or_from_an_override(tmp_path: Pat
         (b"encoder = 3", "`encoder` must be a table of the keys"),
     ],
 )
-def test_bad_toml_gets_a_sentence(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_invalid_toml_is_described(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     for overrides in ([], ["encoder.layers=1"]):
@@ -437,14 +437,14 @@ def test_bad_toml_gets_a_sentence(content: bytes, expected: str, tmp_path: Path)
         (b"{}" + b" " * settings.MAX_BYTES, "must be at most 16777216 bytes, but is more"),
     ],
 )
-def test_bad_json_gets_a_sentence(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_invalid_json_is_described(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(SettingsError, match=rf"config\.json: .*{expected}"):
         settings.read_json(path)
 
 
-def test_a_file_that_is_not_there_gets_a_sentence(tmp_path: Path) -> None:
+def test_missing_file_is_described(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no\.json: does not exist; give the path"):
         settings.read_json(tmp_path / "no.json")
     with pytest.raises(SettingsError, match="is not a file; give the path"):

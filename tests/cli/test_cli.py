@@ -29,7 +29,7 @@ def attent_command(arguments: list[str], before: str = "") -> subprocess.Complet
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["no-such-command"]])
-def test_answers_about_itself_do_not_wait_for_torch(arguments: list[str]) -> None:
+def test_help_and_version_do_not_import_torch(arguments: list[str]) -> None:
     report = "import atexit\natexit.register(lambda: print('LOADED', 'torch' in sys.modules))"
     assert "LOADED False" in attent_command(arguments, report).stdout
 
@@ -45,7 +45,7 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.strip() == attent.__version__
 
 
-def test_python_dash_m_is_the_same_command() -> None:
+def test_python_m_runs_the_same_command() -> None:
     command = [sys.executable, "-m", "attent", "--version"]
     assert subprocess.check_output(command, cwd=ROOT, text=True).strip() == attent.__version__
 
@@ -54,7 +54,7 @@ def test_python_dash_m_is_the_same_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["docter"], "unknown command `docter`: did you mean `doctor`? (see: attent --help)"),
         (["qqqq"], "unknown command `qqqq`: known are: "),
@@ -63,13 +63,13 @@ def test_python_dash_m_is_the_same_command() -> None:
         (["doctor", "now"], "unexpected argument `now` (see: attent doctor --help)"),
     ],
 )
-def test_a_wrong_command_is_told_the_nearest_right_one(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_unknown_command_gets_a_suggestion(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
     output = capsys.readouterr()
     assert output.err.startswith("attent: error: ")
-    assert told in output.err
+    assert expected in output.err
     assert len(output.err.splitlines()) == 1
     assert output.out == ""
 
@@ -92,7 +92,7 @@ def write_command(path: Path, body: str, head: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told"),
+    ("body", "code", "expected"),
     [
         (
             "raise ValueError('`beam_size` must be 1 or more, but is 0')",
@@ -104,50 +104,48 @@ def write_command(path: Path, body: str, head: str = "") -> None:
         ("raise ModuleNotFoundError(name='granian.server')", 1, "pip install 'attent[serve]'"),
     ],
 )
-def test_a_failure_is_one_sentence(
-    failing: Path, body: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_failure_is_one_sentence(
+    failing: Path, body: str, code: int, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_command(failing, body)
     assert cli.main(["fail"]) == code
     output = capsys.readouterr()
-    assert told in output.err
+    assert expected in output.err
     assert len(output.err.splitlines()) == 1
     assert "Traceback" not in output.err
 
 
-def test_a_missing_package_is_named_also_when_the_command_imports_it_first(
-    failing: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(failing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_command(failing, "pass", head="raise ModuleNotFoundError(name='granian')")
     assert cli.main(["fail"]) == 1
     assert "pip install 'attent[serve]'" in capsys.readouterr().err
 
 
-def test_an_error_of_our_own_is_a_sentence() -> None:
+def test_own_error_is_a_sentence() -> None:
     ours = type("BadFolder", (Exception,), {"__module__": "attent.interop.folder"})
     assert cli.format_failure(ours("runs/x: no config.json")) == "runs/x: no config.json"
 
 
-def test_a_bug_keeps_its_traceback(failing: Path) -> None:
+def test_bug_keeps_its_traceback(failing: Path) -> None:
     write_command(failing, "[][0]")
     with pytest.raises(IndexError):
         cli.main(["fail"])
 
 
-def test_the_traceback_can_be_asked_for(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_can_be_requested(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENT_TRACEBACK", "1")
     write_command(failing, "raise ValueError('wrong')")
     with pytest.raises(ValueError, match="wrong"):
         cli.main(["fail"])
 
 
-def test_a_command_may_return_its_exit_code(failing: Path) -> None:
+def test_command_may_return_an_exit_code(failing: Path) -> None:
     write_command(failing, "return 1")
     assert cli.main(["fail"]) == 1
 
 
 @pytest.mark.parametrize("arguments", ["--help", "doctor --json"])
-def test_a_closed_pipe_is_met_with_silence(arguments: str) -> None:
+def test_closed_pipe_is_silent(arguments: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m attent {arguments} | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")

@@ -42,30 +42,30 @@ def odd(tmp_path: Path) -> str:
     return write(tmp_path / "odd.tsv", [*GOOD, *ODD, "one column", GOOD[0]])
 
 
-def test_the_page_fits_80_columns_whatever_stands_in_the_corpus(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_fits_80_columns(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd) == 0
-    page = capsys.readouterr().out
-    assert all(cell_len(line) <= 80 for line in page.splitlines())
-    assert all(char.isprintable() or char == "\n" for char in page)
-    assert "\\x1b[31mred" in page
-    assert "\\u202e" in page
-    assert page.count("…\n") >= 2  # what is long is cut, and shows it
+    text = capsys.readouterr().out
+    assert all(cell_len(line) <= 80 for line in text.splitlines())
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert "\\x1b[31mred" in text
+    assert "\\u202e" in text
+    assert text.count("…\n") >= 2  # what is long is cut, and shows it
 
 
-def test_the_page_says_what_where_and_how_much(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_counts_and_locations(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd) == 0
-    page = capsys.readouterr().out
-    for told in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "duplicates", "█", "pairs to train on"):
-        assert told in page
+    text = capsys.readouterr().out
+    for expected in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "duplicates", "█", "pairs to train on"):
+        assert expected in text
 
 
-def test_json_is_one_object_and_nothing_else(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd, "--json") == 0
     output = capsys.readouterr()
-    facts = json.loads(output.out)
-    assert facts["pairs"] == 305
-    assert facts["source"]["languages"] == ["en"]
-    assert {finding["name"]: finding["count"] for finding in facts["dropped"]} == {
+    report = json.loads(output.out)
+    assert report["pairs"] == 305
+    assert report["source"]["languages"] == ["en"]
+    assert {finding["name"]: finding["count"] for finding in report["dropped"]} == {
         "empty": 0,
         "control": 1,
         "max_chars": 0,
@@ -74,20 +74,20 @@ def test_json_is_one_object_and_nothing_else(odd: str, capsys: pytest.CaptureFix
         "script": 2,
         "duplicates": 1,
     }
-    assert facts["bad_lines"][0]["examples"][0]["line"] == 305
+    assert report["bad_lines"][0]["examples"][0]["line"] == 305
     assert output.err == ""
 
 
-def test_against_names_the_leaked_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_lists_contaminated_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = write(tmp_path / "train.tsv", GOOD), write(tmp_path / "newstest.tsv", [GOOD[7], "New.\tNeu."])
     assert run(train, "--against", test) == 0
-    page = " ".join(capsys.readouterr().out.split())
-    assert "newstest.tsv: of 2 sentences, 1 in this corpus: scores on it would be inflated." in page
-    assert "newstest.tsv:1" in page
-    assert "train.tsv:8" in page
+    text = " ".join(capsys.readouterr().out.split())
+    assert "newstest.tsv: of 2 sentences, 1 in this corpus: scores on it would be inflated." in text
+    assert "newstest.tsv:1" in text
+    assert "train.tsv:8" in text
 
 
-def test_a_folder_is_held_against_its_own_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_is_checked_against_its_own_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, lines in (
         ("train", GOOD),
         ("test", GOOD[:3]),
@@ -110,7 +110,7 @@ def folder_of(path: Path, **splits: list[str]) -> str:
     return str(path)
 
 
-def test_against_comes_on_top_of_what_lies_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_adds_to_the_test_sets_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     for split in ("train", "valid", "test"):
@@ -121,7 +121,7 @@ def test_against_comes_on_top_of_what_lies_in_the_folder(tmp_path: Path, capsys:
     assert names == ["other.tsv", "own test", "own valid"]
 
 
-def test_against_a_folder_means_its_test_set_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_a_folder_uses_its_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write(tmp_path / "c.tsv", GOOD)
     both = folder_of(tmp_path / "both", train=GOOD, test=[GOOD[7], "Quite another thing.\tGanz etwas anderes."])
     alone = folder_of(tmp_path / "alone", train=GOOD[:5])
@@ -135,67 +135,65 @@ def test_against_a_folder_means_its_test_set_and_names_it(tmp_path: Path, capsys
     ]
     assert [[Path(file).name for file in test["files"]] for test in tests] == [["test.tsv"], ["train.tsv"]]
     assert run(corpus, "--against", both) == 0
-    page = capsys.readouterr().out
-    assert "Overlap with both test  2 sentences" in page
-    assert "test.tsv" in page[page.index("Overlap with") :]
+    text = capsys.readouterr().out
+    assert "Overlap with both test  2 sentences" in text
+    assert "test.tsv" in text[text.index("Overlap with") :]
 
 
-def test_against_reads_fuzzy_entries_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_reads_fuzzy_entries_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus, test = write(tmp_path / "c.tsv", GOOD), tmp_path / "t.po"
     source, target = GOOD[3].split("\t")
     test.write_text(f'#, fuzzy\nmsgid "{source}"\nmsgstr "{target}"\n', encoding="utf-8")
-    for option, found in (([], (0, 0)), (["--fuzzy"], (1, 1))):
+    for option, counts in (([], (0, 0)), (["--fuzzy"], (1, 1))):
         assert run(corpus, "--against", str(test), "--json", *option) == 0
-        leakage = json.loads(capsys.readouterr().out)["test_sets"][0]["contamination"]
-        assert (leakage["sentences"], leakage["same_pair"]) == found
+        contamination = json.loads(capsys.readouterr().out)["test_sets"][0]["contamination"]
+        assert (contamination["sentences"], contamination["same_pair"]) == counts
 
 
-def test_a_weight_and_a_single_pair_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weight_and_single_pair_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(write(tmp_path / "own.tsv", GOOD[:1]) + ":3", write(tmp_path / "c.tsv", GOOD)) == 0
-    page = capsys.readouterr().out
-    assert "1 pair, weight 3\n" in page
-    assert "300 pairs\n" in page
-    assert " 1 pairs" not in page
+    text = capsys.readouterr().out
+    assert "1 pair, weight 3\n" in text
+    assert "300 pairs\n" in text
+    assert " 1 pairs" not in text
 
 
-def test_near_twins_say_that_words_are_compared_and_not_their_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_near_duplicates_ignore_word_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test = write(tmp_path / "t.tsv", ["The sea is about number 7, sentence.\tGanz anders gesagt, und neu."])
     assert run(write(tmp_path / "c.tsv", GOOD), "--against", test) == 0
     assert "nearly the same source (100% of the words shared)" in capsys.readouterr().out
 
 
-def test_a_clock_that_has_not_moved_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_stopped_clock_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[str] = []
 
     @contextmanager
     def status(_: str) -> Iterator[Callable[[str], None]]:
-        yield told.append
+        yield expected.append
 
     monkeypatch.setattr("attent.cli.data._show_status", status)
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
     with show_progress() as tell:
         tell(12)
-    assert told[0].startswith("12 pairs, ")
+    assert expected[0].startswith("12 pairs, ")
 
 
-def test_keep_all_says_so(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep_all_is_shown(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd, "--keep-all") == 0
     assert "not applied: --keep-all" in capsys.readouterr().out
 
 
-def test_the_estimate_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", write(tmp_path / "c.tsv", GOOD), "--src", "en", "--tgt", "de"]) == 0
-    page = capsys.readouterr().out
-    assert "Estimate" in page
-    assert "tokens per second" in page
+    text = capsys.readouterr().out
+    assert "Estimate" in text
+    assert "tokens per second" in text
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_short_is_reported_up_to_there_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_file_is_reported_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cut.tsv.gz"
     path.write_bytes(gzip.compress("\n".join(GOOD * 40).encode())[:-100])
     assert run(str(path)) == 1
@@ -205,18 +203,18 @@ def test_a_file_cut_short_is_reported_up_to_there_and_fails(tmp_path: Path, caps
     assert "cut.tsv.gz" in output.err
 
 
-def test_corpora_behind_one_that_breaks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unread_corpora_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cut.tsv.gz"
     path.write_bytes(gzip.compress("\n".join(GOOD * 40).encode())[:-100])
     later = write(tmp_path / "later.tsv", GOOD)
     assert run(str(path), later, "--json") == 1
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["unread_corpora"] == [later]
-    assert f"Not read: {later}." in facts["diagnostics"][0]["text"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["unread_corpora"] == [later]
+    assert f"Not read: {later}." in report["diagnostics"][0]["text"]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "one column\nonly\n"])
-def test_a_corpus_without_a_pair_fails_without_a_traceback(
+def test_corpus_without_pairs_fails_without_traceback(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "c.tsv"
@@ -227,7 +225,7 @@ def test_a_corpus_without_a_pair_fails_without_a_traceback(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["no-such-file.tsv"], "no-such-file.tsv"),
         ([], "name a corpus"),
@@ -235,18 +233,18 @@ def test_a_corpus_without_a_pair_fails_without_a_traceback(
         (["{corpus}", "--src", "e n"], "not a language tag"),
     ],
 )
-def test_a_mistake_is_one_sentence(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_error_is_one_sentence(
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = write(tmp_path / "c.tsv", GOOD)
     assert cli.main(["data", *(argument.format(corpus=corpus) for argument in arguments), "--no-estimate"]) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert told in output.err
+    assert expected in output.err
     assert len(output.err.splitlines()) == 1
 
 
-def test_a_misspelt_option_is_told_the_right_one(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_option_gets_a_suggestion(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", odd, "--jsno"]) == 2
     assert "Unknown option: --jsno. Did you mean --json? (see: attent data --help)" in capsys.readouterr().err
 
@@ -258,7 +256,7 @@ def test_standard_input_is_a_hyphen(odd: str) -> None:
     assert json.loads(done.stdout)["pairs"] == 305
 
 
-def test_help_and_the_report_itself_need_no_torch(odd: str) -> None:
+def test_help_and_report_do_not_import_torch(odd: str) -> None:
     report = "import atexit\natexit.register(lambda: print('LOADED', 'torch' in sys.modules))"
     for arguments in (["data", "--help"], ["data", odd, "--no-estimate"]):
         code = f"import sys\n{report}\nfrom attent.cli import main\nsys.exit(main({arguments!r}))"
@@ -267,7 +265,7 @@ def test_help_and_the_report_itself_need_no_torch(odd: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no head")
-def test_a_reader_that_goes_away_is_no_error(odd: str) -> None:
+def test_closed_pipe_is_no_error(odd: str) -> None:
     command = f"{sys.executable} -m attent data {odd} --no-estimate | head -1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -276,12 +274,12 @@ def test_a_reader_that_goes_away_is_no_error(odd: str) -> None:
 # ---- small things ----------------------------------------------------------------------------------------------------
 
 
-def test_a_bar_grows_by_eighths_and_always_shows() -> None:
+def test_bar_grows_by_eighths() -> None:
     assert [draw_bar(share, 4).rstrip() for share in (0, 0.001, 0.25, 0.5 + 1 / 32, 1)] == ["", "▏", "█", "██▏", "████"]
     assert all(cell_len(draw_bar(share / 100, 7)) == 7 for share in range(101))
 
 
-def test_estimates_are_rounded_to_what_they_know() -> None:
+def test_estimates_are_rounded() -> None:
     assert [format_rounded(n) for n in (7, 1_234, 56_789, 1_234_567, 45_678_901, 3_210_000_000)] == [
         "7",
         "1,200",

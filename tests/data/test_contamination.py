@@ -29,7 +29,7 @@ WORDS = (
 SENTENCES = st.lists(st.sampled_from(WORDS) | st.from_regex("[xyz]{1,2}", fullmatch=True), max_size=14).map(" ".join)
 
 
-def pairs(*texts: tuple[str, str], file: str = "train") -> list[Pair]:
+def make_pairs(*texts: tuple[str, str], file: str = "train") -> list[Pair]:
     return [Pair(source, target, file, i) for i, (source, target) in enumerate(texts, start=1)]
 
 
@@ -48,34 +48,36 @@ def near_misses(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 
 @settings(max_examples=150, deadline=None)
 @given(near_misses() | st.tuples(st.lists(SENTENCES, min_size=1), st.lists(SENTENCES, min_size=1)))
-def test_near_is_what_comparing_every_line_with_every_sentence_finds(texts: tuple[list[str], list[str]]) -> None:
+def test_near_duplicates_equal_brute_force(texts: tuple[list[str], list[str]]) -> None:
     tests, lines = texts
     index = NearDuplicateIndex(fold_words(tests))
     expected = {}
     bags = [sorted(line.split()) for line in lines]
     for i in (i for i, bag in enumerate(bags) if bag not in bags[:i]):  # of lines with the same words the first
         for j, test in enumerate(tests):
-            one, other = set(bags[i]), set(test.split())
-            if len(other) >= MIN_NEAR_WORDS and one and len(one & other) / len(one | other) >= NEAR_THRESHOLD:
-                expected[i, int(index.text_ids[j])] = len(one & other) / len(one | other)
-    found = {(i, j): overlap for part in index.find_near(fold_words(lines)) for i, j, overlap in rows(part)}
-    assert found == expected
+            words, other = set(bags[i]), set(test.split())
+            if len(other) >= MIN_NEAR_WORDS and words and len(words & other) / len(words | other) >= NEAR_THRESHOLD:
+                expected[i, int(index.text_ids[j])] = len(words & other) / len(words | other)
+    result = {(i, j): overlap for part in index.find_near(fold_words(lines)) for i, j, overlap in list_matches(part)}
+    assert result == expected
 
 
-def rows(near: NearMatches) -> list[tuple[int, int, float]]:
+def list_matches(near: NearMatches) -> list[tuple[int, int, float]]:
     return list(zip(near.lines.tolist(), near.texts.tolist(), near.overlaps.tolist(), strict=True))
 
 
-def test_case_punctuation_and_spacing_do_not_hide_a_twin() -> None:
-    against = ContaminationChecker(pairs(("The dog runs on the grass.", "Der Hund läuft auf dem Gras."), file="test"))
-    against.update(pairs(("the  DOG runs – on the grass!", "»Der Hund läuft auf dem Gras«…")))
-    found = against.compute()
-    assert (found.same_pair, found.exact_matches, found.near_duplicates) == (1, 1, 0)
-    assert found.matches[0].train.line == 1
+def test_case_punctuation_and_spacing_are_ignored() -> None:
+    checker = ContaminationChecker(
+        make_pairs(("The dog runs on the grass.", "Der Hund läuft auf dem Gras."), file="test")
+    )
+    checker.update(make_pairs(("the  DOG runs – on the grass!", "»Der Hund läuft auf dem Gras«…")))
+    result = checker.compute()
+    assert (result.same_pair, result.exact_matches, result.near_duplicates) == (1, 1, 0)
+    assert result.matches[0].train.line == 1
 
 
-def test_each_test_sentence_counts_once_by_its_closest_twin() -> None:
-    test = pairs(
+def test_each_test_sentence_counts_once_by_its_closest_match() -> None:
+    test = make_pairs(
         ("The red dog runs on the grass.", "Der rote Hund läuft auf dem Gras."),
         ("The blue cat sleeps in water.", "Die blaue Katze schläft im Wasser."),
         ("A big dog never sleeps here.", "Ein großer Hund schläft hier nie."),
@@ -84,7 +86,7 @@ def test_each_test_sentence_counts_once_by_its_closest_twin() -> None:
         ("Yes.", "Ja."),
         file="test",
     )
-    train = pairs(
+    train = make_pairs(
         ("The red dog runs on the grass.", "Ein anderer Satz."),
         ("The red dog runs on the grass.", "Der rote Hund läuft auf dem Gras."),
         ("The blue cat sleeps in water.", "Die Katze ist blau und schläft."),
@@ -93,19 +95,19 @@ def test_each_test_sentence_counts_once_by_its_closest_twin() -> None:
         ("Yes!", "Ja!"),
         ("Yes!", "Ja!"),
     )
-    against = ContaminationChecker(test)
+    checker = ContaminationChecker(test)
     for start in range(0, len(train), 2):
-        against.update(train[start : start + 2])
-    found = against.compute()
-    assert found.sentences == 6
-    assert (found.same_pair, found.same_source, found.same_target, found.near_duplicates, found.short_matches) == (
+        checker.update(train[start : start + 2])
+    result = checker.compute()
+    assert result.sentences == 6
+    assert (result.same_pair, result.same_source, result.same_target, result.near_duplicates, result.short_matches) == (
         1,
         1,
         1,
         1,
         1,
     )
-    assert [(twin.kind, twin.test.line, twin.train.line) for twin in found.matches] == [
+    assert [(match.kind, match.test.line, match.train.line) for match in result.matches] == [
         ("pair", 1, 2),
         ("source", 2, 3),
         ("target", 3, 4),
@@ -113,87 +115,99 @@ def test_each_test_sentence_counts_once_by_its_closest_twin() -> None:
     ]
 
 
-def test_a_script_without_spaces_is_compared_by_neighbouring_characters() -> None:
-    against = ContaminationChecker(
-        pairs(("人人生而自由在尊严和权利上一律平等", "all are born free and equal"), file="test")
+def test_scripts_without_spaces_are_compared_by_bigrams() -> None:
+    checker = ContaminationChecker(
+        make_pairs(("人人生而自由在尊严和权利上一律平等", "all are born free and equal"), file="test")
     )
-    against.update(
-        pairs(("平等上利权和严尊在由自而生人人律一", "y"), ("人人生而自由，在尊严和权利上一律不平等。", "x"))
+    checker.update(
+        make_pairs(("平等上利权和严尊在由自而生人人律一", "y"), ("人人生而自由，在尊严和权利上一律不平等。", "x"))
     )
-    found = against.compute()
-    assert [(twin.kind, twin.train.line) for twin in found.matches] == [("near source", 2)]
-    assert found.near_duplicates == 1
+    result = checker.compute()
+    assert [(match.kind, match.train.line) for match in result.matches] == [("near source", 2)]
+    assert result.near_duplicates == 1
 
 
-def test_line_breaks_inside_a_text_keep_lines_in_step() -> None:
-    against = ContaminationChecker(pairs(("one two three four five six", "a b c d e f"), file="test"))
-    against.update(pairs(("x\ny\nz", "q"), ("one two\nthree four five six", "other")))
-    assert against.compute().matches[0].train.line == 2
+def test_newlines_in_a_text_do_not_shift_lines() -> None:
+    checker = ContaminationChecker(make_pairs(("one two three four five six", "a b c d e f"), file="test"))
+    checker.update(make_pairs(("x\ny\nz", "q"), ("one two\nthree four five six", "other")))
+    assert checker.compute().matches[0].train.line == 2
 
 
 # ---- text of a template, and test sets of any size -------------------------------------------------------------------
 
 
-def template(numbers: range, file: str) -> list[Pair]:
+def make_template(numbers: range, file: str) -> list[Pair]:
     texts = [(f"Please open the file number {i} in the main window", f"Bitte Datei {i} öffnen") for i in numbers]
-    return pairs(*texts, file=file)
+    return make_pairs(*texts, file=file)
 
 
-def looked(test: Iterable[Pair | BadLine], train: Sequence[Pair]) -> Contamination:
-    against = ContaminationChecker(test)
+def check(test: Iterable[Pair | BadLine], train: Sequence[Pair]) -> Contamination:
+    checker = ContaminationChecker(test)
     for start in range(0, len(train), 2_000):
-        against.update(train[start : start + 2_000])
-    return against.compute()
+        checker.update(train[start : start + 2_000])
+    return checker.compute()
 
 
-def test_lines_of_one_template_are_all_found_in_little_memory() -> None:
-    test, train = template(range(2_000), "test"), template(range(2_000, 6_000), "train")
+def test_template_lines_are_found_in_bounded_memory() -> None:
+    test, train = make_template(range(2_000), "test"), make_template(range(2_000, 6_000), "train")
     tracemalloc.start()
     try:
-        found, memory = looked(test, train), tracemalloc.get_traced_memory()[1]
+        result, memory = check(test, train), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (found.sentences, found.near_duplicates, found.exact_matches, found.uncompared_lines) == (2_000, 2_000, 0, 0)
+    assert (result.sentences, result.near_duplicates, result.exact_matches, result.uncompared_lines) == (
+        2_000,
+        2_000,
+        0,
+        0,
+    )
     assert memory < 150e6  # all (line, sentence) that meet at once would take a gigabyte
 
 
-def test_a_line_repeated_everywhere_is_looked_at_once() -> None:
+def test_repeated_line_is_compared_once() -> None:
     text = "Click OK now please", "Jetzt bitte OK klicken"
     began = time.process_time()
-    found = looked(pairs(*[text] * 3_000, file="test"), pairs(*[text] * 12_000))
-    assert (found.same_pair, found.near_duplicates) == (3_000, 0)
+    result = check(make_pairs(*[text] * 3_000, file="test"), make_pairs(*[text] * 12_000))
+    assert (result.same_pair, result.near_duplicates) == (3_000, 0)
     assert time.process_time() - began < 5  # every line with every sentence takes minutes
 
 
-def test_a_closer_line_is_sought_until_enough_were_near(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_retired_after_enough_near_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "one two three four five six seven eight"
-    test, train = pairs((words, "a b c d"), file="test"), pairs((f"{words} nine ten", ""), (f"{words} nine", ""))
-    assert looked(test, train).matches[0].train.line == 2
+    test, train = (
+        make_pairs((words, "a b c d"), file="test"),
+        make_pairs((f"{words} nine ten", ""), (f"{words} nine", "")),
+    )
+    assert check(test, train).matches[0].train.line == 2
     monkeypatch.setattr(contamination, "MAX_NEAR_MATCHES", 1)
     monkeypatch.setattr(contamination, "COMPARISONS_PER_SLICE", 1)
-    found = looked(test, train)
-    assert (found.near_duplicates, found.matches[0].train.line) == (1, 1)
+    result = check(test, train)
+    assert (result.near_duplicates, result.matches[0].train.line) == (1, 1)
 
 
-def test_lines_that_there_was_too_much_to_compare_with_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncompared_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     openings = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:3] if a != b != c != a]
-    test = pairs(*((f"{text} one two three four five", "x") for text in openings), file="test")
-    train = pairs(*((f"{text} six seven one two three", "y") for text in openings))
-    assert looked(test, train).uncompared_lines == 0
+    test = make_pairs(*((f"{text} one two three four five", "x") for text in openings), file="test")
+    train = make_pairs(*((f"{text} six seven one two three", "y") for text in openings))
+    assert check(test, train).uncompared_lines == 0
     monkeypatch.setattr(contamination, "MAX_COMPARISONS", 500)
     monkeypatch.setattr(contamination, "COMPARISONS_PER_SLICE", 200)
-    assert 0 < looked(test, train).uncompared_lines < len(train)
+    assert 0 < check(test, train).uncompared_lines < len(train)
 
 
 @settings(max_examples=60, deadline=None)
 @given(near_misses(), st.integers(1, 40))
-def test_slices_of_any_size_find_the_same(texts: tuple[list[str], list[str]], size: int) -> None:
+def test_slice_size_does_not_change_matches(texts: tuple[list[str], list[str]], size: int) -> None:
     tests, lines = texts
-    whole = {row for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines)) for row in rows(part)}
+    whole = {
+        row for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines)) for row in list_matches(part)
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contamination, "COMPARISONS_PER_SLICE", size)
         sliced = {
-            row for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines)) for row in rows(part)
+            row
+            for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines))
+            for row in list_matches(part)
         }
     done = {test for _, test, overlap in whole if overlap == 1}  # found whole, and then looked for no longer
     assert sliced <= whole
@@ -201,33 +215,33 @@ def test_slices_of_any_size_find_the_same(texts: tuple[list[str], list[str]], si
     assert all(row in sliced or row[1] in done for row in whole)
 
 
-def test_equal_sentences_are_found_behind_the_first_thousands_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_matches_are_found_in_the_whole_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contamination, "MAX_NEAR_SENTENCES", 3)
     monkeypatch.setattr(contamination, "CHUNK_SENTENCES", 2)
-    test = [*template(range(4), "a.tsv"), *template(range(4, 9), "b.tsv")]
-    found = looked(test, [Pair("Please open the file – number 7 – in the main WINDOW!", "y", "train", 5)])
-    assert (found.sentences, found.near_checked, found.same_source, found.near_duplicates) == (9, 3, 1, 3)
-    twin = found.matches[0]
-    assert (twin.kind, twin.test.file, twin.test.line, twin.train.line) == ("source", "b.tsv", 4, 5)
+    test = [*make_template(range(4), "a.tsv"), *make_template(range(4, 9), "b.tsv")]
+    result = check(test, [Pair("Please open the file – number 7 – in the main WINDOW!", "y", "train", 5)])
+    assert (result.sentences, result.near_checked, result.same_source, result.near_duplicates) == (9, 3, 1, 3)
+    match = result.matches[0]
+    assert (match.kind, match.test.file, match.test.line, match.train.line) == ("source", "b.tsv", 4, 5)
 
 
-def test_lines_of_a_test_set_that_are_no_pairs_are_counted() -> None:
-    against = ContaminationChecker(
-        [BadLine("one column only", "t", 1, "x"), *pairs(("a b c d", "e f g h")), BadLine("x", "t", 3, "")]
+def test_bad_lines_of_a_test_set_are_counted() -> None:
+    checker = ContaminationChecker(
+        [BadLine("one column only", "t", 1, "x"), *make_pairs(("a b c d", "e f g h")), BadLine("x", "t", 3, "")]
     )
-    assert (len(against), against.bad_lines, against.compute().sentences) == (1, 2, 1)
+    assert (len(checker), checker.bad_lines, checker.compute().sentences) == (1, 2, 1)
 
 
-def test_nothing_to_compare_finds_nothing() -> None:
-    for test in ([], pairs(("", ""), ("...", "!?"), file="test")):
-        against = ContaminationChecker(test)
-        against.update([])
-        against.update(pairs(("", ""), ("...", "words here")))
+def test_empty_inputs_have_no_matches() -> None:
+    for test in ([], make_pairs(("", ""), ("...", "!?"), file="test")):
+        checker = ContaminationChecker(test)
+        checker.update([])
+        checker.update(make_pairs(("", ""), ("...", "words here")))
         assert (
-            against.compute().exact_matches == against.compute().near_duplicates == against.compute().short_matches == 0
+            checker.compute().exact_matches == checker.compute().near_duplicates == checker.compute().short_matches == 0
         )
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
-def test_any_text_folds_to_one_line_each(texts: list[str]) -> None:
+def test_every_text_folds_to_one_line(texts: list[str]) -> None:
     assert len(fold_texts(texts).split("\n")) == max(len(texts), 1)

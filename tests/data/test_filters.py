@@ -33,7 +33,7 @@ LONG = "The quick brown fox jumps over the lazy dog and runs away. "
 ENGLISH_GERMAN, DEFAULT = LanguagePair("en", "de"), FilterConfig()
 
 
-def why(
+def drop_reason(
     source: str, target: str, languages: LanguagePair = ENGLISH_GERMAN, filters: FilterConfig = DEFAULT
 ) -> str | None:
     return PairFilter(filters, infer_scripts(languages, [])).drop_reason(source, target)
@@ -62,8 +62,8 @@ def why(
         ("!!!", "???"),
     ],
 )
-def test_a_translators_data_survives(source: str, target: str) -> None:
-    assert why(source, target) is None
+def test_good_pairs_are_kept(source: str, target: str) -> None:
+    assert drop_reason(source, target) is None
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_translators_data_survives(source: str, target: str) -> None:
         ("ru", "iPhone"),
     ],
 )
-def test_a_language_in_its_own_script_survives(tag: str, text: str) -> None:
-    assert why("All human beings are born free", text, LanguagePair("en", tag)) is None
+def test_languages_in_their_own_script_are_kept(tag: str, text: str) -> None:
+    assert drop_reason("All human beings are born free", text, LanguagePair("en", tag)) is None
 
 
 # ---- what goes -------------------------------------------------------------------------------------------------------
@@ -105,30 +105,30 @@ def test_a_language_in_its_own_script_survives(tag: str, text: str) -> None:
         ("script", "All human beings are born free", "Все люди рождаются свободными и равными"),
     ],
 )
-def test_what_is_broken_is_dropped_by_name(name: str, source: str, target: str) -> None:
-    assert why(source, target) == name
-    kept = PairFilter(FilterConfig.disabled(), infer_scripts(LanguagePair("en", "de"), []))
-    assert kept.drop_reason(source, target) is None
+def test_bad_pairs_are_dropped_with_reason(name: str, source: str, target: str) -> None:
+    assert drop_reason(source, target) == name
+    disabled = PairFilter(FilterConfig.disabled(), infer_scripts(LanguagePair("en", "de"), []))
+    assert disabled.drop_reason(source, target) is None
 
 
-def test_wide_characters_count_three_fold() -> None:
+def test_wide_characters_count_three_times() -> None:
     assert weighted_length("abc") == 3
     assert weighted_length("日本x") == 7
-    assert why("x" * 1500, "日" * 700, LanguagePair("en", "zh")) == "max_chars"
-    assert why("x" * 1500, "日" * 600, LanguagePair("en", "zh")) is None
+    assert drop_reason("x" * 1500, "日" * 700, LanguagePair("en", "zh")) == "max_chars"
+    assert drop_reason("x" * 1500, "日" * 600, LanguagePair("en", "zh")) is None
 
 
-def test_a_name_that_stays_as_it_is_survives_in_another_script() -> None:
+def test_names_in_another_script_are_kept() -> None:
     name = "Microsoft Office Professional Plus"
-    assert why(name, name, LanguagePair("en", "ru")) is None
+    assert drop_reason(name, name, LanguagePair("en", "ru")) is None
 
 
-def test_an_untranslated_sentence_without_spaces_is_found_too() -> None:
+def test_untranslated_sentence_without_spaces_is_dropped() -> None:
     text = "これは翻訳されなかった日本語の文章です。"
-    assert why(text, text, LanguagePair("ja", "zh")) == "identical"
+    assert drop_reason(text, text, LanguagePair("ja", "zh")) == "identical"
 
 
-def test_a_script_is_told_from_the_text_where_the_language_is_not_known() -> None:
+def test_script_is_inferred_if_the_language_is_unknown() -> None:
     pairs = [Pair("Привет, как дела сегодня", "Hello, how are you today", "f", 1)] * 5
     source, target = infer_scripts(LanguagePair(), pairs)
     assert source == {"Cyrl"}
@@ -140,13 +140,13 @@ def test_a_script_is_told_from_the_text_where_the_language_is_not_known() -> Non
     )
 
 
-def test_a_side_of_many_scripts_is_not_judged() -> None:
+def test_mixed_scripts_are_not_checked() -> None:
     texts = "четверг марта; jeudi mars; Πέμπτη Μαρτίου; الخميس مارس; 三月七日星期四; มีนาคม; मार्च; 목요일; მარტი; մարտ"
     pairs = [Pair(text, "2019-03-07", "f", 1) for text in texts.split()]
     assert infer_scripts(LanguagePair(), pairs) == (None, None)
 
 
-def test_damage_is_found_where_it_stands() -> None:
+def test_find_damage_returns_the_index() -> None:
     assert find_damage("plain") is None
     assert find_damage("abc\x07") == 3
     assert find_damage("Es ist fÃ¼r dich") == 8
@@ -156,14 +156,14 @@ WESTERN = "äöüßéèçñíøåæêîôëïÄÖÜÉ"
 
 
 @given(st.text(WESTERN + "abc ,.", max_size=20), st.sampled_from(WESTERN))
-def test_utf8_read_as_latin_1_is_found_and_the_text_itself_is_not(text: str, letter: str) -> None:
+def test_mojibake_is_found_and_correct_text_is_not(text: str, letter: str) -> None:
     whole = text + letter
     assert is_mojibake(whole.encode("utf-8").decode("latin-1"))
     assert not is_mojibake(whole)
 
 
 @pytest.mark.parametrize("filters", [{"max_chars": -1}, {"length_ratio": 0.5}, {"length_ratio": float("nan")}])
-def test_a_setting_that_makes_no_sense_is_refused(filters: dict[str, float]) -> None:
+def test_invalid_config_is_refused(filters: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"`{next(iter(filters))}` must be"):
         FilterConfig(**filters)  # type: ignore[arg-type]
 
@@ -172,12 +172,12 @@ TEXTS = st.text(max_size=40) | st.sampled_from(["OK", "fÃ¼r", LONG, "日本語
 
 
 @given(TEXTS, TEXTS)
-def test_a_filter_turned_off_drops_nothing_and_changes_no_other(source: str, target: str) -> None:
-    first = why(source, target)
-    assert why(source, target, filters=FilterConfig.disabled()) is None
+def test_disabled_filter_drops_nothing(source: str, target: str) -> None:
+    first = drop_reason(source, target)
+    assert drop_reason(source, target, filters=FilterConfig.disabled()) is None
     for name in FILTER_ORDER:
         value = {name: 0 if name in ("max_chars", "length_ratio") else False}
-        reason = why(source, target, filters=FilterConfig(**value))  # type: ignore[arg-type]
+        reason = drop_reason(source, target, filters=FilterConfig(**value))  # type: ignore[arg-type]
         assert reason == first if first != name else reason != name
 
 
@@ -185,25 +185,25 @@ def test_a_filter_turned_off_drops_nothing_and_changes_no_other(source: str, tar
     ("target", "name"),
     [("x" * 99_999, "max_chars"), ("x" * 200, "length_ratio"), ("fÃ¼r dich", "control"), ("kurz", None)],
 )
-def test_with_empty_sides_allowed_the_other_filters_still_judge(target: str, name: str | None) -> None:
+def test_other_filters_apply_to_empty_sides(target: str, name: str | None) -> None:
     assert (
-        why("", target, filters=FilterConfig(empty=False))
-        == why(target, " ", filters=FilterConfig(empty=False))
+        drop_reason("", target, filters=FilterConfig(empty=False))
+        == drop_reason(target, " ", filters=FilterConfig(empty=False))
         == name
     )
 
 
 @given(TEXTS, TEXTS)
-def test_space_at_the_ends_changes_no_judgement(source: str, target: str) -> None:
-    assert why(f" {source}\n", f"\t{target} ") == why(strip_text(source), strip_text(target))
+def test_spaces_at_the_ends_do_not_matter(source: str, target: str) -> None:
+    assert drop_reason(f" {source}\n", f"\t{target} ") == drop_reason(strip_text(source), strip_text(target))
 
 
-def test_a_sieve_travels_to_other_processes() -> None:
-    sieve = pickle.loads(  # noqa: S301
+def test_pair_filter_is_picklable() -> None:
+    pair_filter = pickle.loads(  # noqa: S301
         pickle.dumps(PairFilter(FilterConfig(length_ratio=0), infer_scripts(LanguagePair("en", "ru"), [])))
     )
-    assert sieve.config.length_ratio == 0
-    assert sieve.drop_reason("All human beings are born free", "All men are born free, they say") == "script"
+    assert pair_filter.config.length_ratio == 0
+    assert pair_filter.drop_reason("All human beings are born free", "All men are born free, they say") == "script"
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------
@@ -216,26 +216,26 @@ UNICODE_NAMES = {"Latn": "LATIN", "Grek": "GREEK", "Cyrl": "CYRILLIC", "Armn": "
 
 
 @pytest.fixture(scope="module")
-def named() -> dict[str, str]:
+def name_letters() -> dict[str, str]:
     """Every character that has a name, with its name."""
     return {chr(c): name for c in range(0x2FFFF) if (name := unicodedata.name(chr(c), ""))}
 
 
 @pytest.mark.parametrize("code", UNICODE_NAMES)
-def test_the_letters_of_a_script_are_those_that_unicode_names_so(code: str, named: dict[str, str]) -> None:
-    every = "".join(named)
+def test_script_letters_match_unicode_names(code: str, name_letters: dict[str, str]) -> None:
+    every = "".join(name_letters)
     mine = set(scripts.compile_letter_pattern(frozenset({code})).findall(every))
     theirs = set(scripts.compile_letter_pattern(scripts.get_other_scripts(frozenset({code}))).findall(every))
     assert not mine & theirs
     assert all(unicodedata.category(char)[0] in "LM" or char == "〇" for char in mine)
-    wanted = {
+    named_letters = {
         char
-        for char, name in named.items()
+        for char, name in name_letters.items()
         if name.startswith((f"{UNICODE_NAMES[code]} ", f"{UNICODE_NAMES[code]}-"))
         and unicodedata.category(char) in ("Ll", "Lu", "Lo")
     }
-    assert not wanted & theirs
-    common = {char for char in wanted if char < "\u1d00" or code == "Hani"}  # later ones are for scholars
+    assert not named_letters & theirs
+    common = {char for char in named_letters if char < "\u1d00" or code == "Hani"}  # later ones are for scholars
     assert len(common - mine) <= 0.03 * len(common)  # each version of Unicode adds a few
 
 
@@ -253,12 +253,12 @@ def test_the_letters_of_a_script_are_those_that_unicode_names_so(code: str, name
         ("twi", {"Latn"}),
     ],
 )
-def test_cldr_tells_what_a_language_is_written_in(tag: str, expected: set[str]) -> None:
+def test_language_scripts_come_from_cldr(tag: str, expected: set[str]) -> None:
     assert scripts.get_language_scripts(tag) == expected
 
 
 @pytest.mark.parametrize("tag", ["xx", "qaa", "", "en-Zzzz"])
-def test_a_language_that_cldr_does_not_know_is_not_judged(tag: str) -> None:
+def test_unknown_languages_have_no_scripts(tag: str) -> None:
     assert scripts.get_language_scripts(tag) is None
 
 
@@ -266,7 +266,7 @@ def test_a_language_that_cldr_does_not_know_is_not_judged(tag: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=30), max_size=30))
-def test_seen_agrees_with_a_set(calls: list[list[int]]) -> None:
+def test_key_set_equals_a_set(calls: list[list[int]]) -> None:
     seen, known = KeySet(), set[int]()
     for keys in calls:
         expected = []
@@ -277,7 +277,7 @@ def test_seen_agrees_with_a_set(calls: list[list[int]]) -> None:
     assert len(seen) == len(known)
 
 
-def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_set_uses_few_bytes_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeySet, "MAX_MERGED_RUN", 20_000)
     seen, random = KeySet(), np.random.default_rng(0)
     keys = random.integers(0, 2**64, 200_000, dtype=np.uint64)
@@ -288,13 +288,13 @@ def test_seen_keeps_to_a_few_bytes_a_key_and_to_few_runs(monkeypatch: pytest.Mon
     assert len(seen._runs) < 35
 
 
-def test_a_pair_has_the_same_key_in_every_process_and_its_mirror_another() -> None:
+def test_pair_keys_are_stable_and_ordered() -> None:
     code = "from attent.data.filters import hash_pairs; print(hash_pairs(['a', 'b'], ['ü', 'ü']).tolist())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     keys = hash_pairs(["a", "b"], ["ü", "ü"])
-    assert str(keys.tolist()) == told.strip()
+    assert str(keys.tolist()) == output.strip()
     assert len({*keys.tolist(), *hash_pairs(["ü", "ab"], ["a", ""]).tolist(), *hash_pairs(["a"], ["b"]).tolist()}) == 5
 
 
-def test_a_text_that_is_no_unicode_has_a_key_too() -> None:
+def test_lone_surrogates_have_a_key() -> None:
     assert len(hash_pairs(["\ud800"], [""])) == 1

@@ -32,7 +32,7 @@ def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
         each = [pair[side] for pair in lengths]
         ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(each)] or [np.empty(0)]).astype("<u4")
         sides.append(TokenSequences(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
-    told = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
+    description = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
     meta = StoreMeta(
         format_version=1,
         pairs=len(lengths),
@@ -40,7 +40,7 @@ def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
         token_counts={},
         pad_ids={"source": 0, "target": pad},
         files=["corpus.tsv"],
-        parts=told,
+        parts=description,
     )
     return TokenStore(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, len(lengths) + 1).astype("<u8"))
 
@@ -53,7 +53,7 @@ def wmt_like(n: int, seed: int = 0) -> list[tuple[int, int]]:
     return list(zip(source.astype(int).tolist(), target.astype(int).tolist(), strict=True))
 
 
-def epoch_of(batches: PairLoader, epoch: int = 0) -> list[PairBatch]:
+def list_epoch(batches: PairLoader, epoch: int = 0) -> list[PairBatch]:
     return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
 
 
@@ -63,28 +63,28 @@ def sentences(text: TokenBatch) -> list[tuple[int, ...]]:
         assert text.lengths is not None
         rows = zip(text.ids.tolist(), text.lengths.tolist(), strict=True)
         return [tuple(row[:length]) for row, length in rows if length]
-    found = []
+    batches_of_epoch = []
     for ids, segments in zip(text.ids, text.packing.segments, strict=True):
-        found += [tuple(ids[segments == s].tolist()) for s in range(int(segments.max()) + 1)]
-    return found
+        batches_of_epoch += [tuple(ids[segments == s].tolist()) for s in range(int(segments.max()) + 1)]
+    return batches_of_epoch
 
 
-def same(one: PairBatch, two: PairBatch) -> bool:
+def is_equal(first: PairBatch, second: PairBatch) -> bool:
     tensors = [
         [side.ids, side.lengths, *(vars(side.packing).values() if side.packing else [])]
-        for batch in (one, two)
+        for batch in (first, second)
         for side in (batch.source, batch.target)
     ]
     both = zip(tensors[0] + tensors[1], tensors[2] + tensors[3], strict=True)
-    return np.array_equal(one.example_ids, two.example_ids) and all(
+    return np.array_equal(first.example_ids, second.example_ids) and all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in both
     )
 
 
 lengths = st.lists(st.tuples(st.integers(1, 24), st.integers(1, 24)), max_size=60)
 configs = st.builds(
-    lambda layout, tokens, longest, too_long: BatchConfig(
-        layout=layout, batch_tokens=max(tokens, longest), max_tokens=longest, too_long=too_long
+    lambda layout, tokens, max_tokens, too_long: BatchConfig(
+        layout=layout, batch_tokens=max(tokens, max_tokens), max_tokens=max_tokens, too_long=too_long
     ),
     st.sampled_from(LAYOUTS),
     st.integers(8, 120),
@@ -95,26 +95,24 @@ configs = st.builds(
 
 @unhurried
 @given(lengths, configs, st.integers(0, 3), st.integers(0, 2))
-def test_every_kept_pair_appears_exactly_once_an_epoch(
+def test_every_kept_pair_appears_once_per_epoch(
     lengths: list[tuple[int, int]], config: BatchConfig, seed: int, epoch: int
 ) -> None:
     batches = PairLoader(make_store(lengths), config, seed=seed)
-    seen = [pair for batch in epoch_of(batches, epoch) for pair in batch.example_ids.tolist()]
+    seen = [pair for batch in list_epoch(batches, epoch) for pair in batch.example_ids.tolist()]
     limits = batches.shape.max_source_length, batches.shape.max_target_length
     long = {i for i, (s, t) in enumerate(lengths) if s > limits[0] or t > limits[1]}
     assert set(batches.get_epoch(epoch).plan.too_long_pairs.tolist()) == long
-    kept = set(range(len(lengths))) - (long if config.too_long == "drop" else set())
-    assert sorted(seen) == sorted(kept)
+    expected = set(range(len(lengths))) - (long if config.too_long == "drop" else set())
+    assert sorted(seen) == sorted(expected)
 
 
 @unhurried
 @given(lengths, configs)
-def test_a_batch_holds_its_pairs_whole_and_in_step_on_both_sides(
-    lengths: list[tuple[int, int]], config: BatchConfig
-) -> None:
+def test_batch_has_whole_aligned_pairs(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
     store = make_store(lengths)
     batches = PairLoader(store, config)
-    for batch in epoch_of(batches):
+    for batch in list_epoch(batches):
         for text, side, limit in (
             (batch.source, store.source, batches.shape.max_source_length),
             (batch.target, store.target, batches.shape.max_target_length),
@@ -128,71 +126,73 @@ def test_a_batch_holds_its_pairs_whole_and_in_step_on_both_sides(
 @given(lengths, configs)
 @example([(1, 1 + n % 24) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
 @example([(1 + n % 24, 1) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
-def test_no_batch_is_over_budget(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
+def test_no_batch_exceeds_its_token_budget(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
     batches = PairLoader(make_store(lengths), config)
     rows, room = max(1, batches.shape.rows), batches.shape.row_capacity
-    for batch in epoch_of(batches):
+    for batch in list_epoch(batches):
         assert batch.source.ids.numel() <= rows * room.source <= config.batch_tokens
         assert batch.target.ids.numel() <= rows * room.target <= config.batch_tokens
 
 
 @unhurried
 @given(lengths, configs, st.integers(1, 5))
-def test_batches_of_n_ranks_partition_those_of_one(
+def test_ranks_partition_the_batches_of_one_rank(
     lengths: list[tuple[int, int]], config: BatchConfig, ranks: int
 ) -> None:
     store = make_store(lengths)
-    alone = epoch_of(PairLoader(store, config, seed=7))
+    alone = list_epoch(PairLoader(store, config, seed=7))
     together = [PairLoader(store, config, seed=7, rank=rank, world_size=ranks) for rank in range(ranks)]
     assert len({each.num_steps(0) for each in together}) == 1
     dealt = [each.get_batch(0, step) for step in range(together[0].num_steps(0)) for each in together]
     assert len(alone) <= len(dealt) < len(alone) + ranks
-    assert all(same(one, two) for one, two in zip(alone, dealt, strict=False))
+    assert all(is_equal(first, second) for first, second in zip(alone, dealt, strict=False))
     assert all(len(rest.example_ids) == 0 for rest in dealt[len(alone) :])
 
 
 @unhurried
 @given(lengths.filter(bool), st.sampled_from(LAYOUTS), st.integers(0, 1), st.data())
-def test_seeking_equals_walking_there(
+def test_get_batch_equals_iteration(
     lengths: list[tuple[int, int]], layout: Layout, epoch: int, data: st.DataObject
 ) -> None:
     batches = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=48, max_tokens=24), seed=3)
     step = data.draw(st.integers(0, batches.num_steps(epoch) - 1))
     walked = next(batch for at, batch in batches.iter_batches(workers=0) if at == (epoch, step))
     sought = PairLoader(batches.store, batches.config, seed=3)
-    assert same(walked, sought.get_batch(epoch, step))
-    assert same(walked, next(sought.iter_batches(LoaderPosition(epoch, step), workers=0))[1])
+    assert is_equal(walked, sought.get_batch(epoch, step))
+    assert is_equal(walked, next(sought.iter_batches(LoaderPosition(epoch, step), workers=0))[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_same_seed_gives_the_same_bytes_with_0_or_4_workers(layout: Layout) -> None:
+def test_number_of_workers_does_not_change_batches(layout: Layout) -> None:
     batches = PairLoader(make_store(wmt_like(300)), BatchConfig(layout=layout, batch_tokens=512), seed=1)
     steps = 2 * batches.num_steps(0) + 3  # into the third epoch
     alone = list(islice(batches.iter_batches(workers=0), steps))
     helped = list(islice(batches.iter_batches(workers=4), steps))
     assert [at for at, _ in alone] == [at for at, _ in helped]
-    assert all(same(one, two) for (_, one), (_, two) in zip(alone, helped, strict=True))
+    assert all(is_equal(first, second) for (_, first), (_, second) in zip(alone, helped, strict=True))
     assert alone[-1][0].epoch == 2
 
 
 @unhurried
 @given(lengths, st.integers(4, 32), st.sampled_from(["drop", "cut"]))
-def test_packed_and_bucketed_hold_the_same_sentences(
-    lengths: list[tuple[int, int]], longest: int, too_long: Literal["drop", "cut"]
+def test_packed_and_bucketed_have_the_same_sentences(
+    lengths: list[tuple[int, int]], max_tokens: int, too_long: Literal["drop", "cut"]
 ) -> None:
-    store, held = make_store(lengths), []
+    store, sentence_counts = make_store(lengths), []
     for layout in LAYOUTS:
-        config = BatchConfig(layout=layout, batch_tokens=96, max_tokens=longest, too_long=too_long)
-        found = epoch_of(PairLoader(store, config))
-        held.append(Counter(s for batch in found for side in (batch.source, batch.target) for s in sentences(side)))
-    assert held[0] == held[1] == held[2]
+        config = BatchConfig(layout=layout, batch_tokens=96, max_tokens=max_tokens, too_long=too_long)
+        batches_of_epoch = list_epoch(PairLoader(store, config))
+        sentence_counts.append(
+            Counter(s for batch in batches_of_epoch for side in (batch.source, batch.target) for s in sentences(side))
+        )
+    assert sentence_counts[0] == sentence_counts[1] == sentence_counts[2]
 
 
 @unhurried
 @given(lengths, configs)
-def test_a_packing_is_the_one_that_its_rows_say(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
+def test_packing_matches_rows(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
     batches = PairLoader(make_store(lengths), config)
-    for batch in epoch_of(batches):
+    for batch in list_epoch(batches):
         for text in (batch.source, batch.target):
             if text.packing is None:
                 continue
@@ -211,7 +211,7 @@ def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
     shapes = {
         (tuple(side.ids.shape), tuple(side.packing.ends.shape), side.packing.max_length, number)
         for epoch in range(2)
-        for batch in epoch_of(batches, epoch)
+        for batch in list_epoch(batches, epoch)
         for number, side in enumerate((batch.source, batch.target))
         if side.packing is not None
     }
@@ -219,14 +219,14 @@ def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95)])
-def test_almost_every_slot_holds_a_token(layout: Layout, least: float) -> None:
+def test_padding_is_small(layout: Layout, least: float) -> None:
     batches = PairLoader(make_store(wmt_like(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
-    found = epoch_of(batches)
-    tokens = sum(batch.source.num_tokens + batch.target.num_tokens for batch in found)
-    assert tokens / sum(batch.source.ids.numel() + batch.target.ids.numel() for batch in found) >= least
+    batches_of_epoch = list_epoch(batches)
+    tokens = sum(batch.source.num_tokens + batch.target.num_tokens for batch in batches_of_epoch)
+    assert tokens / sum(batch.source.ids.numel() + batch.target.ids.numel() for batch in batches_of_epoch) >= least
 
 
-def test_rows_are_fixed_by_the_corpus_and_leave_room_for_its_longer_side() -> None:
+def test_row_capacity_follows_the_longer_side() -> None:
     summaries = [(200, 10)] * 990 + [(200, 90)] * 10
     batches = PairLoader(make_store(summaries), BatchConfig(max_tokens=256, batch_tokens=1024))
     assert batches.shape.row_capacity.source == 256
@@ -234,24 +234,24 @@ def test_rows_are_fixed_by_the_corpus_and_leave_room_for_its_longer_side() -> No
     assert len(batches.get_epoch(0).plan.too_long_pairs) == 0
 
 
-@pytest.mark.parametrize(("too_long", "what"), [("drop", "dropped"), ("cut", "truncated")])
-def test_what_is_too_long_is_told_with_its_place(too_long: Literal["drop", "cut"], what: str) -> None:
+@pytest.mark.parametrize(("too_long", "action"), [("drop", "dropped"), ("cut", "truncated")])
+def test_too_long_pairs_are_described_with_location(too_long: Literal["drop", "cut"], action: str) -> None:
     store = make_store([(5, 5), (40, 5), (5, 41), (6, 6)])
     batches = PairLoader(store, BatchConfig(batch_tokens=64, max_tokens=32, too_long=too_long))
-    told = batches.describe_too_long()
-    assert told is not None
-    assert told.startswith("2 of 4 pairs have more than 32 source or 32 target tokens")
-    assert f"are {what} (such as corpus.tsv:2, corpus.tsv:3)" in told
+    description = batches.describe_too_long()
+    assert description is not None
+    assert description.startswith("2 of 4 pairs have more than 32 source or 32 target tokens")
+    assert f"are {action} (such as corpus.tsv:2, corpus.tsv:3)" in description
     assert PairLoader(make_store([(5, 5)]), BatchConfig()).describe_too_long() is None
 
 
-def test_epochs_and_seeds_mix_differently() -> None:
+def test_epochs_and_seeds_shuffle_differently() -> None:
     store = make_store(wmt_like(200))
     orders = [
         np.concatenate(
             [
                 batch.example_ids
-                for batch in epoch_of(PairLoader(store, BatchConfig(batch_tokens=1024), seed=seed), epoch)
+                for batch in list_epoch(PairLoader(store, BatchConfig(batch_tokens=1024), seed=seed), epoch)
             ]
         )
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
@@ -261,7 +261,7 @@ def test_epochs_and_seeds_mix_differently() -> None:
 
 @unhurried
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.data())
-def test_a_pair_comes_as_often_as_its_corpus_weighs(sizes: list[int], data: st.DataObject) -> None:
+def test_corpus_weight_repeats_pairs(sizes: list[int], data: st.DataObject) -> None:
     weights = [data.draw(st.sampled_from([0.25, 0.5, 1.0, 1.5, 3.0])) for _ in sizes]
     order = draw_epoch_order(sizes, weights, seed=5, epoch=data.draw(st.integers(0, 3)))
     first = 0
@@ -272,7 +272,7 @@ def test_a_pair_comes_as_often_as_its_corpus_weighs(sizes: list[int], data: st.D
         first += size
 
 
-def test_the_order_of_an_epoch_never_changes() -> None:
+def test_epoch_order_is_pinned() -> None:
     """Training that goes on with another version of attent or numpy must meet the batches that it would have met."""
     assert draw_epoch_order([12], [1.0], seed=1, epoch=2).tolist() == [5, 1, 3, 4, 11, 9, 8, 6, 2, 10, 7, 0]
 
@@ -280,14 +280,14 @@ def test_the_order_of_an_epoch_never_changes() -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"), [("packed", "bf1c673e"), ("flat", "f6d02284"), ("bucketed", "d987a1b2")]
 )
-def test_the_batches_of_an_epoch_never_change(layout: Layout, expected: str) -> None:
+def test_epoch_batches_are_pinned(layout: Layout, expected: str) -> None:
     lengths = [(7919 * n % 61 + 1, 104729 * n % 53 + 1) for n in range(3000)]
     plan = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=1024), seed=1).get_epoch(2).plan
     numbers = [*plan.pair_ids.tolist(), *plan.row_offsets.tolist(), *plan.batch_offsets.tolist()]
     assert hashlib.sha256(repr(numbers).encode()).hexdigest()[:8] == expected
 
 
-def test_a_side_that_is_short_on_average_loses_at_most_one_pair_in_a_thousand() -> None:
+def test_short_side_drops_at_most_one_pair_in_1000() -> None:
     lengths = [(200, 10)] * 4995 + [(200, 60)] * 5
     batches = PairLoader(make_store(lengths), BatchConfig(max_tokens=256, batch_tokens=1024))
     assert batches.shape.max_target_length < 60  # room for them would leave most of every row empty
@@ -302,19 +302,19 @@ def test_a_side_that_is_short_on_average_loses_at_most_one_pair_in_a_thousand() 
     )
 
 
-def test_room_for_32767_tokens_can_be_filled() -> None:
+def test_capacity_of_32767_tokens_does_not_overflow() -> None:
     lengths = np.array([16000, 300, 16000]), np.array([16000, 300, 16000])
     assert best_fit(*lengths, RowCapacity(16391, 16376, 100)).tolist() in ([0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 0])
 
 
-def test_the_loss_of_an_epoch_does_not_depend_on_the_layout() -> None:
+def test_epoch_loss_does_not_depend_on_layout() -> None:
     store = make_store([(s % 7 + 1, t % 6 + 1) for s, t in wmt_like(40)])
     torch.manual_seed(0)
     model = attent.build(attent.presets.tiny(vocab=4200)).double().eval()
     losses = []
     for layout in LAYOUTS:
         total = torch.zeros((), dtype=torch.float64)
-        for batch in epoch_of(PairLoader(store, BatchConfig(layout=layout, batch_tokens=64, max_tokens=16))):
+        for batch in list_epoch(PairLoader(store, BatchConfig(layout=layout, batch_tokens=64, max_tokens=16))):
             total += negative_log_likelihood(model, batch)
         losses.append(float(total.detach()))
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
@@ -330,7 +330,7 @@ def negative_log_likelihood(model: torch.nn.Module, batch: PairBatch) -> torch.T
     )
 
 
-def test_the_last_step_of_many_ranks_has_a_batch_that_a_model_can_take() -> None:
+def test_empty_batch_of_the_last_step_runs_through_a_model() -> None:
     model = attent.build(attent.presets.tiny(vocab=300)).eval()
     for layout in LAYOUTS:
         batches = PairLoader(
@@ -342,10 +342,10 @@ def test_the_last_step_of_many_ranks_has_a_batch_that_a_model_can_take() -> None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_batch_goes_to_a_device_in_one_piece(layout: Layout) -> None:
+def test_batch_is_copied_as_one_tensor(layout: Layout) -> None:
     batch = PairLoader(make_store(wmt_like(50)), BatchConfig(layout=layout, batch_tokens=512)).get_batch(0, 0)
     moved = batch.to("cpu")
-    assert same(batch, moved)
+    assert is_equal(batch, moved)
     assert moved.flat_tensor is not None
     storages = {t.untyped_storage().data_ptr() for side in (moved.source, moved.target) for t in side.tensors()}
     assert storages == {moved.flat_tensor.untyped_storage().data_ptr()}
@@ -353,8 +353,8 @@ def test_a_batch_goes_to_a_device_in_one_piece(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_are_filled_up_with_what_the_vocabulary_says(layout: Layout) -> None:
-    for batch in epoch_of(
+def test_rows_are_padded_with_the_pad_id(layout: Layout) -> None:
+    for batch in list_epoch(
         PairLoader(make_store([(3, 5), (4, 2)], pad=77), BatchConfig(layout=layout, batch_tokens=64, max_tokens=16))
     ):
         for text, pad in ((batch.source, 0), (batch.target, 77)):
@@ -363,21 +363,21 @@ def test_rows_are_filled_up_with_what_the_vocabulary_says(layout: Layout) -> Non
             assert (text.ids[text.token_mask()] >= 10).all()
 
 
-def test_sampling_takes_each_epoch_from_its_own_store() -> None:
+def test_subword_sampling_uses_one_store_per_epoch() -> None:
     stores = [make_store([(n, n)] * 5) for n in (3, 4)]
     batches = PairLoader(
         stores[0], BatchConfig(batch_tokens=32, max_tokens=16), store_for_epoch=lambda epoch: stores[epoch % 2]
     )
-    assert {len(s) for batch in epoch_of(batches, 1) for s in sentences(batch.source)} == {4}
-    assert {len(s) for batch in epoch_of(batches, 2) for s in sentences(batch.source)} == {3}
+    assert {len(s) for batch in list_epoch(batches, 1) for s in sentences(batch.source)} == {4}
+    assert {len(s) for batch in list_epoch(batches, 2) for s in sentences(batch.source)} == {3}
 
 
-def test_a_store_without_pairs_is_refused_by_a_walk() -> None:
+def test_empty_store_is_refused() -> None:
     with pytest.raises(CorpusError, match="epoch 0 has no batches"):
         next(PairLoader(make_store([]), BatchConfig()).iter_batches())
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_arguments_are_refused() -> None:
     store = make_store([(1, 1)])
     with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
         BatchConfig(batch_tokens=100, max_tokens=256)
@@ -397,21 +397,21 @@ def test_mistakes_are_told() -> None:
         PairLoader(store, BatchConfig()).get_batch(0, 1)
 
 
-def test_a_plan_is_made_once_and_read_back_the_same(tmp_path: Path) -> None:
-    made: list[BatchPlan] = []
+def test_plan_is_cached_on_disk(tmp_path: Path) -> None:
+    plans: list[BatchPlan] = []
 
     def make() -> BatchPlan:
-        made.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
-        return made[-1]
+        plans.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
+        return plans[-1]
 
-    first = load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
-    again = load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
-    assert len(made) == 1
+    first = load_or_build_plan(tmp_path / "plans", ("key", 1), make)
+    again = load_or_build_plan(tmp_path / "plans", ("key", 1), make)
+    assert len(plans) == 1
     assert all(np.array_equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
     for times, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
         next((tmp_path / "plans").glob("*.npz")).write_bytes(damage)
-        load_or_build_plan(tmp_path / "plans", ("facts", 1), make)
-        assert len(made) == times
+        load_or_build_plan(tmp_path / "plans", ("key", 1), make)
+        assert len(plans) == times
     for other in range(2, 12):
-        load_or_build_plan(tmp_path / "plans", ("facts", other), make)
+        load_or_build_plan(tmp_path / "plans", ("key", other), make)
     assert len(list((tmp_path / "plans").iterdir())) <= 4

@@ -17,12 +17,12 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
     assert list(map_in_order(divmod, ((n, 7) for n in range(40)), workers=2)) == [divmod(n, 7) for n in range(40)]
 
 
-def test_an_error_in_a_process_reaches_the_caller() -> None:
+def test_worker_error_is_raised_in_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         list(map_in_order(divmod, [(1, 1), (1, 0)], workers=2))
 
 
-def test_a_caller_may_stop_early() -> None:
+def test_caller_may_stop_early() -> None:
     results = map_in_order(divmod, ((n, 7) for n in range(10**9)), workers=2)
     assert next(results) == (0, 0)
     results.close()  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
+def test_script_needs_no_main_guard(tmp_path: Path) -> None:
     done = run(
         """
         print("begun")
@@ -48,7 +48,7 @@ def test_a_script_needs_no_guard_around_its_main_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs kill -9 and /proc-like process ids")
-def test_the_crew_leaves_when_its_caller_is_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = """
         import os, time
         from attent.data.process_pool import map_in_order

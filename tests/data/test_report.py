@@ -30,12 +30,12 @@ def sentence(number: int) -> tuple[str, str]:
     """A different pair for each number, of the same length on both sides."""
     a, rest = number % 15, number // 15
     b, rest = rest % 15, rest // 15
-    v, place = rest % 6, rest // 6
-    english = f"The {NOUNS[a]} {VERBS[v]} the {NOUNS[b]} at number {place}."
-    return english, f"{NAMEN[a]} {VERBEN[v]} bei Nummer {place}: {NAMEN[b]}."
+    v, house = rest % 6, rest // 6
+    english = f"The {NOUNS[a]} {VERBS[v]} the {NOUNS[b]} at number {house}."
+    return english, f"{NAMEN[a]} {VERBEN[v]} bei Nummer {house}: {NAMEN[b]}."
 
 
-def survey_of(path: Path, *, keep_all: bool = False, against: tuple[Pair, ...] = ()) -> CorpusSurvey:
+def survey_file(path: Path, *, keep_all: bool = False, against: tuple[Pair, ...] = ()) -> CorpusSurvey:
     tests = [HeldOutSet("test", ("test.tsv",), ContaminationChecker(against))] if against else []
     survey = CorpusSurvey(keep_all=keep_all, test_sets=tests)
     for corpus in open_corpora([str(path)], LANGUAGES):
@@ -78,9 +78,9 @@ def planted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[
     return write(tmp_path / "corpus.tsv", lines), where
 
 
-def test_every_planted_fault_is_counted_and_shown_with_its_line(planted: tuple[Path, dict[str, list[int]]]) -> None:
+def test_planted_faults_are_counted_with_their_lines(planted: tuple[Path, dict[str, list[int]]]) -> None:
     path, where = planted
-    report = survey_of(path).build_report()
+    report = survey_file(path).build_report()
     total = len(path.read_text(encoding="utf-8").split("\n")) - 1
     assert report.pairs == total - 1
     assert [(bad.count, [e.line for e in bad.examples]) for bad in report.bad_lines] == [(1, where["one column"])]
@@ -94,16 +94,16 @@ def test_every_planted_fault_is_counted_and_shown_with_its_line(planted: tuple[P
     assert report.kept_pairs == report.pairs - sum(finding.count for finding in report.dropped)
 
 
-def test_keep_all_counts_the_same_faults_and_keeps_them(planted: tuple[Path, dict[str, list[int]]]) -> None:
-    filtered, kept = survey_of(planted[0]).build_report(), survey_of(planted[0], keep_all=True).build_report()
-    assert kept.dropped == filtered.dropped
-    assert kept.kept_pairs == kept.pairs > filtered.kept_pairs
-    assert not kept.filters_applied
+def test_keep_all_counts_but_keeps(planted: tuple[Path, dict[str, list[int]]]) -> None:
+    filtered, unfiltered = survey_file(planted[0]).build_report(), survey_file(planted[0], keep_all=True).build_report()
+    assert unfiltered.dropped == filtered.dropped
+    assert unfiltered.kept_pairs == unfiltered.pairs > filtered.kept_pairs
+    assert not unfiltered.filters_applied
 
 
-def test_words_characters_and_lengths_are_exact(tmp_path: Path) -> None:
+def test_counts_are_exact(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", ["one two\teins", "a  b c\tä", "x\ty z €"])
-    report = survey_of(path).build_report()
+    report = survey_file(path).build_report()
     assert (report.source.words, report.target.words) == (6, 5)
     assert (report.source.characters, report.target.characters) == (7 + 6 + 1, 4 + 1 + 5)
     assert report.source.distinct_characters == len(set("one twoa  b cx"))
@@ -112,14 +112,14 @@ def test_words_characters_and_lengths_are_exact(tmp_path: Path) -> None:
     assert report.source.lengths.counts == (0, 1, 1, 1)
 
 
-def test_the_shape_of_a_distribution() -> None:
+def test_summarize_lengths() -> None:
     import numpy as np
 
-    found = summarize_lengths("words", np.array([0, 50, 0, 45, 0, 0, 5]))
-    assert (found.mean, found.median, found.percentile_95, found.max_length) == (2.15, 1, 3, 6)
+    result = summarize_lengths("words", np.array([0, 50, 0, 45, 0, 0, 5]))
+    assert (result.mean, result.median, result.percentile_95, result.max_length) == (2.15, 1, 3, 6)
 
 
-def test_a_language_without_spaces_is_measured_in_characters(tmp_path: Path) -> None:
+def test_languages_without_spaces_are_measured_in_characters(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", ["你好世界\tHello world", "谢谢\tThanks"])
     survey = CorpusSurvey()
     survey.read_corpus(open_corpora([str(path)], LanguagePair("zh", "en"))[0])
@@ -128,9 +128,9 @@ def test_a_language_without_spaces_is_measured_in_characters(tmp_path: Path) -> 
     assert (target.lengths.unit, target.lengths.max_length) == ("words", 2)
 
 
-def test_another_translation_of_the_same_source_is_counted_and_stays(tmp_path: Path) -> None:
+def test_retranslations_are_counted_and_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", ["Good day.\tGuten Tag.", "Good day.\tTag.", "Good day.\tGuten Tag.", "OK\tOK"])
-    report = survey_of(path).build_report()
+    report = survey_file(path).build_report()
     assert (
         report.retranslated_pairs,
         report.count_dropped("duplicates"),
@@ -139,7 +139,7 @@ def test_another_translation_of_the_same_source_is_counted_and_stays(tmp_path: P
     ) == (1, 1, 1, 3)
 
 
-def test_many_target_languages_are_no_retranslations(tmp_path: Path) -> None:
+def test_target_languages_are_no_retranslations(tmp_path: Path) -> None:
     for tag, text in (("en", "Good day."), ("de", "Guten Tag."), ("fr", "Bonjour.")):
         write(tmp_path / f"c.{tag}", [text])
     survey = CorpusSurvey()
@@ -150,50 +150,48 @@ def test_many_target_languages_are_no_retranslations(tmp_path: Path) -> None:
     assert report.target.languages == ("de", "fr")
 
 
-def test_a_pair_in_another_target_language_is_no_repeat(tmp_path: Path) -> None:
+def test_pair_in_another_target_language_is_no_duplicate(tmp_path: Path) -> None:
     for tag, text in (("en", "OK"), ("de", "OK."), ("fr", "OK.")):
         write(tmp_path / f"c.{tag}", [text, text])
-    found = {}
+    result = {}
     for by_target in (True, False):
         survey = CorpusSurvey(per_target=by_target)
         for corpus in open_corpora([str(tmp_path / "c")], LanguagePair("en", "de,fr")):
             survey.read_corpus(corpus)
-        found[by_target] = survey.build_report().count_dropped("duplicates")
-    assert found == {True: 2, False: 3}
+        result[by_target] = survey.build_report().count_dropped("duplicates")
+    assert result == {True: 2, False: 3}
 
 
-def test_a_repeat_in_another_corpus_is_one_also_where_a_language_is_not_known(tmp_path: Path) -> None:
+def test_duplicates_across_corpora_without_language(tmp_path: Path) -> None:
     survey = CorpusSurvey()
     for name, languages in (("a.tsv", LanguagePair()), ("b.tsv", LANGUAGES)):
         survey.read_corpus(open_corpora([str(write(tmp_path / name, ["Good day.\tGuten Tag."]))], languages)[0])
     assert survey.build_report().count_dropped("duplicates") == 1
 
 
-def test_with_keep_all_the_sample_holds_what_the_filters_would_drop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_all_sample_has_all_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [f"{a}\t{b}" for a, b in map(sentence, range(20))]
     path = write(tmp_path / "c.tsv", [*good, good[0], "Only one side.\t", "x\t" + "y" * 5_000])
-    assert len(survey_of(path, keep_all=True).sample.pairs()) == 23
-    assert len(survey_of(path).sample.pairs()) == 20
+    assert len(survey_file(path, keep_all=True).sample.pairs()) == 23
+    assert len(survey_file(path).sample.pairs()) == 20
     monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 100)
     path = write(tmp_path / "d.tsv", [line for line in good for _ in range(200)])
-    drawn = survey_of(path, keep_all=True).sample.pairs()
-    assert len(drawn) == 100
-    assert len(set(drawn)) > 15  # and not all of the few pairs that stand lowest
+    sample = survey_file(path, keep_all=True).sample.pairs()
+    assert len(sample) == 100
+    assert len(set(sample)) > 15  # and not all of the few pairs that stand lowest
 
 
-def test_files_that_lie_there_unread_are_told(tmp_path: Path) -> None:
+def test_ignored_files_are_reported(tmp_path: Path) -> None:
     for name in ("train.tsv", "more.tsv", "x.en"):
         write(tmp_path / name, ["Good day.\tGuten Tag."])
-    report = survey_of(tmp_path).build_report()
-    said = list(texts(report))
-    assert any(text.startswith("2 Not read: more.tsv (") for text in said)
-    assert any(text.startswith("1 Not read: x.en (") for text in said)
+    report = survey_file(tmp_path).build_report()
+    messages = list(format_diagnostics(report))
+    assert any(text.startswith("2 Not read: more.tsv (") for text in messages)
+    assert any(text.startswith("1 Not read: x.en (") for text in messages)
     assert len(json.loads(json.dumps(to_json(report)))["corpora"][0]["ignored_files"]) == 2
 
 
-def test_a_file_that_another_pair_of_languages_reads_is_not_told_as_unread() -> None:
+def test_file_read_for_another_language_pair_is_not_ignored() -> None:
     origin = CorpusSummary(
         "c", ("c/x.en", "c/x.de"), "en", "de", 1.0, 20_000, 0, ignored_files=("x.fr (why)", "y.en (why)")
     )
@@ -202,17 +200,17 @@ def test_a_file_that_another_pair_of_languages_reads_is_not_told_as_unread() -> 
     assert format_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
 
-def test_characters_of_the_test_set_that_training_never_saw(tmp_path: Path) -> None:
+def test_unseen_characters_of_the_test_set(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     test = (Pair("A tree ☃ here", "Baum ☃ ß Ж", "test.tsv", 1), Pair("The dog.", "Hund.", "test.tsv", 2))
-    (found,) = survey_of(path, against=test).build_report().test_sets
-    assert "☃" in found.unseen_characters[0]
-    assert set("☃Ж") <= set(found.unseen_characters[1])
-    assert " " not in found.unseen_characters[0] + found.unseen_characters[1]
-    assert found.unseen_sentences == 1
+    (result,) = survey_file(path, against=test).build_report().test_sets
+    assert "☃" in result.unseen_characters[0]
+    assert set("☃Ж") <= set(result.unseen_characters[1])
+    assert " " not in result.unseen_characters[0] + result.unseen_characters[1]
+    assert result.unseen_sentences == 1
 
 
-def test_a_corpus_that_breaks_off_is_reported_up_to_there(tmp_path: Path) -> None:
+def test_truncated_corpus_is_reported_up_to_the_error(tmp_path: Path) -> None:
     write(tmp_path / "c.en", [sentence(i)[0] for i in range(30)])
     write(tmp_path / "c.de", [sentence(i)[1] for i in range(20)])
     survey = CorpusSurvey()
@@ -223,21 +221,19 @@ def test_a_corpus_that_breaks_off_is_reported_up_to_there(tmp_path: Path) -> Non
     assert "stopped early" in diagnose(report)[0].text
 
 
-def test_a_chunk_without_any_pair_is_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_without_pairs_does_not_end_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "CHUNK_PAIRS", 4)
     path = write(tmp_path / "c.tsv", [*["alone"] * 9, "Good day.\tGuten Tag.", *["alone"] * 8, "One\tEins"])
-    report = survey_of(path).build_report()
+    report = survey_file(path).build_report()
     assert (report.pairs, report.bad_lines[0].count) == (2, 17)
 
 
-def test_the_sample_is_fair_bounded_and_does_not_depend_on_the_order(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sample_is_uniform_and_order_independent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 50)
     monkeypatch.setattr(reports, "CHUNK_PAIRS", 100)
     lines = [f"{a}\t{b}" for a, b in map(sentence, range(3_000))]
-    forward = survey_of(write(tmp_path / "a.tsv", lines)).sample.pairs()
-    backward = survey_of(write(tmp_path / "b.tsv", lines[::-1])).sample.pairs()
+    forward = survey_file(write(tmp_path / "a.tsv", lines)).sample.pairs()
+    backward = survey_file(write(tmp_path / "b.tsv", lines[::-1])).sample.pairs()
     assert forward == backward
     assert len(set(forward)) == 50
     numbers = [lines.index(f"{a}\t{b}") for a, b in forward]
@@ -247,37 +243,37 @@ def test_the_sample_is_fair_bounded_and_does_not_depend_on_the_order(
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 
-def texts(report: CorpusReport) -> Iterator[str]:
-    return (f"{verdict.severity} {verdict.text}" for verdict in diagnose(report))
+def format_diagnostics(report: CorpusReport) -> Iterator[str]:
+    return (f"{diagnostic.severity} {diagnostic.text}" for diagnostic in diagnose(report))
 
 
-def test_a_clean_corpus_is_told_so(tmp_path: Path) -> None:
+def test_clean_corpus_has_no_problems(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(10_500))])
-    assert list(texts(survey_of(path).build_report())) == ["0 No serious problems found."]
+    assert list(format_diagnostics(survey_file(path).build_report())) == ["0 No serious problems found."]
 
 
-def test_the_worst_is_said_first(tmp_path: Path) -> None:
+def test_diagnostics_are_sorted_by_severity(tmp_path: Path) -> None:
     good = [f"{a}\t{b}" for a, b in map(sentence, range(200))]
     path = write(tmp_path / "c.tsv", [*good, *good[:20], *["alone"] * 30])
     test = tuple(Pair(*sentence(i), "test.tsv", i + 1) for i in range(190, 250))
-    said = list(texts(survey_of(path, against=test).build_report()))
-    assert said == sorted(said, reverse=True, key=lambda text: text[0])
-    assert any("10 in this corpus" in text and "inflated" in text for text in said)
-    assert any("30 lines could not be read as a pair" in text for text in said)
-    assert any("of the pairs are duplicates" in text for text in said)
-    assert any("Only 200 pairs: a model would overfit" in text for text in said)
-    assert not any("No serious problems" in text for text in said)
+    messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
+    assert messages == sorted(messages, reverse=True, key=lambda text: text[0])
+    assert any("10 in this corpus" in text and "inflated" in text for text in messages)
+    assert any("30 lines could not be read as a pair" in text for text in messages)
+    assert any("of the pairs are duplicates" in text for text in messages)
+    assert any("Only 200 pairs: a model would overfit" in text for text in messages)
+    assert not any("No serious problems" in text for text in messages)
 
 
-def test_one_pair_and_one_sentence_are_told_as_one(tmp_path: Path) -> None:
+def test_singular_forms(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", ["Good day to all of you here.\tGuten Tag."])
     test = (Pair("Good day to all of you here.", "Einen guten Tag euch allen.", "test.tsv", 1),)
-    said = list(texts(survey_of(path, against=test).build_report()))
-    assert any(text.startswith("2 Only 1 pair: a model would overfit.") for text in said)
-    assert any("test: of 1 sentence, 1 in this corpus" in text for text in said)
+    messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
+    assert any(text.startswith("2 Only 1 pair: a model would overfit.") for text in messages)
+    assert any("test: of 1 sentence, 1 in this corpus" in text for text in messages)
 
 
-def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
+def test_empty_test_set_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     survey = CorpusSurvey(
         test_sets=[
@@ -287,69 +283,72 @@ def test_a_test_set_without_a_sentence_is_worth_a_look(tmp_path: Path) -> None:
         ]
     )
     survey.read_corpus(open_corpora([str(path)], LANGUAGES)[0])
-    said = list(texts(survey.build_report()))
-    assert "2 test.tsv has no pairs: nothing could be checked." in said
-    assert "1 1 line of test.tsv could not be read as a pair." in said
+    messages = list(format_diagnostics(survey.build_report()))
+    assert "2 test.tsv has no pairs: nothing could be checked." in messages
+    assert "1 1 line of test.tsv could not be read as a pair." in messages
     assert to_json(survey.build_report())["test_sets"][0]["bad_lines"] == 1
-    assert not any("No sentence" in text for text in said)
+    assert not any("No sentence" in text for text in messages)
 
 
-def test_short_sentences_that_come_again_are_told_too(tmp_path: Path) -> None:
+def test_short_matches_are_reported(tmp_path: Path) -> None:
     path = write(
         tmp_path / "c.tsv", ["Click OK now\tJetzt OK klicken", *(f"{a}\t{b}" for a, b in map(sentence, range(50)))]
     )
     test = (Pair("Click OK now", "Jetzt OK klicken", "test.tsv", 1),) * 3
-    said = list(texts(survey_of(path, against=test).build_report()))
-    assert "1 No sentence of test is in this corpus, exactly or nearly, except 3 of three words or less." in said
+    messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
+    assert "1 No sentence of test is in this corpus, exactly or nearly, except 3 of three words or less." in messages
 
 
-def test_how_far_near_twins_were_sought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_search_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contamination, "MAX_NEAR_SENTENCES", 20)
     path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
     test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
-    report = survey_of(path, against=test).build_report()
-    assert any("near duplicates were searched for the first 20 of 25 sentences only" in text for text in texts(report))
+    report = survey_file(path, against=test).build_report()
+    assert any(
+        "near duplicates were searched for the first 20 of 25 sentences only" in text
+        for text in format_diagnostics(report)
+    )
     assert to_json(report)["test_sets"][0]["contamination"]["near_checked"] == 20
-    leak = replace(report.test_sets[0].contamination, near_checked=25, uncompared_lines=1_234)
-    assert describe_limits(leak).startswith("1,234 different lines of the corpus had too many")
-    assert describe_limits(replace(leak, uncompared_lines=0)) == ""
+    overlap = replace(report.test_sets[0].contamination, near_checked=25, uncompared_lines=1_234)
+    assert describe_limits(overlap).startswith("1,234 different lines of the corpus had too many")
+    assert describe_limits(replace(overlap, uncompared_lines=0)) == ""
 
 
-def test_sides_the_wrong_way_round_are_suspected(tmp_path: Path) -> None:
+def test_swapped_sides_are_suspected(tmp_path: Path) -> None:
     lines = [f"Это предложение номер {i} на русском\tThis is sentence number {i} in English" for i in range(40)]
     survey = CorpusSurvey()
     survey.read_corpus(open_corpora([str(write(tmp_path / "c.tsv", lines))], LanguagePair("en", "ru"))[0])
-    assert any("--src and --tgt swapped" in text for text in texts(survey.build_report()))
+    assert any("--src and --tgt swapped" in text for text in format_diagnostics(survey.build_report()))
 
 
-def test_every_fact_goes_into_json(planted: tuple[Path, dict[str, list[int]]]) -> None:
-    report = survey_of(planted[0], against=(Pair(*sentence(3), "test.tsv", 9),)).build_report()
-    facts = json.loads(json.dumps(to_json(report)))
-    assert facts["pairs"] == report.pairs
-    assert facts["test_sets"][0]["contamination"]["matches"][0]["test"]["line"] == 9
-    assert {finding["name"]: finding["count"] for finding in facts["dropped"]}["script"] == 6
-    assert facts["diagnostics"][0]["severity"] == 2
+def test_json_has_every_field(planted: tuple[Path, dict[str, list[int]]]) -> None:
+    report = survey_file(planted[0], against=(Pair(*sentence(3), "test.tsv", 9),)).build_report()
+    data = json.loads(json.dumps(to_json(report)))
+    assert data["pairs"] == report.pairs
+    assert data["test_sets"][0]["contamination"]["matches"][0]["test"]["line"] == 9
+    assert {finding["name"]: finding["count"] for finding in data["dropped"]}["script"] == 6
+    assert data["diagnostics"][0]["severity"] == 2
 
 
 # ---- tokens and time -------------------------------------------------------------------------------------------------
 
 
-def test_an_estimate_counts_tokens_and_measures_speed() -> None:
+def test_estimate_has_tokens_and_speed() -> None:
     sample = [sentence(i) for i in range(600)]
-    found = estimate_corpus(
+    result = estimate_corpus(
         sample, num_pairs=6_000, num_characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01
     )
-    assert found is not None
-    assert found.tokens.sampled_pairs == 600
+    assert result is not None
+    assert result.tokens.sampled_pairs == 600
     words = sum(len(source.split()) for source, _ in sample) * 10
-    assert words < found.tokens.source_tokens < 4 * words
-    assert found.tokens.source_tokens == pytest.approx(words * found.tokens.source_tokens_per_word + 6_000, rel=0.02)
-    training = found.training
+    assert words < result.tokens.source_tokens < 4 * words
+    assert result.tokens.source_tokens == pytest.approx(words * result.tokens.source_tokens_per_word + 6_000, rel=0.02)
+    training = result.training
     assert (training.size, training.epochs) == ("tiny", 60)
-    exact = (found.tokens.source_tokens + found.tokens.target_tokens) * 60 / training.tokens_per_second
+    exact = (result.tokens.source_tokens + result.tokens.target_tokens) * 60 / training.tokens_per_second
     assert training.seconds[0] < exact < training.seconds[1]
 
 
 @pytest.mark.parametrize("texts", [[], [("", "")], [("A pair.", "Ein Paar.")] * 100])
-def test_too_little_has_no_estimate(texts: list[tuple[str, str]]) -> None:
+def test_tiny_corpus_has_no_estimate(texts: list[tuple[str, str]]) -> None:
     assert estimate_corpus(texts, 0, 0) is None

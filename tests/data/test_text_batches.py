@@ -19,13 +19,13 @@ from attent.data.token_store import EncodedTexts
 PAD, MASK, BEFORE, AFTER = 0, 4, 1, 2
 
 
-def documents(*lengths: int) -> EncodedTexts:
+def make_documents(*lengths: int) -> EncodedTexts:
     """Every token another number, from 100 on, so that each is known again."""
     total = sum(lengths)
     return EncodedTexts(np.arange(100, 100 + total).astype("<u4"), np.concatenate([[0], np.cumsum(lengths)]), "key")
 
 
-def framed_texts(count: int, seed: int = 0) -> EncodedTexts:
+def make_texts(count: int, seed: int = 0) -> EncodedTexts:
     """Texts of 3 to 30 tokens between a start and an end."""
     lengths = np.random.default_rng(seed).integers(3, 31, count)
     rows = [np.array([BEFORE, *range(100 + i, 100 + i + n - 2), AFTER]) for i, n in enumerate(lengths)]
@@ -38,30 +38,30 @@ def all_rows(batches: WindowLoader | TextLoader, epoch: int) -> list[LabeledBatc
 
 @pytest.mark.parametrize("lengths", [(1000,), (700, 300, 1), (20, 3, 50, 7, 1, 2, 9)], ids=["one", "long", "short"])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_windows_tell_every_token_that_has_one_before_it_once(lengths: tuple[int, ...], epoch: int) -> None:
-    of = documents(*lengths)
+def test_windows_predict_every_token_once(lengths: tuple[int, ...], epoch: int) -> None:
+    of = make_documents(*lengths)
     windows = WindowLoader(of, batch_tokens=128, window_size=32, pad=PAD, seed=3)
-    told: Counter[tuple[int, int]] = Counter()
+    is_label: Counter[tuple[int, int]] = Counter()
     for batch in all_rows(windows, epoch):
         assert batch.inputs.ids.shape == batch.labels.shape == (4, 32)
         known = batch.labels >= 0
         assert batch.num_targets == int(known.sum())
-        told.update(zip(batch.inputs.ids[known].tolist(), batch.labels[known].tolist(), strict=True))
+        is_label.update(zip(batch.inputs.ids[known].tolist(), batch.labels[known].tolist(), strict=True))
     firsts = set((of.offsets[:-1] + 100).tolist())
-    assert told == Counter({(i - 1, i): 1 for i in range(100, 100 + sum(lengths)) if i not in firsts})
+    assert is_label == Counter({(i - 1, i): 1 for i in range(100, 100 + sum(lengths)) if i not in firsts})
 
 
-def test_windows_are_cut_elsewhere_in_every_epoch_and_come_in_another_order() -> None:
-    windows = WindowLoader(documents(1000), batch_tokens=64, window_size=16, pad=PAD, seed=1)
+def test_windows_differ_between_epochs() -> None:
+    windows = WindowLoader(make_documents(1000), batch_tokens=64, window_size=16, pad=PAD, seed=1)
     assert len({windows.draw_offset(epoch) for epoch in range(8)}) > 3
     first = [int(batch.example_ids[0]) for batch in all_rows(windows, 0)]
     assert first != sorted(first)
-    fixed = WindowLoader(documents(1000), batch_tokens=64, window_size=16, pad=PAD, fixed=True)
+    fixed = WindowLoader(make_documents(1000), batch_tokens=64, window_size=16, pad=PAD, fixed=True)
     assert [int(batch.example_ids[0]) for batch in all_rows(fixed, 0)] == list(range(0, 999, 64))
 
 
-def test_short_documents_stand_in_a_window_together_and_apart() -> None:
-    windows = WindowLoader(documents(5, 9, 3, 14, 2, 7, 30, 4), batch_tokens=64, window_size=16, pad=PAD, seed=1)
+def test_short_documents_are_packed_into_windows() -> None:
+    windows = WindowLoader(make_documents(5, 9, 3, 14, 2, 7, 30, 4), batch_tokens=64, window_size=16, pad=PAD, seed=1)
     shapes = set()
     for batch in (batch for epoch in range(4) for batch in all_rows(windows, epoch)):
         packing = batch.inputs.packing
@@ -81,22 +81,22 @@ def test_short_documents_stand_in_a_window_together_and_apart() -> None:
     assert len(shapes) == 1
 
 
-def test_a_walk_gives_the_same_batches_from_anywhere_with_any_number_of_threads() -> None:
-    windows = WindowLoader(documents(300), batch_tokens=64, window_size=16, pad=PAD, seed=1)
+def test_iteration_does_not_depend_on_start_or_workers() -> None:
+    windows = WindowLoader(make_documents(300), batch_tokens=64, window_size=16, pad=PAD, seed=1)
     steps = windows.num_steps(0)
     for workers in (0, 2):
         walk = windows.iter_batches(LoaderPosition(0, steps - 1), workers=workers)
         for expected in (LoaderPosition(0, steps - 1), LoaderPosition(1, 0)):
-            place, batch = next(walk)
-            assert place == expected
+            position, batch = next(walk)
+            assert position == expected
             assert (batch.labels == windows.get_batch(*expected).labels).all()
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-def masked(layout: Literal["packed", "bucketed"], count: int = 2000) -> tuple[TextLoader, EncodedTexts]:
-    texts = framed_texts(count)
+def make_masked_loader(layout: Literal["packed", "bucketed"], count: int = 2000) -> tuple[TextLoader, EncodedTexts]:
+    texts = make_texts(count)
     masks = TokenMasker(MASK, np.arange(5000, 6000), 1, 1)
     return TextLoader(
         texts, BatchConfig(batch_tokens=2048, max_tokens=64, layout=layout), masks, pad=PAD, seed=1
@@ -104,78 +104,80 @@ def masked(layout: Literal["packed", "bucketed"], count: int = 2000) -> tuple[Te
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_words_are_hidden_at_the_rates_of_bert(layout: Literal["packed", "bucketed"]) -> None:
-    batches, texts = masked(layout)
+def test_masking_rates_are_those_of_bert(layout: Literal["packed", "bucketed"]) -> None:
+    batches, texts = make_masked_loader(layout)
     seen: Counter[str] = Counter()
     for batch in all_rows(batches, 0):
         assert batch.label_positions is not None
-        now, wanted = batch.inputs.ids.gather(1, batch.label_positions), batch.labels
-        told = wanted >= 0
-        seen["told"] += int(told.sum())
-        seen["masked"] += int((now[told] == MASK).sum())
-        seen["other"] += int((now[told] >= 5000).sum())
-        seen["same"] += int((now[told] == wanted[told]).sum())
-        assert (wanted[told] >= 100).all()  # never a start or an end
-        assert int((batch.inputs.ids == MASK).sum()) == int((now[told] == MASK).sum())
+        inputs, labels = batch.inputs.ids.gather(1, batch.label_positions), batch.labels
+        is_label = labels >= 0
+        seen["labels"] += int(is_label.sum())
+        seen["masked"] += int((inputs[is_label] == MASK).sum())
+        seen["other"] += int((inputs[is_label] >= 5000).sum())
+        seen["same"] += int((inputs[is_label] == labels[is_label]).sum())
+        assert (labels[is_label] >= 100).all()  # never a start or an end
+        assert int((batch.inputs.ids == MASK).sum()) == int((inputs[is_label] == MASK).sum())
     words = len(texts.ids) - 2 * len(texts)
-    assert 0.14 < seen["told"] / words < 0.18  # at least one in each row
-    assert abs(seen["masked"] / seen["told"] - 0.8) < 0.02
-    assert abs(seen["other"] / seen["told"] - 0.1) < 0.015
-    assert seen["masked"] + seen["other"] + seen["same"] == seen["told"]
+    assert 0.14 < seen["labels"] / words < 0.18  # at least one in each row
+    assert abs(seen["masked"] / seen["labels"] - 0.8) < 0.02
+    assert abs(seen["other"] / seen["labels"] - 0.1) < 0.015
+    assert seen["masked"] + seen["other"] + seen["same"] == seen["labels"]
 
 
-def test_each_epoch_hides_other_words_and_the_same_epoch_the_same() -> None:
-    batches, again = (masked("packed", 1)[0] for _ in range(2))  # one text: it always stands at the same place
+def test_masking_differs_between_epochs_and_is_reproducible() -> None:
+    batches, again = (
+        make_masked_loader("packed", 1)[0] for _ in range(2)
+    )  # one text: it always stands at the same place
     assert (batches.get_batch(0, 0).inputs.ids == again.get_batch(0, 0).inputs.ids).all()
     assert len({tuple(batches.get_batch(epoch, 0).inputs.ids.flatten().tolist()) for epoch in range(8)}) > 4
 
 
-def test_packed_batches_have_one_shape_and_pieces_keep_all_that_is_to_be_told() -> None:
-    batches, _ = masked("packed")
-    found = all_rows(batches, 0)
-    assert len({(batch.inputs.ids.shape, batch.labels.shape) for batch in found}) == 1
-    batch = found[0]
+def test_packed_batches_have_one_shape_and_slices_keep_all_labels() -> None:
+    batches, _ = make_masked_loader("packed")
+    epoch_batches = all_rows(batches, 0)
+    assert len({(batch.inputs.ids.shape, batch.labels.shape) for batch in epoch_batches}) == 1
+    batch = epoch_batches[0]
     pieces = [batch.slice_rows(0, 10), batch.slice_rows(10, len(batch))]
     assert sum(piece.num_targets for piece in pieces) == batch.num_targets
     assert sum(piece.num_tokens for piece in pieces) == batch.num_tokens
-    there = batch.to("cpu")
-    for one, other in (
-        (there.labels, batch.labels),
-        (there.inputs.ids, batch.inputs.ids),
-        (there.label_positions, batch.label_positions),
+    copied = batch.to("cpu")
+    for actual, other in (
+        (copied.labels, batch.labels),
+        (copied.inputs.ids, batch.inputs.ids),
+        (copied.label_positions, batch.label_positions),
     ):
-        assert one is not None
+        assert actual is not None
         assert other is not None
-        assert (one == other).all()
+        assert (actual == other).all()
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_every_text_gets_its_own_label_once(layout: Literal["packed", "bucketed"]) -> None:
-    texts = framed_texts(300)
+def test_every_text_has_one_label(layout: Literal["packed", "bucketed"]) -> None:
+    texts = make_texts(300)
     config = BatchConfig(batch_tokens=512, max_tokens=64, layout=layout)
     batches = TextLoader(texts, config, TextLabeler(np.arange(300)), pad=PAD, seed=1)  # its number is its label
-    told: list[int] = []
+    is_label: list[int] = []
     for batch in all_rows(batches, 0):
         packing = batch.inputs.packing
-        for row, wanted in enumerate(batch.labels.tolist()):
-            for place, label in enumerate(wanted):
+        for row, labels in enumerate(batch.labels.tolist()):
+            for position, label in enumerate(labels):
                 if label < 0:
                     continue
-                told.append(label)
-                end = packing.ends[row, place - 1] if packing is not None and place else 0
+                is_label.append(label)
+                end = packing.ends[row, position - 1] if packing is not None and position else 0
                 assert int(batch.inputs.ids[row, int(end) + 1]) == 100 + label
-    assert sorted(told) == list(range(300))
+    assert sorted(is_label) == list(range(300))
 
 
 # ---- spans -----------------------------------------------------------------------------------------------------------
 
 
-def test_spans_put_back_give_the_text() -> None:
+def test_source_and_target_spans_restore_the_text() -> None:
     lengths = np.random.default_rng(0).integers(2, 80, 300)
-    texts = documents(*lengths.tolist())
+    texts = make_documents(*lengths.tolist())
     corruption = SpanCorruption(texts, range(10, 30), AFTER, PAD, seed=1)
     taken: dict[int, list[int]] = {0: [], 1: []}
     for epoch, lengths_of_spans in taken.items():
@@ -191,7 +193,7 @@ def test_spans_put_back_give_the_text() -> None:
                     spans[max(spans)].append(token)
             assert list(spans) == list(range(10, 10 + len(spans)))
             lengths_of_spans += map(len, spans.values())
-            back = [token for one in source[:-1] for token in (spans[one] if one < 30 else [one])]
+            back = [token for actual in source[:-1] for token in (spans[actual] if actual < 30 else [actual])]
             assert back == texts.ids[texts.offsets[i] : texts.offsets[i + 1]].tolist()
     assert (corruption(0).source.ids == corruption(0).source.ids).all()
     assert (corruption(0).source.ids != corruption(1).source.ids).any()
@@ -200,7 +202,7 @@ def test_spans_put_back_give_the_text() -> None:
     assert (corruption(0).source.offsets == corruption(1).source.offsets).all()  # one shape for all epochs
 
 
-def test_a_seventh_of_a_text_is_taken_out_in_spans_of_three() -> None:
+def test_noise_density_and_span_length_are_those_of_t5() -> None:
     noise, spans = compute_span_counts(np.array([2, 10, 100, 512]), 100)
     assert noise.tolist() == [1, 2, 15, 77]
     assert spans.tolist() == [1, 1, 5, 26]

@@ -30,37 +30,41 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(sides[0], sides[1], TokenizerConfig(vocab=340), tags=["de", "fr"])
 
 
-def written(path: Path, lines: list[str]) -> list[Corpus]:
+def write_corpus(path: Path, lines: list[str]) -> list[Corpus]:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return open_corpora([str(path)], LanguagePair("en", "de"))
 
 
-def content(store: TokenStore) -> dict[str, bytes]:
+def read_files(store: TokenStore) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(store.folder.iterdir()) if path.is_file()}
 
 
-def visible(root: Path) -> list[str]:
+def list_visible(root: Path) -> list[str]:
     return [path.name for path in root.iterdir() if path.is_dir()]
 
 
-def decoded(store: TokenStore, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+def decode_store(store: TokenStore, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     return [
         (tokenizer.source.decode(store.source[i].tolist()), tokenizer.target.decode(store.target[i].tolist()))
         for i in range(len(store))
     ]
 
 
-def test_a_store_holds_the_corpus_in_its_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    store = prepare_store(written(tmp_path / "a.tsv", LINES), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
-    assert decoded(store, tokenizer) == [tuple(line.split("\t")) for line in LINES]
+def test_store_keeps_corpus_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    store = prepare_store(
+        write_corpus(tmp_path / "a.tsv", LINES), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
+    )
+    assert decode_store(store, tokenizer) == [tuple(line.split("\t")) for line in LINES]
     assert all(store.source[i][-1] == END and store.target[i][-1] == END for i in range(len(store)))
     assert store.format_location(41) == f"{tmp_path / 'a.tsv'}:42"
     assert store.source.lengths.tolist() == [len(store.source[i]) for i in range(len(store))]
 
 
-def test_what_was_left_out_is_counted_with_its_place(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_dropped_pairs_are_counted_with_location(tmp_path: Path, tokenizer: Tokenizer) -> None:
     lines = [LINES[0], "one column only", LINES[1], LINES[0], "\tein Haus", LINES[2]]
-    store = prepare_store(written(tmp_path / "a.tsv", lines), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    store = prepare_store(
+        write_corpus(tmp_path / "a.tsv", lines), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
+    )
     (part,) = store.meta.parts
     assert part.pairs == len(store) == 3
     assert sum(part.dropped.values()) == 3
@@ -68,60 +72,62 @@ def test_what_was_left_out_is_counted_with_its_place(tmp_path: Path, tokenizer: 
     assert part.examples["duplicates"] == [f"{tmp_path / 'a.tsv'}:4"]
     assert store.format_location(2) == f"{tmp_path / 'a.tsv'}:6"
     everything = prepare_store(
-        written(tmp_path / "a.tsv", lines),
+        write_corpus(tmp_path / "a.tsv", lines),
         EncodingConfig(tokenizer=tokenizer, filters=FilterConfig.disabled()),
         tmp_path / "stores",
     )
     assert len(everything) == 5
 
 
-def test_a_second_run_opens_what_the_first_has_made(
+def test_second_run_opens_the_store_of_the_first(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = written(tmp_path / "a.tsv", LINES)
-    first = prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    first = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
     monkeypatch.setattr(stores, "encode_corpus", None)  # must not be needed again
-    assert content(prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == content(first)
+    assert read_files(prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == read_files(
+        first
+    )
 
 
-def test_the_key_tells_apart_all_that_decides_the_ids(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found = written(tmp_path / "a.tsv", LINES)
-    recipe = EncodingConfig(tokenizer=tokenizer)
+def test_key_depends_on_everything_that_determines_the_ids(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer)
     other = train_tokenizer(["a b c"] * 9, ["c b a"] * 9, TokenizerConfig(kind="char"))
     keys = [
-        store_key(found, recipe, tmp_path),
-        store_key(found, replace(recipe, tokenizer=other), tmp_path),
-        store_key(found, replace(recipe, filters=FilterConfig.disabled()), tmp_path),
-        store_key(found, replace(recipe, language_tags=True), tmp_path),
-        store_key(found, replace(recipe, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 1)), tmp_path),
-        store_key(found, replace(recipe, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 2)), tmp_path),
-        store_key(open_corpora([str(tmp_path / "a.tsv")], LanguagePair("de", "en")), recipe, tmp_path),
-        store_key(found + found, recipe, tmp_path),
-        store_key(written(tmp_path / "a.tsv", LINES[1:]), recipe, tmp_path),
+        store_key(corpora, config, tmp_path),
+        store_key(corpora, replace(config, tokenizer=other), tmp_path),
+        store_key(corpora, replace(config, filters=FilterConfig.disabled()), tmp_path),
+        store_key(corpora, replace(config, language_tags=True), tmp_path),
+        store_key(corpora, replace(config, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 1)), tmp_path),
+        store_key(corpora, replace(config, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 2)), tmp_path),
+        store_key(open_corpora([str(tmp_path / "a.tsv")], LanguagePair("de", "en")), config, tmp_path),
+        store_key(corpora + corpora, config, tmp_path),
+        store_key(write_corpus(tmp_path / "a.tsv", LINES[1:]), config, tmp_path),
     ]
     assert len(set(keys)) == len(keys)
-    assert store_key([replace(found[0], weight=3.0)], recipe, tmp_path) == store_key(
-        found, recipe, tmp_path
+    assert store_key([replace(corpora[0], weight=3.0)], config, tmp_path) == store_key(
+        corpora, config, tmp_path
     )  # weights belong to the batches
 
 
-def test_another_content_of_the_same_size_and_time_has_another_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found, recipe, path = (
-        written(tmp_path / "a.tsv", ["one\teins"]),
+def test_changed_content_of_same_size_and_mtime_changes_the_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora, config, path = (
+        write_corpus(tmp_path / "a.tsv", ["one\teins"]),
         EncodingConfig(tokenizer=tokenizer),
         tmp_path / "a.tsv",
     )
-    before, status = store_key(found, recipe, tmp_path), path.stat()
+    before, status = store_key(corpora, config, tmp_path), path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert store_key(found, recipe, tmp_path) == before
+    assert store_key(corpora, config, tmp_path) == before
     path.write_text("two\tzwei\n", encoding="utf-8")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
-    assert store_key(found, recipe, tmp_path) != before
+    assert store_key(corpora, config, tmp_path) != before
 
 
-def test_folders_may_be_named_by_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    written(tmp_path / "a.tsv", LINES)
+def test_root_may_be_a_string(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_corpus(tmp_path / "a.tsv", LINES)
     store = prepare_store(
         open_corpora(str(tmp_path / "a.tsv")), EncodingConfig(tokenizer=tokenizer), str(tmp_path / "stores")
     )
@@ -129,8 +135,8 @@ def test_folders_may_be_named_by_text(tmp_path: Path, tokenizer: Tokenizer) -> N
     assert len(repr(store)) < 2000
 
 
-def test_tags_need_a_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    written(tmp_path / "a.tsv", LINES)
+def test_language_tags_need_a_target_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_corpus(tmp_path / "a.tsv", LINES)
     with pytest.raises(CorpusError, match="need the target language"):
         prepare_store(
             open_corpora([str(tmp_path / "a.tsv")]),
@@ -139,48 +145,48 @@ def test_tags_need_a_language(tmp_path: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def test_resampled_keeps_the_stores_of_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found = written(tmp_path / "a.tsv", LINES)
-    recipe = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
-    epochs = ResampledStores(found, recipe, tmp_path / "sampled", seed=5)
-    stores = [content(epochs(epoch)) for epoch in range(4)]
+def test_resampled_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    epochs = ResampledStores(corpora, config, tmp_path / "sampled", seed=5)
+    stores = [read_files(epochs(epoch)) for epoch in range(4)]
     assert len({store["source.ids"] for store in stores}) == 4
-    assert len(visible(tmp_path / "sampled")) == 2
-    again = ResampledStores(found, recipe, tmp_path / "elsewhere", seed=5)
-    assert content(again(3)) == stores[3]
+    assert len(list_visible(tmp_path / "sampled")) == 2
+    again = ResampledStores(corpora, config, tmp_path / "elsewhere", seed=5)
+    assert read_files(again(3)) == stores[3]
 
 
-def test_the_number_of_processes_changes_no_byte(
+def test_number_of_workers_does_not_change_the_store(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attent.data.encode.BLOCK_PAIRS", 16)
     monkeypatch.setattr("attent.data.encode.SERIAL_BLOCKS", 2)
-    found = written(tmp_path / "a.tsv", [*LINES, "bad", *LINES[:50], "\t"])
-    for recipe in (
+    corpora = write_corpus(tmp_path / "a.tsv", [*LINES, "bad", *LINES[:50], "\t"])
+    for config in (
         EncodingConfig(tokenizer=tokenizer),
         EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.2), sampling_seed=(1, 2)),
     ):
-        made = [content(prepare_store(found, recipe, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
-        assert made[0] == made[1]
+        contents = [read_files(prepare_store(corpora, config, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
+        assert contents[0] == contents[1]
 
 
-def test_sampling_segments_anew_each_epoch_and_the_same_for_the_same_seed(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found = written(tmp_path / "a.tsv", LINES)
-    recipe = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
-    one, again, other = (
-        prepare_store(found, replace(recipe, sampling_seed=(7, epoch)), tmp_path / root)
+def test_subword_sampling_differs_between_epochs_and_is_reproducible(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    first, again, other = (
+        prepare_store(corpora, replace(config, sampling_seed=(7, epoch)), tmp_path / root)
         for epoch, root in ((1, "x"), (1, "y"), (2, "x"))
     )
-    assert content(one) == content(again)
-    assert content(one) != content(other)
-    assert decoded(one, tokenizer) == decoded(other, tokenizer)
+    assert read_files(first) == read_files(again)
+    assert read_files(first) != read_files(other)
+    assert decode_store(first, tokenizer) == decode_store(other, tokenizer)
 
 
-def test_tags_stand_before_the_source_in_many_to_many_corpora(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_language_tags_prefix_the_source(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "m.jsonl").write_text('{"translation": {"en": "a house", "de": "ein Haus", "fr": "a house"}}\n' * 2)
-    found = open_corpora([str(tmp_path / "m.jsonl")], LanguagePair("en", "de,fr"))
+    corpora = open_corpora([str(tmp_path / "m.jsonl")], LanguagePair("en", "de,fr"))
     store = prepare_store(
-        found, EncodingConfig(tokenizer=tokenizer, language_tags=True, filters=FilterConfig()), tmp_path / "stores"
+        corpora, EncodingConfig(tokenizer=tokenizer, language_tags=True, filters=FilterConfig()), tmp_path / "stores"
     )
     assert [part.pairs for part in store.meta.parts] == [1, 1]
     assert [int(store.source[i][0]) for i in range(2)] == [
@@ -189,52 +195,54 @@ def test_tags_stand_before_the_source_in_many_to_many_corpora(tmp_path: Path, to
     ]
 
 
-def test_a_tokenizer_is_learnt_from_the_corpora_themselves(tmp_path: Path) -> None:
-    found = written(tmp_path / "a.tsv", [*LINES, "one column only"])
-    learnt = learn_tokenizer(found, TokenizerConfig(vocab=340), language_tags=True)
+def test_tokenizer_is_trained_on_the_corpora(tmp_path: Path) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", [*LINES, "one column only"])
+    trained = learn_tokenizer(corpora, TokenizerConfig(vocab=340), language_tags=True)
     sides = [[line.split("\t")[side] for line in LINES] for side in range(2)]
     assert (
-        learnt.fingerprint == train_tokenizer(sides[0], sides[1], TokenizerConfig(vocab=340), tags=["de"]).fingerprint
+        trained.fingerprint == train_tokenizer(sides[0], sides[1], TokenizerConfig(vocab=340), tags=["de"]).fingerprint
     )
-    assert learnt.source.tags == ("de",)
-    assert learn_tokenizer(found, TokenizerConfig(vocab=340)).source.tags == ()
+    assert trained.source.tags == ("de",)
+    assert learn_tokenizer(corpora, TokenizerConfig(vocab=340)).source.tags == ()
 
 
-def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_large_vocabulary_uses_a_wider_dtype(tmp_path: Path, tokenizer: Tokenizer) -> None:
     class Huge:
         def __init__(self) -> None:
             self.size = 70_000
 
-    recipe = EncodingConfig(tokenizer=replace(tokenizer, source=Huge()))  # type: ignore[arg-type]
-    assert recipe.dtype == "<u4"
+    config = EncodingConfig(tokenizer=replace(tokenizer, source=Huge()))  # type: ignore[arg-type]
+    assert config.dtype == "<u4"
     assert EncodingConfig(tokenizer=tokenizer).dtype == "<u2"
 
 
-def test_a_damaged_store_is_made_again(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found = written(tmp_path / "a.tsv", LINES)
-    store = prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
-    whole = content(store)
+def test_damaged_store_is_rebuilt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    store = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    whole = read_files(store)
     for name, damage in (("source.ids", b"\0"), ("store.json", b"{"), ("store.json", b"{}"), ("target.offsets", b"")):
         (store.folder / name).write_bytes(damage)
         with pytest.raises(ValueError, match=name):
             TokenStore.open(store.folder)
-        assert content(prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == whole
+        assert read_files(prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == whole
 
 
-def test_an_unreadable_corpus_leaves_nothing_behind(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_unreadable_corpus_leaves_no_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "c.en").write_text("one\ntwo\n")
     (tmp_path / "c.de").write_text("eins\n")
-    found = open_corpora([str(tmp_path / "c")], LanguagePair("en", "de"))
+    corpora = open_corpora([str(tmp_path / "c")], LanguagePair("en", "de"))
     with pytest.raises(CorpusError, match="2 lines"):
-        prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
-    assert visible(tmp_path / "stores") == []
+        prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    assert list_visible(tmp_path / "stores") == []
 
 
-def test_two_at_once_both_get_the_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    found, got = written(tmp_path / "a.tsv", LINES), []
+def test_concurrent_builds_share_one_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora, stores_built = write_corpus(tmp_path / "a.tsv", LINES), []
     threads = [
         threading.Thread(
-            target=lambda: got.append(prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"))
+            target=lambda: stores_built.append(
+                prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+            )
         )
         for _ in range(4)
     ]
@@ -242,13 +250,13 @@ def test_two_at_once_both_get_the_store(tmp_path: Path, tokenizer: Tokenizer) ->
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(store) for store in got] == [len(LINES)] * 4
-    assert len(visible(tmp_path / "stores")) == 1
+    assert [len(store) for store in stores_built] == [len(LINES)] * 4
+    assert len(list_visible(tmp_path / "stores")) == 1
 
 
-def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_killed_build_leaves_no_store_and_is_cleaned_up(tmp_path: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(tmp_path / "tokenizer")
-    found = written(tmp_path / "a.tsv", LINES * 50)
+    corpora = write_corpus(tmp_path / "a.tsv", LINES * 50)
     script = textwrap.dedent("""
         import sys, time
         from pathlib import Path
@@ -270,47 +278,49 @@ def test_a_killed_run_leaves_no_store_to_be_found_and_its_rest_is_cleared(tmp_pa
         assert int(process.stdout.readline()) > 0  # it has begun to write
         process.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
     (left,) = (tmp_path / "stores").glob("*.part")
-    assert visible(tmp_path / "stores") == [left.name]
-    recipe = EncodingConfig(tokenizer=tokenizer, filters=FilterConfig.disabled())
-    store = prepare_store(found, recipe, tmp_path / "stores")
+    assert list_visible(tmp_path / "stores") == [left.name]
+    config = EncodingConfig(tokenizer=tokenizer, filters=FilterConfig.disabled())
+    store = prepare_store(corpora, config, tmp_path / "stores")
     assert len(store) == 50 * len(LINES)
-    assert visible(tmp_path / "stores") == [store.folder.name]
+    assert list_visible(tmp_path / "stores") == [store.folder.name]
 
 
-def test_letting_go_of_what_was_mapped_changes_nothing(
+def test_releasing_pages_does_not_change_ids(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = prepare_store(written(tmp_path / "a.tsv", LINES), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    store = prepare_store(
+        write_corpus(tmp_path / "a.tsv", LINES), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
+    )
     expected = np.concatenate([store.source[pair] for pair in range(50)])
     monkeypatch.setattr(stores, "MAX_RESIDENT_BYTES", 1)
     for _ in range(3):
-        got = store.source.gather(store.source.offsets[:50], store.source.lengths[:50].astype(np.int64))
-        assert got.tolist() == expected.tolist()
+        stores_built = store.source.gather(store.source.offsets[:50], store.source.lengths[:50].astype(np.int64))
+        assert stores_built.tolist() == expected.tolist()
         assert store.source._read_count == [0]
 
 
 def test_an_empty_corpus_is_an_empty_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
     store = prepare_store(
-        written(tmp_path / "a.tsv", ["only one column"]), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
+        write_corpus(tmp_path / "a.tsv", ["only one column"]), EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"
     )
     assert len(store) == 0
     assert store.source.lengths.size == 0
 
 
-def test_progress_tells_every_pair_that_was_done(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    told: list[int] = []
-    found = written(tmp_path / "a.tsv", [*LINES * (BLOCK_PAIRS // len(LINES) + 2), "\tempty source"])
-    prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores", progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == sum(1 for _ in found[0])
+def test_progress_counts_every_pair(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    counts: list[int] = []
+    corpora = write_corpus(tmp_path / "a.tsv", [*LINES * (BLOCK_PAIRS // len(LINES) + 2), "\tempty source"])
+    prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores", progress=counts.append)
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(1 for _ in corpora[0])
 
 
-def test_blocks_of_a_store_are_written_without_gaps(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_contiguous(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attent.data.encode.BLOCK_PAIRS", 7)
-    found = written(tmp_path / "a.tsv", LINES) + written(tmp_path / "b.tsv", [line + " mehr" for line in LINES])
-    store = prepare_store(found, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
+    corpora = write_corpus(tmp_path / "a.tsv", LINES) + write_corpus(
+        tmp_path / "b.tsv", [line + " mehr" for line in LINES]
+    )
+    store = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
     assert len(store) == 2 * len(LINES)
     assert int(store.source.offsets[-1]) == len(store.source.ids)
     assert np.all(np.diff(store.target.offsets) > 0)

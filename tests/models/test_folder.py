@@ -72,7 +72,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def seal(path: Path) -> None:
+def write_checksums(path: Path) -> None:
     """Makes the manifest fit the files, as someone who means harm would."""
     files = {}
     for name in FILES[:2]:
@@ -81,11 +81,11 @@ def seal(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps({"format_version": 1, "files": files}))
 
 
-def flip_bit(path: Path, place: int, bit: int) -> None:
+def flip_bit(path: Path, offset: int, bit: int) -> None:
     with open(path, "r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ bit]))
 
 
@@ -98,14 +98,14 @@ def model(tmp_path: Path) -> Path:
 # What was saved comes back.
 
 
-def test_a_model_comes_back_as_it_was(model: Path) -> None:
+def test_model_round_trip(model: Path) -> None:
     stored = folder.read_folder(model)
     assert stored.config == {"seed": 0}
     assert_holds(model, 0)
     assert sorted(path.name for path in model.iterdir()) == sorted(FILES)
 
 
-def test_tied_tensors_are_stored_once_and_come_back_tied(model: Path) -> None:
+def test_tied_tensors_are_stored_once_and_tied_again(model: Path) -> None:
     stored = folder.read_folder(model)
     assert stored.tied == {"output.weight": "embed.weight"}
     assert stored.tensors["output.weight"] is stored.tensors["embed.weight"]
@@ -113,7 +113,7 @@ def test_tied_tensors_are_stored_once_and_come_back_tied(model: Path) -> None:
     assert (model / "model.safetensors").stat().st_size < 2 * 16 * 8 * 4
 
 
-def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
+def test_every_layout_and_dtype_round_trips(tmp_path: Path) -> None:
     whole = torch.arange(24).reshape(4, 6)
     various = {
         "whole": whole,
@@ -136,12 +136,12 @@ def test_tensors_of_every_layout_and_type_come_back(tmp_path: Path) -> None:
         assert torch.equal(stored.tensors[name], value)
 
 
-def test_changing_a_loaded_tensor_changes_no_file(model: Path) -> None:
+def test_changing_a_loaded_tensor_does_not_change_the_file(model: Path) -> None:
     folder.read_folder(model).tensors["bias"].add_(1)
     assert_holds(model, 0)
 
 
-def test_foreign_files_are_left_alone(model: Path) -> None:
+def test_unrelated_files_are_left_alone(model: Path) -> None:
     (model / "card.md").write_text("card")
     (model / "state").mkdir()
     write(model, 1)
@@ -149,7 +149,7 @@ def test_foreign_files_are_left_alone(model: Path) -> None:
     assert {path.name for path in model.iterdir()} == {*FILES, "card.md", "state"}
 
 
-def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
+def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         write(tmp_path)
@@ -171,7 +171,7 @@ def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
         ({}, {"x": torch.ones(2, 2).to_sparse()}, "`x` must be a dense tensor with data"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_saved(
+def test_unreadable_content_is_not_saved(
     config: dict[str, Any], weights: dict[str, Any], expected: str, model: Path
 ) -> None:
     with pytest.raises(FolderError, match=expected):
@@ -182,20 +182,20 @@ def test_what_could_not_be_read_back_is_not_saved(
 # Damage is noticed before any weight is used.
 
 
-def test_every_flipped_bit_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bit_flip_is_detected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
     monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
     for flip in range(2_000):
         path = model / FILES[flip % 3]
-        place, bit = chosen.randrange(path.stat().st_size), 1 << chosen.randrange(8)
-        flip_bit(path, place, bit)
+        offset, bit = chosen.randrange(path.stat().st_size), 1 << chosen.randrange(8)
+        flip_bit(path, offset, bit)
         assert path.name in refusal(model)
-        flip_bit(path, place, bit)
+        flip_bit(path, offset, bit)
     assert used == []
 
 
-def test_every_cut_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_truncation_is_detected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
     monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
@@ -211,12 +211,12 @@ def test_every_cut_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused(name: str, model: Path) -> None:
+def test_missing_file_is_detected(name: str, model: Path) -> None:
     (model / name).unlink()
     assert f"{name}: is missing" in refusal(model)
 
 
-def test_damaged_weights_that_someone_sealed_again_crash_nothing(model: Path) -> None:
+def test_damaged_weights_with_valid_checksum_do_not_crash(model: Path) -> None:
     whole = (model / "model.safetensors").read_bytes()
     chosen = random.Random(0)
     for _ in range(300):
@@ -224,7 +224,7 @@ def test_damaged_weights_that_someone_sealed_again_crash_nothing(model: Path) ->
         for _ in range(chosen.randrange(1, 4)):
             content[chosen.randrange(min(300, len(content)))] = chosen.randrange(256)
         (model / "model.safetensors").write_bytes(content)
-        seal(model)
+        write_checksums(model)
         try:
             folder.read_folder(model)
         except FolderError as error:
@@ -239,7 +239,7 @@ class Bomb:
         return os.system, ("touch exploded",)
 
 
-def pickled() -> bytes:
+def make_pickle() -> bytes:
     import pickle  # noqa: TID251 - to make the file that must be refused
 
     return pickle.dumps(Bomb())
@@ -252,7 +252,7 @@ def header(size: int, text: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (pickled(), "is a pickle or zip, which is never opened; get the model as safetensors"),
+        (make_pickle(), "is a pickle or zip, which is never opened; get the model as safetensors"),
         (b"PK\x03\x04" + bytes(100), "is a pickle or zip"),
         (header(100 * 2**20, b"{}"), "is not safetensors"),
         (header(2**63, b"{}"), "is not safetensors"),
@@ -272,9 +272,9 @@ def header(size: int, text: bytes = b"") -> bytes:
         (header(57, b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4000]}}'), "is not valid"),
     ],
 )
-def test_weights_that_are_no_safetensors_are_refused(content: bytes, expected: str, model: Path) -> None:
+def test_invalid_safetensors_are_refused(content: bytes, expected: str, model: Path) -> None:
     (model / "model.safetensors").write_bytes(content)
-    seal(model)
+    write_checksums(model)
     assert f"model.safetensors: {expected}" in refusal(model)
 
 
@@ -293,7 +293,7 @@ def test_weights_that_are_no_safetensors_are_refused(content: bytes, expected: s
 )
 def test_hostile_configs_are_refused(content: bytes, expected: str, model: Path) -> None:
     (model / "config.json").write_bytes(content)
-    seal(model)
+    write_checksums(model)
     assert expected in refusal(model)
 
 
@@ -324,7 +324,7 @@ def test_hostile_manifests_are_refused(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_link_out_of_the_folder_is_refused(name: str, model: Path) -> None:
+def test_link_out_of_the_folder_is_refused(name: str, model: Path) -> None:
     outside = model.parent / name
     (model / name).rename(outside)
     (model / name).symlink_to(outside)
@@ -335,40 +335,40 @@ def test_a_link_out_of_the_folder_is_refused(name: str, model: Path) -> None:
     assert outside.exists()
 
 
-def test_links_inside_the_folder_and_to_the_folder_are_followed(model: Path) -> None:
+def test_links_within_the_folder_are_followed(model: Path) -> None:
     (model / "config.json").rename(model / "mine.json")
     (model / "config.json").symlink_to("mine.json")
     (model.parent / "best").symlink_to(model)
     assert_holds(model.parent / "best", 0)
 
 
-def test_what_is_no_plain_file_is_refused(model: Path) -> None:
+def test_special_files_are_refused(model: Path) -> None:
     (model / "config.json").unlink()
     os.mkfifo(model / "config.json")
     assert "config.json: must be a plain file" in refusal(model)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_a_folder_of_pickles_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(pickled())
+def test_pickles_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(make_pickle())
     assert f"{name}: is a pickle, which can run code and is never opened" in refusal(tmp_path)
 
 
-def test_a_zip_named_as_weights_is_refused(model: Path) -> None:
+def test_zip_named_as_weights_is_refused(model: Path) -> None:
     with zipfile.ZipFile(model / "model.safetensors", "w") as archive:
-        archive.writestr("data.pkl", pickled())
-    seal(model)
+        archive.writestr("data.pkl", make_pickle())
+    write_checksums(model)
     assert "is a pickle or zip" in refusal(model)
 
 
-def test_what_is_no_model_folder_gets_a_sentence(tmp_path: Path) -> None:
+def test_other_paths_are_described(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(tmp_path / "file")
     assert "holds no model" in refusal(tmp_path)
 
 
-def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
+def test_no_pickle_is_loaded(tmp_path: Path) -> None:
     program = """
 import os, sys, torch
 from pathlib import Path
@@ -394,11 +394,11 @@ print("after the control:", sorted(set(events)))
 """
     for number, sealed in enumerate((False, True)):
         write(tmp_path / f"hostile{number}")
-        (tmp_path / f"hostile{number}" / "model.safetensors").write_bytes(pickled())
+        (tmp_path / f"hostile{number}" / "model.safetensors").write_bytes(make_pickle())
         if sealed:
-            seal(tmp_path / f"hostile{number}")
+            write_checksums(tmp_path / f"hostile{number}")
     (tmp_path / "hostile2").mkdir()
-    (tmp_path / "hostile2" / "pytorch_model.bin").write_bytes(pickled())
+    (tmp_path / "hostile2" / "pytorch_model.bin").write_bytes(make_pickle())
     path = os.pathsep.join([str(Path(folder.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -421,36 +421,36 @@ def faults(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterat
     """Saves over what is at `path`, failing at the first call, then at the second, ... until it succeeds."""
     original = path.with_name(path.name + "-original")
     shutil.copytree(path, original)
-    for at in itertools.count(1):
+    for call in itertools.count(1):
         with pytest.MonkeyPatch.context() as patch:
-            disk = FaultyDisk(patch, at, fault, forever, SYSTEM_CALLS)
+            disk = FaultyDisk(patch, call, fault, forever, SYSTEM_CALLS)
             with suppress(FolderError, SimulatedKill):
                 write(path, seed)
-        if disk.calls < at:
+        if disk.calls < call:
             return
-        yield at
+        yield call
         shutil.rmtree(path)
         shutil.copytree(original, path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
-def test_an_error_at_any_call_leaves_the_old_or_the_new_model(number: int, model: Path) -> None:
+def test_error_at_any_call_leaves_old_or_new_model(number: int, model: Path) -> None:
     seen = [assert_holds(model, 0, 1) for _ in faults(model, OSError(number, os.strerror(number)), False, 1)]
     assert len(seen) > 10
     assert set(seen) == {0, 1}
 
 
-def test_an_error_leaves_no_temporary_files(model: Path) -> None:
-    for at in faults(model, OSError(errno.ENOSPC, "full"), False, 1):
-        assert {path.name for path in model.iterdir()} == set(FILES), at
+def test_error_leaves_no_temporary_files(model: Path) -> None:
+    for call in faults(model, OSError(errno.ENOSPC, "full"), False, 1):
+        assert {path.name for path in model.iterdir()} == set(FILES), call
 
 
-def test_a_death_at_any_call_leaves_the_old_or_the_new_model(model: Path) -> None:
+def test_kill_at_any_call_leaves_old_or_new_model(model: Path) -> None:
     seen = [assert_holds(model, 0, 1) for _ in faults(model, SimulatedKill(), True, 1)]
     assert set(seen) == {0, 1}
 
 
-def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> None:
+def test_kill_in_the_save_after_a_kill_loses_nothing(model: Path) -> None:
     states, count = set(), 0
     for first in faults(model, SimulatedKill(), True, 1):
         before = assert_holds(model, 0, 1)
@@ -468,7 +468,7 @@ def test_a_death_in_the_save_after_a_death_loses_nothing_either(model: Path) -> 
     assert count > 100
 
 
-def test_renames_in_any_order_leave_the_old_or_the_new_model(model: Path, tmp_path: Path) -> None:
+def test_reordered_renames_leave_old_or_new_model(model: Path, tmp_path: Path) -> None:
     write(tmp_path / "new", 1)
     for number, renamed in enumerate(itertools.product([False, True], repeat=3)):
         crashed = tmp_path / f"crashed{number}"
@@ -480,7 +480,7 @@ def test_renames_in_any_order_leave_the_old_or_the_new_model(model: Path, tmp_pa
         assert_holds(crashed, 2)
 
 
-def test_a_half_written_save_leaves_the_old_model(model: Path, tmp_path: Path) -> None:
+def test_partial_save_leaves_old_model(model: Path, tmp_path: Path) -> None:
     write(tmp_path / "new", 1)
     for name in FILES:
         shutil.copy(tmp_path / "new" / name, model / (name + ".new"))
@@ -494,7 +494,7 @@ def test_a_half_written_save_leaves_the_old_model(model: Path, tmp_path: Path) -
     assert {path.name for path in model.iterdir()} == set(FILES)
 
 
-def test_an_interrupted_save_loads_without_a_change_on_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_save_loads_without_writing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(model, model.with_name("new"))
     write(model.with_name("new"), 1)
     shutil.copy(model.with_name("new") / "config.json", model / "config.json")
@@ -505,19 +505,19 @@ def test_an_interrupted_save_loads_without_a_change_on_disk(model: Path, monkeyp
     assert_holds(model, 1)
 
 
-def test_a_first_save_that_was_interrupted_says_so(tmp_path: Path) -> None:
+def test_interrupted_first_save_is_described(tmp_path: Path) -> None:
     (tmp_path / "config.json.new").write_text("{")
     assert "the first save into it was interrupted; save again" in refusal(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_real_kill_leaves_the_old_or_the_new_model(model: Path) -> None:
+def test_sigkill_leaves_old_or_new_model(model: Path) -> None:
     seen = set()
-    for at in range(1, 100):
+    for call in range(1, 100):
         child = os.fork()
         if child == 0:
-            _die_at(at, model)
+            _die_at(call, model)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert os.WEXITSTATUS(status) == 0
@@ -529,13 +529,13 @@ def test_a_real_kill_leaves_the_old_or_the_new_model(model: Path) -> None:
     assert seen == {0, 1}
 
 
-def _die_at(at: int, path: Path) -> None:
+def _die_at(call: int, path: Path) -> None:
     """In a child process: saves, and is killed by the system at its call number `at`. Never returns."""
     calls = itertools.count(1)
 
     def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*arguments: Any, **options: Any) -> Any:
-            if next(calls) == at:
+            if next(calls) == call:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*arguments, **options)
 
@@ -550,7 +550,7 @@ def _die_at(at: int, path: Path) -> None:
         os._exit(1)
 
 
-def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_save_is_read_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = tensor_files.read_safetensors, itertools.count()
 
     def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -562,7 +562,7 @@ def test_a_save_that_happens_while_we_read_is_read_anew(model: Path, monkeypatch
     assert_holds(model, 1)
 
 
-def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_keeps_changing_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load, loads = tensor_files.read_safetensors, itertools.count(1)
 
     def load_late(path: Path, *, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -578,47 +578,47 @@ def test_a_folder_that_never_stands_still_is_refused(model: Path, monkeypatch: p
 SIDES = ("source.model", "target.model")
 
 
-def sides(seed: int) -> dict[str, bytes]:
+def make_files(seed: int) -> dict[str, bytes]:
     return {name: f"{name} of {seed}".encode() * 9 for name in SIDES}
 
 
 def write_with_files(path: Path, seed: int) -> None:
-    folder.write_folder(path, config={"seed": 7}, tensors=tensors(seed), files=sides(seed))
+    folder.write_folder(path, config={"seed": 7}, tensors=tensors(seed), files=make_files(seed))
 
 
 def holds_with_files(path: Path) -> int:
     """The model and both files are wholly of one save, whoever reads them; tells which."""
     stored = folder.read_folder(path)
     (seed,) = [seed for seed in range(3) if torch.equal(stored.tensors["bias"], tensors(seed)["bias"])]
-    assert stored.files in ({}, sides(seed))
+    assert stored.files in ({}, make_files(seed))
     assert folder.read_extra_files(path) == stored.files
-    assert read_files(path, SIDES) == sides(seed)  # as Tokenizer.load does
+    assert read_files(path, SIDES) == make_files(seed)  # as Tokenizer.load does
     return seed
 
 
-def test_files_that_were_saved_with_a_model_come_back(model: Path) -> None:
+def test_extra_files_round_trip(model: Path) -> None:
     assert folder.read_folder(model).files == folder.read_extra_files(model) == {}
-    folder.write_folder(model, config={}, tensors=tensors(1), files={**sides(1), "empty": b""})
-    assert folder.read_folder(model).files == folder.read_extra_files(model) == {**sides(1), "empty": b""}
+    folder.write_folder(model, config={}, tensors=tensors(1), files={**make_files(1), "empty": b""})
+    assert folder.read_folder(model).files == folder.read_extra_files(model) == {**make_files(1), "empty": b""}
     assert {path.name for path in model.iterdir()} == {*FILES, *SIDES, "empty"}
 
 
-def test_a_save_without_files_lists_none_and_leaves_the_old_ones_alone(model: Path) -> None:
+def test_save_without_extra_files_leaves_old_ones_unlisted(model: Path) -> None:
     write_with_files(model, 1)
     write(model, 2)
     assert_holds(model, 2)
     assert folder.read_extra_files(model) == {}
-    assert read_files(model, SIDES) == sides(1)
+    assert read_files(model, SIDES) == make_files(1)
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "Model.safetensors", "a/b", "..", ".a", "", "a.new"])
-def test_files_with_names_of_other_things_are_not_saved(name: str, model: Path) -> None:
+def test_reserved_extra_file_names_are_refused(name: str, model: Path) -> None:
     with pytest.raises(FolderError, match="must be a plain file name that the model itself does not use; rename"):
         folder.write_folder(model, config={}, tensors={}, files={name: b""})
     assert_holds(model, 0)
 
 
-def test_damage_to_a_file_saved_with_a_model_is_refused(model: Path) -> None:
+def test_damaged_extra_file_is_detected(model: Path) -> None:
     write_with_files(model, 1)
     chosen = random.Random(0)
     for number in range(200):
@@ -644,7 +644,7 @@ def with_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         write_with_files(path, 0)
     else:
         folder.write_folder(path, config={"seed": 7}, tensors=tensors(0))
-        write_files(path, sides(0))
+        write_files(path, make_files(0))
     return path
 
 
@@ -654,20 +654,20 @@ def faults_with_files(path: Path, fault: BaseException, forever: bool, seed: int
         yield from faults(path, fault, forever, seed)
 
 
-def test_an_error_at_any_call_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+def test_error_at_any_call_leaves_files_of_one_save(with_files: Path) -> None:
     seen = set()
-    for at in faults_with_files(with_files, OSError(errno.ENOSPC, "full"), False, 1):
+    for call in faults_with_files(with_files, OSError(errno.ENOSPC, "full"), False, 1):
         seen.add(holds_with_files(with_files))
-        assert {path.name for path in with_files.iterdir()} == {*FILES, *SIDES}, at
+        assert {path.name for path in with_files.iterdir()} == {*FILES, *SIDES}, call
     assert seen == {0, 1}
 
 
-def test_a_death_at_any_call_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+def test_kill_at_any_call_leaves_files_of_one_save(with_files: Path) -> None:
     seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 1)}
     assert seen == {0, 1}
 
 
-def test_a_death_while_an_unused_save_is_cleared_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+def test_kill_during_recovery_leaves_files_of_one_save(with_files: Path) -> None:
     write_with_files(with_files.with_name("unused"), 1)
     for name in (*SIDES, *FILES):
         shutil.copy(with_files.with_name("unused") / name, with_files / (name + ".new"))
@@ -676,7 +676,7 @@ def test_a_death_while_an_unused_save_is_cleared_leaves_model_and_files_of_one_s
 
 
 @pytest.mark.slow
-def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(with_files: Path) -> None:
+def test_kill_after_a_kill_leaves_files_of_one_save(with_files: Path) -> None:
     states, count = set(), 0
     for first in faults_with_files(with_files, SimulatedKill(), True, 1):
         before = holds_with_files(with_files)
@@ -694,12 +694,12 @@ def test_a_death_in_the_save_after_a_death_leaves_model_and_files_of_one_save(wi
     assert count > 200
 
 
-def test_a_first_save_with_files_that_dies_leaves_all_or_no_model(tmp_path: Path) -> None:
+def test_killed_first_save_leaves_all_or_nothing(tmp_path: Path) -> None:
     path, seen = tmp_path / "model", set()
     path.mkdir()
     for _ in faults_with_files(path, SimulatedKill(), True, 1):
         try:
-            assert folder.read_folder(path).files == folder.read_extra_files(path) == sides(1)
+            assert folder.read_folder(path).files == folder.read_extra_files(path) == make_files(1)
             seen.add("whole")
         except FolderError as error:
             seen.add(str(error).partition(": ")[2].partition(" (")[0])
@@ -710,7 +710,7 @@ def test_a_first_save_with_files_that_dies_leaves_all_or_no_model(tmp_path: Path
     }
 
 
-def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) -> None:
+def test_reordered_renames_leave_files_of_one_save(tmp_path: Path) -> None:
     write_with_files(tmp_path / "old", 0)
     write_with_files(tmp_path / "new", 1)
     for number, renamed in enumerate(itertools.product([False, True], repeat=5)):
@@ -718,7 +718,11 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
         shutil.copytree(tmp_path / "old", crashed)
         for name, done in zip((*SIDES, *FILES), renamed, strict=True):
             shutil.copy(tmp_path / "new" / name, crashed / (name if done else name + ".new"))
-        assert folder.read_folder(crashed).files == folder.read_extra_files(crashed) == sides(1 if any(renamed) else 0)
+        assert (
+            folder.read_folder(crashed).files
+            == folder.read_extra_files(crashed)
+            == make_files(1 if any(renamed) else 0)
+        )
         write_with_files(crashed, 2)
         assert holds_with_files(crashed) == 2
 
@@ -735,15 +739,15 @@ def test_renames_in_any_order_leave_model_and_files_of_one_save(tmp_path: Path) 
         (errno.EIO, "an older model in the folder is intact; save again"),
     ],
 )
-def test_a_failed_save_gets_a_sentence(number: int, expected: str, model: Path) -> None:
-    for at in range(2, 5):  # the first call makes the folder, which is there
+def test_failed_save_is_described(number: int, expected: str, model: Path) -> None:
+    for call in range(2, 5):  # the first call makes the folder, which is there
         with pytest.MonkeyPatch.context() as patch:
-            FaultyDisk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
+            FaultyDisk(patch, call, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(FolderError, match=f"{model}: the model could not be saved: .*{expected}"):
                 write(model, 1)
 
 
-def test_what_safetensors_says_of_a_full_disk_is_understood(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_in_safetensors_is_described(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise tensor_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -754,7 +758,7 @@ def test_what_safetensors_says_of_a_full_disk_is_understood(model: Path, monkeyp
     assert {path.name for path in model.iterdir()} == set(FILES)
 
 
-def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_described(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(FolderError, match="there is a file where the folder must be; give another folder"):
@@ -763,7 +767,7 @@ def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_loads_and_refuses_a_save(model: Path) -> None:
+def test_read_only_folder_loads_but_does_not_save(model: Path) -> None:
     model.chmod(0o555)
     try:
         with pytest.raises(FolderError, match="the folder cannot be written to"):
@@ -780,11 +784,11 @@ def shapes(**sizes: tuple[int, ...]) -> dict[str, torch.Size]:
     return {name: torch.Size(size) for name, size in sizes.items()}
 
 
-def test_the_right_tensors_pass() -> None:
+def test_expected_tensors_pass() -> None:
     folder.check_tensors(shapes(a=(2, 3), b=()), {"a": torch.zeros(2, 3).half(), "b": torch.zeros(())}, "here")
 
 
-def test_wrong_tensors_get_one_sentence() -> None:
+def test_unexpected_tensors_are_described() -> None:
     expected = shapes(weight=(2, 3), bias=(3,), scale=(1,), gone=(1,))
     got = {
         "weights": torch.zeros(2, 3),
@@ -801,6 +805,6 @@ def test_wrong_tensors_get_one_sentence() -> None:
     )
 
 
-def test_many_wrong_tensors_get_a_short_sentence() -> None:
+def test_many_unexpected_tensors_are_shortened() -> None:
     with pytest.raises(FolderError, match="missing: `n0`, `n1`, `n2` and 997 more"):
         folder.check_tensors({f"n{number}": torch.Size([1]) for number in range(1_000)}, {}, "here")

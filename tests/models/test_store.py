@@ -31,7 +31,7 @@ def model() -> Seq2Seq:
     return build(CONFIG).eval()
 
 
-def test_a_tie_that_came_undone_is_not_saved_in_silence(model: Seq2Seq, tmp_path: Path) -> None:
+def test_untied_parameters_are_not_saved(model: Seq2Seq, tmp_path: Path) -> None:
     model.save(tmp_path)
     expected = model(IDS, IDS)
     model.output.weight = nn.Parameter(torch.randn(9, 8))
@@ -40,7 +40,7 @@ def test_a_tie_that_came_undone_is_not_saved_in_silence(model: Seq2Seq, tmp_path
     assert torch.equal(attent.load(tmp_path)(IDS, IDS), expected), "the model that was there before is still there"
 
 
-def test_equal_copies_of_a_tied_tensor_are_tied_again(model: Seq2Seq, tmp_path: Path) -> None:
+def test_equal_copies_are_tied_again(model: Seq2Seq, tmp_path: Path) -> None:
     model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
     assert model.output.weight is not model.target_embedding.weight
     model.save(tmp_path)
@@ -49,21 +49,21 @@ def test_equal_copies_of_a_tied_tensor_are_tied_again(model: Seq2Seq, tmp_path: 
     assert torch.equal(again(IDS, IDS), model(IDS, IDS))
 
 
-def test_a_compiled_part_is_saved_under_its_own_name(model: Seq2Seq, tmp_path: Path) -> None:
+def test_compiled_module_is_saved_under_its_own_name(model: Seq2Seq, tmp_path: Path) -> None:
     expected = model(IDS, IDS)
     model.encoder = torch.compile(model.encoder, backend="eager")
     model.save(tmp_path)
     assert torch.equal(attent.load(tmp_path)(IDS, IDS), expected)
 
 
-def test_a_strange_part_is_not_saved(model: Seq2Seq, tmp_path: Path) -> None:
+def test_unknown_module_is_not_saved(model: Seq2Seq, tmp_path: Path) -> None:
     model.encoder.extra = nn.Linear(2, 2)
     with pytest.raises(FolderError, match=r"not known to the model: `encoder.extra.weight`"):
         model.save(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: Path) -> None:
+def test_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: Path) -> None:
     model.save(tmp_path)
     loaded = attent.load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -71,13 +71,13 @@ def test_a_loaded_model_does_not_change_with_its_file(model: Seq2Seq, tmp_path: 
 
 
 @pytest.mark.parametrize("stored", [torch.int32, torch.float8_e4m3fn])
-def test_weights_that_are_not_numbers_to_compute_with_are_refused(model: Seq2Seq, stored: torch.dtype) -> None:
+def test_unsupported_dtypes_are_refused(model: Seq2Seq, stored: torch.dtype) -> None:
     tensors = {name: tensor.to(stored) for name, tensor in model.state_dict().items()}
     with pytest.raises(FolderError, match="must be float32, bfloat16, float16, float64, but is torch"):
         assign_weights(build_empty(CONFIG), tensors, "here")
 
 
-def test_ties_in_a_file_must_be_those_of_its_config(model: Seq2Seq) -> None:
+def test_ties_must_match_the_config(model: Seq2Seq) -> None:
     tensors = dict(model.state_dict()) | {"output.weight": torch.zeros(9, 8)}
     with pytest.raises(FolderError, match=r"here: `output.weight` must be the same tensor"):
         assign_weights(build_empty(CONFIG), tensors, "here")
@@ -117,7 +117,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ),
     ],
 )
-def test_a_config_that_is_not_of_this_model_is_refused(
+def test_config_of_another_model_is_refused(
     change: Callable[[dict[str, Any]], None], words: str, model: Seq2Seq, tmp_path: Path
 ) -> None:
     model.save(tmp_path)
@@ -126,7 +126,7 @@ def test_a_config_that_is_not_of_this_model_is_refused(
         attent.load(tmp_path)
 
 
-def test_a_changed_byte_is_refused_by_load(model: Seq2Seq, tmp_path: Path) -> None:
+def test_changed_byte_is_refused(model: Seq2Seq, tmp_path: Path) -> None:
     model.save(tmp_path)
     for name in ("config.json", "model.safetensors"):
         content = (tmp_path / name).read_bytes()
@@ -138,23 +138,21 @@ def test_a_changed_byte_is_refused_by_load(model: Seq2Seq, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("change", [lambda m: m.to(torch.float8_e4m3fn), lambda m: m.encoder.half()])
-def test_what_could_not_be_loaded_or_used_is_not_saved(
-    change: Callable[[Seq2Seq], object], model: Seq2Seq, tmp_path: Path
-) -> None:
+def test_unloadable_model_is_not_saved(change: Callable[[Seq2Seq], object], model: Seq2Seq, tmp_path: Path) -> None:
     change(model)
     with pytest.raises(FolderError, match=r"the model: .* must (be|have)"):
         model.save(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_home_is_found(model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_is_expanded(model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     model.save("~/model")
     assert torch.equal(attent.load("~/model")(IDS, IDS), model(IDS, IDS))
     assert (tmp_path / "model" / "config.json").exists()
 
 
-def test_the_file_is_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
+def test_weights_are_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
     """Others can read it, and the embedding that has three names is stored once."""
     model.save(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

@@ -42,7 +42,7 @@ FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safete
 SYSTEM_CALLS = "open fsync rename replace unlink rmdir mkdir chmod listdir".split()  # of a save, by os.NAME
 
 
-def made(step: int, seed: int = 0) -> Checkpoint:
+def make_checkpoint(step: int, seed: int = 0) -> Checkpoint:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 5, generator=generator)
     return Checkpoint(
@@ -52,29 +52,29 @@ def made(step: int, seed: int = 0) -> Checkpoint:
     )
 
 
-def same(one: Checkpoint, other: Checkpoint) -> bool:
+def is_equal(checkpoint: Checkpoint, other: Checkpoint) -> bool:
     """Equal to the last bit."""
-    return (one.step, one.state, plain(one)) == (other.step, other.state, plain(other))
+    return (checkpoint.step, checkpoint.state, to_plain(checkpoint)) == (other.step, other.state, to_plain(other))
 
 
-def plain(one: Checkpoint) -> dict[str, Any]:
+def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         group: {
             name: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8).tolist()) for name, t in ts.items()
         }
-        for group, ts in one.tensors.items()
+        for group, ts in checkpoint.tensors.items()
     }
 
 
-def told_nothing(sentence: str) -> None:
+def fail_on_warning(sentence: str) -> None:
     pytest.fail(f"nothing is damaged, but was told: {sentence}")
 
 
 def assert_newest(state: Path, *possible: Checkpoint) -> int:
     """The newest is wholly one of these; tells which."""
-    found = load_newest(state, told_nothing)
-    assert found is not None
-    (number,) = [number for number, one in enumerate(possible) if same(found, one)]
+    loaded = load_newest(state, fail_on_warning)
+    assert loaded is not None
+    (number,) = [number for number, checkpoint in enumerate(possible) if is_equal(loaded, checkpoint)]
     return number
 
 
@@ -95,32 +95,32 @@ def seal(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps({"format_version": 1, "files": files}))
 
 
-def flip_bit(path: Path, place: int, bit: int) -> None:
+def flip_bit(path: Path, offset: int, bit: int) -> None:
     with open(path, "r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ bit]))
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    save_checkpoint(tmp_path / "state", made(10))
+    save_checkpoint(tmp_path / "state", make_checkpoint(10))
     return tmp_path / "state"
 
 
 # What was saved comes back.
 
 
-def test_a_checkpoint_comes_back_as_it_was(state: Path) -> None:
-    assert save_checkpoint(state, made(20, seed=1)) == state / "step-00000020"
-    assert same(load_checkpoint(state / "step-00000010"), made(10))
-    assert same(load_checkpoint(state / "step-00000020"), made(20, seed=1))
+def test_checkpoint_round_trip(state: Path) -> None:
+    assert save_checkpoint(state, make_checkpoint(20, seed=1)) == state / "step-00000020"
+    assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
+    assert is_equal(load_checkpoint(state / "step-00000020"), make_checkpoint(20, seed=1))
     assert sorted(path.name for path in (state / "step-00000020").iterdir()) == sorted(FILES)
     assert sorted(path.name for path in state.iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_every_dtype_round_trips_bit_for_bit(tmp_path: Path) -> None:
     whole = torch.arange(24).reshape(4, 6)
     kinds = (
         torch.bfloat16,
@@ -146,22 +146,22 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
         "random": torch.get_rng_state(),
         **{str(kind): torch.randn(7).mul(9).to(kind) for kind in kinds},
     }
-    given = Checkpoint(step=0, state={}, tensors={"weights": various, "ema": {"whole": whole}, "random": {}})
-    found = load_checkpoint(save_checkpoint(tmp_path, given))
-    assert same(found, given)
-    for tensor in (tensor for group in found.tensors.values() for tensor in group.values()):
+    saved = Checkpoint(step=0, state={}, tensors={"weights": various, "ema": {"whole": whole}, "random": {}})
+    loaded = load_checkpoint(save_checkpoint(tmp_path, saved))
+    assert is_equal(loaded, saved)
+    for tensor in (tensor for group in loaded.tensors.values() for tensor in group.values()):
         assert tensor.is_contiguous()
         assert not tensor.requires_grad
-    places = [t.data_ptr() for group in found.tensors.values() for t in group.values() if t.numel()]
-    assert len(places) == len(set(places)), "each must have memory of its own"
+    addresses = [t.data_ptr() for group in loaded.tensors.values() for t in group.values() if t.numel()]
+    assert len(addresses) == len(set(addresses)), "each must have memory of its own"
 
 
-def test_numbers_in_the_facts_come_back_exactly(tmp_path: Path) -> None:
+def test_state_numbers_round_trip_exactly(tmp_path: Path) -> None:
     facts = {"loss": 0.1 + 0.2, "tiny": 5e-324, "big": 2**200, "none": None, "yes": True, "text": 'a "b"\n\u2028😀'}
     assert load_checkpoint(save_checkpoint(tmp_path, Checkpoint(step=1, state=facts, tensors={}))).state == facts
 
 
-def test_only_what_is_asked_for_is_read_and_verified(state: Path) -> None:
+def test_only_requested_groups_are_read(state: Path) -> None:
     path = state / "step-00000010"
     flip_bit(path / "optimizer.safetensors", 100, 1)
     assert load_checkpoint(path, groups=()).tensors == {}
@@ -170,14 +170,14 @@ def test_only_what_is_asked_for_is_read_and_verified(state: Path) -> None:
     assert "holds no tensors `ema`; it has `weights`, `optimizer`" in refusal(path, only=["ema"])
 
 
-def test_changing_a_loaded_tensor_changes_no_file(state: Path) -> None:
+def test_changing_a_loaded_tensor_does_not_change_the_file(state: Path) -> None:
     load_checkpoint(state / "step-00000010").tensors["weights"]["embed"].add_(1)
-    assert same(load_checkpoint(state / "step-00000010"), made(10))
+    assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
 
 
-def test_steps_are_listed_in_order_and_nothing_else_is(state: Path) -> None:
+def test_steps_are_listed_in_order(state: Path) -> None:
     for step in (123_456_789, 0, 9):
-        save_checkpoint(state, made(step))
+        save_checkpoint(state, make_checkpoint(step))
     for name in (".saving-00000030", "step-30", "step-00000040.old", "step-000000050", "notes", ".removing-0-00000060"):
         (state / name).mkdir()
     (state / "step-00000070").write_text("a file")
@@ -185,10 +185,10 @@ def test_steps_are_listed_in_order_and_nothing_else_is(state: Path) -> None:
     assert list_steps(state / "nowhere") == []
 
 
-def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
+def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        path = save_checkpoint(tmp_path / "state", made(1))
+        path = save_checkpoint(tmp_path / "state", make_checkpoint(1))
     finally:
         os.umask(before)
     assert {(path / name).stat().st_mode & 0o777 for name in FILES} == {0o640}
@@ -211,7 +211,7 @@ def test_others_may_read_the_files_if_the_umask_says_so(tmp_path: Path) -> None:
         ({"tensors": {"weights": {"x": torch.ones(1, device="meta")}}}, "`x` must be a dense tensor with data"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_saved(changes: dict[str, Any], expected: str, state: Path) -> None:
+def test_unreadable_content_is_not_saved(changes: dict[str, Any], expected: str, state: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(expected)):
         save_checkpoint(state, Checkpoint(**{"step": 20, "state": {}, "tensors": {}, **changes}))
     assert [path.name for path in state.iterdir()] == ["step-00000010"]
@@ -220,22 +220,22 @@ def test_what_could_not_be_read_back_is_not_saved(changes: dict[str, Any], expec
 # Damage is noticed, named, and the one before is used.
 
 
-def test_every_flipped_bit_is_refused(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bit_flip_is_detected(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Path] = []
     monkeypatch.setattr(tensor_files, "safe_open", lambda path, **_: used.append(path))
     chosen = random.Random(0)
     for flip in range(2_000):
         path = state / "step-00000010" / FILES[flip % len(FILES)]
-        place, bit = chosen.randrange(path.stat().st_size), 1 << chosen.randrange(8)
-        flip_bit(path, place, bit)
+        offset, bit = chosen.randrange(path.stat().st_size), 1 << chosen.randrange(8)
+        flip_bit(path, offset, bit)
         assert path.name in refusal(path.parent)
-        flip_bit(path, place, bit)
+        flip_bit(path, offset, bit)
     assert used == []
     monkeypatch.undo()
-    assert same(load_checkpoint(state / "step-00000010"), made(10))
+    assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
 
 
-def test_every_cut_is_refused(state: Path) -> None:
+def test_every_truncation_is_detected(state: Path) -> None:
     chosen = random.Random(0)
     for cut in range(200):
         path = state / "step-00000010" / FILES[cut % len(FILES)]
@@ -243,48 +243,48 @@ def test_every_cut_is_refused(state: Path) -> None:
         os.truncate(path, len(whole) - 1 if cut < len(FILES) else chosen.randrange(len(whole)))
         assert path.name in refusal(path.parent)
         path.write_bytes(whole)
-    assert same(load_checkpoint(state / "step-00000010"), made(10))
+    assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(name: str, state: Path) -> None:
+def test_damaged_checkpoint_falls_back_to_the_previous(name: str, state: Path) -> None:
     for step in (20, 30):
-        flip_bit(save_checkpoint(state, made(step, seed=step)) / name, 20, 1)
-    told: list[str] = []
-    found = load_newest(state, told.append)
-    assert found is not None
-    assert same(found, made(10))
-    assert len(told) == 2
-    for sentence, step in zip(told, (30, 20), strict=True):
+        flip_bit(save_checkpoint(state, make_checkpoint(step, seed=step)) / name, 20, 1)
+    warnings: list[str] = []
+    loaded = load_newest(state, warnings.append)
+    assert loaded is not None
+    assert is_equal(loaded, make_checkpoint(10))
+    assert len(warnings) == 2
+    for sentence, step in zip(warnings, (30, 20), strict=True):
         assert sentence.startswith(str(state / f"step-{step:08}" / name))
         assert sentence.endswith("The older checkpoint of step 10 is used instead")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused(name: str, state: Path) -> None:
+def test_missing_file_is_detected(name: str, state: Path) -> None:
     (state / "step-00000010" / name).unlink()
     assert f"{name}: is missing" in refusal(state / "step-00000010")
 
 
-def test_when_all_are_damaged_nothing_is_made_up(state: Path) -> None:
-    save_checkpoint(state, made(20))
+def test_all_damaged_is_an_error(state: Path) -> None:
+    save_checkpoint(state, make_checkpoint(20))
     for step in (10, 20):
         os.truncate(state / f"step-{step:08}" / "weights.safetensors", 30)
-    told: list[str] = []
+    warnings: list[str] = []
     with pytest.raises(CheckpointError, match=r"holds 2 checkpoint.* every one is damaged.*step-00000020") as caught:
-        load_newest(state, told.append)
+        load_newest(state, warnings.append)
     assert "weights.safetensors: is damaged: by manifest.json it must have" in str(caught.value)
-    assert told == []
+    assert warnings == []
 
 
-def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
-    assert load_newest(tmp_path / "nowhere", told_nothing) is None
-    assert load_newest(tmp_path, told_nothing) is None
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert load_newest(tmp_path / "nowhere", fail_on_warning) is None
+    assert load_newest(tmp_path, fail_on_warning) is None
     (tmp_path / ".saving-00000010").mkdir()
-    assert load_newest(tmp_path, told_nothing) is None
+    assert load_newest(tmp_path, fail_on_warning) is None
 
 
-def test_what_is_no_checkpoint_gets_a_sentence(state: Path) -> None:
+def test_other_paths_are_described(state: Path) -> None:
     assert "does not exist" in refusal(state / "step-00000099")
     assert "must be a checkpoint folder" in refusal(state)
     (state / "step-00000030").write_text("")
@@ -316,7 +316,7 @@ def pickled() -> bytes:
         (b"", "is not safetensors"),
     ],
 )
-def test_tensors_that_are_no_safetensors_are_refused(content: bytes, expected: str, state: Path) -> None:
+def test_invalid_safetensors_are_refused(content: bytes, expected: str, state: Path) -> None:
     path = state / "step-00000010"
     (path / "optimizer.safetensors").write_bytes(content)
     seal(path)
@@ -348,21 +348,21 @@ def test_hostile_manifests_are_refused(state: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b'{"a": ' + b"[" * 100_000, b'{"a": NaN}', b"[]"])
-def test_hostile_facts_are_refused(content: bytes, state: Path) -> None:
+def test_hostile_state_is_refused(content: bytes, state: Path) -> None:
     (state / "step-00000010" / "state.json").write_bytes(content)
     seal(state / "step-00000010")
     assert "state.json: " in refusal(state / "step-00000010")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_link_out_of_the_checkpoint_is_refused(name: str, state: Path) -> None:
+def test_link_out_of_the_checkpoint_is_refused(name: str, state: Path) -> None:
     path = state / "step-00000010" / name
     path.rename(state / name)
     path.symlink_to(state / name)
     assert f"{name}: is a link out of the folder" in refusal(path.parent)
 
 
-def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
+def test_no_pickle_is_loaded(tmp_path: Path) -> None:
     program = """
 import sys, torch
 from pathlib import Path
@@ -390,7 +390,7 @@ pickle.loads(pickle.dumps(Path))
 print("after the control:", sorted(set(events)))
 """
     for number, sealed in enumerate((False, True, True)):
-        path = save_checkpoint(tmp_path / f"hostile{number}", made(1))
+        path = save_checkpoint(tmp_path / f"hostile{number}", make_checkpoint(1))
         (path / "weights.safetensors").write_bytes(pickled())
         if number == 2:
             with zipfile.ZipFile(path / "weights.safetensors", "w") as archive:
@@ -437,29 +437,29 @@ def faults(state: Path, fault: BaseException, forever: bool, action: Callable[[]
 
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
-def test_an_error_at_any_call_leaves_the_old_or_the_new(number: int, step: int, state: Path) -> None:
-    new, seen = made(step, seed=1), Counter[int]()
+def test_error_at_any_call_leaves_old_or_new(number: int, step: int, state: Path) -> None:
+    new, seen = make_checkpoint(step, seed=1), Counter[int]()
     for _ in faults(state, OSError(number, os.strerror(number)), False, lambda: save_checkpoint(state, new)):
-        seen[assert_newest(state, made(10), new)] += 1
-        assert step == 10 or same(load_checkpoint(state / "step-00000010"), made(10))
+        seen[assert_newest(state, make_checkpoint(10), new)] += 1
+        assert step == 10 or is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
         assert not list(state.glob(".saving-*"))
     assert seen[0] > 10
     assert seen[1] > 0
 
 
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
-def test_a_death_at_any_call_leaves_the_old_or_the_new(step: int, state: Path) -> None:
-    new = made(step, seed=1)
+def test_kill_at_any_call_leaves_old_or_new(step: int, state: Path) -> None:
+    new = make_checkpoint(step, seed=1)
     seen = [
-        assert_newest(state, made(10), new)
+        assert_newest(state, make_checkpoint(10), new)
         for _ in faults(state, SimulatedKill(), True, lambda: save_checkpoint(state, new))
     ]
     assert set(seen) == {0, 1}
 
 
-def test_a_death_in_the_save_after_a_death_loses_nothing_either(state: Path) -> None:
+def test_kill_in_the_save_after_a_kill_loses_nothing(state: Path) -> None:
     states, count = set(), 0
-    old, new, newer = made(10), made(10, seed=1), made(10, seed=2)
+    old, new, newer = make_checkpoint(10), make_checkpoint(10, seed=1), make_checkpoint(10, seed=2)
     for first in faults(state, SimulatedKill(), True, lambda: save_checkpoint(state, new)):
         before = (old, new)[assert_newest(state, old, new)]
         look = frozenset((str(path.relative_to(state)), path.is_file()) for path in state.rglob("*"))
@@ -476,34 +476,32 @@ def test_a_death_in_the_save_after_a_death_loses_nothing_either(state: Path) -> 
     assert count > 100
 
 
-def test_a_checkpoint_that_was_being_replaced_still_counts_and_nothing_changes_on_disk(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_replacement_keeps_the_old_checkpoint(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (state / "step-00000010").rename(state / ".replaced-00000010")
     for name in ("fsync", "rename", "unlink", "rmdir", "mkdir"):
         monkeypatch.setattr(os, name, lambda *_: pytest.fail("reading must not write"))
     assert list_steps(state) == [10]
-    assert same(load_checkpoint(state / "step-00000010"), made(10))
-    assert_newest(state, made(10))
+    assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
+    assert_newest(state, make_checkpoint(10))
 
 
-def test_the_one_before_stays_until_the_new_one_is_complete(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_checkpoint_stays_until_the_new_one_is_complete(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(source: Path, target: Path) -> None:
         assert target == state / "step-00000020"
-        assert same(load_checkpoint(state / "step-00000010"), made(10))
+        assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
         os.replace(source, target)
 
     monkeypatch.setattr(os, "rename", look)
-    save_checkpoint(state, made(20))
+    save_checkpoint(state, make_checkpoint(20))
     assert list_steps(state) == [10, 20]
 
 
 # Removing old ones.
 
 
-def test_pruning_keeps_what_is_asked_for_and_the_newest(state: Path) -> None:
+def test_pruning_keeps_requested_and_newest(state: Path) -> None:
     for step in (20, 30, 40):
-        save_checkpoint(state, made(step))
+        save_checkpoint(state, make_checkpoint(step))
     (state / ".saving-00000050").mkdir()
     (state / ".removing-0-00000005").mkdir()
     (state / "notes.txt").write_text("mine")
@@ -511,35 +509,37 @@ def test_pruning_keeps_what_is_asked_for_and_the_newest(state: Path) -> None:
     assert sorted(path.name for path in state.iterdir()) == ["notes.txt", "step-00000020", "step-00000040"]
     prune_checkpoints(state, keep=())
     assert list_steps(state) == [40]
-    assert_newest(state, made(40))
+    assert_newest(state, make_checkpoint(40))
     prune_checkpoints(state / "nowhere", keep=())
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_pruning_does_not_take_a_cut_one_for_the_newest(name: str, state: Path) -> None:
-    os.truncate(save_checkpoint(state, made(20)) / name, 5)
+def test_pruning_ignores_truncated_newest(name: str, state: Path) -> None:
+    os.truncate(save_checkpoint(state, make_checkpoint(20)) / name, 5)
     prune_checkpoints(state, keep=())
-    assert_newest(state, made(10))
+    assert_newest(state, make_checkpoint(10))
 
 
 @pytest.mark.parametrize("fault", [SimulatedKill(), OSError(errno.EIO, "broken")], ids=["death", "error"])
-def test_a_fault_at_any_call_of_pruning_leaves_whole_ones_only(fault: BaseException, state: Path) -> None:
+def test_fault_while_pruning_leaves_complete_checkpoints(fault: BaseException, state: Path) -> None:
     for step in (20, 30, 40):
-        save_checkpoint(state, made(step, seed=step))
+        save_checkpoint(state, make_checkpoint(step, seed=step))
     shutil.copytree(state / "step-00000010", state / ".replaced-00000010")  # an interrupted save of before
     seen = set()
     for _ in faults(state, fault, isinstance(fault, SimulatedKill), lambda: prune_checkpoints(state, keep=[20])):
-        assert_newest(state, made(40, seed=40))
+        assert_newest(state, make_checkpoint(40, seed=40))
         for step in list_steps(state):
-            assert same(load_checkpoint(state / f"step-{step:08}"), made(step, seed=0 if step == 10 else step))
+            assert is_equal(
+                load_checkpoint(state / f"step-{step:08}"), make_checkpoint(step, seed=0 if step == 10 else step)
+            )
         seen.add(tuple(list_steps(state)))
         prune_checkpoints(state, keep=[20])
         assert sorted(path.name for path in state.iterdir()) == ["step-00000020", "step-00000040"]
     assert {(10, 20, 30, 40), (20, 40)} <= seen
 
 
-def test_a_prune_that_fails_gets_a_sentence(state: Path) -> None:
-    save_checkpoint(state, made(20))
+def test_failed_prune_is_described(state: Path) -> None:
+    save_checkpoint(state, make_checkpoint(20))
     with pytest.MonkeyPatch.context() as patch:
         FaultyDisk(patch, 2, OSError(errno.EROFS, os.strerror(errno.EROFS)), True, SYSTEM_CALLS)
         with pytest.raises(CheckpointError, match=r"old checkpoints cannot be removed .*; check its permissions"):
@@ -558,29 +558,29 @@ def test_a_prune_that_fails_gets_a_sentence(state: Path) -> None:
         (errno.EIO, "an older checkpoint in the folder is intact; save again"),
     ],
 )
-def test_a_failed_save_gets_a_sentence(number: int, expected: str, state: Path) -> None:
+def test_failed_save_is_described(number: int, expected: str, state: Path) -> None:
     for at in range(3, 6):
         with pytest.MonkeyPatch.context() as patch:
             FaultyDisk(patch, at, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(CheckpointError, match=f"{state}: the checkpoint could not be saved: .*{expected}"):
-                save_checkpoint(state, made(20))
+                save_checkpoint(state, make_checkpoint(20))
 
 
-def test_what_safetensors_says_of_a_full_disk_is_understood(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_in_safetensors_is_described(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise tensor_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(CheckpointError, match="the disk is full"):
-        save_checkpoint(state, made(20))
+        save_checkpoint(state, make_checkpoint(20))
     assert [path.name for path in state.iterdir()] == ["step-00000010"]
 
 
-def test_a_file_where_the_folder_must_be_gets_a_sentence(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_described(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match="there is a file where the folder must be; give another folder"):
-            save_checkpoint(path, made(1))
+            save_checkpoint(path, make_checkpoint(1))
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -624,10 +624,10 @@ class Tracer:
             env=environment(),
         )
 
-    def save(self, wanted: Path, state: Path, *options: str) -> int:
+    def save(self, original: Path, state: Path, *options: str) -> int:
         """The status of a process that saves a copy of a checkpoint into `state`, as os.waitpid gives it."""
         assert self.driver.stdin is not None
-        self.driver.stdin.write(f"{wanted}\t{state}\n")
+        self.driver.stdin.write(f"{original}\t{state}\n")
         self.driver.stdin.flush()
         child = self._number()
         command = ["strace", "-qq", "-y", "-s", "0", "-o", str(self.trace), *options, "-p", str(child)]
@@ -664,27 +664,27 @@ needs_strace = pytest.mark.skipif(not strace_works(), reason="needs strace")
 
 @pytest.fixture(scope="module")
 def tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
-    one = Tracer(tmp_path_factory.mktemp("tracer"))
+    checkpoint = Tracer(tmp_path_factory.mktemp("tracer"))
     try:
-        yield one
+        yield checkpoint
     finally:
-        assert one.driver.stdin is not None
-        one.driver.stdin.close()
-        one.driver.wait(timeout=60)
+        assert checkpoint.driver.stdin is not None
+        checkpoint.driver.stdin.close()
+        checkpoint.driver.wait(timeout=60)
 
 
-def baseline(tracer: Tracer, wanted: Path, state: Path, *options: str) -> list[str]:
+def record_calls(tracer: Tracer, original: Path, state: Path, *options: str) -> list[str]:
     """The calls of a save that nothing disturbs."""
     copy = state.with_name("undisturbed")
     shutil.copytree(state, copy)
-    assert tracer.save(wanted, copy, *options) == 0
+    assert tracer.save(original, copy, *options) == 0
     return tracer.calls()
 
 
 @needs_strace
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
 def test_files_are_synced_before_the_rename_and_the_folder_after(step: int, tracer: Tracer, state: Path) -> None:
-    calls = baseline(tracer, save_checkpoint(state.with_name("wanted"), made(step, seed=1)), state)
+    calls = record_calls(tracer, save_checkpoint(state.with_name("wanted"), make_checkpoint(step, seed=1)), state)
     done = [line for line in calls if re.match(r"fsync|rename", line)]
     aside = f".saving-{step:08}"
     (renamed,) = [at for at, line in enumerate(done) if re.search(rf'{aside}".*step-{step:08}"', line)]
@@ -698,23 +698,25 @@ def test_files_are_synced_before_the_rename_and_the_folder_after(step: int, trac
     assert calls.index(writes[-1]) < calls.index(done[renamed])
 
 
-def disturbed(tracer: Tracer, step: int, state: Path, fault: str, every: int) -> Counter[int]:
+def inject_faults(tracer: Tracer, step: int, state: Path, fault: str, every: int) -> Counter[int]:
     """A fault at every `every`-th call of a save, each on a fresh copy; how often the old and the new one remained."""
-    new, copy, kills = made(step, seed=1), state.with_name("disturbed"), fault.startswith("signal")
-    wanted = save_checkpoint(state.with_name("wanted"), new)
+    new, copy, kills = make_checkpoint(step, seed=1), state.with_name("disturbed"), fault.startswith("signal")
+    original = save_checkpoint(state.with_name("wanted"), new)
     names, seen = Counter[str](), Counter[int]()
-    for number, line in enumerate(baseline(tracer, wanted, state, "-e", f"trace={'all' if kills else '%file,%desc'}")):
+    for number, line in enumerate(
+        record_calls(tracer, original, state, "-e", f"trace={'all' if kills else '%file,%desc'}")
+    ):
         name = line.partition("(")[0]
         names[name] += 1
         if number % every or name == "exit_group":
             continue
         shutil.copytree(state, copy)
-        status = tracer.save(wanted, copy, "-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={names[name]}")
+        status = tracer.save(original, copy, "-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={names[name]}")
         assert os.WIFSIGNALED(status) == kills, line
-        outcome = assert_newest(copy, made(10), new)
+        outcome = assert_newest(copy, make_checkpoint(10), new)
         assert kills or outcome == 1 or os.WEXITSTATUS(status) == 3, f"no error was told: {line}"
-        assert step == 10 or same(load_checkpoint(copy / "step-00000010"), made(10))
-        assert same(load_checkpoint(save_checkpoint(copy, new)), new)  # what was left is in nobody's way
+        assert step == 10 or is_equal(load_checkpoint(copy / "step-00000010"), make_checkpoint(10))
+        assert is_equal(load_checkpoint(save_checkpoint(copy, new)), new)  # what was left is in nobody's way
         assert {path.name[:5] for path in copy.iterdir()} == {"step-"}
         seen[outcome] += 1
         shutil.rmtree(copy)
@@ -724,15 +726,15 @@ def disturbed(tracer: Tracer, step: int, state: Path, fault: str, every: int) ->
 @needs_strace
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
 @pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
-def test_real_faults_leave_the_old_or_the_new(fault: str, step: int, tracer: Tracer, state: Path) -> None:
-    assert disturbed(tracer, step, state, fault, every=17)[0] > 2
+def test_real_faults_leave_old_or_new(fault: str, step: int, tracer: Tracer, state: Path) -> None:
+    assert inject_faults(tracer, step, state, fault, every=17)[0] > 2
 
 
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
 @pytest.mark.parametrize("fault", ["error=EIO", "error=ENOSPC", "signal=KILL"])
-def test_a_real_fault_at_any_call_leaves_the_old_or_the_new(fault: str, step: int, tracer: Tracer, state: Path) -> None:
-    seen = disturbed(tracer, step, state, fault, every=1)
+def test_real_fault_at_any_call_leaves_old_or_new(fault: str, step: int, tracer: Tracer, state: Path) -> None:
+    seen = inject_faults(tracer, step, state, fault, every=1)
     assert seen[0] > 50
     assert seen[1] > 3

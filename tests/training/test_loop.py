@@ -121,9 +121,7 @@ def test_one_of_several_processes_cannot_cut_its_pieces_alone_and_says_what_to_d
     """The others would wait for its gradients, and rows would come twice or never."""
     made = build_toy_run(tmp_path)
     made.trainer.distributed = DistributedContext(torch.device("cpu"), rank=1, world_size=2)
-    with pytest.raises(
-        TrainError, match=r"rank 1 is out of memory .* 128 tokens; .* --micro-batch-tokens 64 "
-    ):
+    with pytest.raises(TrainError, match=r"rank 1 is out of memory .* 128 tokens; .* --micro-batch-tokens 64 "):
         made.trainer.halve_micro_batch([made.trainer.train_batches.get_batch(0, 0)])
 
 
