@@ -12,13 +12,27 @@ if TYPE_CHECKING:
     from attent.decoding.encoder_inference import Predictor
     from attent.decoding.generation.generator import Generator
     from attent.inspection import record
+    from attent.inspection.session import look
     from attent.interop import load
     from attent.models import build, presets
+    from attent.scoring.pipeline import score
     from attent.training.run import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Generator", "Predictor", "Translator", "__version__", "build", "load", "presets", "record", "train"]
+__all__ = [
+    "Generator",
+    "Predictor",
+    "Translator",
+    "__version__",
+    "build",
+    "load",
+    "look",
+    "presets",
+    "record",
+    "score",
+    "train",
+]
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
@@ -27,8 +41,10 @@ _PUBLIC_MODULES = {
     "Translator": "attent.decoding",
     "build": "attent.models",
     "load": "attent.interop",
+    "look": "attent.inspection.session",
     "presets": "attent.models.presets",
     "record": "attent.inspection",
+    "score": "attent.scoring.pipeline",
     "train": "attent.training.run",
 }
 
