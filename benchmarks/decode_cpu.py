@@ -1,19 +1,19 @@
-"""Translating on CPU, base-size (6 + 6 layers of 512, 32,000 words), beside `transformers` and CTranslate2 by itself:
-output tokens per second and per CPU-second.
+"""Translate on a CPU at base size (6 + 6 layers of 512, vocabulary 32,000), compared with `transformers` and plain
+CTranslate2: output tokens per second and per CPU-second.
 
     python -m benchmarks.decode_cpu                     2 threads, beam 4, then beam 1
     python -m benchmarks.decode_cpu --beams 4 --rounds 5 --sentences 128
 
     transformers    `generate` of the same weights as MarianMTModel, from ids to ids; the best of some batch sizes
-    attent, torch   our own engine in float32, from text to text
-    CTranslate2     raw calls of `translate_batch` on the same int8 conversion, from pieces to pieces, sorted by length
-                    in one call; the best of some batch sizes
-    attent          what `attent translate` does by default on a CPU: text to text, int8
+    attent, torch   the reference engine in float32, from text to text
+    CTranslate2     calls of `translate_batch` on the same int8 conversion, from pieces to pieces, sorted by length in
+                    one call; the best of some batch sizes
+    attent          the default of `attent translate` on a CPU: text to text, int8
 
-Weights are by chance, and the end has a bias that lets it never come: every output is as long as it may be, so that
-all have the same work. Sentences are made up, as long as those of news; all take turns, round by round, and a ratio is
-the median of each round's own. CPU-seconds count all threads. The first round of each, which warms up and finds the
-best batch size, does not count.
+Weights are random, and the bias of the end is so low that it never comes: every output has the maximum length, so that
+all do the same work. Sentences are random, as long as those of news; all alternate, round by round, and a ratio is the
+median of the ratios of the rounds. CPU-seconds count all threads. The first round, which warms up and finds the best
+batch size, does not count.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from attent.training.loop import write_model
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
 
-VOCAB, NUM_PAIRS, MEAN_WORDS = 32_000, 40_000, 21  # 21 made-up words are some 29 pieces
-BATCH_SIZES = (16, 32, 64)  # sentences of a batch, for those who must be told
+VOCAB, NUM_PAIRS, MEAN_WORDS = 32_000, 40_000, 21  # 21 random words are some 29 pieces
+BATCH_SIZES = (16, 32, 64)  # tried for those without automatic batching
 NO_END_BIAS = -1e4
-CONVERSION_FOLDER = "ctranslate2-int8"  # where our default engine keeps its conversion
+CONVERSION_FOLDER = "ctranslate2-int8"  # of our default engine
 
-TranslateRun = Callable[[], int]  # translates everything, and says how many tokens came out
+TranslateRun = Callable[[], int]  # translates everything and returns the number of output tokens
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=64)
-    parser.add_argument("--length", type=int, default=29, help="tokens of every output")
+    parser.add_argument("--length", type=int, default=29, help="output length in tokens")
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
@@ -67,12 +67,12 @@ def main() -> None:
             f"{arguments.sentences} sentences, outputs of {arguments.length} tokens; {describe_machine()}", flush=True
         )
         for beams in arguments.beams:
-            sides = make_runs(Path(home), texts, beams, arguments.length, arguments.threads)
-            compare_speeds(sides, arguments.rounds, f"beam {beams}")
+            runs = make_runs(Path(home), texts, beams, arguments.length, arguments.threads)
+            compare_speeds(runs, arguments.rounds, f"beam {beams}")
 
 
 def prepare_models(home: Path, layers: int, count: int) -> list[str]:
-    """Writes the model as ours, as transformers' and for CTranslate2; gives the text to translate."""
+    """Write the model for attent, transformers and CTranslate2; return the text to translate."""
     synthetic_corpus.write_corpus(home / "corpus.tsv", NUM_PAIRS, mean_words=MEAN_WORDS)
     pairs = [line.rstrip("\n").split("\t") for line in (home / "corpus.tsv").read_text(encoding="utf-8").splitlines()]
     tokenizer = train_tokenizer([a for a, _ in pairs], [b for _, b in pairs], TokenizerConfig(vocab=VOCAB))
@@ -90,11 +90,11 @@ def prepare_models(home: Path, layers: int, count: int) -> list[str]:
     return [source for source, _ in pairs[:count]]
 
 
-# --- who takes part ------------------------------------------------------------------------------------------------
+# --- implementations ------------------------------------------------------------------------------------------------
 
 
 def make_runs(home: Path, texts: list[str], beams: int, length: int, threads: int) -> dict[str, list[TranslateRun]]:
-    """Each by name, with a way to run for every batch size to try."""
+    """Return runs by name, one for every batch size to try."""
     names: tuple[EngineName, ...] = ("torch", "ctranslate2")
     engines = {name: Translator.load(home / "ours", device="cpu", engine=name, threads=threads) for name in names}
     tokenizer = engines["torch"].tokenizer
@@ -102,11 +102,11 @@ def make_runs(home: Path, texts: list[str], beams: int, length: int, threads: in
 
     def text_to_text(name: EngineName) -> TranslateRun:
         def run() -> int:
-            # Weights by chance run in circles: that they may, or some would be searched for twice.
-            found = engines[name].translate(
+            # Random weights produce loops: allow them, or some sentences would be searched twice.
+            results = engines[name].translate(
                 texts, SearchOptions(beam_size=beams, max_length=length), prevent_loops=False
             )
-            return sum(len(one.tokens) for one in found)
+            return sum(len(rates.tokens) for rates in results)
 
         return run
 
@@ -138,7 +138,7 @@ def make_transformers_run(
             model.generate(input_ids=ids, attention_mask=mask, num_beams=beams, max_new_tokens=length, **options)
             for ids, mask in inputs
         ]
-        return sum((out.shape[1] - 1) * len(out) for out in outputs)  # without the start
+        return sum((out.shape[1] - 1) * len(out) for out in outputs)  # without the start token
 
     return run
 
@@ -160,7 +160,7 @@ def make_ctranslate2_run(
     pieces: list[Any] = [tokenizer.source.to_pieces(row) for row in rows]
 
     def run() -> int:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             pieces,
             beam_size=beams,
             length_penalty=0.6,
@@ -168,17 +168,17 @@ def make_ctranslate2_run(
             max_decoding_length=length,
             min_decoding_length=length,
         )
-        return sum(len(one.hypotheses[0]) for one in found)
+        return sum(len(rates.hypotheses[0]) for rates in results)
 
     return run
 
 
-# --- the race ------------------------------------------------------------------------------------------------------
+# --- comparison ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class TokenRates:
-    """Of each round, tokens per second and per CPU-second."""
+    """Tokens per second and per CPU-second of each round."""
 
     per_second: list[float] = field(default_factory=list)
     per_cpu_second: list[float] = field(default_factory=list)
@@ -197,16 +197,16 @@ def compare_speeds(runs: dict[str, list[TranslateRun]], rounds: int, title: str)
         for name in list(runs)[:: 1 if number % 2 else -1]:
             times[name].time_run(chosen[name])
     print(f"\n{title:<16}{'tokens/s':>10}{'tokens/CPU-s':>14}{'x transformers':>16}{'x CTranslate2':>16}")
-    for name, one in times.items():
-        told = "".join(
-            f"{compute_ratio(one, times[other]):>{w}.2f}" for other, w in (("transformers", 16), ("CTranslate2", 15))
+    for name, rates in times.items():
+        ratios = "".join(
+            f"{compute_ratio(rates, times[other]):>{w}.2f}" for other, w in (("transformers", 16), ("CTranslate2", 15))
         )
-        wall, cpu = statistics.median(one.per_second), statistics.median(one.per_cpu_second)
-        print(f"{name:<16}{wall:>10,.0f}{cpu:>14,.0f}{told}", flush=True)
+        wall, cpu = statistics.median(rates.per_second), statistics.median(rates.per_cpu_second)
+        print(f"{name:<16}{wall:>10,.0f}{cpu:>14,.0f}{ratios}", flush=True)
 
 
 def choose_fastest(runs: list[TranslateRun]) -> TranslateRun:
-    """The quickest of some ways, each tried once when warm; a single one is warmed up."""
+    """Return the fastest run, each tried once after a warm-up."""
     speeds = []
     for run in runs:
         times = TokenRates()

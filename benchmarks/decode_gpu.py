@@ -1,19 +1,18 @@
-"""Translating on a GPU beside `transformers`' generate: sentences a second, the same weights and lengths.
+"""Translate on a GPU, compared with `transformers`' generate: sentences a second with the same weights and lengths.
 
     python -m benchmarks.decode_gpu                    base size, 3,003 sentences, bfloat16, beam 4 and greedy
     python -m benchmarks.decode_gpu --size big --lengths 15
     python -m benchmarks.decode_gpu --lengths 1024     documents of 1,024 tokens
-    python -m benchmarks.decode_gpu --profile          and where our time goes
+    python -m benchmarks.decode_gpu --profile          with a profile of our time
     python -m benchmarks.decode_gpu --device cpu       the same on a CPU, 96 sentences in float32
 
-Sources are random tokens with lengths such as those of WMT's newstest2014 (29: log-normal, mean 27, up to 100) or of
-Multi30k (15), and weights are random too; so that every sentence has a target of a length of its own (that of its
-source, more or less), the end is forced there in both: a target goes on until it is that long. Both take the sentences
-by length. `transformers` has batches of 256, the size that was best for it; ours is the engine of `attent translate`.
-They take turns. Ids to ids, no text.
+Sources are random tokens with lengths as in WMT's newstest2014 (29: log-normal, mean 27, up to 100) or Multi30k (15);
+weights are random too. So that targets have different lengths (near those of their sources), the end is forced at a
+given length in both. Both take the sentences by length. `transformers` has batches of 256, its best size; ours is the
+engine of `attent translate`. They alternate. Ids to ids, no text.
 
-What it could be at best: the operations of all products over the speed of one large product, and the bytes that must
-be read over the speed of a copy, both measured in the same run.
+The lower bound of the time: the operations of all matrix products at the speed of one large product, and the bytes that
+must be read at the speed of a copy, both measured in the same run.
 """
 
 from __future__ import annotations
@@ -60,50 +59,53 @@ BATCH_SIZES = {15: 256, 29: 256, 1024: 16}  # of transformers
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSpeed:
-    """What one of the two did."""
+    """The speed of one implementation."""
 
     num_beams: int
     name: str
-    sentences_per_second: float  # a second: the median
+    sentences_per_second: float  # median
     slowest: float
     fastest: float
-    tokens_per_second: float  # of targets, a second
+    tokens_per_second: float  # of targets
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="base")
-    parser.add_argument("--lengths", type=int, choices=NUM_SENTENCES, default=29, help="mean tokens of a source")
+    parser.add_argument("--lengths", type=int, choices=NUM_SENTENCES, default=29, help="mean source length in tokens")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sentences", type=int, help="by default 3,003, of documents 64; on a CPU 96 and 2")
-    parser.add_argument("--batch", type=int, help="sentences of a batch of transformers, by default 256; on a CPU 32")
+    parser.add_argument(
+        "--sentences", type=int, help="number of sentences, by default 3,003 (documents: 64); on a CPU 96 (2)"
+    )
+    parser.add_argument("--batch", type=int, help="batch size of transformers, by default 256; on a CPU 32")
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
-    parser.add_argument("--device", help="by default a GPU, where there is one")
+    parser.add_argument("--device", help="by default a GPU if there is one")
     parser.add_argument("--dtype", help="by default bfloat16; on a CPU float32")
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    asked = parser.parse_args()
-    device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_cpu = device.type == "cpu"
-    asked.sentences = asked.sentences or (
-        max(2, NUM_SENTENCES[asked.lengths] // 32) if on_cpu else NUM_SENTENCES[asked.lengths]
+    arguments.sentences = arguments.sentences or (
+        max(2, NUM_SENTENCES[arguments.lengths] // 32) if on_cpu else NUM_SENTENCES[arguments.lengths]
     )
-    asked.batch = asked.batch or (32 if on_cpu else BATCH_SIZES[asked.lengths])
-    dtype = getattr(torch, asked.dtype or ("float32" if on_cpu else "bfloat16"))
-    jobs = make_random_requests(asked.sentences, asked.lengths)
+    arguments.batch = arguments.batch or (32 if on_cpu else BATCH_SIZES[arguments.lengths])
+    dtype = getattr(torch, arguments.dtype or ("float32" if on_cpu else "bfloat16"))
+    jobs = make_random_requests(arguments.sentences, arguments.lengths)
     print(
-        f"{describe_machine()}; {asked.size}, {len(jobs):,} sources of {compute_mean_length(jobs):.0f} tokens, {dtype}",
+        f"{describe_machine()}; {arguments.size}, {len(jobs):,} sources of {compute_mean_length(jobs):.0f} tokens, "
+        f"{dtype}",
         flush=True,
     )
-    theirs = build_transformers_model(SIZES[asked.size]).eval()
+    theirs = build_transformers_model(SIZES[arguments.size]).eval()
     ours = convert_to_attent(theirs).to(device, dtype).eval()
-    theirs = None if asked.only_ours else theirs.to(device, dtype)
+    theirs = None if arguments.only_ours else theirs.to(device, dtype)
     ceiling = measure_peak_rates(device, dtype)
     speeds: list[DecodeSpeed] = []
-    for beams in asked.beams:
-        speeds += compare_speeds(ours, theirs, jobs, beams, device, asked)
+    for beams in arguments.beams:
+        speeds += compare_speeds(ours, theirs, jobs, beams, device, arguments)
         print_bound(
-            ours, jobs, beams, device, SIZES[asked.size], ceiling, next(s for s in speeds if s.num_beams == beams)
+            ours, jobs, beams, device, SIZES[arguments.size], ceiling, next(s for s in speeds if s.num_beams == beams)
         )
     print(format_table(speeds))
 
@@ -111,25 +113,25 @@ def main() -> None:
 def compare_speeds(
     ours: Any, theirs: Any, requests: list[SearchRequest], num_beams: int, device: torch.device, arguments: Any
 ) -> list[DecodeSpeed]:
-    ways: dict[str, Callable[[], None]] = {"attent": lambda: run_search(ours, requests, num_beams, device)}
+    runs: dict[str, Callable[[], None]] = {"attent": lambda: run_search(ours, requests, num_beams, device)}
     if theirs is not None:
-        ways["transformers"] = lambda: generate_without_cudnn(theirs, requests, num_beams, device, arguments.batch)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(arguments.rounds + 1):  # the first warms up
-        for name, way in ways.items():
-            took = time_run(way, device)
-            if turn:
-                seconds[name].append(took)
+        runs["transformers"] = lambda: generate_without_cudnn(theirs, requests, num_beams, device, arguments.batch)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for round_number in range(arguments.rounds + 1):  # the first one warms up
+        for name, run in runs.items():
+            elapsed = time_run(run, device)
+            if round_number:
+                seconds[name].append(elapsed)
             elif name == "attent":
                 print(
-                    f"beam {num_beams}  the first time, kernels are compiled and steps recorded: {took:.1f} s",
+                    f"beam {num_beams}  the first run, with compilation and capture: {elapsed:.1f} s",
                     flush=True,
                 )
-    if arguments.format_profile:
+    if arguments.profile:
         with torch.profiler.profile() as profile:
-            ways["attent"]()
+            runs["attent"]()
         print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
-    return [summarize_speed(name, num_beams, found, requests) for name, found in seconds.items()]
+    return [summarize_speed(name, num_beams, results, requests) for name, results in seconds.items()]
 
 
 def summarize_speed(name: str, beams: int, seconds: Sequence[float], requests: Sequence[SearchRequest]) -> DecodeSpeed:
@@ -146,12 +148,13 @@ def summarize_speed(name: str, beams: int, seconds: Sequence[float], requests: S
 
 def format_table(speeds: Sequence[DecodeSpeed]) -> str:
     lines = ["| beam | | sentences/s | slowest to fastest | target tokens/s | ratio |", "|---|---|---|---|---|---|"]
-    for one in speeds:
-        other = next((s for s in speeds if s.num_beams == one.num_beams and s.name == "transformers"), None)
-        ratio = "" if other is None else f"{one.sentences_per_second / other.sentences_per_second:.2f}x"
-        spread = f"{one.slowest:,.0f} to {one.fastest:,.0f}"
+    for speed in speeds:
+        other = next((s for s in speeds if s.num_beams == speed.num_beams and s.name == "transformers"), None)
+        ratio = "" if other is None else f"{speed.sentences_per_second / other.sentences_per_second:.2f}x"
+        spread = f"{speed.slowest:,.0f} to {speed.fastest:,.0f}"
         lines.append(
-            f"| {one.num_beams} | {one.name} | {one.sentences_per_second:,.0f} | {spread} | {one.tokens_per_second:,.0f} | {ratio} |"
+            f"| {speed.num_beams} | {speed.name} | {speed.sentences_per_second:,.0f} | {spread} "
+            f"| {speed.tokens_per_second:,.0f} | {ratio} |"
         )
     return "\n".join(lines)
 
@@ -165,7 +168,7 @@ def time_run(run: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-# --- what it could be at best ----------------------------------------------------------------------------------------
+# --- lower bound ----------------------------------------------------------------------------------------
 
 
 def print_bound(
@@ -187,7 +190,7 @@ def print_bound(
     print(
         f"beam {beams}  {work / 1e12:.1f} TFLOP at {ceiling.flops / 1e12:.0f} TFLOP/s: {by_work:.1f} ms; "
         f"{least / 1e9:.1f} GB at {ceiling.bytes / 1e12:.2f} TB/s: {by_bytes:.1f} ms; took {1e3 * seconds:.1f} ms, "
-        f"{floor / seconds:.0%} of the bound; {work / seconds / 1e12:.0f} TFLOP/s"
+        f"{floor / seconds:.0%} of the lower bound; {work / seconds / 1e12:.0f} TFLOP/s"
     )
     if device.type == "cuda":
         print(
@@ -197,23 +200,23 @@ def print_bound(
 
 
 def count_flops(requests: Sequence[SearchRequest], beams: int, size: ModelSize) -> float:
-    """2 for each weight that a token meets, and the products of attention; nothing for filler."""
+    """2 per weight and token, and the products of attention; padding is not counted."""
     d, source, target = (
         size.width,
         sum(len(job.source_ids) for job in requests),
         sum(job.max_length for job in requests),
     )
-    read = size.layers * (4 * d * d + 2 * d * size.ffn_width + 2 * d * d)
-    written = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
-    looks = sum(len(job.source_ids) ** 2 for job in requests)
-    looks += beams * sum(
+    encoder_weights = size.layers * (4 * d * d + 2 * d * size.ffn_width + 2 * d * d)
+    decoder_weights = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
+    attention_pairs = sum(len(job.source_ids) ** 2 for job in requests)
+    attention_pairs += beams * sum(
         job.max_length * (job.max_length + 1) // 2 + job.max_length * len(job.source_ids) for job in requests
     )
-    return 2.0 * (source * read + beams * target * written) + 4.0 * d * size.layers * looks
+    return 2.0 * (source * encoder_weights + beams * target * decoder_weights) + 4.0 * d * size.layers * attention_pairs
 
 
 def count_min_bytes(requests: Sequence[SearchRequest], size: ModelSize, element_size: int) -> float:
-    """Every step reads the decoder's weights, and of each source its keys and values and those of one past."""
+    """Every step reads the decoder's weights, the keys and values of each source, and those of one beam's past."""
     d, steps = size.width, max(job.max_length for job in requests)
     weights = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
     columns = sum(job.max_length * (job.max_length + 1) // 2 + job.max_length * len(job.source_ids) for job in requests)
@@ -221,19 +224,19 @@ def count_min_bytes(requests: Sequence[SearchRequest], size: ModelSize, element_
 
 
 def measure_gpu_busy(model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device) -> float:
-    """The share of all kernels in the time of one run; the profiler's own work is part of that time."""
+    """Return the share of kernels in the time of one run, the profiler's overhead included."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         seconds = time_run(lambda: run_search(model, requests, beams, device), device)
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / seconds
 
 
-# --- the two -------------------------------------------------------------------------------------------------------
+# --- implementations -----------------------------------------------------------------------------------------------
 
 
 def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device) -> None:
-    """No end is allowed: every target is cut at its length, and so has as many steps as one that ends there."""
+    """Forbid the end: every target is truncated at its length, with as many steps as one that ends there."""
     never_ends = MinLength(10**6, END, device)
-    rows = CPU_MAX_ROWS if device.type == "cpu" else MAX_ROWS  # as `attent translate` has them, where memory allows
+    rows = CPU_MAX_ROWS if device.type == "cpu" else MAX_ROWS  # as in `attent translate`, if memory allows
     engine = TorchEngine(
         model=model,
         start=START,
@@ -244,14 +247,14 @@ def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device
         choose_batch_size=lambda source, target, beams: max(1, rows // beams),
         build_constraints=lambda search, jobs: ((never_ends,), None),
     )
-    found = dict(engine.search(requests, SearchOptions(beam_size=beams)))
-    assert all(len(found[i][0].token_ids) == job.max_length for i, job in enumerate(requests))
+    results = dict(engine.search(requests, SearchOptions(beam_size=beams)))
+    assert all(len(results[i][0].token_ids) == job.max_length for i, job in enumerate(requests))
 
 
 def generate_without_cudnn(
     model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device, batch_size: int
 ) -> None:
-    """Not with cuDNN: that takes a tenth of a second for each new shape of attention, and every step has one."""
+    """cuDNN takes a tenth of a second for each new shape of attention, and every step has speed."""
     with DISABLE_CUDNN:
         run_generate(model, requests, beams, device, batch_size)
 
@@ -280,24 +283,24 @@ def run_generate(
 
 
 class ForceEndAt:
-    """The end at a length of its own for each row, and nowhere else."""
+    """Forces the end of each row at its own length, and forbids it before."""
 
     def __init__(self, max_lengths: Tensor) -> None:
         self.max_lengths = max_lengths
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        now = ids.shape[1] >= self.max_lengths  # the start is counted
+        now = ids.shape[1] >= self.max_lengths  # counts the start
         scores[:, END] = torch.where(now, 1e4, float("-inf"))
         return scores
 
 
 def make_random_requests(count: int, mean_length: int = 29) -> list[SearchRequest]:
-    dice = random.Random(1)
+    rng = random.Random(1)
     jobs = []
     for number in range(count):
-        length = draw_length(dice, mean_length)
-        target = max(3, round(length * dice.uniform(0.9, 1.2)))
-        source = (*(dice.randrange(3, VOCAB) for _ in range(length)), END)
+        length = draw_length(rng, mean_length)
+        target = max(3, round(length * rng.uniform(0.9, 1.2)))
+        source = (*(rng.randrange(3, VOCAB) for _ in range(length)), END)
         jobs.append(SearchRequest(source_ids=source, rng_key=number, max_length=target))
     return jobs
 

@@ -1,23 +1,23 @@
-"""Training a translator on a GPU beside `transformers`' Marian of the same size: target tokens/s of whole updates.
+"""Train a translator on a GPU, compared with `transformers`' Marian of the same size: target tokens/s of whole steps.
 
     python -m benchmarks.train_gpu                                     base, lengths as in WMT, 25,600 tokens a side
     python -m benchmarks.train_gpu --size small base big --lengths 15 29 1024
     python -m benchmarks.train_gpu --tokens 25600 65536 --only ours --profile
-    python -m benchmarks.train_gpu --without-compiled                  theirs only as it comes: to compile takes minutes
+    python -m benchmarks.train_gpu --without-compiled                  transformers only eager: compiling takes minutes
     python -m benchmarks.train_gpu --device cpu                        the same, tiny, to see that it runs
 
-Token ids are drawn at random; lengths are log-normal (29: mean 29 + 30 tokens, up to 200; 15: image captions; 1024:
-documents of up to 2,048). Both train with Adam (fused), label smoothing 0.1, the preset's dropout, in bfloat16.
+Token ids are random; lengths are log-normal (29: mean 29 + 30 tokens, up to 200; 15: image captions; 1024: documents of
+up to 2,048). Both train with Adam (fused), label smoothing 0.1, the preset's dropout, in bfloat16.
 
-    transformers  batches bucketed by length, room for `--tokens` tokens a side with filler, made while no clock runs,
-                  sent from pinned memory; autocast, SDPA; as it comes, and compiled together with its loss (dynamic)
-    attent        `attent.train.loop.Training` itself, with the recipe that `attent train` chooses by itself;
-                  packed batches, made by its own thread while it trains
+    transformers  batches bucketed by length, `--tokens` tokens a side with padding, built before the clock starts,
+                  copied from pinned memory; autocast, SDPA; eager, and compiled together with its loss (dynamic)
+    attent        `attent.training.loop.Trainer` with the settings that `attent train` chooses; packed batches, built by
+                  its own thread while it trains
 
-They take turns, round by round, each round about `--seconds` long; filler counts for nobody. Model TFLOP/s are by
-`flops.model_flops`; the ceiling is a bfloat16 product of 8192 x 8192 matrices of random numbers in the same run. An
-update has two floors: its operations at that ceiling, and its fewest bytes (`flops.least_bytes`) at the speed of a copy
-within the GPU's memory, which is measured too. What the GPU does not spend in kernels, by torch's profiler, is idle.
+They alternate, round by round, each round about `--seconds` long; padding is not counted. Model TFLOP/s are by
+`flops.count_model_flops`; the ceiling is a bfloat16 product of 8192 x 8192 random matrices in the same run. A step has
+two lower bounds: its operations at that ceiling, and its fewest bytes (`flops.count_min_bytes`) at the speed of a copy
+within GPU memory, which is measured too. Time that the GPU does not spend in kernels, by torch's profiler, is idle.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ from attent.training.run_options import Size
 from benchmarks.flops import count_min_bytes, count_model_flops
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 
-PAD, START_ID, END, FIRST_WORD = 0, 1, 2, 4  # ids; words begin at the last
+PAD, START_ID, END, FIRST_WORD = 0, 1, 2, 4  # token ids
 SMOOTHING = 0.1
-WARMUP_STEPS = {"cuda": 24, "cpu": 2}  # updates before the clock runs: they compile, record, and settle the allocator
-SETTLE_STEPS = {"cuda": 10, "cpu": 1}  # untimed at the beginning of a round: more than were made ahead in the meantime
-STEADY_RATIO, MAX_SETTLE_ROUNDS = 1.1, 12  # theirs is warm when it gets no faster by a tenth, or after so many tries
+WARMUP_STEPS = {
+    "cuda": 24,
+    "cpu": 2,
+}  # steps before the clock starts: they compile, capture and fill the allocator's cache
+SETTLE_STEPS = {"cuda": 10, "cpu": 1}  # untimed at the start of a round: more than the prefetched batches
+STEADY_RATIO, MAX_SETTLE_ROUNDS = 1.1, 12  # the baseline is warm when it gets no faster by a tenth
 PROFILED_STEPS = 10
-SKIPPED_REPORTS = 2  # reports of our loop at the beginning of a round that are left out
+SKIPPED_REPORTS = 2  # reports of our loop at the start of a round that are ignored
 OURS, EAGER, COMPILED = "attent", "transformers", "transformers, compiled"
 Step = tuple[LoaderPosition, PairBatch]
 BatchIterator = Iterator[Step]
@@ -75,13 +78,13 @@ BatchIterator = Iterator[Step]
 
 @dataclass(frozen=True, kw_only=True)
 class LengthDistribution:
-    """Of a kind of text."""
+    """Lengths of one kind of text, in tokens."""
 
-    source_mean: float  # mean
+    source_mean: float
     target_mean: float
     log_std: float  # standard deviation of the logarithm
     max_length: int
-    row_tokens: int  # tokens of a row of packed batches
+    row_tokens: int  # of packed batches
 
 
 LENGTHS = {
@@ -89,12 +92,12 @@ LENGTHS = {
     "29": LengthDistribution(source_mean=29, target_mean=30, log_std=0.6, max_length=200, row_tokens=256),
     "1024": LengthDistribution(source_mean=1000, target_mean=1024, log_std=0.3, max_length=2048, row_tokens=2048),
 }
-CORPUS_TOKENS = {"cuda": 8_000_000, "cpu": 20_000}  # tokens of a side: on a GPU about 300 updates an epoch
+CORPUS_TOKENS = {"cuda": 8_000_000, "cpu": 20_000}  # of a side: on a GPU about 300 steps an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCase:
-    """One row of settings, and the device."""
+    """One combination of settings."""
 
     size: Size
     lengths: str
@@ -102,14 +105,14 @@ class BenchmarkCase:
     vocab: int
     device: torch.device
     rounds: int
-    round_seconds: float  # of a round
+    round_seconds: float
     corpus_tokens: int
 
     @property
     def description(self) -> str:
-        of = LENGTHS[self.lengths]
-        means = f"mean lengths {of.source_mean:g} + {of.target_mean:g}"
-        return f"{self.size}, {means}, {self.batch_tokens:,} tokens a side, {self.vocab:,} words"
+        lengths = LENGTHS[self.lengths]
+        means = f"mean lengths {lengths.source_mean:g} + {lengths.target_mean:g}"
+        return f"{self.size}, {means}, {self.batch_tokens:,} tokens a side, vocabulary {self.vocab:,}"
 
     @property
     def warmup_steps(self) -> int:
@@ -123,8 +126,9 @@ class BenchmarkCase:
         return getattr(attent.presets, self.size)(self.vocab)
 
     def make_batches(self, store: TokenStore, layout: Any) -> PairLoader:
-        longest = min(LENGTHS[self.lengths].row_tokens, self.batch_tokens)
-        return PairLoader(store, BatchConfig(batch_tokens=self.batch_tokens, max_tokens=longest, layout=layout), seed=1)
+        max_tokens = min(LENGTHS[self.lengths].row_tokens, self.batch_tokens)
+        config = BatchConfig(batch_tokens=self.batch_tokens, max_tokens=max_tokens, layout=layout)
+        return PairLoader(store, config, seed=1)
 
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
@@ -138,7 +142,7 @@ class BenchmarkCase:
 class TimedRound:
     seconds: float
     num_steps: int
-    target_tokens: int  # tokens, filler aside
+    target_tokens: int  # without padding
 
     @property
     def tokens_per_second(self) -> float:
@@ -147,49 +151,49 @@ class TimedRound:
 
 @dataclass(kw_only=True)
 class CaseResult:
-    """What a case came to."""
+    """The measurements of a case."""
 
     rounds: dict[str, list[TimedRound]] = field(default_factory=dict)
-    warmup_seconds: dict[str, float] = field(default_factory=dict)  # seconds of the updates before the clock ran
-    reported_speeds: list[float] = field(default_factory=list)  # target tokens/s that our loop tells
-    kernel_ms: dict[str, float] = field(default_factory=dict)  # ms of one of our updates, by kernel
-    busy_ms: float = 0.0  # ms of one of our updates in which some kernel runs
-    failures: dict[str, str] = field(default_factory=dict)  # which of theirs, and why
+    warmup_seconds: dict[str, float] = field(default_factory=dict)  # of the steps before the clock started
+    reported_speeds: list[float] = field(default_factory=list)  # target tokens/s, by our loop
+    kernel_ms: dict[str, float] = field(default_factory=dict)  # of one of our steps, by kernel
+    busy_ms: float = 0.0  # of one of our steps in which some kernel runs
+    failures: dict[str, str] = field(default_factory=dict)  # of baselines: the reason
 
     def add_warmup(self, name: str, seconds: float, pace: TimedRound) -> None:
-        """Told at once: a run that is cut short has said something then."""
+        """Print at once, for runs that are interrupted."""
         self.warmup_seconds[name] = seconds
-        print(f"{name}: warm after {seconds:.1f} s, at first {pace.tokens_per_second:,.0f} target tokens/s", flush=True)
+        print(f"{name}: warm after {seconds:.1f} s, then {pace.tokens_per_second:,.0f} target tokens/s", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    asked = parse_arguments(argv)
-    device = torch.device(asked.device)
+    arguments = parse_arguments(argv)
+    device = torch.device(arguments.device)
     print(f"{describe_machine()}, {describe_commit()}, {datetime.date.today()}", flush=True)
     ceiling = measure_peak_rates(device)
-    tells = f"{ceiling.flops / 1e12:,.1f} TFLOP/s in a product, {ceiling.bytes / 1e12:,.3f} TB/s in a copy"
-    print(f"ceiling: {tells}", flush=True)
-    facts: dict[str, Any] = {
+    rates = f"{ceiling.flops / 1e12:,.1f} TFLOP/s in a product, {ceiling.bytes / 1e12:,.3f} TB/s in a copy"
+    print(f"ceiling: {rates}", flush=True)
+    report: dict[str, Any] = {
         "machine": describe_machine(),
         "commit": describe_commit(),
         "ceiling": asdict(ceiling),
         "cases": [],
     }
-    failed = 0
-    for size, lengths, tokens in product(asked.size, asked.lengths, asked.tokens):
+    num_failed = 0
+    for size, lengths, tokens in product(arguments.size, arguments.lengths, arguments.tokens):
         case = BenchmarkCase(
-            size=size, lengths=lengths, batch_tokens=tokens, vocab=asked.vocab, device=device, rounds=asked.rounds,
-            round_seconds=asked.seconds, corpus_tokens=CORPUS_TOKENS[device.type],
+            size=size, lengths=lengths, batch_tokens=tokens, vocab=arguments.vocab, device=device,
+            rounds=arguments.rounds, round_seconds=arguments.seconds, corpus_tokens=CORPUS_TOKENS[device.type],
         )  # fmt: skip
         try:
-            facts["cases"].append(told := run_case(case, ceiling, asked))
-            failed += len(told["failed"])
-        except RuntimeError:  # out of memory, most likely: the other cases are still worth having
-            failed += 1
+            report["cases"].append(case_report := run_case(case, ceiling, arguments))
+            num_failed += len(case_report["failed"])
+        except RuntimeError:  # out of memory, most likely: continue with the other cases
+            num_failed += 1
             traceback.print_exc()
-        if asked.json:
-            Path(asked.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    if failed:
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if num_failed:
         sys.exit(1)
 
 
@@ -197,58 +201,58 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=("tiny", "small", "base", "big"))
     parser.add_argument("--lengths", nargs="+", choices=tuple(LENGTHS), default=["29"])
-    parser.add_argument("--tokens", nargs="+", type=int, help="of a side of a batch, by default 25,600")
+    parser.add_argument("--tokens", nargs="+", type=int, help="tokens of a side of a batch, by default 25,600")
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="of a round, about")
+    parser.add_argument("--seconds", type=float, help="approximate length of a round")
     parser.add_argument("--only", choices=("ours", "theirs"))
-    parser.add_argument("--without-compiled", action="store_true", help="transformers only as it comes")
-    parser.add_argument("--profile", action="store_true", help="tell where our time goes")
+    parser.add_argument("--without-compiled", action="store_true", help="transformers only eager")
+    parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", help="a file for all numbers")
-    asked = parser.parse_args(argv)
-    gpu = asked.device.startswith("cuda")
-    asked.size = asked.size or ["base" if gpu else "tiny"]
-    asked.tokens = asked.tokens or [25_600 if gpu else 1024]
-    asked.vocab = asked.vocab or (32_768 if gpu else 1000)
-    asked.rounds = asked.rounds or (5 if gpu else 1)
-    asked.seconds = asked.seconds or (2.0 if gpu else 0.2)
-    return asked
+    parser.add_argument("--json", help="write all numbers to this file")
+    arguments = parser.parse_args(argv)
+    gpu = arguments.device.startswith("cuda")
+    arguments.size = arguments.size or ["base" if gpu else "tiny"]
+    arguments.tokens = arguments.tokens or [25_600 if gpu else 1024]
+    arguments.vocab = arguments.vocab or (32_768 if gpu else 1000)
+    arguments.rounds = arguments.rounds or (5 if gpu else 1)
+    arguments.seconds = arguments.seconds or (2.0 if gpu else 0.2)
+    return arguments
 
 
 def run_case(case: BenchmarkCase, ceiling: PeakRates, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A case from its data to its table."""
+    """Run a case and print its table."""
     print(f"\n{case.description}", flush=True)
     with tempfile.TemporaryDirectory() as home:
         store = make_random_store(Path(home), case)
-        found = compare_speeds(case, store, Path(home), arguments)
-        account = CaseReport.from_result(case, store, found, ceiling)
-    for line in account.format_lines(profile=arguments.format_profile):
+        result = compare_speeds(case, store, Path(home), arguments)
+        case_report = CaseReport.from_result(case, store, result, ceiling)
+    for line in case_report.format_lines(profile=arguments.profile):
         print(line, flush=True)
-    torch._dynamo.reset()  # graphs and their memory go with the case
+    torch._dynamo.reset()  # free its graphs
     free_memory(case.device)
-    return account.to_json()
+    return case_report.to_json()
 
 
 def compare_speeds(case: BenchmarkCase, store: TokenStore, home: Path, arguments: argparse.Namespace) -> CaseResult:
-    """All ways in turns. Ours is a loop that is not left before its end, so that the others' turns are inside it."""
-    found = CaseResult()
-    rivals = {
+    """Alternate between all. Our training loop runs to its end, so the rounds of the baselines run inside it."""
+    result = CaseResult()
+    baselines = {
         name: TransformersBaseline(case, store, compiled=name == COMPILED) for name in list_baselines(case, arguments)
     }
 
-    def turns() -> None:
-        for name in list(rivals):
-            if not run_baseline_round(name, rivals[name], found):
-                del rivals[name]
+    def run_baselines() -> None:
+        for name in list(baselines):
+            if not run_baseline_round(name, baselines[name], result):
+                del baselines[name]
                 free_memory(case.device)
 
     if arguments.only == "theirs":
         for _ in range(case.rounds):
-            turns()
+            run_baselines()
     else:
-        TimedTraining(case, store, home, found, turns).run()
-    return found
+        TimedTraining(case, store, home, result, run_baselines).run()
+    return result
 
 
 def list_baselines(case: BenchmarkCase, arguments: argparse.Namespace) -> Iterator[str]:
@@ -259,16 +263,16 @@ def list_baselines(case: BenchmarkCase, arguments: argparse.Namespace) -> Iterat
 
 
 def run_baseline_round(name: str, baseline: TransformersBaseline, result: CaseResult) -> bool:
-    """One that fails, compiling or out of memory, is told of and has no more turns: the others go on."""
+    """Return False for a baseline that failed; the others continue."""
     try:
-        if not baseline.num_steps:
+        if not baseline.round_steps:
             result.add_warmup(name, *baseline.warm_up())
         result.rounds.setdefault(name, []).append(baseline.run_round())
     except Exception as error:  # noqa: BLE001 - a compiler fails in many ways
         traceback.print_exc(limit=-3)
         result.rounds.pop(name, None)
         result.failures[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
-        print(f"{name}: failed, and is left out", flush=True)
+        print(f"{name}: failed and is left out", flush=True)
     return name not in result.failures
 
 
@@ -282,11 +286,11 @@ def free_memory(device: torch.device) -> None:
 
 
 class AllRoundsDone(Exception):
-    """All rounds are over; the run that is measured need not save itself."""
+    """Ends the training loop without saving."""
 
 
 class TimedTraining:
-    """`Training` on batches that watch the clock: they are asked for one by one, and know when a round is over."""
+    """A `Trainer` on batches that measure time: as a `BatchLoader`, it sees when a round starts and ends."""
 
     def __init__(
         self, case: BenchmarkCase, store: TokenStore, home: Path, result: CaseResult, run_baselines: Callable[[], None]
@@ -296,13 +300,13 @@ class TimedTraining:
         config = case.make_config()
         amount = DataSize(num_examples=len(store), num_tokens=int(store.target.lengths.sum()))
         never = 10**9
-        asked = TrainConfig(steps=never, batch_tokens=case.batch_tokens, save_every=never, valid_every=never)
-        chosen = fill_train_config(asked, case.size, config, amount, case.device)
-        rng.seed_torch(chosen.seed, 0)
-        self.training = Trainer(
+        config_options = TrainConfig(steps=never, batch_tokens=case.batch_tokens, save_every=never, valid_every=never)
+        train_config = fill_train_config(config_options, case.size, config, amount, case.device)
+        rng.seed_torch(train_config.seed, 0)
+        self.trainer = Trainer(
             attent.build(config),
             None,
-            chosen,
+            train_config,
             self,
             None,
             None,
@@ -310,77 +314,77 @@ class TimedTraining:
             DistributedContext(case.device),
             self.handle_event,
         )
-        self.is_timed, self.num_reports = False, 0  # now; and the reports of this round
+        self.is_timed, self.num_reports = False, 0  # reports of this round
 
     def run(self) -> None:
         try:
-            self.training.run()
+            self.trainer.run()
         except AllRoundsDone:
             return
-        raise AssertionError("the run ended by itself")
+        raise AssertionError("the training loop ended before the last round")
 
     def handle_event(self, event: Event) -> None:
-        """The first reports of a round may speak of what came before it too."""
+        """Collect speeds; the first reports of a round may include steps before it."""
         if isinstance(event, Progress) and self.is_timed:
             self.num_reports += 1
             if self.num_reports > SKIPPED_REPORTS and event.targets_per_second:
                 self.result.reported_speeds.append(event.targets_per_second)
 
-    # What `Training` asks of batches.
+    # The protocol of `BatchLoader`.
 
-    def steps(self, epoch: int) -> int:
+    def num_steps(self, epoch: int) -> int:
         return self.batches.num_steps(epoch)
 
-    def batch(self, epoch: int, step: int) -> PairBatch:
+    def get_batch(self, epoch: int, step: int) -> PairBatch:
         return self.batches.get_batch(epoch, step)
 
-    def too_long(self, epoch: int = 0) -> str | None:
+    def describe_too_long(self, epoch: int = 0) -> str | None:
         return self.batches.describe_too_long(epoch)
 
-    def walk(
-        self, start: LoaderPosition = START_POSITION, *, workers: int = 1, ahead: int = 8, pin: bool = False
+    def iter_batches(
+        self, start: LoaderPosition = START_POSITION, *, workers: int = 1, prefetch: int = 8, pin_memory: bool = False
     ) -> BatchIterator:
-        walk = self.batches.iter_batches(start, workers=workers, prefetch=ahead, pin_memory=pin)
+        batches = self.batches.iter_batches(start, workers=workers, prefetch=prefetch, pin_memory=pin_memory)
         began = time.perf_counter()
-        yield from islice(walk, self.case.warmup_steps)
+        yield from islice(batches, self.case.warmup_steps)
         self.case.synchronize()
-        warming = time.perf_counter() - began
-        pace = yield from self.time_round(walk, self.case.settle_steps)
-        self.result.add_warmup(OURS, warming, pace)
-        updates = estimate_steps(pace, self.case.round_seconds)
+        warmup_seconds = time.perf_counter() - began
+        pace = yield from self.time_round(batches, self.case.settle_steps)
+        self.result.add_warmup(OURS, warmup_seconds, pace)
+        round_steps = estimate_steps(pace, self.case.round_seconds)
         for _ in range(self.case.rounds):
             self.run_baselines()
-            yield from islice(walk, self.case.settle_steps)
-            now = yield from self.time_round(walk, updates)
-            self.result.rounds.setdefault(OURS, []).append(now)
+            yield from islice(batches, self.case.settle_steps)
+            timed_round = yield from self.time_round(batches, round_steps)
+            self.result.rounds.setdefault(OURS, []).append(timed_round)
         if self.case.device.type == "cuda":
-            yield from self.profile_steps(walk)
+            yield from self.profile_steps(batches)
         raise AllRoundsDone
 
     def time_round(self, batches: BatchIterator, num_steps: int) -> Generator[Step, None, TimedRound]:
         self.case.synchronize()
         self.is_timed, self.num_reports = True, 0
         began, targets = time.perf_counter(), 0
-        for place, batch in islice(batches, num_steps):
+        for position, batch in islice(batches, num_steps):
             targets += batch.target.num_tokens
-            yield place, batch
+            yield position, batch
         self.case.synchronize()
         self.is_timed = False
         return TimedRound(seconds=time.perf_counter() - began, num_steps=num_steps, target_tokens=targets)
 
     def profile_steps(self, batches: BatchIterator) -> BatchIterator:
-        """Which kernels ran when. Only the GPU is watched: watching Python too would make it slower."""
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        """Profile the GPU only: profiling Python would slow it down."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             yield from islice(batches, PROFILED_STEPS)
             self.case.synchronize()
-        spans = list(iter_kernel_spans(seen))
+        spans = list(iter_kernel_spans(profile))
         for name, start, stop in spans:
             self.result.kernel_ms[name] = self.result.kernel_ms.get(name, 0.0) + (stop - start) / 1e3 / PROFILED_STEPS
         self.result.busy_ms = measure_union([(start, stop) for _, start, stop in spans]) / 1e3 / PROFILED_STEPS
 
 
 def estimate_steps(pace: TimedRound, seconds: float) -> int:
-    """As many as take so long."""
+    """Return how many steps take so many seconds."""
     return max(2, round(seconds * pace.num_steps / pace.seconds))
 
 
@@ -388,7 +392,7 @@ def estimate_steps(pace: TimedRound, seconds: float) -> int:
 
 
 class TransformersBaseline:
-    """Marian in a plain loop, as a careful person writes it."""
+    """Marian in a plain, careful training loop."""
 
     def __init__(self, case: BenchmarkCase, store: TokenStore, *, compiled: bool) -> None:
         self.case = case
@@ -401,24 +405,24 @@ class TransformersBaseline:
         self.batches = case.make_batches(store, "bucketed").iter_batches(
             workers=0, pin_memory=case.device.type == "cuda"
         )
-        self.num_steps = 0  # of a round
+        self.round_steps = 0
 
     def warm_up(self) -> tuple[float, TimedRound]:
-        """Seconds of the first updates, and how fast the next ones are: then it is known how many make a round."""
+        """Return the seconds of the first steps and a round after them; it sets the length of later rounds."""
         warm, before, pace = self.time_round(self.case.warmup_steps), 0.0, self.time_round(self.case.settle_steps)
-        for _ in range(MAX_SETTLE_ROUNDS):  # each shape of a batch is new to the allocator
+        for _ in range(MAX_SETTLE_ROUNDS):  # each new batch shape needs new memory
             if pace.tokens_per_second < STEADY_RATIO * before:
                 break
             before, pace = pace.tokens_per_second, self.time_round(self.case.settle_steps)
-        self.num_steps = estimate_steps(pace, self.case.round_seconds)
+        self.round_steps = estimate_steps(pace, self.case.round_seconds)
         return warm.seconds, pace
 
     def run_round(self) -> TimedRound:
-        return self.time_round(self.num_steps)
+        return self.time_round(self.round_steps)
 
     def time_round(self, num_steps: int) -> TimedRound:
-        """Its batches are made while no clock runs. Not with cuDNN: that takes a tenth of a second for each new shape
-        of attention, and would make it five times as slow."""
+        """Without cuDNN, which takes a tenth of a second for each new attention shape and would be five times as slow.
+        Batches are built before the clock starts."""
         with DISABLE_CUDNN:
             return self._time_steps(num_steps)
 
@@ -434,23 +438,23 @@ class TransformersBaseline:
 
     def train_step(self, batch: PairBatch) -> None:
         self.optimizer.zero_grad()
-        real = batch.target.token_mask()
+        target_mask = batch.target.token_mask()
         with self.case.autocast():
             loss = self.loss_function(
                 batch.source.ids,
                 batch.source.token_mask().long(),
                 shift_right(batch.target.ids, START_ID),
-                real.long(),
-                batch.target.ids.masked_fill(~real, -100),
+                target_mask.long(),
+                batch.target.ids.masked_fill(~target_mask, -100),
             )
         loss.backward()
         self.optimizer.step()
 
     def compute_loss(
-        self, source: Tensor, source_real: Tensor, reads: Tensor, reads_real: Tensor, labels: Tensor
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor, labels: Tensor
     ) -> Tensor:
         logits = self.model(
-            input_ids=source, attention_mask=source_real, decoder_input_ids=reads, decoder_attention_mask=reads_real
+            input_ids=source, attention_mask=source_mask, decoder_input_ids=target, decoder_attention_mask=target_mask
         ).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), label_smoothing=SMOOTHING)
 
@@ -463,30 +467,35 @@ def build_marian(config: Seq2SeqConfig, max_length: int) -> nn.Module:
         raise SystemExit("transformers is not installed: install it, or measure with --only ours") from None
     logging.set_verbosity_error()
     stack = config.encoder
-    theirs = MarianConfig(
+    marian = MarianConfig(
         vocab_size=config.vocab, d_model=stack.width, encoder_layers=stack.layers, decoder_layers=config.decoder.layers,
         encoder_attention_heads=stack.heads, decoder_attention_heads=stack.heads, encoder_ffn_dim=stack.ffn_width,
         decoder_ffn_dim=stack.ffn_width, activation_function="relu", scale_embedding=True, dropout=stack.dropout,
         attention_dropout=0.0, activation_dropout=0.0, pad_token_id=PAD, eos_token_id=END,
-        decoder_start_token_id=START_ID, forced_eos_token_id=None, max_position_embeddings=max_length + 8, use_cache=False,
-        attn_implementation="sdpa",
+        decoder_start_token_id=START_ID, forced_eos_token_id=None, max_position_embeddings=max_length + 8,
+        use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
-    return MarianMTModel(theirs)
+    return MarianMTModel(marian)
 
 
 # ---- the data --------------------------------------------------------------------------------------------------------
 
 
 def make_random_store(folder: Path, case: BenchmarkCase) -> TokenStore:
-    """Random ids in a store as any other."""
-    dice, of = np.random.default_rng(1), LENGTHS[case.lengths]
-    most = min(of.max_length, case.batch_tokens)
-    pairs = max(8, round(case.corpus_tokens / of.target_mean))
-    source = np.exp(np.log(of.source_mean) - of.log_std**2 / 2 + of.log_std * dice.standard_normal(pairs))
-    target = source * (of.target_mean / of.source_mean) * np.exp(-0.02 + 0.2 * dice.standard_normal(pairs))
+    """Write a token store of random ids."""
+    generator, lengths = np.random.default_rng(1), LENGTHS[case.lengths]
+    max_length = min(lengths.max_length, case.batch_tokens)
+    pairs = max(8, round(case.corpus_tokens / lengths.target_mean))
+    source = np.exp(
+        np.log(lengths.source_mean) - lengths.log_std**2 / 2 + lengths.log_std * generator.standard_normal(pairs)
+    )
+    target = (
+        source * (lengths.target_mean / lengths.source_mean) * np.exp(-0.02 + 0.2 * generator.standard_normal(pairs))
+    )
     tokens = {}
-    for side, lengths in (("source", source), ("target", target)):
-        tokens[side] = write_side(folder, side, lengths.round().clip(2, most).astype(np.int64), case.vocab, dice)
+    for side, values in (("source", source), ("target", target)):
+        side_lengths = values.round().clip(2, max_length).astype(np.int64)
+        tokens[side] = write_side(folder, side, side_lengths, case.vocab, generator)
     np.arange(1, pairs + 1, dtype="<u8").tofile(folder / "locations")
     part = CorpusPart(name="made up", pairs=pairs, dropped={}, examples={})
     pad = {"source": PAD, "target": PAD}
@@ -503,10 +512,10 @@ def make_random_store(folder: Path, case: BenchmarkCase) -> TokenStore:
     return TokenStore.open(folder)
 
 
-def write_side(folder: Path, side: str, lengths: Array, vocab: int, dice: np.random.Generator) -> int:
-    """Sentences of these lengths, their end tokens included."""
+def write_side(folder: Path, side: str, lengths: Array, vocab: int, generator: np.random.Generator) -> int:
+    """Write sentences of these lengths, with their end tokens; return the number of tokens."""
     ends = lengths.cumsum()
-    ids = dice.integers(FIRST_WORD, vocab, int(ends[-1]), dtype=np.uint32)
+    ids = generator.integers(FIRST_WORD, vocab, int(ends[-1]), dtype=np.uint32)
     ids[ends - 1] = END
     ids.astype("<u4").tofile(folder / f"{side}.ids")
     np.concatenate([[0], ends]).astype("<i8").tofile(folder / f"{side}.offsets")
@@ -518,19 +527,22 @@ def write_side(folder: Path, side: str, lengths: Array, vocab: int, dice: np.ran
 
 def describe_commit() -> str:
     try:
-        here = Path(__file__).parent
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
+        output = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "no commit"
-    return f"commit {found.stdout.strip()}"
+    return f"commit {output.stdout.strip()}"
 
 
 # ---- the profile -----------------------------------------------------------------------------------------------------
 
-# The first that has a part of a kernel's name. Kernels that the compiler makes are called by all that they fuse: what
-# stands in the way of a product or of the loss says more than a dropout beside it.
+# The first group that has a part of a kernel's name. The names of compiled kernels list all that they fuse: a product
+# or the loss says more than a dropout beside it.
 KERNEL_GROUPS = {
     "attention": ("attend", "attention", "flash", "fmha", "sdpa", "tiles"),
     "loss": ("logsumexp", "loss", "softmax", "entropy", "smooth", "to_gradients"),
@@ -547,7 +559,7 @@ def classify_kernel(kernel: str) -> str:
 
 
 def iter_kernel_spans(profile: torch.profiler.profile) -> Iterator[tuple[str, float, float]]:
-    """Name, start and end in microseconds of all that ran on the GPU, copies included."""
+    """Yield name, start and end in microseconds of everything that ran on the GPU, copies included."""
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "trace.json"
         profile.export_chrome_trace(str(path))
@@ -558,7 +570,7 @@ def iter_kernel_spans(profile: torch.profiler.profile) -> Iterator[tuple[str, fl
 
 
 def measure_union(spans: list[tuple[float, float]]) -> float:
-    """How much time lies in at least one of them: kernels of several streams may run at once."""
+    """Return the time covered by at least one span: kernels of several streams may overlap."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, until))
@@ -566,26 +578,26 @@ def measure_union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-# ---- the account -----------------------------------------------------------------------------------------------------
+# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseReport:
-    """A case in numbers."""
+    """The figures of a case."""
 
     case: BenchmarkCase
     result: CaseResult
     ceiling: PeakRates
-    flops_per_token: float  # of a target token
-    min_bytes: int  # of one of our updates, at least
-    tokens_per_step: float  # of one of our updates
+    flops_per_token: float  # per target token
+    min_bytes: int  # of one of our steps
+    tokens_per_step: float  # of one of our steps
 
     @classmethod
     def from_result(cls, case: BenchmarkCase, store: TokenStore, result: CaseResult, ceiling: PeakRates) -> CaseReport:
         source, target = store.source.lengths, store.target.lengths
         config = case.make_config()
         ours = result.rounds.get(OURS, [])
-        targets = sum(one.target_tokens for one in ours) / max(1, sum(one.num_steps for one in ours))
+        targets = sum(each.target_tokens for each in ours) / max(1, sum(each.num_steps for each in ours))
         sources = targets * int(source.sum()) / int(target.sum())
         with torch.device("meta"):
             parameters = sum(parameter.numel() for parameter in attent.build(config).parameters())
@@ -600,12 +612,12 @@ class CaseReport:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds of one of ours."""
-        return statistics.median(1e3 * one.seconds / one.num_steps for one in self.result.rounds[OURS])
+        """Median of one of our steps."""
+        return statistics.median(1e3 * each.seconds / each.num_steps for each in self.result.rounds[OURS])
 
     @property
     def bounds_ms(self) -> tuple[float, float]:
-        """Milliseconds in which one of ours could be done by the operations alone, and by the bytes alone."""
+        """Lower bounds of one of our steps: by operations, and by bytes."""
         return (
             1e3 * self.flops_per_token * self.tokens_per_step / self.ceiling.flops,
             1e3 * self.min_bytes / self.ceiling.bytes,
@@ -619,14 +631,14 @@ class CaseReport:
         for name, reason in self.result.failures.items():
             yield f"| {name} | failed: {reason[:90].replace('|', ' ')} | | | |"
         warming = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.result.warmup_seconds.items())
-        yield f"\nthe first {self.case.warmup_steps} updates, compiling included: {warming}"
+        yield f"\nthe first {self.case.warmup_steps} steps, with compilation: {warming}"
         if OURS in self.result.rounds:
             yield from self.format_our_step()
         if profile and self.result.kernel_ms:
             yield from self.format_profile()
 
     def format_row(self, name: str) -> str:
-        speeds = [one.tokens_per_second for one in self.result.rounds[name]]
+        speeds = [each.tokens_per_second for each in self.result.rounds[name]]
         rate = statistics.median(speeds) * self.flops_per_token
         spread = f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
         share = f"{rate / self.ceiling.flops:.1%}"
@@ -643,49 +655,49 @@ class CaseReport:
         by_flops, by_bytes = self.bounds_ms
         full = self.tokens_per_step / self.case.batch_tokens
         yield (
-            f"our update: {self.step_ms:.2f} ms, {self.tokens_per_step:,.0f} target tokens ({full:.1%} of the room); "
+            f"our step: {self.step_ms:.2f} ms, {self.tokens_per_step:,.0f} target tokens ({full:.1%} of the batch); "
             f"at least {by_flops:.2f} ms by {self.flops_per_token * self.tokens_per_step / 1e12:.2f} TFLOP, "
             f"{by_bytes:.2f} ms by {self.min_bytes / 1e9:.2f} GB"
         )
         if self.result.busy_ms:
-            yield f"the GPU: {self.result.busy_ms:.2f} ms in kernels, idle {self.idle_share:.1%} of an update"
+            yield f"the GPU: {self.result.busy_ms:.2f} ms in kernels, idle {self.idle_share:.1%} of a step"
         if self.result.reported_speeds:
-            yield f"the loop itself tells {statistics.median(self.result.reported_speeds):,.0f} target tokens/s"
+            yield f"the loop itself reports {statistics.median(self.result.reported_speeds):,.0f} target tokens/s"
 
     @property
     def idle_share(self) -> float:
         return max(0.0, 1 - self.result.busy_ms / self.step_ms)
 
     def sum_groups(self) -> dict[str, float]:
-        found = dict.fromkeys((*KERNEL_GROUPS, OTHER_GROUP), 0.0)
+        totals = dict.fromkeys((*KERNEL_GROUPS, OTHER_GROUP), 0.0)
         for name, milliseconds in self.result.kernel_ms.items():
-            found[classify_kernel(name)] += milliseconds
-        return found
+            totals[classify_kernel(name)] += milliseconds
+        return totals
 
-    def format_profile(self, most: int = 25) -> Iterator[str]:
+    def format_profile(self, max_kernels: int = 25) -> Iterator[str]:
         total = sum(self.result.kernel_ms.values())
-        yield "\n| | ms of an update | of all kernels |\n|---|---|---|"
+        yield "\n| | ms of a step | of all kernels |\n|---|---|---|"
         for name, milliseconds in sorted(self.sum_groups().items(), key=lambda entry: -entry[1]):
             yield f"| {name} | {milliseconds:.3f} | {milliseconds / total:.1%} |"
         yield "\n      ms  group                    kernel"
-        for name, milliseconds in sorted(self.result.kernel_ms.items(), key=lambda entry: -entry[1])[:most]:
+        for name, milliseconds in sorted(self.result.kernel_ms.items(), key=lambda entry: -entry[1])[:max_kernels]:
             yield f"{milliseconds:8.3f}  {classify_kernel(name):23}  {name[:90]}"
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
+        """Return all figures for the JSON file."""
         case = {name: value for name, value in asdict(self.case).items() if name != "device"}
-        rounds = {name: [asdict(one) for one in all_of] for name, all_of in self.result.rounds.items()}
-        facts: dict[str, Any] = {
-            **case, "rounds": rounds, "warming": self.result.warmup_seconds, "flops_per_target": self.flops_per_token,
-            "reports": self.result.reported_speeds, "failed": self.result.failures,
+        rounds = {name: [asdict(each) for each in timed] for name, timed in self.result.rounds.items()}
+        report: dict[str, Any] = {
+            **case, "rounds": rounds, "warmup_seconds": self.result.warmup_seconds,
+            "flops_per_target": self.flops_per_token, "reported_speeds": self.result.reported_speeds, "failed": self.result.failures,
         }  # fmt: skip
         if OURS in rounds:
             by_flops, by_bytes = self.bounds_ms
-            facts |= {
-                "update_ms": self.step_ms, "bound_ms": {"flops": by_flops, "bytes": by_bytes}, "bytes": self.min_bytes,
-                "busy_ms": self.result.busy_ms, "groups_ms": self.sum_groups(), "kernels_ms": self.result.kernel_ms,
+            report |= {
+                "step_ms": self.step_ms, "bound_ms": {"flops": by_flops, "bytes": by_bytes}, "bytes": self.min_bytes,
+                "busy_ms": self.result.busy_ms, "group_ms": self.sum_groups(), "kernel_ms": self.result.kernel_ms,
             }  # fmt: skip
-        return facts
+        return report
 
 
 if __name__ == "__main__":

@@ -32,20 +32,20 @@ def test_ours_and_theirs_are_told_in_one_table(
     (case,) = json.loads((tmp_path / "found.json").read_text())["cases"]
     for rounds in (case["rounds"]["attent"], case["rounds"]["transformers"]):
         assert len(rounds) == 2
-        assert all(one["updates"] >= 2 and one["seconds"] > 0 for one in rounds)
-        assert all(0 < one["targets"] < 96 * one["updates"] for one in rounds)  # filler is not counted
+        assert all(one["num_steps"] >= 2 and one["seconds"] > 0 for one in rounds)
+        assert all(0 < one["target_tokens"] < 96 * one["num_steps"] for one in rounds)  # filler is not counted
     assert case["bound_ms"]["flops"] > 0
 
 
 class Broken:
     """Marian, where its first update fails."""
 
-    updates = 0
+    round_steps = 0
 
-    def __init__(self, case: train_gpu.Case, store: TokenStore, *, compiled: bool) -> None:
+    def __init__(self, case: train_gpu.BenchmarkCase, store: TokenStore, *, compiled: bool) -> None:
         pass
 
-    def warmed(self) -> tuple[float, train_gpu.Round]:
+    def warm_up(self) -> tuple[float, train_gpu.TimedRound]:
         raise KeyError("no such kernel")
 
 
@@ -89,8 +89,8 @@ def test_theirs_are_those_that_were_asked_for(words: str, names: list[str]) -> N
 
 def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
     case = train_gpu.BenchmarkCase(
-        size="tiny", lengths="29", batch_tokens=25_600, vocab=40, device=torch.device("cpu"), rounds=1, round_seconds=1.0,
-        corpus_tokens=600_000,
+        size="tiny", lengths="29", batch_tokens=25_600, vocab=40, device=torch.device("cpu"), rounds=1,
+        round_seconds=1.0, corpus_tokens=600_000,
     )  # fmt: skip
     store = train_gpu.make_random_store(tmp_path, case)
     source, target = store.source.lengths, store.target.lengths
