@@ -40,9 +40,9 @@ class Option:
 T = TypeVar("T")
 
 
-def option(default: T, help_text: str, *aliases: str, group: OptionGroup = "Search") -> T:
-    """Return a dataclass field with a default and an `Option` in its metadata."""
-    return field(default=default, metadata={"option": Option(help_text, aliases, group)})
+def option(default: T, help_text: str, aliases: str = "", group: OptionGroup = "Search") -> T:
+    """Return a dataclass field with a default and an `Option` in its metadata; spaces separate aliases."""
+    return field(default=default, metadata={"option": Option(help_text, tuple(aliases.split()), group)})
 
 
 # --- search ----------------------------------------------------------------------------------------------------------
@@ -58,15 +58,13 @@ class SamplingOptions:
     top_k: int = option(
         0,
         "sample from this many most likely tokens; 0: from all",
-        "--sampling-topk",
-        "--random-sampling-topk",
+        "--sampling-topk --random-sampling-topk",
         group="Sampling",
     )
     top_p: float = option(
         1.0,
         "sample from the smallest set of tokens with this total probability (nucleus sampling)",
-        "--sampling-topp",
-        "--random-sampling-topp",
+        "--sampling-topp --random-sampling-topp",
         group="Sampling",
     )
     seed: int = option(1, "the same seed and text give the same sample", group="Sampling")
@@ -85,13 +83,11 @@ class SearchOptions:
     """How to search for the best target. The defaults are those of section 6.1 of the paper."""
 
     beam_size: int = option(
-        4, "number of beams, by default 4; 1: greedy search", "-b", "--beam", "--num-beams", group="Common"
+        4, "number of beams, by default 4; 1: greedy search", "-b --beam --num-beams", group="Common"
     )
-    n_best: int = option(
-        1, "translations per line", "--nbest", "--nbest-size", "--num-return-sequences", group="Common"
-    )
+    n_best: int = option(1, "translations per line", "--nbest --nbest-size --num-return-sequences", group="Common")
     length_penalty: float = option(
-        0.6, "alpha, by default 0.6; larger values favor longer translations", "--lenpen", "--normalize", "--alpha"
+        0.6, "alpha, by default 0.6; larger values favor longer translations", "--lenpen --normalize --alpha"
     )
     length_penalty_type: LengthPenaltyType = option(  # noqa: RUF009
         "avg",
@@ -102,8 +98,7 @@ class SearchOptions:
     max_length: int | None = option(
         None,
         "maximum tokens of a translation, by default those of its source + 50",
-        "--max-decoding-length",
-        "--max-new-tokens",
+        "--max-decoding-length --max-new-tokens",
     )
     min_length: int = option(0, "minimum tokens of a translation", "--min-decoding-length")
     no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice", "--block-ngram-repeat")
@@ -113,8 +108,7 @@ class SearchOptions:
     beam_groups: int = option(
         1,
         "diverse beam search: groups of beams that avoid each other's tokens",
-        "--diverse-beam-groups",
-        "--num-beam-groups",
+        "--diverse-beam-groups --num-beam-groups",
     )
     diversity_penalty: float = option(
         0.5,
@@ -246,13 +240,9 @@ class GenerationOptions:
     """How to continue a prompt. By default each token is sampled from the likely ones."""
 
     max_new_tokens: int = option(
-        200,
-        "maximum tokens to generate, including the end token; by default 200",
-        "--max-length",
-        "-l",
-        group="Common",
+        200, "maximum tokens to generate, including the end token; by default 200", "--max-length -l", group="Common"
     )
-    n: int = option(1, "texts per prompt", "-n", "--num-return-sequences", group="Common")
+    n: int = option(1, "texts per prompt", "-n --num-return-sequences", group="Common")
     stop: tuple[str, ...] = option((), "end the text before this string; may be repeated", group="Common")
     temperature: float = option(
         0.8, "by default 0.8; below 1 is more conservative, above more diverse; 0: greedy", "-t", group="Sampling"
@@ -262,7 +252,7 @@ class GenerationOptions:
         0.95, "sample from the smallest set of tokens with this total probability, by default 0.95", group="Sampling"
     )
     seed: int = option(1, "the same seed gives the same text; by default random", group="Sampling")
-    beam_size: int = option(1, "beam search with this many beams instead of sampling", "-b", "--beam", "--num-beams")
+    beam_size: int = option(1, "beam search with this many beams instead of sampling", "-b --beam --num-beams")
     length_penalty: float = option(1.0, "of beam search: score = log_prob / length^alpha, by default 1")
     min_new_tokens: int = option(0, "minimum tokens to generate", "--min-length")
     no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice")

@@ -712,8 +712,8 @@ def test_model_card_has_checksums_and_the_command(trained: Path, tagged: Path) -
 def test_info_of_a_finished_run(trained: Path, capsys: Capture) -> None:
     assert cli.main(["info", str(trained)]) == 0
     page = " ".join(capsys.readouterr().out.split())
-    assert "12 updates; all updates done" in page
-    assert "scored validation" in page
+    assert "12 steps; complete" in page
+    assert "scores validation" in page
 
 
 # ---- layout and permissions ----------------------------------------------------------------------------------------
