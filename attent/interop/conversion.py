@@ -270,7 +270,7 @@ class TensorMapping(NamedTuple):
     A line whose tensors a model does not have is skipped, but every tensor of a model needs a line.
     """
 
-    ours: str | tuple[str, ...]  # several: theirs is made of all of them
+    ours: str | tuple[str, ...]  # several: theirs contains all of them
     theirs: str
     layout: TensorLayout = IDENTICAL
 

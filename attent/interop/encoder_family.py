@@ -1,4 +1,4 @@
-"""What BERT and ViT folders share: the class of `transformers`, the labels of a classifier, and the stack's checks."""
+"""The common part of BERT and ViT folders: the class of `transformers`, and the labels of a classifier."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The files of a Hugging Face folder: config.json, and weights in one safetensors file or several.
 
-Symbolic links are followed, since the hub's cache is made of them; file names in an index must be plain names. Weights
+Symbolic links are followed, since the hub's cache uses them; file names in an index must be plain names. Weights
 are memory-mapped: names, shapes and dtypes come from the headers, and each tensor is read on demand. The families
 interpret the tensors; `attent.models.folder` reads and writes our own folders.
 """

@@ -170,7 +170,7 @@ def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
 
 
 def to_positions(keys: LlamaKeys, where: Path) -> RotaryConfig:
-    """Read rotary positions from either table; its `rope_theta` takes precedence over the one beside it."""
+    """Read rotary positions from either table, whose `rope_theta` takes precedence over the top-level key."""
     if keys.rope_scaling and keys.rope_parameters:
         raise FolderError(
             f"{where}: must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"

@@ -235,7 +235,7 @@ def resolve_ties(
     """Name both embeddings and the output layer, and tell whether source and target share theirs."""
     share, tie = config_keys.share_encoder_decoder_embeddings, config_keys.tie_word_embeddings
     if share and not tie and SOURCE in stored and TARGET in stored:
-        # Told not to tie the output, transformers 5 unties all three, and ignores model.shared.weight.
+        # With an untied output, transformers 5 unties all three, and ignores model.shared.weight.
         share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
         stored = {name: tensor for name, tensor in stored.items() if name != SHARED}
     inputs = [[SHARED, SOURCE, TARGET]] if share else [[SOURCE], [TARGET]]

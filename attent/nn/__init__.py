@@ -35,7 +35,7 @@ from attent.nn.positions import (
     SinusoidalConfig,
     SinusoidalPositions,
     make_sinusoids,
-)
+)  # fmt: skip
 from attent.nn.stack import Stack
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which query may attend to which key. `Mask.allows` is the one rule; every backend's form of a mask derives from it.
+"""Visibility of keys to queries. `Mask.allows` is the one rule; every backend's form of a mask derives from it.
 
 A mask is a description, not a tensor. A backend asks for the form that it needs, and each form is computed once,
 however many layers share the mask. Biases (T5, ALiBi) are added to scores, not permissions: they are in `positions`.
@@ -74,29 +74,6 @@ class Packing:
         rows, width = self.segments.shape
         return rows, width
 
-    def query_offsets(self) -> Tensor:
-        """Sentence offsets in the concatenation of all rows, as flash attention takes them (cu_seqlens).
-
-        Each row ends with two more sequences, the padding of the queries and that of the keys. Each is empty on the
-        other side, so padding queries meet no key and padding keys meet no query.
-        """
-        return self._offsets(self._row_ends(), self._row_ends())
-
-    def key_offsets(self) -> Tensor:
-        return self._offsets(self._text_ends(), self._row_ends())
-
-    def _row_ends(self) -> Tensor:
-        return torch.full_like(self.positions[:, :1], self.segments.shape[1])
-
-    def _text_ends(self) -> Tensor:
-        return (self.segments >= 0).sum(1, keepdim=True)
-
-    def _offsets(self, first_padding: Tensor, second_padding: Tensor) -> Tensor:
-        rows, width = self.shape
-        ends = torch.cat([self.ends, first_padding, second_padding], 1)  # (B, S + 2)
-        ends = ends + width * torch.arange(rows, device=ends.device)[:, None]
-        return pad(ends.flatten(), (1, 0)).to(torch.int32)
-
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -159,7 +136,7 @@ class Mask:
         Padding alone is (B, 1, 1, Tk): memory grows with the length, not with its square.
         """
         rows = B if self.is_per_row else 1
-        return self._memoize(("dense", B, Tq, Tk, device), lambda: self._to_dense(rows, Tq, Tk, device))
+        return self.memoize(("dense", B, Tq, Tk, device), lambda: self._to_dense(rows, Tq, Tk, device))
 
     def _to_dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
@@ -174,20 +151,14 @@ class Mask:
             return self.allows(b, h, q, k)
 
         rows = B if self.is_per_row else None
-        return self._memoize(
+        return self.memoize(
             ("blocks", B, Tq, Tk, device), lambda: create_block_mask(rule, rows, None, Tq, Tk, device=device)
         )
 
     def has_visible_keys(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         """True for queries that may attend to any key; broadcasts to (B, 1, Tq, 1)."""
         dense = self.to_dense(B, Tq, Tk, device)
-        return self._memoize(("visible", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
-
-    def offsets(self) -> tuple[Tensor, Tensor]:
-        """The packing of the queries and of the keys as cu_seqlens: (S * B + 2 * B + 1,) each."""
-        assert self.packing is not None
-        queries, keys = self.packing
-        return self._memoize(("offsets",), lambda: (queries.query_offsets(), keys.key_offsets()))
+        return self.memoize(("visible", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
 
     @property
     def is_per_row(self) -> bool:
@@ -212,7 +183,7 @@ class Mask:
 
     def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         """Reject a description that does not fit the tensors."""
-        self._memoize(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
+        self.memoize(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
 
     def _check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         if self.key_lengths is not None:
@@ -227,7 +198,8 @@ class Mask:
         if self.packing is not None:
             check_packing(self.packing, B, Tq, Tk, device)
 
-    def _memoize(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    def memoize(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """Return the form with this key, computing it once."""
         if torch.compiler.is_compiling():  # the compiler removes common work itself; a key would fix every size
             return compute()
         if key not in self._memo:

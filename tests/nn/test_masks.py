@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attent.nn import Mask, Packing
+from attent.nn.kernels.attention import compute_offsets
 
 CPU = torch.device("cpu")
 
@@ -197,7 +198,7 @@ def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | Non
     """Each sentence of the queries meets the same of the keys, and filler meets an empty stretch."""
     other = [[n + 1 for n in row] for row in rows]
     queries, keys = Packing.from_lengths(rows, width), Packing.from_lengths(other, max(map(sum, other)) + 2)
-    offsets_q, offsets_k = Mask(packing=(queries, keys)).offsets()
+    offsets_q, offsets_k = compute_offsets(Mask(packing=(queries, keys)))
     assert offsets_q.dtype == offsets_k.dtype == torch.int32
     assert offsets_q[0] == offsets_k[0] == 0
     assert offsets_q[-1] == queries.segments.numel()

@@ -16,7 +16,7 @@ from torch import Tensor
 from attent.nn import kernels
 from attent.nn.dot_product import AttentionInputs, repeat_kv_heads
 from attent.nn.kernels.sdpa import MAX_FEW_QUERIES, attend_few_queries, avoid_cudnn
-from attent.nn.masks import Mask
+from attent.nn.masks import Mask, Packing
 
 TILE_HEAD_WIDTHS = (16, 32, 64, 128)
 MAX_GRID_ROWS = 2**16 - 1  # CUDA's limit of a grid's third dimension, which counts rows
@@ -78,9 +78,35 @@ def attend_packed(
     # Padding is a sequence too, and may be as long as a row.
     max_q, max_k = (max(packing.shape[1], 1) for packing in mask.packing)
     window = (-1 if before is None else before, -1 if after is None else after)
-    out = varlen_attn(flat_q, flat_k, flat_v, *mask.offsets(), max_q, max_k, scale=scale, window_size=window)
+    out = varlen_attn(flat_q, flat_k, flat_v, *compute_offsets(mask), max_q, max_k, scale=scale, window_size=window)
     assert isinstance(out, Tensor)
     return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)  # (B * T, H, D) -> (B, H, T, D)
+
+
+def compute_offsets(mask: Mask) -> tuple[Tensor, Tensor]:
+    """Return the packings of queries and keys as cu_seqlens, the sentence offsets in the concatenation of all rows:
+    (S * B + 2 * B + 1,) each.
+
+    Each row ends with two more sequences, the padding of the queries and that of the keys. Each is empty on the other
+    side, so padding queries meet no key and padding keys meet no query.
+    """
+    assert mask.packing is not None
+    queries, keys = mask.packing
+
+    def compute() -> tuple[Tensor, Tensor]:
+        text_ends = (keys.segments >= 0).sum(1, keepdim=True)
+        row_ends = [torch.full_like(side.positions[:, :1], side.shape[1]) for side in (queries, keys)]
+        return concat_offsets(queries, row_ends[0], row_ends[0]), concat_offsets(keys, text_ends, row_ends[1])
+
+    offsets: tuple[Tensor, Tensor] = mask.memoize(("offsets",), compute)
+    return offsets
+
+
+def concat_offsets(packing: Packing, first_padding: Tensor, second_padding: Tensor) -> Tensor:
+    rows, width = packing.shape
+    ends = torch.cat([packing.ends, first_padding, second_padding], 1)  # (B, S + 2)
+    ends = ends + width * torch.arange(rows, device=ends.device)[:, None]
+    return F.pad(ends.flatten(), (1, 0)).to(torch.int32)
 
 
 def attend_tiles(
