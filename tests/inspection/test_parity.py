@@ -13,8 +13,8 @@ from torch import Tensor
 import attent
 from attent.inspection import Trace
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
-from tests.interop.exact import randomise
-from tests.interop.marians import Batch, our_logits, random_batch, random_model, transformers, worst
+from tests.interop.families import PairBatch, make_marian, make_marian_batch, run_seq2seq, transformers
+from tests.interop.parity import randomise, worst
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 24, "intermediate_size": 20}
 SCALED = {
@@ -46,7 +46,7 @@ def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def same_look(trace: Trace, path: str, layers: Sequence[Tensor], real: Tensor) -> None:
-    assert len(layers) == sum(name.startswith(path.split("{}")[0]) and name.endswith(path[-4:]) for name in trace)
+    assert len(layers) == sum(name.startswith(path.split("{}")[0]) and name.endswith(path.rpartition(".")[2]) for name in trace)
     for number, weights in enumerate(layers):
         (mine,) = trace[path.format(number)]
         assert mine.shape == weights.shape
@@ -58,10 +58,10 @@ def same_look(trace: Trace, path: str, layers: Sequence[Tensor], real: Tensor) -
 # --- encoder and decoder ---
 
 
-def same_translator(ours: Seq2Seq, theirs: Any, batch: Batch) -> None:
-    expected = our_logits(ours, batch)
+def same_translator(ours: Seq2Seq, theirs: Any, batch: PairBatch) -> None:
+    expected = run_seq2seq(ours, batch)
     with attent.record(ours) as trace:
-        assert torch.equal(our_logits(ours, batch), expected), "recording must change no output"
+        assert torch.equal(run_seq2seq(ours, batch), expected), "recording must change no output"
     with torch.no_grad():
         out = theirs(
             input_ids=batch.source,
@@ -76,12 +76,12 @@ def same_translator(ours: Seq2Seq, theirs: Any, batch: Batch) -> None:
 
 @pytest.mark.parametrize("seed", range(0, 36, 4))
 def test_marian_weights_equal_transformers(tmp_path: Path, seed: int) -> None:
-    theirs = random_model(seed, torch.float32)
+    theirs = make_marian(seed, torch.float32)
     theirs.set_attn_implementation("eager")
     theirs.save_pretrained(tmp_path)
     ours = attent.load(tmp_path)
     assert isinstance(ours, Seq2Seq)
-    same_translator(ours, theirs, random_batch(theirs.config, seed))
+    same_translator(ours, theirs, make_marian_batch(theirs.config, seed))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_t5_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) 
     theirs = transformers.T5ForConditionalGeneration(config)
     ours = imported(theirs, tmp_path, 1)
     (source, lengths, _), (target, target_lengths, _) = ragged(1), ragged(2)
-    same_translator(ours, theirs, Batch(source, target, target, lengths, target_lengths))
+    same_translator(ours, theirs, PairBatch(source, target, target, lengths, target_lengths))
 
 
 # --- a decoder alone ---

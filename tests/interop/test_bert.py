@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attent.interop import bert, load
-from attent.models import EncoderConfig, TextEncoder, build, presets
+from attent.models import EncoderConfig, build, presets
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
-from attent.storage.errors import FolderError
-from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
-from tests.interop.marians import change_json, transformers, worst
+from tests.interop.families import (
+    BERT_CLASSES,
+    make_bert,
+    make_bert_batch,
+    make_bert_config,
+    run_bert,
+    run_hf_bert,
+    transformers,
+)
+from tests.interop.folders import assert_rejected, change_json, change_tensors
+from tests.interop.parity import (
+    exact,
+    gradient_errors,
+    max_error,
+    projection,
+    randomise,
+    same_bits,
+    save_gradients,
+    worst,
+)
 
-CASES = [pytest.param(case, marks=pytest.mark.slow) if case >= 15 else case for case in range(30)]
-FEWER = [pytest.param(case, marks=pytest.mark.slow) if case >= 6 else case for case in range(30)]
-ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"]
-KINDS = ["BertForMaskedLM", "BertForSequenceClassification", "BertModel", "no pooler", "BertForPreTraining"]
 STACK = StackConfig(
     layers=2,
     width=12,
@@ -37,136 +48,14 @@ STACK = StackConfig(
 CONFIG = EncoderConfig(vocab=23, stack=STACK, segments=2, masked_lm=True, pooler=True)
 
 
-class Batch(NamedTuple):
-    """Ragged rows, padded on the right with real ids: whoever looks at the padding gives itself away."""
-
-    ids: Tensor
-    segments: Tensor
-    lengths: Tensor
-
-    @property
-    def real(self) -> Tensor:
-        return torch.arange(self.ids.shape[1]) < self.lengths[:, None]
-
-
-def random_config(seed: int) -> Any:
-    dice = random.Random(seed)
-    heads = dice.choice([1, 2, 3, 4])
-    labels = dice.choice([2, 3, 5])
-    return transformers.BertConfig(
-        vocab_size=dice.choice([17, 31]),
-        hidden_size=heads * dice.choice([3, 4, 5, 8]),
-        num_hidden_layers=dice.choice([1, 2, 3]),
-        num_attention_heads=heads,
-        intermediate_size=dice.choice([7, 24, 40]),
-        hidden_act=ACTIVATIONS[seed % len(ACTIVATIONS)],
-        hidden_dropout_prob=dice.choice([0.0, 0.1]),
-        attention_probs_dropout_prob=dice.choice([0.0, 0.2]),
-        max_position_embeddings=dice.choice([9, 14]),
-        type_vocab_size=dice.choice([1, 2, 3]),
-        layer_norm_eps=dice.choice([1e-12, 1e-5]),
-        id2label={i: f"kind {i}" for i in range(labels)},
-        attn_implementation=dice.choice(["eager", "sdpa"]),
-    )
-
-
-def random_model(seed: int, kind: str | None = None) -> Any:
-    kind = KINDS[seed % len(KINDS)] if kind is None else kind
-    if kind == "no pooler":
-        model = transformers.BertModel(random_config(seed), add_pooling_layer=False)
-    else:
-        model = getattr(transformers, kind)(random_config(seed))
-    model = model.double().eval()
-    randomise(model, seed)
-    return model
-
-
-def random_batch(config: Any, seed: int) -> Batch:
-    """Without the pad, whose embedding `transformers` gives no gradient."""
-    generator = torch.Generator().manual_seed(seed + 1000)
-    return Batch(
-        ids=torch.randint(1, config.vocab_size, (4, 9), generator=generator),
-        segments=torch.randint(0, config.type_vocab_size, (4, 9), generator=generator),
-        lengths=torch.randint(1, 10, (4,), generator=generator),
-    )
-
-
-def theirs_of(model: Any, batch: Batch) -> dict[str, Tensor]:
-    """States of what is real, and what each head says."""
-    out = model(
-        input_ids=batch.ids,
-        attention_mask=batch.real.long(),
-        token_type_ids=batch.segments,
-        output_hidden_states=True,
-    )
-    heads = {"states": out.hidden_states[-1][batch.real]}
-    if getattr(out, "pooler_output", None) is not None:
-        heads["pooled"] = out.pooler_output
-    for name in ("logits", "prediction_logits"):
-        if getattr(out, name, None) is not None:
-            logits = getattr(out, name)
-            heads |= {"classes": logits} if logits.dim() == 2 else {"words": logits[batch.real]}
-    return heads
-
-
-def ours_of(model: TextEncoder, batch: Batch, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    states = model(batch.ids, batch.lengths, batch.segments)
-    heads = {
-        "states": lambda: states[batch.real],
-        "pooled": lambda: model.pool(states),
-        "classes": lambda: model.classify(states),
-        "words": lambda: model.masked_logits(states)[batch.real],
-    }
-    return {name: heads[name]() for name in wanted}
-
-
-def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    return max(worst(ours[name], theirs[name]) for name in theirs)
-
-
-# Their numbers and ours.
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_states_heads_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case)
-    batch = random_batch(theirs.config, case)
-    theirs.save_pretrained(tmp_path / "weights")
-    ours = load(tmp_path / "weights")
-    with exact(theirs):
-        expected = theirs_of(theirs, batch)
-    got = ours_of(ours, batch, expected)
-    assert furthest(got, expected) < 1e-10
-
-    projection(*expected.values()).backward()
-    projection(*got.values()).backward()
-    save_gradients(theirs, tmp_path / "gradients")
-    assert not gradient_errors(ours, load(tmp_path / "gradients"))
-
-
-@pytest.mark.parametrize("case", FEWER)
-def test_there_and_back_and_in_float32(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case).float()
-    batch = random_batch(theirs.config, case)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, expected = load(tmp_path / "theirs"), theirs_of(theirs, batch)
-    assert furthest(ours_of(ours, batch, expected), expected) < 1e-5
-
-    bert.save(ours, tmp_path / "ours")
-    assert same_bits(load(tmp_path / "ours"), ours)
-    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert {name for name in info["missing_keys"] if not name.startswith(("pooler", "cls.seq"))} == set()
-    assert furthest(theirs_of(again.eval(), batch), expected) < 1e-5
-
-
 def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
-    theirs = random_model(0)
+    theirs = make_bert(0)
     theirs.save_pretrained(tmp_path / "weights")
-    ours, batch = load(tmp_path / "weights"), random_batch(theirs.config, 0)
+    ours, batch = load(tmp_path / "weights"), make_bert_batch(theirs.config, 0)
     batch.ids[:, 0] = theirs.config.pad_token_id
-    expected = theirs_of(theirs, batch)
+    expected = run_hf_bert(theirs, batch)
     projection(*expected.values()).backward()
-    projection(*ours_of(ours, batch, expected).values()).backward()
+    projection(*run_bert(ours, batch, expected).values()).backward()
     save_gradients(theirs, tmp_path / "gradients")
     assert gradient_errors(ours, load(tmp_path / "gradients")).keys() == {"embedding.weight"}
 
@@ -174,15 +63,9 @@ def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
 # How files differ.
 
 
-def rewrite_tensors(folder: Path, change: Any) -> None:
-    path = folder / "model.safetensors"
-    tensors = change(load_file(path))
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-
-
 def test_a_file_of_2019_loads(tmp_path: Path) -> None:
     """Norms called gamma and beta, positions counted in a tensor, copies of what is tied."""
-    random_model(4, "BertForPreTraining").save_pretrained(tmp_path)
+    make_bert(4, "BertForPreTraining").save_pretrained(tmp_path)
     expected = load(tmp_path)
 
     def aged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -196,13 +79,13 @@ def test_a_file_of_2019_loads(tmp_path: Path) -> None:
             "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
         }
 
-    rewrite_tensors(tmp_path, aged)
+    change_tensors(tmp_path, aged)
     change_json(tmp_path / "config.json", position_embedding_type="absolute", gradient_checkpointing=False)
     assert same_bits(load(tmp_path), expected)
 
 
 def test_whole_numbers_stand_for_rates_too_and_precision_can_be_chosen(tmp_path: Path) -> None:
-    random_model(0).save_pretrained(tmp_path)
+    make_bert(0).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     ours = load(tmp_path, dtype=torch.bfloat16)
     assert ours.config.stack.dropout == 0
@@ -215,13 +98,13 @@ def test_a_model_with_every_head_keeps_them_all(tmp_path: Path) -> None:
     randomise(ours, 1)
     bert.save(ours, tmp_path / "out")
     assert same_bits(load(tmp_path / "out"), ours)
-    batch = random_batch(transformers.BertConfig.from_pretrained(tmp_path / "out"), 0)
-    for kind in KINDS[:3]:
+    batch = make_bert_batch(transformers.BertConfig.from_pretrained(tmp_path / "out"), 0)
+    for kind in BERT_CLASSES[:3]:
         theirs = getattr(transformers, kind).from_pretrained(tmp_path / "out").eval()
         with exact(theirs):
-            expected = theirs_of(theirs, batch)
+            expected = run_hf_bert(theirs, batch)
         assert len(expected) > 1
-        assert furthest(ours_of(ours, batch, expected), expected) < 1e-10
+        assert max_error(run_bert(ours, batch, expected), expected) < 1e-10
 
 
 def test_a_model_without_segments_opens_there(tmp_path: Path) -> None:
@@ -229,15 +112,15 @@ def test_a_model_without_segments_opens_there(tmp_path: Path) -> None:
     ours = build(replace(CONFIG, segments=0)).double().eval()
     bert.save(ours, tmp_path / "out")
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
-    batch = random_batch(theirs.config, 0)
+    batch = make_bert_batch(theirs.config, 0)
     with exact(theirs):
-        expected = theirs_of(theirs, batch)
+        expected = run_hf_bert(theirs, batch)
     states = ours(batch.ids, batch.lengths)
     assert worst(ours.masked_logits(states)[batch.real], expected["words"]) < 1e-10
 
 
 def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    random_model(1, "BertForSequenceClassification").save_pretrained(tmp_path)
+    make_bert(1, "BertForSequenceClassification").save_pretrained(tmp_path)
     count = len(load(tmp_path).config.labels)
     names = {str(i): f"name {i}" for i in reversed(range(count))}
     change_json(tmp_path / "config.json", id2label=names, num_labels=count)
@@ -246,7 +129,7 @@ def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 def test_labels_that_are_called_alike_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
     """ImageNet has two cranes, as published models say."""
-    random_model(1, "BertForSequenceClassification").save_pretrained(tmp_path)
+    make_bert(1, "BertForSequenceClassification").save_pretrained(tmp_path)
     count = len(load(tmp_path).config.labels)
     change_json(tmp_path / "config.json", id2label={str(i): "crane" for i in range(count)})
     assert load(tmp_path).config.labels[:2] == ("crane", "crane (1)")
@@ -254,7 +137,7 @@ def test_labels_that_are_called_alike_are_told_apart_by_their_numbers(tmp_path: 
 
 def test_two_labels_need_no_names(tmp_path: Path) -> None:
     """`transformers` does not write down its default, two labels."""
-    config = random_config(0)
+    config = make_bert_config(0)
     config.num_labels = 2
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
@@ -275,20 +158,13 @@ def test_the_pad_is_a_word_of_the_model(tmp_path: Path) -> None:
         bert.save(build(CONFIG), tmp_path / "bad", pad=23)
 
 
-# What is refused, by the words that a person will read.
+# What is assert_rejected, by the words that a person will read.
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     bert.save(build(replace(CONFIG, masked_lm=False, labels=("a", "b"))), tmp_path / "bert")
     return tmp_path / "bert"
-
-
-def refused(folder: Path, *words: str) -> None:
-    with pytest.raises(FolderError) as caught:
-        load(folder)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -309,20 +185,20 @@ def refused(folder: Path, *words: str) -> None:
 )
 def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
-    refused(folder, *words)
+    assert_rejected(folder, *words)
 
 
 def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
     key = "bert.encoder.layer.1.attention.self.key.weight"
-    rewrite_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != key})
-    refused(folder, "missing", key)
-    rewrite_tensors(folder, lambda tensors: tensors | {key: torch.zeros(12, 12), "bert.extra.weight": torch.zeros(2)})
-    refused(folder, "not known", "bert.extra.weight")
+    change_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != key})
+    assert_rejected(folder, "missing", key)
+    change_tensors(folder, lambda tensors: tensors | {key: torch.zeros(12, 12), "bert.extra.weight": torch.zeros(2)})
+    assert_rejected(folder, "not known", "bert.extra.weight")
 
 
 def test_a_classifier_without_pooler_reads_each_token(folder: Path) -> None:
-    rewrite_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
-    refused(folder, "`classifier.weight`", "pooler")
+    change_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
+    assert_rejected(folder, "`classifier.weight`", "pooler")
 
 
 def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
@@ -337,15 +213,15 @@ def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
 
 def test_a_head_that_gives_a_number_is_refused(folder: Path) -> None:
     one = {"classifier.weight": torch.zeros(1, 12), "classifier.bias": torch.zeros(1)}
-    rewrite_tensors(folder, lambda tensors: tensors | one)
-    refused(folder, "config.json: a classifier must have two labels or more", "rerankers, are not supported")
+    change_tensors(folder, lambda tensors: tensors | one)
+    assert_rejected(folder, "config.json: a classifier must have two labels or more", "rerankers, are not supported")
 
 
 def test_an_output_that_is_not_the_embedding(tmp_path: Path) -> None:
     bert.save(build(CONFIG), tmp_path / "bert")
     other = {"cls.predictions.decoder.weight": torch.zeros(23, 12)}
-    rewrite_tensors(tmp_path / "bert", lambda tensors: tensors | other)
-    refused(tmp_path / "bert", "cls.predictions.decoder.weight", "must be equal", "word_embeddings.weight")
+    change_tensors(tmp_path / "bert", lambda tensors: tensors | other)
+    assert_rejected(tmp_path / "bert", "cls.predictions.decoder.weight", "must be equal", "word_embeddings.weight")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import attent
@@ -19,17 +19,17 @@ from attent.interop import conversion, load, marian
 from attent.models import Seq2Seq, Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
-from tests.interop.marians import (
-    Batch,
-    change_json,
-    our_logits,
-    random_batch,
-    random_config,
-    random_model,
-    their_logits,
+from tests.interop.families import (
+    PairBatch,
+    make_marian,
+    make_marian_batch,
+    make_marian_config,
+    run_hf_seq2seq,
+    run_seq2seq,
     transformers,
-    worst,
 )
+from tests.interop.folders import change_json, change_tensors
+from tests.interop.parity import same_bits, until, worst
 
 CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 2 else case for case in range(36)]
 FEW = range(0, 36, 6)
@@ -90,12 +90,12 @@ OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at to
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
-    theirs, batch = random_model(case), random_batch(random_config(case), case)
+    theirs, batch = make_marian(case), make_marian_batch(make_marian_config(case), case)
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
     theirs.final_logits_bias.requires_grad_()  # a buffer there, a parameter here
 
-    expected, got = their_logits(theirs, batch), our_logits(ours, batch)
+    expected, got = run_hf_seq2seq(theirs, batch), run_seq2seq(ours, batch)
     assert worst(got[batch.real], expected[batch.real]) < 1e-10
     loss_of(expected, batch).backward()
     loss_of(got, batch).backward()
@@ -103,7 +103,7 @@ def test_logits_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
     assert not wrong
 
 
-def loss_of(logits: Tensor, batch: Batch) -> Tensor:
+def loss_of(logits: Tensor, batch: PairBatch) -> Tensor:
     return F.cross_entropy(logits[batch.real], batch.labels[batch.real])
 
 
@@ -115,23 +115,14 @@ def gradient_errors(ours: Seq2Seq, theirs: Any) -> dict[str, float]:
     return {name: worst(got[name].grad.reshape(wanted[other].grad.shape), wanted[other].grad) for name, other in pairs}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_float32_logits_are_theirs(case: int, tmp_path: Path) -> None:
-    theirs, batch = random_model(case, torch.float32), random_batch(random_config(case), case)
-    theirs.save_pretrained(tmp_path)
-    ours = load(tmp_path)
-    assert {weight.dtype for weight in ours.state_dict().values()} == {torch.float32}
-    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-5
-
-
 def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
     """Where the decoder starts from the pad, as in opus-mt, `transformers` stops its embedding's gradient."""
-    theirs = random_model(1)
+    theirs = make_marian(1)
     theirs.save_pretrained(tmp_path)
-    ours, batch, pad = load(tmp_path), random_batch(theirs.config, 1), theirs.config.pad_token_id
+    ours, batch, pad = load(tmp_path), make_marian_batch(theirs.config, 1), theirs.config.pad_token_id
     batch.target[:, 0] = pad
-    loss_of(their_logits(theirs, batch), batch).backward()
-    loss_of(our_logits(ours, batch), batch).backward()
+    loss_of(run_hf_seq2seq(theirs, batch), batch).backward()
+    loss_of(run_seq2seq(ours, batch), batch).backward()
     difference = (ours.target_embedding.weight.grad - theirs.model.decoder.embed_tokens.weight.grad).abs()
     assert difference[pad].max() > 1e-4
     difference[pad] = 0
@@ -140,7 +131,7 @@ def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", FEW)
 def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
-    theirs, batch = random_model(case), random_batch(random_config(case), case)
+    theirs, batch = make_marian(case), make_marian_batch(make_marian_config(case), case)
     theirs.final_logits_bias[0, theirs.config.eos_token_id] += 1.5  # so that sentences end at different times
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
@@ -152,21 +143,7 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 
-def until(row: list[int], end: int) -> list[int]:
-    return row[: row.index(end) + 1] if end in row else row
-
-
 # Out and in again.
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case: int, tmp_path: Path) -> None:
-    theirs, batch = random_model(case), random_batch(random_config(case), case)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = load(tmp_path / "theirs")
-    marian.save(ours, tmp_path / "ours", pad=theirs.config.pad_token_id)
-    assert worst(their_logits(reopened(tmp_path / "ours"), batch), their_logits(theirs, batch)) < 1e-10
-    assert_same_bits(load(tmp_path / "ours"), ours)
 
 
 def reopened(folder: Path) -> Any:
@@ -174,14 +151,6 @@ def reopened(folder: Path) -> Any:
     model, info = transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()
-
-
-def assert_same_bits(got: Seq2Seq, expected: Seq2Seq) -> None:
-    assert got.config == expected.config
-    mine, other = got.state_dict(), expected.state_dict()
-    assert list(mine) == list(other)
-    assert all(mine[name].dtype == other[name].dtype for name in other)
-    assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
@@ -203,9 +172,9 @@ def test_a_model_of_ours_opens_there(order: Any, share: bool, tie: bool, bias: b
             weight += 0.1 * torch.randn_like(weight)
     marian.save(ours, tmp_path / "out")
     theirs = reopened(tmp_path / "out")
-    batch = random_batch(theirs.config, 0)
-    assert worst(their_logits(theirs, batch)[batch.real], our_logits(ours, batch)[batch.real]) < 1e-10
-    assert worst(our_logits(load(tmp_path / "out"), batch), our_logits(ours, batch)) < 1e-10
+    batch = make_marian_batch(theirs.config, 0)
+    assert worst(run_hf_seq2seq(theirs, batch)[batch.real], run_seq2seq(ours, batch)[batch.real]) < 1e-10
+    assert worst(run_seq2seq(load(tmp_path / "out"), batch), run_seq2seq(ours, batch)) < 1e-10
 
 
 def test_generate_never_writes_the_pad(tmp_path: Path) -> None:
@@ -226,12 +195,12 @@ def tiny_config(**changes: Any) -> Seq2SeqConfig:
 def test_a_folder_of_ours_loads(tmp_path: Path) -> None:
     ours = build(tiny_config()).eval()
     ours.save(tmp_path / "m")
-    assert_same_bits(attent.load(str(tmp_path / "m")), ours)
+    assert same_bits(attent.load(str(tmp_path / "m")), ours)
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])
 def test_precision_is_kept(precision: torch.dtype, tmp_path: Path) -> None:
-    random_model(0, precision).save_pretrained(tmp_path / "a")
+    make_marian(0, precision).save_pretrained(tmp_path / "a")
     ours = load(tmp_path / "a")
     assert not ours.training
     assert {weight.dtype for weight in ours.state_dict().values()} == {precision}
@@ -249,22 +218,16 @@ def test_an_opus_mt_folder_of_2020_loads(tmp_path: Path) -> None:
         theirs.final_logits_bias.normal_()
     theirs.save_pretrained(tmp_path)
     tables = {name: make_sinusoids(torch.arange(512), 16, "halves") for name in marian.POSITION_TABLES}
-    rewrite_tensors(tmp_path, lambda tensors: tensors | tables)
+    change_tensors(tmp_path, lambda tensors: tensors | tables)
     (tmp_path / "config.json").write_text(json.dumps(OPUS_MT_2020))
     (tmp_path / "generation_config.json").unlink()
-    ours, batch = load(tmp_path), random_batch(theirs.config, 0)
+    ours, batch = load(tmp_path), make_marian_batch(theirs.config, 0)
     assert (ours.config.start_id, ours.config.end_id) == (40, 0)
-    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-5
-
-
-def rewrite_tensors(folder: Path, change: Any) -> None:
-    path = folder / "model.safetensors"
-    tensors = change(load_file(path))
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-5
 
 
 def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
-    config = random_config(0)
+    config = make_marian_config(0)
     config.share_encoder_decoder_embeddings = config.tie_word_embeddings = True
     config.decoder_vocab_size = config.vocab_size
     transformers.MarianMTModel(config).save_pretrained(tmp_path)
@@ -274,8 +237,8 @@ def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
         [marian.TARGET],
         [marian.SHARED, marian.SOURCE, marian.TARGET, marian.OUTPUT],
     ):
-        rewrite_tensors(tmp_path, lambda tensors, keep=keep: renamed(tensors, keep))
-        assert_same_bits(load(tmp_path), expected)
+        change_tensors(tmp_path, lambda tensors, keep=keep: renamed(tensors, keep))
+        assert same_bits(load(tmp_path), expected)
 
 
 def renamed(tensors: dict[str, Tensor], keep: list[str]) -> dict[str, Tensor]:
@@ -286,13 +249,13 @@ def renamed(tensors: dict[str, Tensor], keep: list[str]) -> dict[str, Tensor]:
 
 def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
     """As transformers 4 stored them: transformers 5 would fill both embeddings of such a file at random."""
-    theirs = random_model(0)
+    theirs = make_marian(0)
     theirs.save_pretrained(tmp_path)
     generator = torch.Generator().manual_seed(0)
     vocab, width = theirs.config.vocab_size, theirs.config.d_model
     shared, output = (torch.randn(vocab, width, generator=generator, dtype=torch.float64) for _ in range(2))
     ends = {marian.SHARED: shared, marian.OUTPUT: output, marian.LOGITS_BIAS: torch.zeros(1, vocab).double()}
-    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "layers" in k} | ends)
+    change_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if "layers" in k} | ends)
     change_json(
         tmp_path / "config.json",
         share_encoder_decoder_embeddings=True,
@@ -306,25 +269,25 @@ def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
-    theirs = random_model(2)
+    theirs = make_marian(2)
     theirs.save_pretrained(tmp_path)
-    rewrite_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.LOGITS_BIAS})
+    change_tensors(tmp_path, lambda tensors: {k: v for k, v in tensors.items() if k != marian.LOGITS_BIAS})
     theirs.final_logits_bias.zero_()
-    ours, batch = load(tmp_path), random_batch(theirs.config, 2)
+    ours, batch = load(tmp_path), make_marian_batch(theirs.config, 2)
     assert ours.output.bias is None
-    assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-10
+    assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-10
 
 
 def test_sharded_weights_load(tmp_path: Path) -> None:
-    theirs = random_model(3)
+    theirs = make_marian(3)
     theirs.save_pretrained(tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    assert_same_bits(load(tmp_path / "shards"), load(tmp_path / "whole"))
+    assert same_bits(load(tmp_path / "shards"), load(tmp_path / "whole"))
 
 
 def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
-    random_model(4).save_pretrained(tmp_path)
+    make_marian(4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for key in marian.TOKEN_KEYS:
         del config[key]
@@ -334,8 +297,8 @@ def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
 
 
 def test_a_link_of_the_hub_cache_is_followed(tmp_path: Path) -> None:
-    random_model(5).save_pretrained(tmp_path / "blobs")
+    make_marian(5).save_pretrained(tmp_path / "blobs")
     (tmp_path / "snapshot").mkdir()
     for path in (tmp_path / "blobs").iterdir():
         (tmp_path / "snapshot" / path.name).symlink_to(path)
-    assert_same_bits(load(tmp_path / "snapshot"), load(tmp_path / "blobs"))
+    assert same_bits(load(tmp_path / "snapshot"), load(tmp_path / "blobs"))

@@ -16,8 +16,8 @@ from attent.interop import llama, load, save_hf
 from attent.models import CausalConfig, CausalLM, build, build_empty
 from attent.models.presets import GPT2, LLAMA
 from attent.nn import LearnedConfig
-from tests.interop.causals import split
-from tests.interop.exact import same_bits
+from tests.interop.folders import split_shards
+from tests.interop.parity import same_bits
 
 # 20 million parameters, of which the largest tensor has a fifth: 80 MB in float32.
 CONFIG = CausalConfig(
@@ -60,7 +60,7 @@ def test_the_peak_is_hardly_more_than_the_model(tmp_path: Path) -> None:
         for weight in model.parameters():
             weight.fill_(0.5)
     llama.save(model, tmp_path / "shards")
-    split(tmp_path / "shards", 3)
+    split_shards(tmp_path / "shards", 3)
     model.save(tmp_path / "ours")
     build(replace(CONFIG, vocab=9, stack=replace(CONFIG.stack, layers=1, width=16, ffn_width=8))).save(
         tmp_path / "small"

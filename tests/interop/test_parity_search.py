@@ -22,7 +22,7 @@ from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import load
 from attent.models import Seq2Seq
-from tests.interop.marians import transformers
+from tests.interop.families import transformers
 
 END, PAD, VOCAB, LIMIT = 0, 39, 40, 14  # as in published models, the decoder starts from the padding
 SENTENCES = 50  # of each of four models

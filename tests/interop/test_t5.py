@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import Tensor
 
 from attent.decoding import greedy_search
 from attent.interop import load, t5
 from attent.models import Seq2SeqConfig, build, presets
 from attent.models.config import mirror_encoder
 from attent.nn import RelativeConfig, SinusoidalConfig, StackConfig
-from attent.storage.errors import FolderError
-from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
-from tests.interop.marians import Batch, change_json, our_logits, their_logits, transformers, worst
+from tests.interop.families import (
+    T5_OUTPUTS,
+    make_t5,
+    make_t5_batch,
+    run_hf_seq2seq,
+    run_seq2seq,
+    transformers,
+)
+from tests.interop.folders import assert_rejected, change_json, change_tensors
+from tests.interop.parity import exact, randomise, same_bits, until, worst
 
-CASES = [pytest.param(case, marks=pytest.mark.slow) if case >= 16 else case for case in range(30)]
-FEWER = [pytest.param(case, marks=pytest.mark.slow) if case >= 6 else case for case in range(30)]
-FEED_FORWARDS = ["relu", "gated-gelu", "gelu", "gated-silu", "gelu_new", "gated-relu", "gated-gelu_new", "silu"]
 STACK = StackConfig(
     layers=2,
     width=12,
@@ -50,87 +53,13 @@ CONFIG = Seq2SeqConfig(
     start_id=0,
     end_id=1,
 )
-OUTPUTS = [(True, True), (False, False), (True, False), (False, True)]  # tied, scaled: 1.0, 1.1, and what else can be
 
 
-def random_config(seed: int) -> Any:
-    """Any shape that T5 has: heads that do not fill the width, unequal sides, few buckets or many."""
-    dice = random.Random(seed)
-    buckets = dice.choice([4, 8, 32])
-    return transformers.T5Config(
-        vocab_size=dice.choice([17, 31]),
-        d_model=dice.choice([8, 12, 15]),
-        d_kv=dice.choice([2, 4, 5]),
-        d_ff=dice.choice([7, 24]),
-        num_layers=dice.choice([1, 2, 3]),
-        num_decoder_layers=dice.choice([1, 2, 3]),
-        num_heads=dice.choice([1, 2, 3]),
-        relative_attention_num_buckets=buckets,
-        relative_attention_max_distance=buckets + dice.choice([1, 9, 96]),
-        feed_forward_proj=FEED_FORWARDS[seed % len(FEED_FORWARDS)],
-        layer_norm_epsilon=dice.choice([1e-6, 1e-3]),
-        dropout_rate=dice.choice([0.0, 0.1]),
-        tie_word_embeddings=OUTPUTS[seed % 4][1],  # by which it tells whether to scale
-        decoder_start_token_id=0,
-        attn_implementation=dice.choice(["eager", "sdpa"]),
-    )
-
-
-def random_model(seed: int) -> Any:
-    model = transformers.T5ForConditionalGeneration(random_config(seed)).double().eval()
-    if not OUTPUTS[seed % 4][0]:
-        model.lm_head.weight = nn.Parameter(torch.empty_like(model.shared.weight))
-        model.all_tied_weights_keys.pop("lm_head.weight")  # as after loading a file with an output of its own
-    randomise(model, seed)
-    return model
-
-
-def random_batch(config: Any, seed: int, rows: int = 4) -> Batch:
-    """Long enough for distances that share a bucket."""
-    generator = torch.Generator().manual_seed(seed + 1000)
-    target = torch.randint(2, config.vocab_size, (rows, 12), generator=generator)
-    target[:, 0] = config.decoder_start_token_id
-    return Batch(
-        source=torch.randint(2, config.vocab_size, (rows, 24), generator=generator),
-        target=target,
-        labels=target,
-        source_lengths=torch.randint(1, 25, (rows,), generator=generator),
-        target_lengths=torch.randint(1, 13, (rows,), generator=generator),
-    )
-
-
-# Their numbers and ours.
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case)
-    batch = random_batch(theirs.config, case)
-    theirs.save_pretrained(tmp_path / "weights")
-    ours = load(tmp_path / "weights")
-    assert (ours.config.tie_output, ours.config.scale_output) == OUTPUTS[case % 4]
-    with exact(theirs):
-        expected = their_logits(theirs, batch)[batch.real]
-    got = our_logits(ours, batch)[batch.real]
-    assert worst(got, expected) < 1e-10
-
-    projection(expected).backward()
-    projection(got).backward()
-    save_gradients(theirs, tmp_path / "gradients")
-    assert not gradient_errors(ours, load(tmp_path / "gradients"))
-
-
-@pytest.mark.parametrize("case", FEWER)
-def test_there_and_back_and_in_float32(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case).float()
-    batch = random_batch(theirs.config, case)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, expected = load(tmp_path / "theirs"), their_logits(theirs, batch)[batch.real]
-    assert worst(our_logits(ours, batch)[batch.real], expected) < 1e-5
-
-    t5.save(ours, tmp_path / "ours")
-    assert same_bits(load(tmp_path / "ours"), ours)
-    assert worst(their_logits(reopened(tmp_path / "ours"), batch)[batch.real], expected) < 1e-5
+@pytest.mark.parametrize("case", range(4))
+def test_the_tensors_and_the_config_tell_how_the_output_is_computed(case: int, tmp_path: Path) -> None:
+    make_t5(case).save_pretrained(tmp_path)
+    config = load(tmp_path).config
+    assert (config.tie_output, config.scale_output) == T5_OUTPUTS[case]
 
 
 def reopened(folder: Path) -> Any:
@@ -143,12 +72,12 @@ def reopened(folder: Path) -> Any:
 @pytest.mark.parametrize("case", [0, 1, 3, 4, 5])
 def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     """40 prompts each, step by step with a cache."""
-    theirs = random_model(case)
+    theirs = make_t5(case)
     with torch.no_grad():
         for block in theirs.decoder.block:
             block.layer[1].EncDecAttention.o.weight *= 5  # so that it hangs on the source what is written
     theirs.save_pretrained(tmp_path)
-    ours, batch = load(tmp_path), random_batch(theirs.config, case, rows=40)
+    ours, batch = load(tmp_path), make_t5_batch(theirs.config, case, rows=40)
     expected = theirs.generate(
         batch.source,
         attention_mask=batch.source_mask.long(),
@@ -162,22 +91,12 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 
-def until(row: list[int], end: int) -> list[int]:
-    return row[: row.index(end) + 1] if end in row else row
-
-
 # How files differ.
-
-
-def rewrite_tensors(folder: Path, change: Any) -> None:
-    path = folder / "model.safetensors"
-    tensors = change(load_file(path))
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def test_a_file_of_2020_loads(tmp_path: Path) -> None:
     """Copies of the embedding, and a bias of the first cross-attention that nothing reads."""
-    random_model(0).save_pretrained(tmp_path)
+    make_t5(0).save_pretrained(tmp_path)
     expected = load(tmp_path)
     left_over = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -185,7 +104,7 @@ def test_a_file_of_2020_loads(tmp_path: Path) -> None:
         copies = dict.fromkeys([t5.SOURCE, t5.TARGET, t5.OUTPUT], tensors[t5.SHARED])
         return tensors | copies | {left_over: torch.randn(32, 8).double()}
 
-    rewrite_tensors(tmp_path, aged)
+    change_tensors(tmp_path, aged)
     stored = json.loads((tmp_path / "config.json").read_text())
     new = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings", "classifier_dropout")
     old = {key: value for key, value in stored.items() if key not in new}
@@ -196,23 +115,23 @@ def test_a_file_of_2020_loads(tmp_path: Path) -> None:
 
 def test_an_output_that_is_said_not_to_be_tied_is_not_scaled(tmp_path: Path) -> None:
     """As flan-t5 says it, without `scale_decoder_outputs`."""
-    theirs = random_model(1)
+    theirs = make_t5(1)
     theirs.save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
     del stored["scale_decoder_outputs"]
     (tmp_path / "config.json").write_text(json.dumps(stored | {"tie_word_embeddings": False}))
-    ours, batch = load(tmp_path), random_batch(theirs.config, 1)
+    ours, batch = load(tmp_path), make_t5_batch(theirs.config, 1)
     assert (ours.config.tie_output, ours.config.scale_output) == (False, False)
     with exact(theirs):
-        assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-10
+        assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-10
 
 
 def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
-    random_model(0).save_pretrained(tmp_path)
+    make_t5(0).save_pretrained(tmp_path)
     expected, tensors = load(tmp_path), load_file(tmp_path / "model.safetensors")
     rest = {name: tensor for name, tensor in tensors.items() if name != t5.SHARED}
     for keep in ([t5.SOURCE], [t5.OUTPUT], [t5.TARGET, t5.OUTPUT]):
-        rewrite_tensors(tmp_path, lambda _, keep=keep: rest | dict.fromkeys(keep, tensors[t5.SHARED]))
+        change_tensors(tmp_path, lambda _, keep=keep: rest | dict.fromkeys(keep, tensors[t5.SHARED]))
         assert same_bits(load(tmp_path), expected)
 
 
@@ -224,9 +143,9 @@ def test_mt5_is_read_too(tmp_path: Path) -> None:
     theirs = transformers.MT5ForConditionalGeneration(config).double().eval()
     randomise(theirs, 0)
     theirs.save_pretrained(tmp_path)
-    ours, batch = t5.load(tmp_path), random_batch(config, 0)
+    ours, batch = t5.load(tmp_path), make_t5_batch(config, 0)
     with exact(theirs):
-        assert worst(our_logits(ours, batch)[batch.real], their_logits(theirs, batch)[batch.real]) < 1e-10
+        assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -259,25 +178,18 @@ def test_every_feed_forward_can_be_written(activation: Any, gated: bool, tmp_pat
     t5.save(ours, tmp_path / "out")
     assert same_bits(load(tmp_path / "out"), ours)
     theirs = reopened(tmp_path / "out")
-    batch = random_batch(theirs.config, 0)
+    batch = make_t5_batch(theirs.config, 0)
     with exact(theirs):
-        assert worst(their_logits(theirs, batch)[batch.real], our_logits(ours, batch)[batch.real]) < 1e-10
+        assert worst(run_hf_seq2seq(theirs, batch)[batch.real], run_seq2seq(ours, batch)[batch.real]) < 1e-10
 
 
-# What is refused, by the words that a person will read.
+# What is assert_rejected, by the words that a person will read.
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     t5.save(build(CONFIG), tmp_path / "t5")
     return tmp_path / "t5"
-
-
-def refused(folder: Path, *words: str) -> None:
-    with pytest.raises(FolderError) as caught:
-        load(folder)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -299,21 +211,19 @@ def refused(folder: Path, *words: str) -> None:
 )
 def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
-    refused(folder, *words)
+    assert_rejected(folder, *words)
 
 
 def test_embeddings_that_differ(folder: Path) -> None:
-    rewrite_tensors(folder, lambda tensors: tensors | {t5.TARGET: torch.zeros(23, 12)})
-    refused(folder, "`shared.weight` and `decoder.embed_tokens.weight` must be equal")
+    change_tensors(folder, lambda tensors: tensors | {t5.TARGET: torch.zeros(23, 12)})
+    assert_rejected(folder, "`shared.weight` and `decoder.embed_tokens.weight` must be equal")
 
 
 def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
-    rewrite_tensors(folder, lambda tensors: tensors | {"decoder.adapter.weight": torch.zeros(2)})
-    refused(folder, "not known", "decoder.adapter.weight")
-    rewrite_tensors(
-        folder, lambda tensors: {n: t for n, t in tensors.items() if n not in (t5.SHARED, "lm_head.weight")}
-    )
-    refused(folder, "missing")
+    change_tensors(folder, lambda tensors: tensors | {"decoder.adapter.weight": torch.zeros(2)})
+    assert_rejected(folder, "not known", "decoder.adapter.weight")
+    change_tensors(folder, lambda tensors: {n: t for n, t in tensors.items() if n not in (t5.SHARED, "lm_head.weight")})
+    assert_rejected(folder, "missing")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,20 +11,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
 from attent.interop import load, vit
-from attent.models import VisionConfig, VisionTransformer, build, presets
+from attent.models import VisionConfig, build, presets
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
-from tests.interop.exact import exact, gradient_errors, projection, randomise, same_bits, save_gradients
-from tests.interop.marians import change_json, transformers, worst
+from tests.interop.families import transformers
+from tests.interop.folders import assert_rejected, change_json
+from tests.interop.parity import same_bits, worst
 
-CASES = [pytest.param(case, marks=pytest.mark.slow) if case >= 15 else case for case in range(30)]
-FEWER = [pytest.param(case, marks=pytest.mark.slow) if case >= 6 else case for case in range(30)]
-ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu"]
-KINDS = ["ViTForImageClassification", "ViTModel", "no pooler"]
 STACK = StackConfig(
     layers=2,
     width=12,
@@ -38,97 +33,6 @@ STACK = StackConfig(
 )
 MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
 CONFIG = VisionConfig(image_size=8, patch_size=4, stack=STACK, labels=("cat", "dog"))
-
-
-def random_config(seed: int) -> Any:
-    dice = random.Random(seed)
-    heads, patch, labels = dice.choice([1, 2, 3, 4]), dice.choice([2, 3, 4]), dice.choice([2, 4, 7])
-    return transformers.ViTConfig(
-        hidden_size=heads * dice.choice([3, 4, 8]),
-        num_hidden_layers=dice.choice([1, 2, 3]),
-        num_attention_heads=heads,
-        intermediate_size=dice.choice([7, 24, 40]),
-        hidden_act=ACTIVATIONS[seed % len(ACTIVATIONS)],
-        hidden_dropout_prob=dice.choice([0.0, 0.1]),
-        attention_probs_dropout_prob=dice.choice([0.0, 0.2]),
-        layer_norm_eps=dice.choice([1e-12, 1e-5]),
-        image_size=patch * dice.choice([1, 2, 3]),
-        patch_size=patch,
-        num_channels=dice.choice([1, 3]),
-        id2label={i: f"kind {i}" for i in range(labels)},
-        attn_implementation=dice.choice(["eager", "sdpa"]),
-    )
-
-
-def random_model(seed: int) -> Any:
-    kind = KINDS[seed % len(KINDS)]
-    if kind == "no pooler":
-        model = transformers.ViTModel(random_config(seed), add_pooling_layer=False)
-    else:
-        model = getattr(transformers, kind)(random_config(seed))
-    model = model.double().eval()
-    randomise(model, seed)
-    return model
-
-
-def random_pixels(config: Any, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000)
-    size = (3, config.num_channels, config.image_size, config.image_size)
-    return torch.randn(size, generator=generator, dtype=torch.float64)
-
-
-def theirs_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
-    if hasattr(model, "classifier"):
-        return {"states": model.vit(pixels).last_hidden_state, "classes": model(pixels).logits}
-    out = model(pixels)
-    return {"states": out.last_hidden_state} | ({} if out.pooler_output is None else {"pooled": out.pooler_output})
-
-
-def ours_of(model: VisionTransformer, pixels: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-    states = model.compute_states(pixels)
-    heads = {"states": lambda: states, "pooled": lambda: model.pool(states), "classes": lambda: model(pixels)}
-    return {name: heads[name]() for name in wanted}
-
-
-def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    return max(worst(ours[name], theirs[name]) for name in theirs)
-
-
-# Their numbers and ours.
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_states_heads_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case)
-    pixels = random_pixels(theirs.config, case)
-    theirs.save_pretrained(tmp_path / "weights")
-    ours = load(tmp_path / "weights")
-    with exact(theirs):
-        expected = theirs_of(theirs, pixels)
-    got = ours_of(ours, pixels, expected)
-    assert furthest(got, expected) < 1e-10
-
-    projection(*expected.values()).backward()
-    projection(*got.values()).backward()
-    save_gradients(theirs, tmp_path / "gradients")
-    assert not gradient_errors(ours, load(tmp_path / "gradients"))
-
-
-@pytest.mark.parametrize("case", FEWER)
-def test_there_and_back_and_in_float32(case: int, tmp_path: Path) -> None:
-    theirs = random_model(case).float()
-    pixels = random_pixels(theirs.config, case).float()
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, expected = load(tmp_path / "theirs"), theirs_of(theirs, pixels)
-    assert furthest(ours_of(ours, pixels, expected), expected) < 1e-5
-
-    vit.save(ours, tmp_path / "ours")
-    assert same_bits(load(tmp_path / "ours"), ours)
-    again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    without = [] if "pooled" in expected or "classes" in expected else ["pooler.dense.bias", "pooler.dense.weight"]
-    assert sorted(info["missing_keys"]) == without
-    assert not info["unexpected_keys"]
-    assert furthest(theirs_of(again.eval(), pixels), expected) < 1e-5
 
 
 # How images are prepared.
@@ -255,14 +159,7 @@ def test_the_preset_is_what_a_published_config_says() -> None:
     assert vit.to_config(facts, heads, vit.Preprocessing(), Path("config.json")) == presets.vit_b_16()
 
 
-# What is refused, by the words that a person will read.
-
-
-def refused(folder: Path, *words: str) -> None:
-    with pytest.raises(FolderError) as caught:
-        load(folder)
-    for word in words:
-        assert word in str(caught.value)
+# What is assert_rejected, by the words that a person will read.
 
 
 @pytest.mark.parametrize(
@@ -281,13 +178,13 @@ def refused(folder: Path, *words: str) -> None:
 )
 def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
-    refused(folder, *words)
+    assert_rejected(folder, *words)
 
 
 def test_a_pooler_of_another_width(tmp_path: Path) -> None:
     vit.save(build(replace(CONFIG, labels=(), pooler=True)), tmp_path / "vit")
     change_json(tmp_path / "vit" / "config.json", pooler_output_size=5)
-    refused(tmp_path / "vit", "`pooler_output_size` must be `hidden_size`=12", "but is 5")
+    assert_rejected(tmp_path / "vit", "`pooler_output_size` must be `hidden_size`=12", "but is 5")
 
 
 def test_square_sizes_may_be_written_as_pairs(folder: Path) -> None:
@@ -299,9 +196,9 @@ def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
     path, key = folder / "model.safetensors", "vit.embeddings.cls_token"
     tensors = load_file(path)
     save_file({name: tensor for name, tensor in tensors.items() if name != key}, path)
-    refused(folder, "missing", key)
+    assert_rejected(folder, "missing", key)
     save_file(tensors | {"vit.pooler.dense.weight": torch.zeros(12, 12)}, path)
-    refused(folder, "not known", "vit.pooler.dense.weight")
+    assert_rejected(folder, "not known", "vit.pooler.dense.weight")
 
 
 @pytest.mark.parametrize(

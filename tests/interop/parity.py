@@ -6,7 +6,7 @@ whatever they are given, which would hide the tenth digit. Rotary tables stay in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ class NoRoundDown(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if function is Tensor.float:
                 return args[0]
-            args = tuple(kept(value) for value in args)
-            kwargs = {name: kept(value) for name, value in kwargs.items()}
+            args = tuple(keep_float64(value) for value in args)
+            kwargs = {name: keep_float64(value) for name, value in kwargs.items()}
         return function(*args, **kwargs)
 
 
-def kept(value: Any) -> Any:
+def keep_float64(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
@@ -100,3 +100,16 @@ def same_bits(one: nn.Module, other: nn.Module) -> bool:
         and list(mine) == list(theirs)
         and all(mine[name].dtype == theirs[name].dtype and torch.equal(mine[name], theirs[name]) for name in theirs)
     )
+
+
+def worst(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).detach().abs().max())
+
+
+def max_error(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    return max(worst(ours[name], theirs[name]) for name in theirs)
+
+
+def until(row: list[int], end: int) -> list[int]:
+    """Return a row up to its end token."""
+    return row[: row.index(end) + 1] if end in row else row
