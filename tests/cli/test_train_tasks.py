@@ -294,9 +294,9 @@ def test_bad_input_is_refused_with_one_sentence(
     (tmp_path / "data" / "strange").mkdir()
     (tmp_path / "data" / "strange" / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\nc\tx\n")
     (tmp_path / "data" / "strange" / "dev.tsv").write_text("text\tlabel\na\tmaybe\n")
-    given = [str(folders[word.lower()]) if word in ("LM", "CLASSIFY") else word for word in flags]
+    resolved = [str(folders[word.lower()]) if word in ("LM", "CLASSIFY") else word for word in flags]
     capsys.readouterr()
-    assert train(task, tmp_path / "data" / name, tmp_path / "out", *SMALL, *given) == 1
+    assert train(task, tmp_path / "data" / name, tmp_path / "out", *SMALL, *resolved) == 1
     printed = capsys.readouterr()
     errors = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
     assert len(errors) == 1, printed.err

@@ -1,4 +1,4 @@
-"""What a run takes by itself: a size from the amount of data and the device, nothing left open, reasons told."""
+"""Automatic settings: size and schedule from the amount of data and the device, with reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a look at this machine's speed."""
+    """Do not measure the speed of this machine."""
     monkeypatch.setattr(
         autoconfig, "pick_precision", lambda device: ("bfloat16" if device.type == "cuda" else "float32", "")
     )
@@ -43,38 +43,38 @@ def amount(pairs: int) -> DataSize:
     ],
 )
 def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str, size: str, dropout: float) -> None:
-    found, model, why = choose_model(Run(), {}, amount(pairs), tokenizer(), kind)
-    assert found == size
+    chosen, model, reason = choose_model(Run(), {}, amount(pairs), tokenizer(), kind)
+    assert chosen == size
     assert model.encoder.dropout == model.decoder.dropout == dropout
     assert model.encoder.width == getattr(presets, size)(9).encoder.width
-    assert f"{pairs:,} pairs" in why
-    assert f"dropout {dropout:g}" in why
+    assert f"{pairs:,} pairs" in reason
+    assert f"dropout {dropout:g}" in reason
 
 
-def test_what_was_asked_for_counts_and_the_reason_says_so() -> None:
-    asked = read_user_settings(None, {"model.dropout": 0.05}, [])
-    size, model, why = choose_model(Run(size="base"), asked, amount(1000), tokenizer(), "cpu")
+def test_requested_settings_are_kept() -> None:
+    requested = read_user_settings(None, {"model.dropout": 0.05}, [])
+    size, model, reason = choose_model(Run(size="base"), requested, amount(1000), tokenizer(), "cpu")
     assert size == "base"
     assert model.encoder.dropout == 0.05
-    assert why == "as requested"
+    assert reason == "as requested"
 
 
-def test_the_model_has_the_vocabulary_start_and_end_of_the_tokenizer() -> None:
+def test_the_model_fits_the_tokenizer() -> None:
     for joint in (True, False):
-        of = tokenizer(joint=joint)
-        _, model, _ = choose_model(Run(), {}, amount(1000), of, "cpu")
-        assert (model.vocab, model.output_vocab) == (of.source.size, of.target.size)
-        assert (model.start_id, model.end_id) == (of.target.start, of.target.end)
+        fitted = tokenizer(joint=joint)
+        _, model, _ = choose_model(Run(), {}, amount(1000), fitted, "cpu")
+        assert (model.vocab, model.output_vocab) == (fitted.source.size, fitted.target.size)
+        assert (model.start_id, model.end_id) == (fitted.target.start, fitted.target.end)
         assert model.share_embeddings == joint
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 @pytest.mark.parametrize("pairs", [10, 29_000, 5_000_000, 10**9])
-@pytest.mark.parametrize("further", [False, True])
-def test_nothing_is_left_open(device: torch.device, pairs: int, further: bool) -> None:
-    open_on_purpose = {"threads", "device", "metric"} | ({"micro_batch_tokens"} if device == GPU else set())
-    train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=further)
-    assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= open_on_purpose
+@pytest.mark.parametrize("finetune", [False, True])
+def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: bool) -> None:
+    optional = {"threads", "device", "metric"} | ({"micro_batch_tokens"} if device == GPU else set())
+    train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=finetune)
+    assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= optional
     assert train.steps
     assert train.warmup
     assert train.valid_every
@@ -83,40 +83,40 @@ def test_nothing_is_left_open(device: torch.device, pairs: int, further: bool) -
     assert train.valid_every <= train.steps
 
 
-def test_what_was_said_stays_as_it_was_said() -> None:
-    said = TrainConfig(
+def test_given_values_are_unchanged() -> None:
+    requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
         micro_batch_tokens=5, rdrop=4.0,
     )  # fmt: skip
-    for further in (False, True):
-        assert fill_train_config(said, "tiny", presets.tiny(100), amount(100), CPU, finetune=further) == said
+    for finetune in (False, True):
+        assert fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU, finetune=finetune) == requested
 
 
-def test_the_rate_is_the_papers_and_for_small_models_twice_that() -> None:
+def test_the_learning_rate_is_the_papers_and_doubled_for_small_models() -> None:
     for preset, times in ((presets.base(100), 1), (presets.small(100), 2)):
         train = fill_train_config(TrainConfig(warmup=4000), "base", preset, amount(5_000_000), GPU)
         assert train.lr == pytest.approx(times * compute_paper_lr(preset.encoder.width, 4000), rel=5e-3)
 
 
-def test_a_model_that_is_trained_further_needs_less() -> None:
-    anew = fill_train_config(TrainConfig(), "small", presets.small(100), amount(300_000), GPU)
-    further = fill_train_config(TrainConfig(), None, presets.small(100), amount(300_000), GPU, finetune=True)
-    assert further.steps
-    assert anew.steps
-    assert further.steps < anew.steps / 5
-    assert further.lr == autoconfig.FINETUNE_LR
+def test_fine_tuning_takes_fewer_steps() -> None:
+    scratch = fill_train_config(TrainConfig(), "small", presets.small(100), amount(300_000), GPU)
+    finetune = fill_train_config(TrainConfig(), None, presets.small(100), amount(300_000), GPU, finetune=True)
+    assert finetune.steps
+    assert scratch.steps
+    assert finetune.steps < scratch.steps / 5
+    assert finetune.lr == autoconfig.FINETUNE_LR
 
 
-def test_more_data_is_not_fewer_updates_than_a_run_needs() -> None:
+def test_there_is_a_minimum_of_steps() -> None:
     few = fill_train_config(TrainConfig(), "tiny", presets.tiny(100), amount(10), CPU)
     assert few.steps == autoconfig.MIN_STEPS
 
 
-def test_the_choices_are_told_as_sentences() -> None:
+def test_choices_are_described() -> None:
     run = Run()
-    size, model, why = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
+    size, model, reason = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
     train = fill_train_config(replace(run.train, accumulate=2), size, model, amount(29_000), CPU)
-    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), why, amount(29_000)))
+    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), reason, amount(29_000)))
     for part in (
         "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.3",
         "schedule: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} steps",

@@ -176,9 +176,9 @@ def test_a_tokenizer_without_the_tag_of_a_language_is_refused(tmp_path: Path) ->
 
 
 def test_weights_count_in_the_data_size_and_in_the_batches(tmp_path: Path) -> None:
-    one, other = write(tmp_path / "a.tsv", 0, 50), write(tmp_path / "b.tsv", 50, 100)
-    plain = prepare(tmp_path, replace(DATA, train=(one, other), hold_out=0), with_tokenizer=tokenizer())
-    config = replace(DATA, train=(f"{one}:3", other), hold_out=0)
+    first, second = write(tmp_path / "a.tsv", 0, 50), write(tmp_path / "b.tsv", 50, 100)
+    plain = prepare(tmp_path, replace(DATA, train=(first, second), hold_out=0), with_tokenizer=tokenizer())
+    config = replace(DATA, train=(f"{first}:3", second), hold_out=0)
     heavy = prepare(tmp_path, config, with_tokenizer=tokenizer())
     assert heavy.data_size.num_examples == plain.data_size.num_examples == 100
     assert heavy.data_size.num_tokens == pytest.approx(2 * plain.data_size.num_tokens, rel=0.01)
