@@ -689,7 +689,8 @@ class CaseReport:
         rounds = {name: [asdict(each) for each in timed] for name, timed in self.result.rounds.items()}
         report: dict[str, Any] = {
             **case, "rounds": rounds, "warmup_seconds": self.result.warmup_seconds,
-            "flops_per_target": self.flops_per_token, "reported_speeds": self.result.reported_speeds, "failed": self.result.failures,
+            "flops_per_target": self.flops_per_token, "reported_speeds": self.result.reported_speeds,
+            "failed": self.result.failures,
         }  # fmt: skip
         if OURS in rounds:
             by_flops, by_bytes = self.bounds_ms

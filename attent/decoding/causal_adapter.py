@@ -34,8 +34,8 @@ def prefill_cache(model: CausalLM, cache: Cache, prompts: Sequence[Sequence[int]
 
 @dataclass(eq=False)
 class PromptCache(Cache):
-    """A cache in which every row begins with a prompt. The K beams of a row share it: of the K columns of a position, the
-    prompt fills the first, and all beams attend to that one."""
+    """A cache in which every row begins with a prompt. The K beams of a row share it: of the K columns of a position,
+    the prompt fills the first, and all beams attend to that one."""
 
     last_prompt_tokens: Tensor = field(kw_only=True)  # (B,)
     prompt_lengths: list[int] = field(kw_only=True)  # without the last token

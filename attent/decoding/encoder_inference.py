@@ -50,21 +50,21 @@ class MaskPrediction:
 
     word: str
     probability: float
-    text: str  # the whole text with it, and the likeliest words for the other masks
+    text: str  # the whole text with it, and the best words for the other masks
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
-    """A text with the likeliest words in place of its masks."""
+    """A text with the best words in place of its masks."""
 
     source: str
     text: str
-    masks: tuple[tuple[MaskPrediction, ...], ...]  # of each mask, likeliest first
+    masks: tuple[tuple[MaskPrediction, ...], ...]  # of each mask, best first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """The likeliest label, and the probabilities of all labels, likeliest first."""
+    """The best label, and the probabilities of all labels, best first."""
 
     label: str
     probability: float
@@ -126,7 +126,7 @@ class Predictor:
     # --- predictions -------------------------------------------------------------------------------------------------
 
     def fill(self, texts: Sequence[str], top_k: int = 5, line_numbers: Sequence[int] | None = None) -> list[FilledText]:
-        """Predict the `top_k` likeliest words for each mask, written [MASK] or <mask>. A span-infilling model (T5)
+        """Predict the `top_k` best words for each mask, written [MASK] or <mask>. A span-infilling model (T5)
         predicts any number of words, and also reads <extra_id_0>, <extra_id_1> and so on.
 
         line_numbers  numbers of the texts in error messages; None: from 1
@@ -152,7 +152,7 @@ class Predictor:
         return self.mask_tokens.encode(self._parse_masks(text))
 
     def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
-        """Return the likeliest tokens and their probabilities for each mask of each row."""
+        """Return the best tokens and their probabilities for each mask of each row."""
         model = self.model
         assert isinstance(model, TextEncoder)
 

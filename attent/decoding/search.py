@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class DecoderState(Protocol):
-    """What a model keeps between steps, for K beams of each source."""
+    """The state of a model between steps, for K beams of each source."""
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Let beam k of source b continue its beam `parents[b, k]`; (B, K)."""
@@ -269,7 +269,7 @@ def select_best(beams: BeamState, logits: Tensor, log_norm: Tensor, context: Sea
 
 
 def expand_beams(logits: Tensor, log_norm: Tensor, log_probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n likeliest next tokens of each beam and the summed log-probabilities, (B, K * n) each."""
+    """Return the n most probable next tokens of each beam and the summed log-probabilities, (B, K * n) each."""
     values, tokens = stable_topk(logits, n)
     return tokens.flatten(1), (log_probs[:, :, None] + (values - log_norm).float()).flatten(1)
 
@@ -281,7 +281,7 @@ def rank_continuations(tokens: Tensor, log_probs: Tensor, K: int) -> tuple[Tenso
 
 
 def split_finished(parents: Tensor, tokens: Tensor, log_probs: Tensor, K: int, end: int) -> StepSelection:
-    """Of ranked continuations, finish those among the first K that end, and keep the first K that do not."""
+    """Finish the ranked continuations among the first K that end, and keep the first K that do not."""
     is_end = tokens == end
     finished = parents[:, :K], log_probs[:, :K].masked_fill(~is_end[:, :K], NEG_INF)
     live = log_probs.masked_fill(is_end, NEG_INF)
@@ -351,7 +351,7 @@ def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
 
 
 def append_selection(beams: BeamState, selection: StepSelection, context: SearchContext) -> BeamState:
-    """Return the beams with the selected tokens; rows that are done stay as they are."""
+    """Return the beams with the selected tokens; rows that are done do not change."""
     active = ~beams.done[:, None]
     finished = beams.finished.merge(collect_finished(beams, selection.finished, context), context)
     tokens = gather_beams(beams.tokens, selection.parents) if context.can_reorder_beams else beams.tokens
@@ -525,7 +525,7 @@ def greedy_search(
     max_length: int,
     suppressed_tokens: Sequence[int] = (),
 ) -> Tensor:
-    """Take the likeliest token at each step: (B, Ts) -> (B, max_length), padded with `end`.
+    """Take the most probable token at each step: (B, Ts) -> (B, max_length), padded with `end`.
 
     `beam_search` with a beam of one gives the same; this is the readable form.
     """

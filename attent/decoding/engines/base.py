@@ -1,4 +1,4 @@
-"""Which options a search engine supports.
+"""Supported options of search engines.
 
 Refused by default: an engine lists the fields of `SearchOptions` and `SearchRequest` that it handles. A request that
 sets any other one goes to the reference engine, so that a new option is never ignored.

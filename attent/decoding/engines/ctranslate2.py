@@ -1,4 +1,4 @@
-"""The fast engine on a CPU: CTranslate2 (int8), with a conversion that is made on first use and kept beside the model.
+"""The fast engine on a CPU: CTranslate2 (int8), with a conversion that is made on first use, in the model's folder.
 
 It is used only where it gives what the reference engine would give; `find_unsupported_reason` says why not otherwise.
 How CTranslate2 searches, as its results show:

@@ -19,7 +19,7 @@ from attent.decoding.search import BeamState, SearchContext, StepModel, map_tens
 from attent.nn import Cache
 from attent.nn.cuda_graphs import capture_graph
 
-GRAPH_STRIDE = 32  # cache positions: so many steps are replayed before the next graph is captured
+GRAPH_STRIDE = 32  # cache positions: a new graph is captured after this number of steps
 
 
 def can_capture(state: object, context: SearchContext) -> bool:

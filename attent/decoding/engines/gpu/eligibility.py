@@ -1,5 +1,5 @@
-"""Which searches the GPU engine takes, and the searches that are kept ready for the next one like it: they hold copies
-of some weights, buffers and CUDA graphs. Triton is imported when the first one is built.
+"""Checks whether the GPU engine supports a search, and a cache of searches for reuse: they hold copies of some weights,
+buffers and CUDA graphs. Triton is imported when the first one is built.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ COUNTER_NEXT_SOURCE = tl.constexpr(0)
 COUNTER_ACTIVE_ROWS = tl.constexpr(1)
 COUNTER_SOURCES = tl.constexpr(2)
 SETTING_MIN_LENGTH = tl.constexpr(0)
-SETTING_MAX_FINISHED = tl.constexpr(1)  # a source is done with so many finished hypotheses
+SETTING_MAX_FINISHED = tl.constexpr(1)  # number of finished hypotheses at which a source is done
 GROUP_SIZE = 64  # tokens that are first compared by their maximum alone
 GROUPS_PER_CHUNK = 32  # per program of the first pass
 KEY_BLOCK = 16  # keys per iteration; of 16, 32 and 64, with one warp or two, the fastest on an H200
@@ -122,7 +122,7 @@ def choose_num_warps(width: int) -> int:
 def topk_log_probs(
     logits: Tensor, rows: Tensor, settings: Tensor, num_beams: int, end: int, history: TokenHistory | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ids and log-probabilities (R * K, C) of the likeliest tokens of each beam, C = 2K, or 1 for one beam.
+    """Return ids and log-probabilities (R * K, C) of the best tokens of each beam, C = 2K, or 1 for one beam.
 
     On ties the lowest id comes first. The end is excluded before the minimum length, and tokens that would close a
     loop where loops are forbidden; their logits (R * K, V) are overwritten.

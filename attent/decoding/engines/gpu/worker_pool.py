@@ -43,7 +43,7 @@ class Searcher(Protocol):
 
 
 class WorkerSetup(Protocol):
-    """What a worker needs to know, picklable."""
+    """The picklable description of a worker's job."""
 
     def build_handler(self, engine: RemoteEngine) -> Callable[[Any], Any]:
         """Return the function that runs one task, in the worker process."""
