@@ -1,7 +1,6 @@
-"""What a full stop may follow without ending a sentence, language by language, and the words that sentences begin with.
+"""Abbreviations and sentence starters of each language, for `sentence_splitter`.
 
-Facts only, for `split`. Abbreviations stand without their last full stop. A language that is not here is served by all
-of them together.
+Abbreviations are without their last full stop. Unknown languages use those of all languages.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from functools import cache
 
 @dataclass(frozen=True, kw_only=True)
 class AbbreviationRules:
-    """Of one language.
+    """Rules of one language.
 
-    names     abbreviations before a name, spelled as here: never the end of a sentence
-    numbers   abbreviations before a number, also words otherwise ("No. 5", "no. Then"), in lower case
-    inside    abbreviations that end a sentence only where a word of `starters` comes next, in lower case
-    starters  words that have a capital at the beginning of a sentence only
+    titles    before a name, in this spelling; never the end of a sentence
+    numeric   before a number, otherwise words ("No. 5", "no. Then"); in lower case
+    general   the end of a sentence only if a word of `starters` follows; in lower case
+    starters  words that are capitalized only at the start of a sentence
     """
 
     titles: frozenset[str]
@@ -162,39 +161,21 @@ LANGUAGES["da"] = LANGUAGES["nb"] = LANGUAGES["no"] = _rules(
     "Hvor Hvordan Som Her Der Dette Denne Disse Ikke Ikkje Nu Nå Så Er Har Vores Vår Min",
     ordinals=True,
 )
-ORDINAL_LANGUAGES = {
-    "bs",
-    "et",
-    "eu",
-    "fi",
-    "fo",
-    "hr",
-    "hu",
-    "is",
-    "lb",
-    "lv",
-    "mk",
-    "nn",
-    "sk",
-    "sl",
-    "sq",
-    "sr",
-    "tr",
-}
+ORDINAL_LANGUAGES = frozenset("bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split())
 
 
 @cache
 def get_abbreviations(language: str | None) -> AbbreviationRules:
-    """Of a language by its code ("de", "de-AT"); of one that is not known here, or not told, all there are."""
+    """Return the rules of a language ("de", "de-AT"), or the union of all if it is unknown or None."""
     code = (language or "").replace("_", "-").split("-")[0].lower()
     if code in LANGUAGES:
         return LANGUAGES[code]
-    found = LANGUAGES.values()
+    languages = LANGUAGES.values()
     return AbbreviationRules(
-        titles=_union(words.titles for words in found),
-        numeric=_union(words.numeric for words in found),
-        general=_union(words.general for words in found),
-        starters=_union(words.starters for words in found),
+        titles=_union(words.titles for words in languages),
+        numeric=_union(words.numeric for words in languages),
+        general=_union(words.general for words in languages),
+        starters=_union(words.starters for words in languages),
         ordinals=language is None or code in ORDINAL_LANGUAGES,
     )
 

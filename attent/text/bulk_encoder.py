@@ -1,8 +1,7 @@
-"""Many texts at once into one array of ids, for corpora: the same ids as `encode` gives, several times sooner.
+"""Encoding of corpora into arrays: the same ids as `encode`, several times faster.
 
-In a BPE model whose pieces never reach over a space, what a word becomes does not depend on its neighbours; and in any
-language that writes spaces most words come again and again. So each word is encoded once and looked up afterwards, and
-arrays do the rest. Other vocabularies take their usual way.
+In a BPE model whose pieces do not cross spaces, the ids of a word do not depend on its neighbors, and words repeat. So
+each word is encoded once and looked up afterwards, with NumPy. Other vocabularies use `encode`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary, 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MAX_CACHED_WORDS = 2**18  # words; some 60 MB when full
-# Words that stand for what is no text. None can occur in one: there, an escape stands before 0 or 1.
+MAX_CACHED_WORDS = 2**18  # about 60 MB when full
+# Pseudo-words. They cannot occur in escaped text, where 0 or 1 follows an escape.
 END_OF_TEXT, EMPTY_TEXT, TAG_WORD = ESCAPE, ESCAPE + "nothing", ESCAPE + "tag"
 
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """The ids of many sentences end to end, and how many each has."""
+    """Concatenated ids of many sentences, and their lengths."""
 
     ids: Array
     lengths: Array
@@ -41,27 +40,24 @@ class EncodedSentences:
 
 
 class BulkEncoder:
-    """One side's encoder for a corpus. It remembers words, and is for one thread."""
+    """Encoder of one side, with a word cache; not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, dtype: str) -> None:
         self._vocabulary, self._dtype = vocabulary, dtype
-        self._word_cache = (
-            WordCache(vocabulary)
-            if isinstance(vocabulary, SentencePieceVocabulary) and vocabulary.can_encode_by_word
-            else None
-        )
+        by_word = isinstance(vocabulary, SentencePieceVocabulary) and vocabulary.can_encode_by_word
+        self._word_cache = WordCache(vocabulary) if by_word else None  # type: ignore[arg-type]
 
     def encode(self, texts: Sequence[str], tag: int | None = None) -> EncodedSentences:
-        """Each text with its end, and behind a tag where one is given."""
+        """Encode texts with the end token and, if given, a tag before them."""
         if self._word_cache is not None:
             return self._word_cache.encode(texts, tag, self._dtype)
-        before = [] if tag is None else [tag]
-        rows = [[*before, *ids, self._vocabulary.end] for ids in self._vocabulary.encode(texts)]
+        prefix = [] if tag is None else [tag]
+        rows = [[*prefix, *ids, self._vocabulary.end] for ids in self._vocabulary.encode(texts)]
         return EncodedSentences.from_lists(rows, self._dtype)
 
 
 class WordIndex(dict[str, int]):
-    """A number for every word, counted up as words come; `new` are those that nobody has asked about yet."""
+    """Word -> index, assigned at the first lookup; `new_words` are not encoded yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +70,7 @@ class WordIndex(dict[str, int]):
 
 
 class WordCache:
-    """What words become: a number for each, and by number its ids in one long array."""
+    """The ids of words, in one array, by word index."""
 
     def __init__(self, vocabulary: SentencePieceVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -84,7 +80,7 @@ class WordCache:
         self._index = WordIndex()
         self._ids, self._starts, self._lengths = np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64)
         space = self._vocabulary.processor.piece_to_id(SPACE)
-        # "" stands between two spaces. Which tag it is, each call says.
+        # "" is the word between two spaces. `encode` sets the id of the tag.
         known = {END_OF_TEXT: [self._vocabulary.end], EMPTY_TEXT: [], TAG_WORD: [0], "": [space]}
         self._end, _, self._tag, _ = (self._index[word] for word in known)
         self._add_words(list(known.values()))
@@ -92,9 +88,9 @@ class WordCache:
     def encode(self, texts: Sequence[str], tag: int | None, dtype: str) -> EncodedSentences:
         if not texts:
             return EncodedSentences(np.empty(0, dtype), np.empty(0, np.int64))
-        before = "" if tag is None else f"{TAG_WORD} "
+        prefix = "" if tag is None else f"{TAG_WORD} "
         texts = [text or EMPTY_TEXT for text in self._vocabulary.escape_texts(list(texts))]
-        words = f"{before}{f' {END_OF_TEXT} {before}'.join(texts)} {END_OF_TEXT}".split(" ")
+        words = f"{prefix}{f' {END_OF_TEXT} {prefix}'.join(texts)} {END_OF_TEXT}".split(" ")
         numbers = self._look_up(words)
         self._ids[self._starts[self._tag]] = tag or 0
         starts, lengths = self._starts[numbers], self._lengths[numbers]
@@ -103,7 +99,7 @@ class WordCache:
         return EncodedSentences(ids.astype(dtype), np.diff(ends[numbers == self._end], prepend=0))
 
     def _look_up(self, words: list[str]) -> Array:
-        """The number of each word; what those not met before become is asked of SentencePiece, all at once."""
+        """Return the index of each word; new words are encoded in one call."""
         if len(self._index) > MAX_CACHED_WORDS:
             self._reset()
         numbers = np.fromiter(map(self._index.__getitem__, words), np.int32, len(words))
@@ -115,11 +111,11 @@ class WordCache:
         processor = self._vocabulary.processor
         try:
             return processor.encode(words, num_threads=1)
-        except TypeError:  # half a surrogate pair is refused
+        except TypeError:  # a lone surrogate
             return processor.encode([replace_surrogates(word) for word in words], num_threads=1)
 
     def _add_words(self, encoded_words: list[list[int]]) -> None:
-        """The ids of the new words, in their order."""
+        """Append the ids of the new words."""
         sentences = EncodedSentences.from_lists(encoded_words, "<u4")
         starts = len(self._ids) + sentences.lengths.cumsum() - sentences.lengths
         self._ids = np.concatenate([self._ids, sentences.ids])

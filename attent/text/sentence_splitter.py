@@ -1,8 +1,8 @@
-"""Long text cut into sentences, and what is longer still into parts, in time proportional to its length. Nothing is
-lost: the pieces and the gaps behind them are the text, character for character.
+"""Rule-based sentence splitting in linear time, and splitting of sentences that are too long.
 
-Rules decide, no model: what stands before a full stop (`abbreviations` has the words) and what comes behind it. In
-doubt a sentence is not ended: a model reads two at once better than one in halves.
+The parts and the whitespace between them are the text, character for character. The rules look at the word before a
+full stop (`abbreviations`) and at the next one. In doubt they do not split: a model translates two sentences at once
+better than half a sentence.
 """
 
 from __future__ import annotations
@@ -15,82 +15,76 @@ from dataclasses import dataclass
 from attent.text.abbreviations import AbbreviationRules, get_abbreviations
 
 FULL_STOPS = ".!?…‥؟۔।॥።፧։᠃᠉။៕។܀‼⁇⁈⁉‽"
-WIDE_STOPS = "。！？｡"  # stops that need no space behind them
+WIDE_STOPS = "。！？｡"  # need no following space
 CLOSING_MARKS = "\"'”’»›“‘«)]}」』）】》〉"  # “‘« close in German, ”’»› elsewhere
 LINE_ENDS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-NO_BREAK_SPACES = frozenset("\xa0\u202f")  # alone they hold two words together: "M. Dupont"
+NO_BREAK_SPACES = frozenset("\xa0\u202f")  # alone, they join two words: "M. Dupont"
 GREEK_QUESTION = ";"
-MAX_ABBREVIATION = 40  # characters of a token in which its last word is looked for: no abbreviation is longer
-MAX_GRAPHEME = 64  # characters that one sign may be made of; what hostile text piles up beyond that is cut through
+MAX_ABBREVIATION = 40  # characters at the end of a token that are searched
+MAX_GRAPHEME = 64  # characters; longer ones occur only in hostile text and may be split
 
-_SURE_ENDS = re.escape(
-    "".join(sorted(set(FULL_STOPS + WIDE_STOPS + CLOSING_MARKS) - set("“‘«")))
-)  # these open in Chinese and French
+# Without “‘«, which open a quotation in Chinese and French.
+_SURE_ENDS = re.escape("".join(sorted(set(FULL_STOPS + WIDE_STOPS + CLOSING_MARKS) - set("“‘«"))))
 _GAP = re.compile(rf"([{WIDE_STOPS}][{_SURE_ENDS}]*+)\s*+|\s++")
-_TRAILING_MARKS = re.compile(
-    rf"[{_SURE_ENDS}]++(?=\s|$)"
-)  # a token without a word, as in "Oui ! » Il": it belongs to those before
+_TRAILING_MARKS = re.compile(rf"[{_SURE_ENDS}]++(?=\s|$)")  # a token without a word, as in "Oui ! » Il"
 _NEXT = re.compile(r"(?:[-–—•*]\s)?[^\w\s]*+(\w{0,24})")
-_LAST = re.compile(r"(?:\w['’](?=\w$))?[\w.]*$")  # "that's" whole, but of "l'art" the word
+_LAST = re.compile(r"(?:\w['’](?=\w$))?[\w.]*$")  # all of "that's", but only "art" of "l'art"
 _ROMAN = re.compile(r"[IVXLCDM]+")
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,3}")  # U.S, z.B, i.d.R, n.Chr
-_QUOTED_ON = re.compile("って|[とを、，]")  # Japanese: the sentence goes on behind what it quotes
+_QUOTED_ON = re.compile("って|[とを、，]")  # Japanese: the sentence continues after a quotation
 _CLAUSE = re.compile(r"[,;:،؛–—](?=\s)|[，、；：]")
 _SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePart:
-    """A sentence, or a part of one, and the space behind it. Of a text that begins with space, the first is empty."""
+    """A sentence, or a part of one, and the whitespace after it. Leading whitespace follows an empty first part."""
 
     text: str
     gap: str = ""
 
 
 def join_parts(parts: Sequence[SentencePart]) -> str:
-    return "".join(piece.text + piece.gap for piece in parts)
+    return "".join(part.text + part.gap for part in parts)
 
 
 def split_sentences(text: str, language: str | None = None, max_chars: int = 2000) -> list[SentencePart]:
-    """The sentences of a text; a line break ends one too. One of more than `longest` characters is cut into parts."""
+    """Split a text into sentences, also at line breaks, and sentences of more than `max_chars` into parts."""
     if max_chars < 1:
-        raise ValueError(f"`longest` must be 1 or more characters, but is {max_chars}")
-    pieces: list[SentencePart] = []
+        raise ValueError(f"`max_chars` must be 1 or more, but is {max_chars}")
+    parts: list[SentencePart] = []
     start = 0
     for stop, following in _find_boundaries(text, language):
-        pieces += _split_long(text, (start, stop, following), max_chars)
+        parts += _split_long(text, (start, stop, following), max_chars)
         start = following
-    return pieces
+    return parts
 
 
 def split_by_tokens(
     sentences: Sequence[SentencePart], count_tokens: Callable[[Sequence[str]], Sequence[int]], max_tokens: int
 ) -> list[SentencePart]:
-    """The same pieces, but each of more than `limit` tokens cut into parts of fewer; `count` tells the tokens of texts.
-
-    A part of one character stays, however many tokens it has.
-    """
+    """Split sentences of more than `max_tokens` tokens; a single character is never split."""
     if max_tokens < 1:
-        raise ValueError(f"`limit` must be 1 or more tokens, but is {max_tokens}")
-    done: list[SentencePart] = []
-    for piece, tokens in zip(sentences, count_tokens([piece.text for piece in sentences]), strict=True):
-        length = len(piece.text)
+        raise ValueError(f"`max_tokens` must be 1 or more, but is {max_tokens}")
+    result: list[SentencePart] = []
+    for sentence, tokens in zip(sentences, count_tokens([part.text for part in sentences]), strict=True):
+        length = len(sentence.text)
         if tokens <= max_tokens or length <= 1:
-            done.append(piece)
+            result.append(sentence)
             continue
-        most = max(1, min(length * max_tokens // tokens, length - 1))
-        parts = list(_split_long(join_parts([piece]), (0, length, length + len(piece.gap)), most))
-        done += split_by_tokens(parts, count_tokens, max_tokens)
-    return done
+        max_chars = max(1, min(length * max_tokens // tokens, length - 1))
+        parts = list(_split_long(join_parts([sentence]), (0, length, length + len(sentence.gap)), max_chars))
+        result += split_by_tokens(parts, count_tokens, max_tokens)
+    return result
 
 
-# Where sentences end.
+# ---- sentence boundaries ---------------------------------------------------------------------------------------------
 
 
 def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int]]:
-    """Where each sentence ends and where the next one begins, up to the end of the text."""
+    """Yield where each sentence ends and where the next one starts."""
     rules = _BoundaryRules(get_abbreviations(language), FULL_STOPS + WIDE_STOPS + GREEK_QUESTION * _is_greek(language))
-    sentence = token = 0  # where they begin
+    sentence = token = 0  # start of the current ones
     stop = following = 0
     for gap in _GAP.finditer(text):
         stop, following = gap.end(1) if gap[1] else gap.start(), gap.end()
@@ -119,7 +113,7 @@ def _is_greek(language: str | None) -> bool:
 
 
 def _ends_at_wide_stop(text: str, stop: int, following: int) -> bool:
-    """Does a sentence end behind a wide stop and what closes with it?"""
+    """True if a sentence ends at a wide stop and the closing marks after it."""
     return text[stop - 1] not in CLOSING_MARKS or not _QUOTED_ON.match(text, following)
 
 
@@ -129,7 +123,7 @@ class _BoundaryRules:
     stops: str
 
     def ends_sentence(self, text: str, sentence: int, token: int, stop: int, following: int) -> bool:
-        """Does a sentence end with the token that stands before this gap?"""
+        """True if a sentence ends with the token before this gap."""
         if text[stop - 1] not in self.stops and text[stop - 1] not in CLOSING_MARKS:
             return False
         whole = text[token:stop]
@@ -150,7 +144,7 @@ class _BoundaryRules:
         return self.is_final_full_stop(last[0] if last else "", next_word, initial, token == sentence)
 
     def is_final_full_stop(self, word: str, next_word: str, initial: bool, first: bool) -> bool:
-        """By the word before the full stop and the next one; `initial`: that is one; `first`: nothing stands before."""
+        """Decide by the words around a full stop. `initial`: the next is one; `first`: `word` is the first word."""
         words, lower = self.abbreviations, word.lower()
         starts = next_word in words.starters and not initial
         if word in words.titles:
@@ -168,7 +162,7 @@ class _BoundaryRules:
         return True
 
     def is_final_number(self, number: str, next_word: str, starts: bool, first: bool) -> bool:
-        """Not that of a list, nor an ordinal; a year is none."""
+        """False for numbers of a list and for ordinals; years are no ordinals."""
         if first and len(number) <= 3:
             return False
         if not self.abbreviations.ordinals or starts:
@@ -176,11 +170,11 @@ class _BoundaryRules:
         return len(number) > (2 if next_word[:1].isdigit() else 3)
 
 
-# What is too long.
+# ---- long sentences --------------------------------------------------------------------------------------------------
 
 
 def _split_long(text: str, span: tuple[int, int, int], max_chars: int) -> Iterator[SentencePart]:
-    """What stands between a start and a stop, with the gap up to the next, in parts of about one length."""
+    """Yield a (start, stop, next start) span in parts of about equal length."""
     start, stop, following = span
     while stop - start > max_chars:
         end = _find_cut(text, start, stop, max_chars)
@@ -192,29 +186,29 @@ def _split_long(text: str, span: tuple[int, int, int], max_chars: int) -> Iterat
 
 
 def _find_cut(text: str, start: int, stop: int, max_chars: int) -> int:
-    """Where to cut: at the end of a clause, else of a word, else of a sign, next to where the parts would be equal."""
+    """Return the end of a clause, else of a word, else of a grapheme, nearest to where the parts would be equal."""
     ideal = start + -(-(stop - start) // -(-(stop - start) // max_chars))
     reach = (ideal - start) // 2
     low, high = max(start + 1, ideal - reach), min(ideal + reach, start + max_chars)
-    clauses = [found.end() for found in _CLAUSE.finditer(text, low, high)]
-    places = clauses or [found.start() for found in _SPACE.finditer(text, low, high + 1)]
-    if places:
-        end = min(places, key=lambda place: abs(place - ideal))
+    ends = [match.end() for match in _CLAUSE.finditer(text, low, high)]
+    ends = ends or [match.start() for match in _SPACE.finditer(text, low, high + 1)]
+    if ends:
+        end = min(ends, key=lambda end: abs(end - ideal))
         return start + len(text[start:end].rstrip())
-    for place in range(ideal, max(ideal - MAX_GRAPHEME, start), -1):
-        if _is_grapheme_boundary(text[place - 1], text[place]):
-            return place
+    for index in range(ideal, max(ideal - MAX_GRAPHEME, start), -1):
+        if _is_grapheme_boundary(text[index - 1], text[index]):
+            return index
     return ideal
 
 
 def _is_grapheme_boundary(before: str, after: str) -> bool:
-    """Is there a boundary of what a reader takes for one sign? Told carefully: none beside what may join two."""
+    """False if the two characters may belong to one grapheme."""
     if unicodedata.category(after)[0] == "M" or "\u200d" in (before, after):
         return False
     if unicodedata.combining(before) == 9:  # a virama joins two consonants
         return False
-    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":  # halves of one character
+    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":  # a surrogate pair
         return False
     flags = "\U0001f1e6" <= before <= "\U0001f1ff" and "\U0001f1e6" <= after <= "\U0001f1ff"
-    coloured = "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f"
-    return not (flags or coloured or "\u1160" <= after <= "\u11ff")  # those last are parts of a Korean syllable
+    modifiers = "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f"
+    return not (flags or modifiers or "\u1160" <= after <= "\u11ff")  # the last: Hangul jamo

@@ -1,7 +1,4 @@
-"""A model's tokenizer: both sides' vocabularies and the files that they come from, saved and loaded together.
-
-How one side turns text into numbers is `vocabulary`'s; training is `train`'s; formats of others are `foreign`'s.
-"""
+"""The tokenizer of a model: the vocabularies of both sides, and their files."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attent.storage.atomic import write_files
-from attent.text import tokenizer_formats
+from attent.text import tokenizer_formats as formats
 from attent.text.tokenizer_files import read_files
 from attent.text.vocabulary import END, PAD, START, UNKNOWN, SubwordSampling, TokenizerError, Vocabulary
 
@@ -23,66 +20,46 @@ SEPARATE_FILES = ("source.model", "target.model")
 
 
 class TokenizerFormat(NamedTuple):
-    """The files of one way to store a tokenizer."""
+    """The files of a tokenizer format, and the function that loads them."""
 
     required_files: tuple[str, ...]
     optional_files: tuple[str, ...]
     load: Callable[[Mapping[str, bytes], str], tuple[Vocabulary, Vocabulary]]
 
 
-TOKENIZER_FORMATS = (  # the first that fits is taken: SentencePiece's own files rather than what was made from them
-    TokenizerFormat(SEPARATE_FILES, (), tokenizer_formats.load_separate),
-    TokenizerFormat(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), tokenizer_formats.load_marian),
+_CONFIG = (formats.CONFIG_FILE, formats.SPECIAL_TOKENS_FILE)
+TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take precedence over files derived from them
+    TokenizerFormat(SEPARATE_FILES, (), formats.load_separate),
+    TokenizerFormat(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), formats.load_marian),
     TokenizerFormat(
-        JOINT_FILES,
-        (
-            tokenizer_formats.CONFIG_FILE,
-            tokenizer_formats.SPECIAL_TOKENS_FILE,
-            tokenizer_formats.ADDED_TOKENS_FILE,
-            tokenizer_formats.FAST_TOKENIZER_FILE,
-        ),
-        tokenizer_formats.load_sentencepiece,
+        JOINT_FILES, (*_CONFIG, formats.ADDED_TOKENS_FILE, formats.FAST_TOKENIZER_FILE), formats.load_sentencepiece
     ),
-    TokenizerFormat(("spiece.model",), (tokenizer_formats.CONFIG_FILE,), tokenizer_formats.load_t5),
-    TokenizerFormat(
-        (tokenizer_formats.FAST_TOKENIZER_FILE,),
-        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE),
-        tokenizer_formats.load_fast,
-    ),
-    TokenizerFormat(
-        ("merges.txt", "vocab.json"),
-        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE, tokenizer_formats.ADDED_TOKENS_FILE),
-        tokenizer_formats.load_gpt2,
-    ),
-    TokenizerFormat(
-        ("vocab.txt",),
-        (tokenizer_formats.CONFIG_FILE, tokenizer_formats.SPECIAL_TOKENS_FILE),
-        tokenizer_formats.load_bert,
-    ),
+    TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
+    TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
+    TokenizerFormat(("merges.txt", "vocab.json"), (*_CONFIG, formats.ADDED_TOKENS_FILE), formats.load_gpt2),
+    TokenizerFormat(("vocab.txt",), _CONFIG, formats.load_bert),
 )
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Turns text of the source and of the target language into ids. With a joint vocabulary both are one object."""
+    """Encodes source and target texts. With a joint vocabulary, both sides are one object."""
 
     source: Vocabulary = field(compare=False)
     target: Vocabulary = field(compare=False)
-    files: Mapping[str, bytes] = field(repr=False)  # name -> content: all that decides the ids
+    files: Mapping[str, bytes] = field(repr=False)  # name -> content; they determine the ids
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Tokenizer:
-        """The tokenizer that these contents make, by the files' names; errors put `where` before those."""
+        """Load a tokenizer from file contents; `where` prefixes the names in errors."""
         for layout in TOKENIZER_FORMATS:
             if layout.required_files[0] in files:
                 missing = [name for name in layout.required_files if name not in files]
                 if missing:
-                    raise TokenizerError(
-                        f"{where}{missing[0]}: is missing beside {layout.required_files[0]}; copy it there too"
-                    )
+                    raise TokenizerError(f"{where}{missing[0]}: is missing; {layout.required_files[0]} needs it")
                 return cls(*layout.load(files, where), files)
-        looked_for = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
-        raise TokenizerError(f"{where or 'the folder'}: holds no tokenizer; looked for {looked_for}")
+        names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
+        raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; it must have one of {names}")
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, bytes]]]:
         return Tokenizer.from_files, (dict(self.files),)
@@ -96,7 +73,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the files: a key for what was encoded with them."""
+        """SHA-256 of the files; a cache key for encoded data."""
         digest = hashlib.sha256()
         for name, content in sorted(self.files.items()):
             digest.update(f"{name} {len(content)}\n".encode())
@@ -104,36 +81,36 @@ class Tokenizer:
         return digest.hexdigest()
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
-        """Ids and the end; before them, with `to`, the tag of the language to translate into."""
+        """Encode texts, with the end token and, for `target_language`, its tag before them."""
         return add_end_and_tag(self.source.encode(texts), self.source, target_language)
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids and the end. What a decoder starts from (`target.start`) is not text and is left to the batches."""
+        """Encode texts, with the end token; the start token is added by `shift_right`."""
         return add_end_and_tag(self.target.encode(texts), self.target)
 
     def sample_source(
         self, texts: Sequence[str], sampling: SubwordSampling, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
-        """Like `encode_source`, segmented by chance: a pure function of its arguments, in every process."""
+        """Encode with a random segmentation, which is a pure function of the arguments in every process."""
         return add_end_and_tag(self.source.sample(texts, sampling, 2 * seed), self.source, target_language)
 
     def sample_target(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        # Seeds of the two sides differ, or both would cut the same word of a joint vocabulary at the same places.
+        # Another seed than the source's, or a word in both would be segmented equally.
         return add_end_and_tag(self.target.sample(texts, sampling, 2 * seed + 1), self.target)
 
     def save(self, folder: Path) -> None:
-        """Writes the files; a crash meanwhile leaves the old ones or the new ones."""
+        """Write the files atomically."""
         write_files(folder, self.files)
         for stale in {*JOINT_FILES, *SEPARATE_FILES} - self.files.keys():
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a folder, ours or that of an imported model."""
+        """Load the tokenizer of a model folder, of attent or Hugging Face."""
         folder = Path(folder)
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
-            raise TokenizerError(f"{folder}: must be a model's folder, but {problem}; give one that holds a tokenizer")
+            raise TokenizerError(f"{folder}: must be a model folder, but {problem}; give another")
         for layout in TOKENIZER_FORMATS:
             files = read_files(folder, layout.required_files + layout.optional_files)
             if layout.required_files[0] in files:

@@ -1,9 +1,8 @@
-"""Tokenizers that imported models bring: Marian's, plain SentencePiece files (T5, LLaMA), `tokenizer.json`, and what
-GPT-2 and BERT had before it.
+"""Loading of tokenizers: SentencePiece (ours, LLaMA, T5), Marian, `tokenizer.json`, and those of GPT-2 and BERT.
 
-They are read as they are and give the ids that the model was trained with; they normalise text as their makers chose,
-so unlike ours they need not give it back as it was. Letters of a text are letters here too: a `</s>` or `>>deu<<` that
-somebody writes is no command. Each function takes the files' contents by name, and how to name them in an error.
+Imported tokenizers give the ids that their model was trained with; most normalize text and are not lossless. Special
+tokens in a text, such as `</s>` or `>>deu<<`, are encoded as letters. Each loader takes the contents of the files by
+name, and a prefix for the names in errors.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 FAST_TOKENIZER_FILE = "tokenizer.json"
-MAX_VOCAB = 2**24  # more than any vocabulary has
-DEFAULT_SENTINELS = 100  # that T5 has when its files do not say
+MAX_VOCAB = 2**24
+DEFAULT_SENTINELS = 100  # of T5
 MARIAN_TAG = re.compile(r">>(.+)<<")
-NO_SAMPLING = "only a tokenizer that attent has trained can sample; leave sampling out"
+NO_SAMPLING = "only tokenizers trained by attent support subword sampling; leave it out"
 
 Files = Mapping[str, bytes]
 VocabularyPair = tuple[Vocabulary, Vocabulary]
@@ -44,27 +43,27 @@ VocabularyPair = tuple[Vocabulary, Vocabulary]
 
 
 def load_sentencepiece(files: Files, where: str) -> VocabularyPair:
-    """`tokenizer.model`: ours, or that of LLaMA and its kin, of which other files beside it tell more."""
-    said = read_special_tokens(files, where)
-    told = SentencePieceOptions(
-        added_tokens=read_added_tokens(files, said, where),
-        eos_token=get_token_name(said.get("eos_token")),
-        add_bos=said.get("add_bos_token") is not False,
-        add_eos=said.get("add_eos_token") is True,
+    """Load `tokenizer.model`, of attent or of LLaMA and similar models, which have more files."""
+    special_tokens = read_special_tokens(files, where)
+    options = SentencePieceOptions(
+        added_tokens=read_added_tokens(files, special_tokens, where),
+        eos_token=get_token_name(special_tokens.get("eos_token")),
+        add_bos=special_tokens.get("add_bos_token") is not False,
+        add_eos=special_tokens.get("add_eos_token") is True,
     )
-    both = SentencePieceVocabulary(files["tokenizer.model"], where + "tokenizer.model", options=told)
+    both = SentencePieceVocabulary(files["tokenizer.model"], where + "tokenizer.model", options=options)
     return both, both
 
 
 def load_separate(files: Files, where: str) -> VocabularyPair:
-    """`source.model` and `target.model`: ours."""
+    """Load `source.model` and `target.model` of attent."""
     source, target = (SentencePieceVocabulary(files[name], where + name) for name in ("source.model", "target.model"))
     return source, target
 
 
 def load_t5(files: Files, where: str) -> VocabularyPair:
-    """`spiece.model`: ids behind its own are sentinels."""
-    extra = read_config(files, where).get("extra_ids", DEFAULT_SENTINELS)
+    """Load `spiece.model`; the ids after its own are sentinels."""
+    extra = read_json(files, CONFIG_FILE, where).get("extra_ids", DEFAULT_SENTINELS)
     if type(extra) is not int or not 0 <= extra <= 10_000:
         raise TokenizerError(
             f"{where}{CONFIG_FILE}: `extra_ids` must be a number up to 10000, but is {extra!r}; correct it"
@@ -73,47 +72,40 @@ def load_t5(files: Files, where: str) -> VocabularyPair:
     return both, both
 
 
-def read_config(files: Files, where: str) -> dict[str, Any]:
-    return settings.parse_json(files[CONFIG_FILE], where + CONFIG_FILE) if CONFIG_FILE in files else {}
+def read_json(files: Files, name: str, where: str) -> dict[str, Any]:
+    """Parse an optional JSON file."""
+    return settings.parse_json(files[name], where + name) if name in files else {}
 
 
 def read_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: str) -> dict[int, AddedToken]:
-    """Pieces that a model got when its tokenizer was made already, by their ids, wherever the folder tells of them."""
-    further = special_tokens.get("additional_special_tokens")
-    named = [*special_tokens.values(), *(further if isinstance(further, list) else [])]
-    special = {name for one in named if (name := get_token_name(one))}
-    found = {}
-    for i, one in iter_added_tokens(files, special_tokens, where):
-        name = get_token_name(one)
+    """Return the tokens that were added to a trained tokenizer, by id."""
+    additional = special_tokens.get("additional_special_tokens")
+    tokens = [*special_tokens.values(), *(additional if isinstance(additional, list) else [])]
+    special = {name for token in tokens if (name := get_token_name(token))}
+    added = {}
+    for i, token in iter_added_tokens(files, special_tokens, where):
+        name = get_token_name(token)
         if name is not None and type(i) is int and 0 <= i < MAX_VOCAB:
-            found[i] = AddedToken(name, name in special or (isinstance(one, dict) and one.get("special") is True))
-    return dict(sorted(found.items()))
+            added[i] = AddedToken(name, name in special or (isinstance(token, dict) and token.get("special") is True))
+    return dict(sorted(added.items()))
 
 
 def iter_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: str) -> Iterator[tuple[Any, Any]]:
-    """Ids and pieces as they stand in three files; the last knows best."""
-    if ADDED_TOKENS_FILE in files:
-        yield from (
-            (i, name) for name, i in settings.parse_json(files[ADDED_TOKENS_FILE], where + ADDED_TOKENS_FILE).items()
-        )
-    listed = (
-        settings.parse_json(files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE).get("added_tokens")
-        if FAST_TOKENIZER_FILE in files
-        else None
-    )
+    """Yield ids and tokens of three files; later ones take precedence."""
+    yield from ((i, name) for name, i in read_json(files, ADDED_TOKENS_FILE, where).items())
+    listed = read_json(files, FAST_TOKENIZER_FILE, where).get("added_tokens")
     if isinstance(listed, list):
-        yield from ((one.get("id"), one) for one in listed if isinstance(one, dict))
-    told = special_tokens.get("added_tokens_decoder")
-    if isinstance(told, dict):
-        yield from ((int(i), one) for i, one in told.items() if re.fullmatch("[0-9]{1,9}", i))
+        yield from ((token.get("id"), token) for token in listed if isinstance(token, dict))
+    decoder = special_tokens.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        yield from ((int(i), token) for i, token in decoder.items() if re.fullmatch("[0-9]{1,9}", i))
 
 
 # --- Marian ----------------------------------------------------------------------------------------------------------
 
 
 def load_marian(files: Files, where: str) -> VocabularyPair:
-    """A SentencePiece model for each side, and which id each piece has: for both in `vocab.json`, unless the target
-    has a `target_vocab.json` of its own."""
+    """Load a SentencePiece model per side, and the ids of pieces, shared unless there is a `target_vocab.json`."""
     target_ids = "target_vocab.json" if "target_vocab.json" in files else "vocab.json"
     source = MarianVocabulary(files["source.spm"], where + "source.spm", read_vocab_json(files, "vocab.json", where))
     target = MarianVocabulary(files["target.spm"], where + "target.spm", read_vocab_json(files, target_ids, where))
@@ -123,15 +115,15 @@ def load_marian(files: Files, where: str) -> VocabularyPair:
 def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
     ids = settings.parse_json(files[name], where + name)
     if not all(type(i) is int for i in ids.values()) or sorted(ids.values()) != list(range(len(ids))):
-        raise TokenizerError(f"{where}{name}: must number its pieces from 0, each once, but does not; get it again")
+        raise TokenizerError(f"{where}{name}: must number its pieces from 0, but does not; download it again")
     missing = [special for special in ("</s>", "<unk>", "<pad>") if special not in ids]
     if missing:
-        raise TokenizerError(f"{where}{name}: must have {missing[0]}, but does not; get the file again")
+        raise TokenizerError(f"{where}{name}: must have {missing[0]}, but does not; download the file again")
     return ids
 
 
 class MarianVocabulary:
-    """One side of a Marian model as Hugging Face stores it: decoding starts from padding."""
+    """One side of a Marian model in Hugging Face's format; decoding starts from padding."""
 
     byte_ids: frozenset[int] = frozenset()
 
@@ -154,7 +146,7 @@ class MarianVocabulary:
         return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        # By pieces and not by SentencePiece's ids: what one side's model does not know may still be in `vocab.json`.
+        # By pieces, not by SentencePiece's ids: `vocab.json` may have pieces that this side's model lacks.
         rows = self._processor.encode([replace_surrogates(text) for text in texts], out_type=str, num_threads=1)
         return [[self._ids.get(piece, self.unknown) for piece in row] for row in rows]
 
@@ -179,7 +171,7 @@ class MarianVocabulary:
 
 # --- Hugging Face's `tokenizers` --------------------------------------------------------------------------------------
 
-# Where a folder does not say which pieces are special: their names in published models.
+# Names of special tokens in published models, for folders that do not declare them.
 DEFAULT_SPECIALS = {
     "start": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>"),
     "end": ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
@@ -196,40 +188,42 @@ SPECIAL_TOKEN_KEYS = {
 }
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 WHOLE_AND_HALF = "éé".encode()[:3]
-PROBE = "a"  # a text to see what is put around
+PROBE = "a"  # encoded to find the tokens around a text
 
 
 def load_fast(files: Files, where: str) -> VocabularyPair:
-    """`tokenizer.json`, read by Hugging Face's `tokenizers`."""
-    read = parse_fast(files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE)
-    return wrap_fast(read, read_special_tokens(files, where), where + FAST_TOKENIZER_FILE)
+    """Load `tokenizer.json` with Hugging Face's `tokenizers`."""
+    tokenizer = parse_fast(files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE)
+    return wrap_fast(tokenizer, read_special_tokens(files, where), where + FAST_TOKENIZER_FILE)
 
 
 def load_gpt2(files: Files, where: str) -> VocabularyPair:
-    """`vocab.json` and `merges.txt`: BPE over bytes."""
-    said = read_special_tokens(files, where)
-    made = build_byte_level(files, said, where)
+    """Load `vocab.json` and `merges.txt`: byte-level BPE."""
+    special_tokens = read_special_tokens(files, where)
+    tokenizer = build_byte_level(files, special_tokens, where)
     known = [
-        name for name in (get_token_name(said.get(key)) for keys in SPECIAL_TOKEN_KEYS.values() for key in keys) if name
+        name
+        for name in (get_token_name(special_tokens.get(key)) for keys in SPECIAL_TOKEN_KEYS.values() for key in keys)
+        if name
     ]
-    made.add_special_tokens(
-        [name for name in known or [*DEFAULT_SPECIALS["end"]] if made.token_to_id(name) is not None]
+    tokenizer.add_special_tokens(
+        [name for name in known or [*DEFAULT_SPECIALS["end"]] if tokenizer.token_to_id(name) is not None]
     )
-    add_tokens(made, read_added_tokens(files, said, where), where)
-    return wrap_fast(made, said, where + "vocab.json")
+    add_tokens(tokenizer, read_added_tokens(files, special_tokens, where), where)
+    return wrap_fast(tokenizer, special_tokens, where + "vocab.json")
 
 
 def add_tokens(tokenizer: Any, pieces: Mapping[int, AddedToken], where: str) -> None:
-    """Pieces behind those of the vocabulary: `tokenizers` counts on from there by itself."""
+    """Add tokens after the vocabulary; `tokenizers` assigns consecutive ids."""
     tokenizers = import_tokenizers(where + "merges.txt")
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     for i, piece in pieces.items():
         if i >= size or tokenizer.token_to_id(piece.name) == i:
-            one = tokenizers.AddedToken(piece.name, special=piece.special, normalized=False)
-            (tokenizer.add_special_tokens if piece.special else tokenizer.add_tokens)([one])
+            token = tokenizers.AddedToken(piece.name, special=piece.special, normalized=False)
+            (tokenizer.add_special_tokens if piece.special else tokenizer.add_tokens)([token])
         if i >= size and tokenizer.token_to_id(piece.name) != i:
             raise TokenizerError(
-                f"{where}vocab.json: pieces that were added must be numbered on from {size}, but {piece.name!r} is "
+                f"{where}vocab.json: added tokens must have consecutive ids from {size}, but {piece.name!r} is "
                 f"{i}; get {ADDED_TOKENS_FILE} and {CONFIG_FILE} again"
             )
 
@@ -240,37 +234,41 @@ def build_byte_level(files: Files, special_tokens: dict[str, Any], where: str) -
     pairs = [tuple(line.split(" ")) for line in merges if line and not line.startswith("#version")]
     vocab = settings.parse_json(files["vocab.json"], where + "vocab.json")
     try:
-        made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs))
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs))
     except Exception as error:
-        raise TokenizerError(f"{where}merges.txt: does not fit vocab.json: {error}; get both files again") from error
+        raise TokenizerError(f"{where}merges.txt: does not fit vocab.json: {error}; download both again") from error
     prefix = special_tokens.get("add_prefix_space") is True
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    return encode_specials_as_text(made)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return encode_specials_as_text(tokenizer)
 
 
 def load_bert(files: Files, where: str) -> VocabularyPair:
-    """`vocab.txt`, a piece a line: WordPiece, of small letters unless the folder says otherwise."""
+    """Load `vocab.txt`: WordPiece, lower-cased unless the folder says otherwise."""
     tokenizers = import_tokenizers(where + "vocab.txt")
-    said = read_special_tokens(files, where)
+    special_tokens = read_special_tokens(files, where)
     lines = decode_lines(files["vocab.txt"], where + "vocab.txt")
     vocab = {line: i for i, line in enumerate(lines) if line or i < len(lines) - 1}
-    first, last, unknown = (get_token_name(said.get(key)) or usual for key, usual in BERT_SPECIALS.items())
+    first, last, unknown = (
+        get_token_name(special_tokens.get(key)) or default for key, default in BERT_SPECIALS.items()
+    )
     missing = [name for name in (first, last, unknown) if name not in vocab]
     if missing:
-        raise TokenizerError(f"{where}vocab.txt: must have {missing[0]}, but does not; get the file again")
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
-    made.normalizer = tokenizers.normalizers.BertNormalizer(
-        lowercase=said.get("do_lower_case", True) is not False,
-        strip_accents=said.get("strip_accents"),
-        handle_chinese_chars=said.get("tokenize_chinese_chars", True) is not False,
+        raise TokenizerError(f"{where}vocab.txt: must have {missing[0]}, but does not; download the file again")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=special_tokens.get("do_lower_case", True) is not False,
+        strip_accents=special_tokens.get("strip_accents"),
+        handle_chinese_chars=special_tokens.get("tokenize_chinese_chars", True) is not False,
     )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    made.decoder = tokenizers.decoders.WordPiece()
-    around = [(name, vocab[name]) for name in (first, last)]
-    made.post_processor = tokenizers.processors.TemplateProcessing(single=f"{first} $A {last}", special_tokens=around)
-    made.add_special_tokens([name for name in (first, last, unknown, "[PAD]", "[MASK]") if name in vocab])
-    return wrap_fast(encode_specials_as_text(made), said, where + "vocab.txt")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    affixes = [(name, vocab[name]) for name in (first, last)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{first} $A {last}", special_tokens=affixes
+    )
+    tokenizer.add_special_tokens([name for name in (first, last, unknown, "[PAD]", "[MASK]") if name in vocab])
+    return wrap_fast(encode_specials_as_text(tokenizer), special_tokens, where + "vocab.txt")
 
 
 BERT_SPECIALS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
@@ -282,18 +280,13 @@ def wrap_fast(tokenizer: Any, special_tokens: dict[str, Any], where: str) -> Voc
 
 
 def read_special_tokens(files: Files, where: str) -> dict[str, Any]:
-    """What the folder says of its special pieces; older ones have a file for that alone."""
-    older = (
-        settings.parse_json(files[SPECIAL_TOKENS_FILE], where + SPECIAL_TOKENS_FILE)
-        if SPECIAL_TOKENS_FILE in files
-        else {}
-    )
-    said = {key: value for key, value in read_config(files, where).items() if value is not None}
-    return older | said
+    """Return the declared special tokens; older folders have a separate file for them."""
+    config = {key: value for key, value in read_json(files, CONFIG_FILE, where).items() if value is not None}
+    return read_json(files, SPECIAL_TOKENS_FILE, where) | config
 
 
 def get_token_name(token: Any) -> str | None:
-    """A piece by its name, or by an object that has it."""
+    """The name of a token, given as a string or as an object."""
     name = token.get("content") if isinstance(token, dict) else token
     return name if isinstance(name, str) else None
 
@@ -303,7 +296,7 @@ def decode_lines(content: bytes, where: str) -> list[str]:
         return [line.rstrip("\r") for line in content.decode().split("\n")]
     except UnicodeDecodeError as error:
         raise TokenizerError(
-            f"{where}: must be UTF-8, but byte {error.start + 1} is not; get the file again"
+            f"{where}: must be UTF-8, but byte {error.start + 1} is not; download the file again"
         ) from error
 
 
@@ -312,29 +305,29 @@ def import_tokenizers(where: str) -> Any:
         import tokenizers
     except ImportError as error:
         advice = "run pip install 'attent[hf]'"
-        raise TokenizerError(f"{where}: needs the package `tokenizers` to be read; {advice}") from error
+        raise TokenizerError(f"{where}: needs the package `tokenizers`; {advice}") from error
     return tokenizers
 
 
 def parse_fast(content: bytes, where: str) -> Any:
     tokenizers = import_tokenizers(where)
-    settings.parse_json(content, where)  # names the line of damage, which the package does not
+    settings.parse_json(content, where)  # reports the line of an error, which the package does not
     try:
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:
-        raise TokenizerError(f"{where}: `tokenizers` cannot read it: {error}; get the file again") from error
+        raise TokenizerError(f"{where}: `tokenizers` cannot read it: {error}; download the file again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return encode_specials_as_text(tokenizer)
 
 
 def encode_specials_as_text(tokenizer: Any) -> Any:
-    tokenizer.encode_special_tokens = True  # `</s>` in a text is four letters
+    tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
     return tokenizer
 
 
 class FastVocabulary:
-    """A vocabulary that Hugging Face's `tokenizers` reads."""
+    """A tokenizer of Hugging Face's `tokenizers`."""
 
     tags: tuple[str, ...] = ()
 
@@ -342,21 +335,21 @@ class FastVocabulary:
         self._tokenizer = tokenizer
         names = tokenizer.get_vocab(with_added_tokens=True)
         self.size: int = 1 + max(names.values(), default=0)
-        found = {role: self._find_special(role, special_tokens) for role in DEFAULT_SPECIALS}
-        if found["end"] is None:
-            raise TokenizerError(f"{where}: no piece ends a sentence; name it in {CONFIG_FILE}, as eos_token")
-        self.end: int = found["end"]
-        self.pad: int = self.end if found["pad"] is None else found["pad"]
-        self.start: int = self.pad if found["start"] is None else found["start"]
-        self.unknown: int = self.end if found["unknown"] is None else found["unknown"]
-        self.mask: int | None = found["mask"]
+        special_ids = {role: self._find_special(role, special_tokens) for role in DEFAULT_SPECIALS}
+        if special_ids["end"] is None:
+            raise TokenizerError(f"{where}: has no end-of-sentence token; set eos_token in {CONFIG_FILE}")
+        self.end: int = special_ids["end"]
+        self.pad: int = self.end if special_ids["pad"] is None else special_ids["pad"]
+        self.start: int = self.pad if special_ids["start"] is None else special_ids["start"]
+        self.unknown: int = self.end if special_ids["unknown"] is None else special_ids["unknown"]
+        self.mask: int | None = special_ids["mask"]
         self.prefix_ids, self.suffix_ids = self._find_affixes()
         sentinels = {int(match[1]): i for name, i in names.items() if (match := SENTINEL_PATTERN.fullmatch(name))}
         self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
         self.byte_ids = self._find_byte_ids(names)
 
     def _find_byte_ids(self, names: Mapping[str, int]) -> frozenset[int]:
-        """Pieces that are bytes, if half a character behind a whole one spoils that: a decoder of LLaMA's kind."""
+        """Return the byte tokens if an incomplete character invalidates the one before it, as with LLaMA's decoder."""
         ids = {int(match[1], 16): i for name, i in names.items() if (match := BYTE_TOKEN.fullmatch(name))}
         if not ids.keys() >= set(WHOLE_AND_HALF):
             return frozenset()
@@ -372,9 +365,9 @@ class FastVocabulary:
         return next((i for i in ids if i is not None), None)
 
     def _find_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What it puts before and behind a text."""
+        """Return the ids that are put before and after a text."""
         row = self._tokenizer.encode(PROBE, add_special_tokens=True)
-        text = [place for place, special in enumerate(row.special_tokens_mask) if not special]
+        text = [i for i, special in enumerate(row.special_tokens_mask) if not special]
         first, last = (text[0], text[-1] + 1) if text else (len(row.ids), len(row.ids))
         return tuple(row.ids[:first]), tuple(row.ids[last:])
 

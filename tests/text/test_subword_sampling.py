@@ -180,5 +180,5 @@ def segmentations(processor: SentencePieceProcessor, text: str) -> list[list[str
 
 
 def test_a_vocabulary_of_another_maker_does_not_sample() -> None:
-    with pytest.raises(ValueError, match="only a tokenizer that attent has trained can sample"):
+    with pytest.raises(ValueError, match="only tokenizers trained by attent"):
         SentencePieceVocabulary(sentencepiece_model()).sample(["A man."], SubwordSampling(), 1)

@@ -116,7 +116,7 @@ def test_the_end_stands_behind_and_the_tag_in_front() -> None:
 def test_an_unknown_language_is_told_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no tag for 'fr'; its languages are de, pt-BR"):
         tokenizer().encode_source(["A man."], target_language="fr")
-    with pytest.raises(ValueError, match="no tag for 'fr'; it has none"):
+    with pytest.raises(ValueError, match="no tag for 'fr'; it has no tags"):
         tokenizer(joint=False).target.get_tag_id("fr")
 
 
@@ -252,7 +252,7 @@ def refusal(folder: Path) -> str:
 
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
-        f"{tmp_path}: holds no tokenizer; looked for source.model, source.spm, tokenizer.model, spiece.model, "
+        f"{tmp_path}: has no tokenizer; it must have one of source.model, source.spm, tokenizer.model, spiece.model, "
         f"tokenizer.json, merges.txt, vocab.txt"
     )
     assert "does not exist" in refusal(tmp_path / "none")
@@ -263,7 +263,7 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -
 def test_half_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     tokenizer(joint=False).save(tmp_path)
     (tmp_path / "target.model").unlink()
-    assert refusal(tmp_path) == f"{tmp_path}/target.model: is missing beside source.model; copy it there too"
+    assert refusal(tmp_path) == f"{tmp_path}/target.model: is missing; source.model needs it"
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"not a model", b"\xff" * 1000, b"\n\x0b\n\x03abc\x15\x00\x00\x80?"])

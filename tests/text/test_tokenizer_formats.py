@@ -103,9 +103,9 @@ def test_a_marian_tokenizer_is_saved_as_it_was(tmp_path: Path) -> None:
     [
         (lambda ids: {}, "must have </s>"),
         (lambda ids: {name: i for name, i in ids.items() if name != "<pad>"}, "must have <pad>"),
-        (lambda ids: ids | {"extra": 3}, "number its pieces from 0, each once"),
-        (lambda ids: ids | {"extra": "3"}, "number its pieces from 0, each once"),
-        (lambda ids: ids | {"extra": 10**12}, "number its pieces from 0, each once"),
+        (lambda ids: ids | {"extra": 3}, "number its pieces from 0"),
+        (lambda ids: ids | {"extra": "3"}, "number its pieces from 0"),
+        (lambda ids: ids | {"extra": 10**12}, "number its pieces from 0"),
         (lambda ids: list(ids), "must be an object"),
     ],
 )
@@ -122,10 +122,10 @@ def test_a_marian_folder_that_is_not_whole_says_what_is_missing(tmp_path: Path) 
     (folder / "vocab.json").write_bytes(b'{"a": 0')
     assert "is not valid JSON" in refusal(folder)
     (folder / "vocab.json").unlink()
-    assert refusal(folder) == f"{folder}/vocab.json: is missing beside source.spm; copy it there too"
+    assert refusal(folder) == f"{folder}/vocab.json: is missing; source.spm needs it"
     marian_folder(tmp_path)
     (folder / "target.spm").write_bytes(b"?")
-    assert refusal(folder).startswith(f"{folder}/target.spm: is no SentencePiece model")
+    assert refusal(folder).startswith(f"{folder}/target.spm: is not a SentencePiece model")
 
 
 # --- SentencePiece files ---------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_foreign_sentencepiece_file_is_read_as_sentencepiece_reads_it(tmp_path
 
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(ids=(-1, -1, -1, 0)))
-    assert "has no piece that ends a sentence" in refusal(tmp_path)
+    assert "has no end-of-sentence piece" in refusal(tmp_path)
 
 
 # --- tokenizer.json --------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_tokenizer_json_goes_where_the_others_go(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "copy").encode_source(SENTENCES) == first.encode_source(SENTENCES)
     assert copy.deepcopy(first) == first
     assert first.joint
-    with pytest.raises(TokenizerError, match="only a tokenizer that attent has trained can sample"):
+    with pytest.raises(TokenizerError, match="only tokenizers trained by attent"):
         first.sample_source(["A man."], SubwordSampling(), 1)
     with pytest.raises(TokenizerError, match="ids must be from 0"):
         first.target.decode([10**6])
@@ -249,7 +249,7 @@ def test_tokenizer_json_goes_where_the_others_go(tmp_path: Path) -> None:
         (b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 5}, "merges": [["a", "b"]]}}', "cannot read it"),
         (
             b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}',
-            "no piece ends a sentence",
+            "no end-of-sentence token",
         ),
         (b"[" * 100_000, "deep"),
     ],
@@ -363,10 +363,10 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     (folder / "merges.txt").write_bytes(b"\xff")
     assert "must be UTF-8, but byte 1 is not" in refusal(folder)
     (folder / "vocab.json").unlink()
-    assert refusal(folder) == f"{folder}/vocab.json: is missing beside merges.txt; copy it there too"
+    assert refusal(folder) == f"{folder}/vocab.json: is missing; merges.txt needs it"
     (folder / "merges.txt").unlink()
     (folder / "vocab.txt").write_text("[CLS]\na\n", encoding="utf-8")
-    assert refusal(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; get the file again"
+    assert refusal(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; download the file again"
 
 
 # --- pieces that were added -------------------------------------------------------------------------------------------
@@ -440,4 +440,4 @@ def test_pieces_added_to_gpt2_have_the_ids_that_transformers_gives_them(tmp_path
     assert size in row
     assert ours.decode([*row, ours.end]) == "a   b"
     write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 3})
-    assert "must be numbered on from" in refusal(tmp_path)
+    assert "must have consecutive ids from" in refusal(tmp_path)

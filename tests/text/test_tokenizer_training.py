@@ -103,7 +103,7 @@ def test_a_size_without_room_for_the_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize("text", [[], [""], ["  ", "\t\n", "\x00"]])
 def test_no_text_at_all_is_refused(text: list[str]) -> None:
-    with pytest.raises(TokenizerError, match="there is no text to learn a tokenizer from"):
+    with pytest.raises(TokenizerError, match="there is no text to train a tokenizer"):
         train_tokenizer(text, text)
     with pytest.raises(TokenizerError, match="there is no text"):
         train_tokenizer(["a"], text, TokenizerConfig(joint=False))
@@ -185,10 +185,10 @@ def test_symbols_and_tags_have_ids_of_their_own() -> None:
         (("{my name}",), "without spaces"),
         (("a▁b",), "without spaces"),
         (("\x1a",), "without spaces"),
-        (("<s>",), "uses it itself"),
-        (("<0x41>",), "uses it itself"),
-        (("<2de>",), "uses it itself"),
-        (("%s", "%d", "%s"), "'%s' stands twice"),
+        (("<s>",), "it is reserved"),
+        (("<0x41>",), "it is reserved"),
+        (("<2de>",), "it is reserved"),
+        (("%s", "%d", "%s"), "'%s' occurs twice"),
     ],
 )
 def test_a_symbol_that_cannot_be_one_is_refused(symbols: tuple[str, ...], words: str) -> None:
@@ -203,7 +203,7 @@ def test_symbols_with_signs_of_every_kind_work() -> None:
         assert symbol in ours.source.to_pieces(ours.source.encode([f"x{symbol}y"])[0])
 
 
-@pytest.mark.parametrize(("tags", "words"), [(["de", "de"], "'de' stands twice"), (["d>e"], "but one is 'd>e'")])
+@pytest.mark.parametrize(("tags", "words"), [(["de", "de"], "'de' occurs twice"), (["d>e"], "but one is 'd>e'")])
 def test_a_tag_that_cannot_be_one_is_refused(tags: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train_tokenizer(*lines(), tags=tags)
