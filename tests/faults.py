@@ -47,7 +47,7 @@ FAULTS = """
 + k <= self.key_lengths[b]
 
 # lengths not passed on
-@ nn/block.py::Stack.build_self_mask: laws/test_invariance.py -k padding
+@ nn/stack.py::Stack.build_self_mask: laws/test_invariance.py -k padding
 - key_lengths=None if self.config.causal else lengths
 + key_lengths=None
 
@@ -57,18 +57,18 @@ FAULTS = """
 + k_at > q_at - before
 
 # window not passed on
-@ nn/block.py::Stack.build_self_mask: laws/test_invariance.py -k noticed
+@ nn/stack.py::Stack.build_self_mask: laws/test_invariance.py -k noticed
 - window=self.config.window,
 - q_start
 + q_start
 
 # packing ignored in self-attention
-@ nn/block.py::Stack.build_self_mask: laws/test_packing.py
+@ nn/stack.py::Stack.build_self_mask: laws/test_packing.py
 - packing=None if packing is None else (packing, packing)
 + packing=None
 
 # packing ignored across
-@ nn/block.py::build_memory_mask: laws/test_packing.py
+@ nn/stack.py::build_memory_mask: laws/test_packing.py
 - return Mask(key_lengths=memory.lengths, packing=packings)
 + return Mask(key_lengths=memory.lengths)
 
@@ -78,7 +78,7 @@ FAULTS = """
 + 
 
 # positions of packed text run on
-@ nn/block.py::compute_positions: laws/test_packing.py
+@ nn/stack.py::compute_positions: laws/test_packing.py
 - return packing.positions
 + return torch.arange(x.shape[1], device=x.device)
 
@@ -93,32 +93,32 @@ FAULTS = """
 + self.q_start >= 0
 
 # bias forgotten in fused
-@ nn/backends.py::attend_fused: laws/test_backends.py -k fused
+@ nn/kernels/attention.py::attend_fused: laws/test_backends.py -k fused
 - visible if bias is None else mask_bias(bias.to(q.dtype), visible)
 + visible
 
 # mask forgotten in fused with bias
-@ nn/backends.py::mask_bias: laws/test_backends.py -k fused
+@ nn/kernels/attention.py::mask_bias: laws/test_backends.py -k fused
 - bias if visible is None else bias.masked_fill(~visible, float("-inf"))
 + bias
 
 # bias forgotten in flex
-@ nn/backends.py::attend_flex: laws/test_backends.py -k flex
+@ nn/kernels/attention.py::attend_flex: laws/test_backends.py -k flex
 - score_mod=add_bias
 + score_mod=None
 
 # mask forgotten in flex
-@ nn/backends.py::attend_flex: laws/test_backends.py -k flex
-- block_mask=blocks
+@ nn/kernels/attention.py::attend_flex: laws/test_backends.py -k flex
+- block_mask=block_mask
 + block_mask=None
 
 # shared heads in the wrong order
-@ nn/backends.py::repeat_kv_heads: nn/test_attend.py
+@ nn/dot_product.py::repeat_kv_heads: nn/test_attend.py
 - x.repeat_interleave(heads // x.shape[1], dim=1)
 + x.repeat(1, heads // x.shape[1], 1, 1)
 
 # scale forgotten
-@ nn/backends.py::attend_explicit: nn/test_attend.py
+@ nn/dot_product.py::attend_explicit: nn/test_attend.py
 - .to(torch.promote_types(q.dtype, torch.float32)) * scale
 + .to(torch.promote_types(q.dtype, torch.float32))
 
@@ -128,14 +128,14 @@ FAULTS = """
 + width**-0.5
 
 # a row that may see nothing sees everything
-@ nn/backends.py::attend_explicit: laws/test_backends.py -k explicit
+@ nn/dot_product.py::attend_explicit: laws/test_backends.py -k explicit
 - scores.softmax(-1).masked_fill(~visible, 0)
 + scores.softmax(-1)
 
 # places restart in the cache
-@ nn/block.py::compute_positions: laws/test_steps.py
-- return at + (cache.next_position[:, None] if isinstance(cache.next_position, Tensor) else cache.next_position)
-+ return at
+@ nn/stack.py::compute_positions: laws/test_steps.py
+- return positions + (start[:, None] if isinstance(start, Tensor) else start)
++ return positions
 
 # ragged rows share one place
 @ nn/cache.py::Cache.next_column: laws/test_steps.py -k ragged
@@ -178,12 +178,12 @@ FAULTS = """
 + self.ancestors[b, q, k_at] >= 0
 
 # beams side by side stand one behind the other
-@ nn/block.py::compute_positions: laws/test_steps.py -k beams_of_one
-- at = at if cache.beams == 1 else torch.zeros_like(at)
-+ at = at
+@ nn/stack.py::compute_positions: laws/test_steps.py -k beams_of_one
+- positions = positions if cache.beams == 1 else torch.zeros_like(positions)
++ positions = positions
 
 # keys of beams are as far away as their columns
-@ nn/block.py::Stack.build_context: laws/test_steps.py -k beams_of_one
+@ nn/stack.py::Stack.build_context: laws/test_steps.py -k beams_of_one
 - torch.arange(used + x.shape[1], device=x.device) // cache.beams
 + torch.arange(used + x.shape[1], device=x.device)
 
@@ -283,7 +283,7 @@ FAULTS = """
 + if True:
 
 # no last norm
-@ nn/block.py::Stack.forward: nn/test_oracles.py
+@ nn/stack.py::Stack.forward: nn/test_oracles.py
 - self.output_dropout(self.norm(x))
 + self.output_dropout(x)
 
@@ -298,9 +298,9 @@ FAULTS = """
 + self.dropout
 
 # no dropout on embeddings
-@ nn/block.py::Stack.forward: laws/test_dropout.py
-- self.dropout(self.embedding_norm(self.positions.embed(x, at, below)))
-+ self.embedding_norm(self.positions.embed(x, at, below))
+@ nn/stack.py::Stack.forward: laws/test_dropout.py
+- x = self.dropout(self.embedding_norm(x))
++ x = self.embedding_norm(x)
 
 # dropout after the sum
 @ nn/block.py::Residual.forward: laws/test_dropout.py
@@ -373,7 +373,7 @@ FAULTS = """
 + return self.document
 
 # embedding not scaled
-@ models/embedding.py::Embedding.__init__: models/test_figure.py
+@ nn/frontends.py::TokenEmbedding.__init__: models/test_figure.py
 - width**0.5 if scaled else 1.0
 + 1.0
 
@@ -384,8 +384,8 @@ FAULTS = """
 
 # the encoder's lengths are lost
 @ models/seq2seq.py::Seq2Seq.encode: laws/test_seq2seq.py -k padding
-- return Memory(states, lengths, packing)
-+ return Memory(states, None, packing)
+- return Memory(self.encoder(x, lengths, packing=packing), lengths, packing)
++ return Memory(self.encoder(x, lengths, packing=packing), None, packing)
 
 # source and target packing swapped
 @ models/seq2seq.py::Seq2Seq.forward: laws/test_seq2seq.py -k packed
@@ -690,7 +690,7 @@ FAULTS = """
 + tied_to = self.embedding
 
 # family: segments forgotten
-@ models/encoder.py::TextEncoder.forward: interop/test_bert.py -k theirs
+@ models/encoder.py::TextEncoder.forward: interop/test_parity.py -k bert
 - torch.zeros_like(ids) if segments is None else segments
 + torch.zeros_like(ids)
 
@@ -705,23 +705,23 @@ FAULTS = """
 + packing.ends.clamp
 
 # family: the last token stands for a text
-@ models/encoder.py::TextEncoder.pool: interop/test_bert.py -k theirs
+@ models/encoder.py::TextEncoder.pool: interop/test_parity.py -k bert
 - first = states[:, 0] if
 + first = states[:, -1] if
 
 # family: the head for masked words has no activation
-@ models/encoder.py::MaskedLMHead.transform: interop/test_bert.py -k theirs
+@ models/encoder.py::MaskedLMHead.transform: interop/test_parity.py -k bert
 - ACTIVATIONS[self.activation](self.dense(states))
 + self.dense(states)
 
 # family: the class token stands last
-@ models/vision.py::VisionTransformer.compute_states: interop/test_vit.py -k theirs
+@ models/vision.py::VisionTransformer.compute_states: interop/test_parity.py -k vit
 - [self.class_token.expand(len(x), 1, -1).to(x.dtype), x]
 + [x, self.class_token.expand(len(x), 1, -1).to(x.dtype)]
 
 # family: the class token among the patches of a mean
 @ models/vision.py::VisionTransformer.pool: laws/test_family.py -k mean
-- states[:, int(self.config.class_token) :].mean(1)
+- states[:, first_patch:].mean(1)
 + states.mean(1)
 
 # family: patches column by column
@@ -735,32 +735,34 @@ FAULTS = """
 + / 255
 
 # positions: scaling not passed on
-@ nn/positions.py::RotaryPositions.__init__: interop/test_llama.py -k theirs
+@ nn/positions.py::RotaryPositions.__init__: interop/test_parity.py -k llama
 - self.scaling = config.scaling
 + self.scaling = None
 
 # positions: the way over runs backwards
-@ nn/positions.py::scale_frequencies: interop/test_llama.py -k theirs
+@ nn/positions.py::scale_frequencies: interop/test_parity.py -k llama
 - (1 - share) * frequencies / scaling.factor + share * frequencies
 + share * frequencies / scaling.factor + (1 - share) * frequencies
 
 # block: layers counted from 0 where scores are divided by them
-@ nn/block.py::make_attention: interop/test_gpt2.py -k theirs
+@ nn/block.py::make_attention: interop/test_parity.py -k gpt2
 - / (layer + 1)
 + / max(1, layer)
 
 # block: embeddings normed before they have positions
-@ nn/block.py::Stack.forward: interop/test_bert.py -k theirs
-- self.embedding_norm(self.positions.embed(x, at, below))
-+ self.positions.embed(self.embedding_norm(x), at, below)
+@ nn/stack.py::Stack.forward: interop/test_parity.py -k bert
+- x = self.positions.embed(x, positions, None if packing is None else x.shape[1])
+- x = self.dropout(self.embedding_norm(x))
++ x = self.positions.embed(self.embedding_norm(x), positions, None if packing is None else x.shape[1])
++ x = self.dropout(x)
 
 # block: no dropout on what a stack gives
-@ nn/block.py::Stack.forward: laws/test_family.py -k last_dropout
+@ nn/stack.py::Stack.forward: laws/test_family.py -k last_dropout
 - return self.output_dropout(self.norm(x))
 + return self.norm(x)
 
 # block: embeddings dropped at the rate of all else
-@ nn/block.py::Stack.__init__: laws/test_family.py -k last_dropout
+@ nn/stack.py::Stack.__init__: laws/test_family.py -k last_dropout
 - Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
 + Dropout(config.dropout)
 
@@ -776,8 +778,8 @@ FAULTS = """
 
 # interop: config.json knows the ends better
 @ interop/conversion.py::merge_generation_tokens: interop/test_gpt2.py -k generation
-- if key in keys.generation_overrides or data.get(key) is None
-+ if data.get(key) is None
+- for key in keys.generation_overrides if key in generation
++ for key in keys.generation_overrides if key in generation and data.get(key) is None
 
 # interop: two precisions in one model
 @ interop/conversion.py::choose_dtype: interop/test_refusals.py -k precisions
@@ -795,7 +797,7 @@ FAULTS = """
 + tensors = check_shard(
 
 # gpt2: a square matrix not turned
-@ interop/gpt2.py: interop/test_gpt2.py -k theirs
+@ interop/gpt2.py: interop/test_parity.py -k gpt2
 - "transformer.h.{i}.attn.c_proj", TRANSPOSED)
 + "transformer.h.{i}.attn.c_proj")
 
@@ -805,7 +807,7 @@ FAULTS = """
 + ffn_width=keys.n_embd if
 
 # llama: the gate and what it opens change places
-@ interop/llama.py: interop/test_llama.py -k theirs
+@ interop/llama.py: interop/test_parity.py -k llama
 - feedforward.expand", "model.layers.{i}.mlp.gate_proj"),
 - TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
 + feedforward.gate", "model.layers.{i}.mlp.gate_proj"),
@@ -1009,8 +1011,8 @@ FAULTS = """
 
 # tiles: values learn from what was dropped
 @ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_tiles.py -k dropout
-- dropped = tl.where(keeps, shares / (1 - rate), 0.0)
-+ dropped = shares
+- dropped_probs = tl.where(keep, probs / (1 - rate), 0.0)
++ dropped_probs = probs
 
 # tiles: filler is not written
 @ nn/kernels/packed_attention.py::_forward_kernel: nn/kernels/test_tiles.py -k written
@@ -1029,8 +1031,8 @@ FAULTS = """
 
 # add and norm: the bias learns from what was dropped
 @ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_passes.py -k drops
-- of_lacking += of_y
-+ of_lacking += of_total
+- grad_y_bias += grad_y
++ grad_y_bias += grad_total
 
 # add and norm: the last rows are not summed
 @ nn/kernels/row_reduce.py::_sum_rows_kernel: nn/kernels/test_passes.py -k relu
@@ -1186,21 +1188,19 @@ FAULTS = """
 + RANDOM_BITS = 24
 
 # gpt2: keys and values change places
-@ interop/gpt2.py: interop/test_gpt2.py -k theirs
-- "decoder.blocks.{i}.self_attn.key", "decoder.blocks.{i}.self_attn.value")
-+ "decoder.blocks.{i}.self_attn.value", "decoder.blocks.{i}.self_attn.key")
+@ interop/gpt2.py: interop/test_parity.py -k gpt2
+- ("query", "key", "value")
++ ("query", "value", "key")
 
-# t5: the gate and what it opens change places in the decoder
-@ interop/t5.py: interop/test_t5.py -k theirs
-- TensorMapping("decoder.blocks.{i}.feedforward.expand", "decoder.block.{i}.layer.2.DenseReluDense.wi_0"),
-- TensorMapping("decoder.blocks.{i}.feedforward.gate", "decoder.block.{i}.layer.2.DenseReluDense.wi_1")
-+ TensorMapping("decoder.blocks.{i}.feedforward.gate", "decoder.block.{i}.layer.2.DenseReluDense.wi_0"),
-+ TensorMapping("decoder.blocks.{i}.feedforward.expand", "decoder.block.{i}.layer.2.DenseReluDense.wi_1")
+# t5: the gate and the layer that it gates are swapped
+@ interop/t5.py::build_mappings: interop/test_parity.py -k t5
+- {"expand": "wi_0", "gate": "wi_1"}
++ {"expand": "wi_1", "gate": "wi_0"}
 
 # positions: a table for packed rows is one short
 @ nn/positions.py::SinusoidalPositions.embed: laws/test_packing.py
-- self.table if known else make_sinusoids(torch.arange(num_positions,
-+ self.table if known else make_sinusoids(torch.arange(1, num_positions + 1,
+- table = make_sinusoids(torch.arange(num_positions,
++ table = make_sinusoids(torch.arange(1, num_positions + 1,
 """
 
 TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s]")
