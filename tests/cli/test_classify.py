@@ -68,7 +68,7 @@ def test_images_are_classified_and_invalid_files_reported(
     ]
     (tmp_path / "x.png").write_bytes(b"no picture")
     assert main(["classify", vision, str(tmp_path / "x.png")]) == 1
-    assert "x.png: must be an image, but is none that Pillow knows" in capsys.readouterr().err
+    assert "x.png: must be an image, but Pillow does not recognize it" in capsys.readouterr().err
 
 
 def test_accuracy_on_labelled_images(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,6 @@
-"""Ten thousand odd files for each reader, always the same ones: good files mutated, words of a format shaken, and
-for XML trees that are well-formed but mean little.
+"""Deterministic fuzz inputs: mutated valid files, shuffled tokens of a format, and well-formed but meaningless XML.
 
-Whatever a reader is given, it must end, soon, in pairs and bad lines or in a CorpusError; and what it gives must be
-text that a file can hold.
+A reader must end quickly, in pairs and bad lines or in a CorpusError, and yield text that UTF-8 can encode.
 """
 
 from __future__ import annotations

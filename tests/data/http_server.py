@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that keeps what it is told to keep and fails how it is told to fail."""
+"""A local HTTP server with configurable files and failures."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def send_file(handler: BaseHTTPRequestHandler, site: FakeSite, content: bytes) -
 
 def parse_range_start(handler: BaseHTTPRequestHandler, site: FakeSite) -> int:
     """The byte a request wants to begin with: 0 where the file has changed since, or parts are not for sale."""
-    wanted, mark = handler.headers.get("Range"), handler.headers.get("If-Range")
-    if wanted is None or not site.ranges or (mark is not None and mark != site.etag):
+    range_header, mark = handler.headers.get("Range"), handler.headers.get("If-Range")
+    if range_header is None or not site.ranges or (mark is not None and mark != site.etag):
         return 0
-    return int(wanted.removeprefix("bytes=").rstrip("-"))
+    return int(range_header.removeprefix("bytes=").rstrip("-"))
 
 
 def send_forever(handler: BaseHTTPRequestHandler) -> None:

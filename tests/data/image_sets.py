@@ -1,4 +1,4 @@
-"""Small sets of images for tests, in both forms that people have."""
+"""Small image datasets for tests: idx files and a folder per class."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def encode_idx(array: Array) -> bytes:
 
 def make_bar_images(count: int, side: int, seed: int) -> tuple[Array, Array]:
     """Noise with a bright bar: lying (0), standing (1), or none (2)."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.uint8) % 3
-    images = chance.integers(0, 60, (count, side, side), np.uint8)
+    images = rng.integers(0, 60, (count, side, side), np.uint8)
     for image, label in zip(images, labels, strict=True):
-        at = int(chance.integers(1, side - 3))
+        at = int(rng.integers(1, side - 3))
         if label == 0:
             image[at : at + 2] = 250
         elif label == 1:
@@ -45,11 +45,11 @@ def write_class_folders(
     """A folder for each class, with pictures in colour."""
     from PIL import Image
 
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            pixels = chance.integers(0, 100, (side, side, 3), np.uint8)
+            pixels = rng.integers(0, 100, (side, side, 3), np.uint8)
             pixels[..., number % 3] = 240
             Image.fromarray(pixels).save(folder / name / f"{i}.png")
     return folder

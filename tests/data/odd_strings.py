@@ -46,5 +46,5 @@ STRING_PIECES = [
 
 def make_strings(count: int, seed: int) -> list[str]:
     """Texts that no two are alike and none is empty or only space."""
-    chance = random.Random(seed)
-    return [f"{number}{''.join(chance.choices(STRING_PIECES, k=chance.randint(1, 12)))}." for number in range(count)]
+    rng = random.Random(seed)
+    return [f"{number}{''.join(rng.choices(STRING_PIECES, k=rng.randint(1, 12)))}." for number in range(count)]

@@ -1,5 +1,5 @@
-"""Files of translators by the hundred, always the same ones, each with what it must become: whoever makes a file knows
-where its empty targets are, so that every byte of the result is known without reading it back.
+"""Generated PO, XLIFF and TMX files with their expected results: the generator knows the empty targets, so that
+every byte of the result is known.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def pretranslate(
     content: bytes | str,
     name: str,
     translate: Callable[[Sequence[str]], Sequence[str]] = translate_in_parentheses,
-    **asked: str,
+    **requested: str,
 ) -> PretranslateResult:
-    return pretranslate_file(content.encode() if isinstance(content, str) else content, name, translate, **asked)  # type: ignore[arg-type]
+    return pretranslate_file(content.encode() if isinstance(content, str) else content, name, translate, **requested)  # type: ignore[arg-type]
 
 
 def get_error(content: bytes, name: str) -> str:
@@ -87,69 +87,71 @@ class ExpectedFile:
         return first, second
 
 
-def make_sentence(chance: random.Random, words: Sequence[str] = WORDS) -> str:
+def make_sentence(rng: random.Random, words: Sequence[str] = WORDS) -> str:
     """Words and holes, with a word at both ends."""
-    inner = chance.choices([*words, *PLACEHOLDERS], k=chance.randint(0, 5))
-    return " ".join([chance.choice(words[:4]), *inner, chance.choice(words[:3])])
+    inner = rng.choices([*words, *PLACEHOLDERS], k=rng.randint(0, 5))
+    return " ".join([rng.choice(words[:4]), *inner, rng.choice(words[:3])])
 
 
 # Catalogues.
 
 
-def make_po(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+def make_po(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
     """The bytes of a catalogue, what is known of it, and the bytes that it must become."""
-    charset, encoding = chance.choice([("UTF-8", "utf-8"), ("UTF-8", "utf-8-sig"), ("ISO-8859-1", "latin-1")])
+    charset, encoding = rng.choice([("UTF-8", "utf-8"), ("UTF-8", "utf-8-sig"), ("ISO-8859-1", "latin-1")])
     words = LATIN_WORDS if encoding == "latin-1" else WORDS
-    made, forms = ExpectedFile(), chance.choice((1, 2, 3))
-    made.add(f'# Title, é\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={charset}\\n"\n"Language: de\\n"\n')
-    made.add(f'"Plural-Forms: nplurals={forms}; plural=(n != 1);\\n"\n')
-    for number in range(chance.randint(1, 15)):
-        made.add("\n" * chance.randint(1, 2))
-        _add_po_entry(made, chance, number, forms, words)
-    made.add(chance.choice(["", "\n", '\n#~ msgid "old"\n#~ msgstr ""\n', '\n#~ msgid ""\n#~ "old"\n#~ msgstr "alt"']))
-    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
-    return before, made, after
-
-
-def _add_po_entry(made: ExpectedFile, chance: random.Random, number: int, forms: int, words: Sequence[str]) -> None:
-    wanted = chance.random() < 0.6
-    made.add(
-        "".join(chance.sample(["# note\n", "#. extracted é\n", "#: a.c:1 b.c:2\n", "#  \n"], k=chance.randint(0, 3)))
+    expected, forms = ExpectedFile(), rng.choice((1, 2, 3))
+    expected.add(
+        f'# Title, é\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={charset}\\n"\n"Language: de\\n"\n'
     )
-    flags = chance.choice(["", "", "#, c-format\n", "#, fuzzy\n", "#, fuzzy, c-format\n", "#,no-wrap\n"])
+    expected.add(f'"Plural-Forms: nplurals={forms}; plural=(n != 1);\\n"\n')
+    for number in range(rng.randint(1, 15)):
+        expected.add("\n" * rng.randint(1, 2))
+        _add_po_entry(expected, rng, number, forms, words)
+    expected.add(rng.choice(["", "\n", '\n#~ msgid "old"\n#~ msgstr ""\n', '\n#~ msgid ""\n#~ "old"\n#~ msgstr "alt"']))
+    before, after = expected.encode(encoding, rng.choice(["\n", "\n", "\r\n"]))
+    return before, expected, after
+
+
+def _add_po_entry(expected: ExpectedFile, rng: random.Random, number: int, forms: int, words: Sequence[str]) -> None:
+    is_filled = rng.random() < 0.6
+    expected.add(
+        "".join(rng.sample(["# note\n", "#. extracted é\n", "#: a.c:1 b.c:2\n", "#  \n"], k=rng.randint(0, 3)))
+    )
+    flags = rng.choice(["", "", "#, c-format\n", "#, fuzzy\n", "#, fuzzy, c-format\n", "#,no-wrap\n"])
     added = flags if "fuzzy" in flags else f"#, fuzzy,{flags[2:]}" if flags else "#, fuzzy\n"
-    made.add(flags, added if wanted else flags)
-    made.add(chance.choice(["", "", '#| msgid "older"\n']) if flags else "")
-    made.add(f'msgctxt "context {number}"\n')
-    space = chance.choice(["", "", " ", "\n", "\t"])
-    texts = [make_sentence(chance, words) for _ in range(chance.choice((1, 1, 2)))]
+    expected.add(flags, added if is_filled else flags)
+    expected.add(rng.choice(["", "", '#| msgid "older"\n']) if flags else "")
+    expected.add(f'msgctxt "context {number}"\n')
+    space = rng.choice(["", "", " ", "\n", "\t"])
+    texts = [make_sentence(rng, words) for _ in range(rng.choice((1, 1, 2)))]
     for keyword, text in zip(("msgid", "msgid_plural"), texts, strict=False):
-        made.add(f"{keyword} {_format_po_string(text + space, chance)}\n")
-    _add_po_forms(made, chance, texts, space, wanted, forms)
+        expected.add(f"{keyword} {_format_po_string(text + space, rng)}\n")
+    _add_po_forms(expected, rng, texts, space, is_filled, forms)
 
 
 def _add_po_forms(
-    made: ExpectedFile, chance: random.Random, texts: list[str], space: str, wanted: bool, forms: int
+    expected: ExpectedFile, rng: random.Random, texts: list[str], space: str, is_filled: bool, forms: int
 ) -> None:
-    made.filled_count += wanted
-    made.existing_count += not wanted
+    expected.filled_count += is_filled
+    expected.existing_count += not is_filled
     sources = texts[-1:] if len(texts) == 1 or forms == 1 else [texts[0], *[texts[1]] * (forms - 1)]
     for number, source in enumerate(sources):
         keyword = "msgstr" if len(texts) == 1 else f"msgstr[{number}]"
-        empty = chance.choice(['""', '""', '""\n""'])
+        empty = rng.choice(['""', '""', '""\n""'])
         target = f"({source}){space}"
-        if wanted:
-            absent = number > 0 and number == len(sources) - 1 and chance.random() < 0.3  # a form that is to be added
-            made.targets.append(target)
-            made.add("" if absent else f"{keyword} {empty}\n", f"{keyword} {_quote_po(target)}\n")
+        if is_filled:
+            absent = number > 0 and number == len(sources) - 1 and rng.random() < 0.3  # a form that is to be added
+            expected.targets.append(target)
+            expected.add("" if absent else f"{keyword} {empty}\n", f"{keyword} {_quote_po(target)}\n")
         else:
-            made.add(f"{keyword} {_format_po_string(source, chance)}\n")
+            expected.add(f"{keyword} {_format_po_string(source, rng)}\n")
 
 
-def _format_po_string(text: str, chance: random.Random) -> str:
+def _format_po_string(text: str, rng: random.Random) -> str:
     """In quotes, on one line or wrapped somewhere."""
-    at = chance.randint(0, len(text))
-    return _quote_po(text) if chance.random() < 0.6 else f'""\n{_quote_po(text[:at])}\n{_quote_po(text[at:])}'
+    at = rng.randint(0, len(text))
+    return _quote_po(text) if rng.random() < 0.6 else f'""\n{_quote_po(text[:at])}\n{_quote_po(text[at:])}'
 
 
 def _quote_po(text: str) -> str:
@@ -176,9 +178,9 @@ PAIRS_TMX = [('<bpt i="1">&lt;b></bpt>', '<ept i="1">&lt;/b></ept>'), ("<hi>", "
 ALONE_TMX = ['<ph x="4"/>', "<ph>%s &amp; &#60;</ph>", "<it pos='begin'>(</it>", "<ut>\\b</ut>"]
 
 
-def make_xml_text(text: str, chance: random.Random) -> str:
+def make_xml_text(text: str, rng: random.Random) -> str:
     """A text as XML may hold it."""
-    way = chance.randrange(5)
+    way = rng.randrange(5)
     if way == 0:
         return f"<![CDATA[{text}]]>"
     if way == 1:
@@ -189,19 +191,19 @@ def make_xml_text(text: str, chance: random.Random) -> str:
 
 
 def make_xml_content(
-    chance: random.Random, words: Sequence[str], pairs: list[tuple[str, str]], alone: list[str]
+    rng: random.Random, words: Sequence[str], pairs: list[tuple[str, str]], alone: list[str]
 ) -> tuple[str, str]:
     """A source and its translation by `wrap`: what is around all of it stays outside of the brackets."""
-    tail = chance.choice(["", "", " & <i>x</i>", " it's"])
-    first, last = make_sentence(chance, words), make_sentence(chance, words) + tail
-    inside = [(make_xml_text(first, chance), escape(first))]
-    if chance.random() < 0.5:
-        opened, closed = chance.choice(pairs)
-        middle = make_sentence(chance, words)
-        code = chance.choice(alone) if chance.random() < 0.5 else ""
-        inside += [(opened, opened), (make_xml_text(middle, chance) + code, escape(middle) + code), (closed, closed)]
-    inside.append((make_xml_text(last, chance), escape(last)))
-    before, behind = chance.choice([("", ""), ("", ""), ("  ", "\n"), pairs[0], (alone[0], alone[0]), ("\n  ", " ")])
+    tail = rng.choice(["", "", " & <i>x</i>", " it's"])
+    first, last = make_sentence(rng, words), make_sentence(rng, words) + tail
+    inside = [(make_xml_text(first, rng), escape(first))]
+    if rng.random() < 0.5:
+        opened, closed = rng.choice(pairs)
+        middle = make_sentence(rng, words)
+        code = rng.choice(alone) if rng.random() < 0.5 else ""
+        inside += [(opened, opened), (make_xml_text(middle, rng) + code, escape(middle) + code), (closed, closed)]
+    inside.append((make_xml_text(last, rng), escape(last)))
+    before, behind = rng.choice([("", ""), ("", ""), ("  ", "\n"), pairs[0], (alone[0], alone[0]), ("\n  ", " ")])
     if before == pairs[0][0] and any(opened == before for opened, _ in inside):
         before, behind = "", ""  # the same code twice would be another file
     return (
@@ -210,9 +212,9 @@ def make_xml_content(
     )
 
 
-def _make_xml_head(chance: random.Random) -> tuple[str, str, Sequence[str]]:
+def _make_xml_head(rng: random.Random) -> tuple[str, str, Sequence[str]]:
     """A declaration, its encoding, and the words that it can hold."""
-    declared, encoding = chance.choice(
+    declared, encoding = rng.choice(
         [
             ("UTF-8", "utf-8"),
             ("utf-8", "utf-8-sig"),
@@ -221,7 +223,7 @@ def _make_xml_head(chance: random.Random) -> tuple[str, str, Sequence[str]]:
             ("ISO-8859-1", "latin-1"),
         ]
     )
-    quote = chance.choice("'\"")
+    quote = rng.choice("'\"")
     head = f"<?xml version={quote}1.0{quote} encoding={quote}{declared}{quote}?>\n<!-- <target/> é -->\n"
     return head, encoding, LATIN_WORDS if encoding == "latin-1" else WORDS
 
@@ -231,112 +233,112 @@ MARK_2 = 'state="initial" subState="attent:needs-review"'
 MARK_TMX = '<prop type="x-attent-state">needs-review</prop>'
 
 
-def make_xliff_12(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
-    head, encoding, words = _make_xml_head(chance)
-    made = ExpectedFile()
-    made.add(f'{head}<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:o=\'urn:o\'>\n')
-    made.add(
+def make_xliff_12(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(rng)
+    expected = ExpectedFile()
+    expected.add(f'{head}<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:o=\'urn:o\'>\n')
+    expected.add(
         "<file original='a>b' source-language=\"en\" target-language='de'\tdatatype=\"plaintext\" ><header/><body>\n"
     )
-    for number in range(chance.randint(1, 12)):
-        made.add(f'  <trans-unit id="{number}" o:x=">">')
-        indent = chance.choice(["", "\n    "])
-        source, target = make_xml_content(chance, words, PAIRS_12, ALONE_12)
-        made.add(f"{indent}<source xml:lang='en'>{source}</source>")
-        if chance.random() < 0.2:
-            made.add(f"{indent}<target >{source}</target>")
-            made.existing_count += 1
+    for number in range(rng.randint(1, 12)):
+        expected.add(f'  <trans-unit id="{number}" o:x=">">')
+        indent = rng.choice(["", "\n    "])
+        source, target = make_xml_content(rng, words, PAIRS_12, ALONE_12)
+        expected.add(f"{indent}<source xml:lang='en'>{source}</source>")
+        if rng.random() < 0.2:
+            expected.add(f"{indent}<target >{source}</target>")
+            expected.existing_count += 1
         else:
-            _add_target_12(made, chance, indent, target)
-        made.add(chance.choice(["", "<note>n & m</note>".replace("&", "&amp;"), "<alt-trans><target/></alt-trans>"]))
-        made.add("\n  </trans-unit>\n<!-- é -->")
-    made.add("</body></file></xliff>\n")
-    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
-    return before, made, after
+            _add_target_12(expected, rng, indent, target)
+        expected.add(rng.choice(["", "<note>n & m</note>".replace("&", "&amp;"), "<alt-trans><target/></alt-trans>"]))
+        expected.add("\n  </trans-unit>\n<!-- é -->")
+    expected.add("</body></file></xliff>\n")
+    before, after = expected.encode(encoding, rng.choice(["\n", "\n", "\r\n"]))
+    return before, expected, after
 
 
-def _add_target_12(made: ExpectedFile, chance: random.Random, indent: str, target: str) -> None:
-    made.filled_count += 1
-    kind = chance.randrange(5)
+def _add_target_12(expected: ExpectedFile, rng: random.Random, indent: str, target: str) -> None:
+    expected.filled_count += 1
+    kind = rng.randrange(5)
     if kind == 0:
-        made.add("", f"{indent}<target {MARK_12}>{target}</target>")
+        expected.add("", f"{indent}<target {MARK_12}>{target}</target>")
     elif kind == 1:
-        made.add(f"{indent}<target/>", f"{indent}<target {MARK_12}>{target}</target>")
+        expected.add(f"{indent}<target/>", f"{indent}<target {MARK_12}>{target}</target>")
     elif kind == 2:
-        made.add(
+        expected.add(
             f"{indent}<target xml:lang='de'> \n</target >",
             f"{indent}<target xml:lang='de' {MARK_12}>{target}</target >",
         )
     elif kind == 3:
         mark = f'<target state="needs-review-translation" o:y=\'1\' state-qualifier="mt-suggestion">{target}</target>'
-        made.add(f"{indent}<target state='new' o:y='1' />", indent + mark)
+        expected.add(f"{indent}<target state='new' o:y='1' />", indent + mark)
     else:
-        made.add(f"<!-- - -->{indent}<target></target>", f"<!-- - -->{indent}<target {MARK_12}>{target}</target>")
+        expected.add(f"<!-- - -->{indent}<target></target>", f"<!-- - -->{indent}<target {MARK_12}>{target}</target>")
 
 
-def make_xliff_2(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
-    head, encoding, words = _make_xml_head(chance)
-    made, p = ExpectedFile(), chance.choice(["", "", "x:"])
+def make_xliff_2(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(rng)
+    expected, p = ExpectedFile(), rng.choice(["", "", "x:"])
     space = f'xmlns{":" if p else ""}{p[:-1]}="urn:oasis:names:tc:xliff:document:2.0"'
-    made.add(f"{head}<{p}xliff {space} version='2.0' srcLang='en-US' trgLang=\"de\"><{p}file id='f'>\n")
-    for number in range(chance.randint(1, 12)):
-        made.add(f'<{p}unit id="{number}"><{p}ignorable><{p}source>a</{p}source></{p}ignorable>\n')
-        source, target = (_add_prefix(one, p) for one in make_xml_content(chance, words, PAIRS_2, ALONE_2))
-        wanted, indent = chance.random() < 0.7, chance.choice(["", "\n    "])
-        marks = chance.choice(
-            [("", f" {MARK_2}"), (" id='s'", f" id='s' {MARK_2}"), (" state='initial'", f" {MARK_2}")]
-        )
-        made.add(f"<{p}segment{marks[0]}>", f"<{p}segment{marks[wanted]}>")
-        made.add(f"{indent}<{p}source>{source}</{p}source>")
-        given = chance.choice([f"<{p}target/>", f"<{p}target></{p}target>"]) if chance.random() < 0.5 else ""
-        if wanted:
-            made.filled_count += 1
-            made.add(given, f"{'' if given else indent}<{p}target>{target}</{p}target>")
+    expected.add(f"{head}<{p}xliff {space} version='2.0' srcLang='en-US' trgLang=\"de\"><{p}file id='f'>\n")
+    for number in range(rng.randint(1, 12)):
+        expected.add(f'<{p}unit id="{number}"><{p}ignorable><{p}source>a</{p}source></{p}ignorable>\n')
+        source, target = (_add_prefix(one, p) for one in make_xml_content(rng, words, PAIRS_2, ALONE_2))
+        is_filled, indent = rng.random() < 0.7, rng.choice(["", "\n    "])
+        marks = rng.choice([("", f" {MARK_2}"), (" id='s'", f" id='s' {MARK_2}"), (" state='initial'", f" {MARK_2}")])
+        expected.add(f"<{p}segment{marks[0]}>", f"<{p}segment{marks[is_filled]}>")
+        expected.add(f"{indent}<{p}source>{source}</{p}source>")
+        given = rng.choice([f"<{p}target/>", f"<{p}target></{p}target>"]) if rng.random() < 0.5 else ""
+        if is_filled:
+            expected.filled_count += 1
+            expected.add(given, f"{'' if given else indent}<{p}target>{target}</{p}target>")
         else:
-            made.existing_count += 1
-            made.add(f"<{p}target>{source}</{p}target>")
-        made.add(f"</{p}segment></{p}unit>\n")
-    made.add(f"</{p}file></{p}xliff>")
-    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
-    return before, made, after
+            expected.existing_count += 1
+            expected.add(f"<{p}target>{source}</{p}target>")
+        expected.add(f"</{p}segment></{p}unit>\n")
+    expected.add(f"</{p}file></{p}xliff>")
+    before, after = expected.encode(encoding, rng.choice(["\n", "\n", "\r\n"]))
+    return before, expected, after
 
 
 def _add_prefix(xml: str, prefix: str) -> str:
     return re.sub(r"<(/?)(pc|sc|ec|ph|cp|mrk)\b", rf"<\1{prefix}\2", xml)
 
 
-def make_tmx(chance: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
-    head, encoding, words = _make_xml_head(chance)
-    made = ExpectedFile()
-    doctype = chance.choice(["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n'])
-    made.add(f'{head}{doctype}<tmx version="1.4"><header srclang="en" adminlang=\'en\'/><body>\n')
-    made.add("<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de-DE'><seg>b</seg></tuv></tu>\n")
-    made.existing_count += 1
-    for number in range(chance.randint(1, 12)):
-        indent, inner = chance.choice([("", ""), ("\n  ", "\n    "), ("\n\t", "")])
-        source, target = make_xml_content(chance, words, PAIRS_TMX, ALONE_TMX)
-        made.add(f'<tu tuid="{number}"><note>é</note>{indent}<tuv xml:lang="EN-us" >{inner}<seg>{source}</seg></tuv>')
-        if chance.random() < 0.2:
-            made.existing_count += 1
-            made.add(f"{indent}<tuv xml:lang='de-DE'><prop type='x'>y</prop><seg>{source}</seg></tuv>")
+def make_tmx(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
+    head, encoding, words = _make_xml_head(rng)
+    expected = ExpectedFile()
+    doctype = rng.choice(["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n'])
+    expected.add(f'{head}{doctype}<tmx version="1.4"><header srclang="en" adminlang=\'en\'/><body>\n')
+    expected.add("<tu><tuv xml:lang='en'><seg>a</seg></tuv><tuv xml:lang='de-DE'><seg>b</seg></tuv></tu>\n")
+    expected.existing_count += 1
+    for number in range(rng.randint(1, 12)):
+        indent, inner = rng.choice([("", ""), ("\n  ", "\n    "), ("\n\t", "")])
+        source, target = make_xml_content(rng, words, PAIRS_TMX, ALONE_TMX)
+        expected.add(
+            f'<tu tuid="{number}"><note>é</note>{indent}<tuv xml:lang="EN-us" >{inner}<seg>{source}</seg></tuv>'
+        )
+        if rng.random() < 0.2:
+            expected.existing_count += 1
+            expected.add(f"{indent}<tuv xml:lang='de-DE'><prop type='x'>y</prop><seg>{source}</seg></tuv>")
         else:
-            _add_variant(made, chance, indent, inner, target)
-        made.add("\n</tu>\n")
-    made.add("</body></tmx>")
-    before, after = made.encode(encoding, chance.choice(["\n", "\n", "\r\n"]))
-    return before, made, after
+            _add_variant(expected, rng, indent, inner, target)
+        expected.add("\n</tu>\n")
+    expected.add("</body></tmx>")
+    before, after = expected.encode(encoding, rng.choice(["\n", "\n", "\r\n"]))
+    return before, expected, after
 
 
-def _add_variant(made: ExpectedFile, chance: random.Random, indent: str, inner: str, target: str) -> None:
-    made.filled_count += 1
-    kind = chance.randrange(3)
+def _add_variant(expected: ExpectedFile, rng: random.Random, indent: str, inner: str, target: str) -> None:
+    expected.filled_count += 1
+    kind = rng.randrange(3)
     if kind == 0:
         layout = f"{inner}{MARK_TMX}{inner}<seg>{target}</seg>{indent if inner else ''}"
-        made.add("", f'{indent}<tuv xml:lang="de-DE" creationtool="attent">{layout}</tuv>')
+        expected.add("", f'{indent}<tuv xml:lang="de-DE" creationtool="attent">{layout}</tuv>')
     else:
         empty, close = ("<seg/>", "</seg>") if kind == 1 else ("<seg > </seg >", "</seg >")
         tag = empty[: empty.index(">") + 1].replace("/>", ">")
-        made.add(
+        expected.add(
             f"<tuv xml:lang='de-DE'>{inner}{empty}</tuv>",
             f"<tuv xml:lang='de-DE'>{inner}{MARK_TMX}{inner}{tag}{target}{close}</tuv>",
         )

@@ -1,4 +1,4 @@
-"""Corpora by name: fetched from a real server on this machine, whole or not there, and read like any folder."""
+"""Built-in corpora, downloaded from a local server: complete or absent, and read like any folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data import builtin
+from attent.data import builtin, phrases
 from attent.data.builtin import BUILTIN_CORPORA, DownloadSites, Multi30kFile, get_corpus_folder
 from attent.data.corpus import open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
@@ -100,7 +100,7 @@ def test_multi30k_is_pinned_file_by_file() -> None:
     assert len(builtin.MULTI30K_URL.split("/")[5]) == 40, "a commit, since a branch moves"
 
 
-def test_an_unknown_name_lists_those_there_are() -> None:
+def test_unknown_name_lists_the_built_in_corpora() -> None:
     with pytest.raises(
         CorpusError, match="wmt99: is not a built-in corpus; there are phrases, dates, multi30k, tatoeba"
     ):
@@ -110,7 +110,7 @@ def test_an_unknown_name_lists_those_there_are() -> None:
 # ---- multi30k ----------------------------------------------------------------------------------------------
 
 
-def test_multi30k_is_laid_out_as_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
+def test_multi30k_is_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
     place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     assert place == cache / "corpora" / "multi30k"
     assert names(place) == [
@@ -120,13 +120,13 @@ def test_multi30k_is_laid_out_as_a_folder_with_splits(site: FakeSite, cache: Pat
     assert names(cache / "corpora") == [".multi30k.lock", "multi30k"]
 
 
-def test_the_second_time_nothing_is_downloaded(site: FakeSite) -> None:
+def test_second_time_nothing_is_downloaded(site: FakeSite) -> None:
     sites = multi30k(site)
     assert get_corpus_folder("multi30k", EN_DE, sites) == get_corpus_folder("multi30k", LanguagePair("de", "en"), sites)
     assert len(site.requests) == 6
 
 
-def test_a_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
+def test_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
     get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (corpus,) = open_corpora(["multi30k"], EN_DE)
     pairs = [pair for pair in corpus if isinstance(pair, Pair)]
@@ -138,15 +138,16 @@ def test_a_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
 
 
 def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, cache: Path, tmp_path: Path) -> None:
-    sites = multi30k(site)
-    script = tmp_path / "ask.py"
+    rows = [tuple(vars(file).values()) for file in multi30k(site).multi30k_files]
+    script = tmp_path / "open_multi30k.py"
     script.write_text(
         "from attent.data.builtin import *\n"
-        f"files = tuple(Multi30kFile(*row) for row in {[tuple(vars(file).values()) for file in sites.multi30k_files]!r})\n"
-        f"print(get_corpus_folder('multi30k', LanguagePair('en', 'de'), DownloadSites(multi30k_url={site.url!r}, multi30k_files=files)))\n"
+        f"files = tuple(Multi30kFile(*row) for row in {rows!r})\n"
+        f"sites = DownloadSites(multi30k_url={site.url!r}, multi30k_files=files)\n"
+        "print(get_corpus_folder('multi30k', LanguagePair('en', 'de'), sites))\n"
     )
-    asking = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate(timeout=60)[0].strip() for process in asking]
+    processes = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
     assert answers == [str(cache / "corpora" / "multi30k")] * 2
     assert len(site.requests) == 6
 
@@ -165,7 +166,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
     ]
 
 
-def test_a_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
+def test_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     sites = multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
     with pytest.raises(StorageError, match=r"train\.en\.gz\.part: does not match"):
@@ -173,7 +174,7 @@ def test_a_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     assert not (cache / "corpora" / "multi30k").exists()
 
 
-def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
+def test_offline_error_says_what_to_do(cache: Path) -> None:
     with serve_site() as gone:
         sites = multi30k(gone)
     with pytest.raises(CorpusError) as caught:
@@ -184,7 +185,7 @@ def test_offline_one_sentence_says_how_to_go_on(cache: Path) -> None:
     assert words.endswith(f"). Fetch it elsewhere and give its path instead of the name, or put it into {place}")
 
 
-def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: FakeSite, cache: Path) -> None:
+def test_manual_copy_is_used_as_it_is(site: FakeSite, cache: Path) -> None:
     place = cache / "corpora" / "multi30k"
     place.mkdir(parents=True)
     (place / "train.en").write_text("a\n")
@@ -193,7 +194,7 @@ def test_a_copy_put_there_by_hand_is_taken_as_it_is(site: FakeSite, cache: Path)
     assert site.requests == []
 
 
-def test_an_empty_folder_is_no_copy(site: FakeSite, cache: Path) -> None:
+def test_empty_folder_is_not_a_manual_copy(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / "multi30k").mkdir(parents=True)
     assert "train.en.gz" in names(get_corpus_folder("multi30k", EN_DE, multi30k(site)))
 
@@ -206,7 +207,7 @@ def test_an_empty_folder_is_no_copy(site: FakeSite, cache: Path) -> None:
         (LanguagePair("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
     ],
 )
-def test_languages_that_multi30k_has_not_are_told(languages: LanguagePair, words: str) -> None:
+def test_languages_outside_multi30k_are_refused(languages: LanguagePair, words: str) -> None:
     with pytest.raises(CorpusError) as caught:
         get_corpus_folder("multi30k", languages)
     assert str(caught.value) == words
@@ -215,7 +216,7 @@ def test_languages_that_multi30k_has_not_are_told(languages: LanguagePair, words
 # ---- what is there stays as it was -------------------------------------------------------------------------
 
 
-def test_a_file_changed_later_is_noticed(site: FakeSite) -> None:
+def test_file_changed_later_is_noticed(site: FakeSite) -> None:
     place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "valid.en.gz").write_bytes(captions("other", "en"))
     with pytest.raises(CorpusError, match=r"valid\.en\.gz: has changed since it was made; delete the folder"):
@@ -224,14 +225,14 @@ def test_a_file_changed_later_is_noticed(site: FakeSite) -> None:
     assert get_corpus_folder("multi30k", EN_DE) == place
 
 
-def test_a_file_lost_later_is_noticed(site: FakeSite) -> None:
+def test_file_lost_later_is_noticed(site: FakeSite) -> None:
     place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "test.de.gz").unlink()
     with pytest.raises(CorpusError, match=r"test\.de\.gz: is missing since it was made"):
         get_corpus_folder("multi30k", EN_DE)
 
 
-def test_a_damaged_list_of_files_is_one_sentence(site: FakeSite) -> None:
+def test_damaged_source_file_is_reported(site: FakeSite) -> None:
     place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
     (place / "SOURCE.json").write_text("{")
     with pytest.raises(ValueError, match=r"SOURCE\.json: is not valid JSON"):
@@ -241,7 +242,7 @@ def test_a_damaged_list_of_files_is_one_sentence(site: FakeSite) -> None:
 # ---- OPUS --------------------------------------------------------------------------------------------------
 
 
-def test_opus_is_split_so_that_no_sentence_stands_in_two_splits(site: FakeSite) -> None:
+def test_opus_splits_share_no_sentence(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences())
     place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     sides = {
@@ -272,7 +273,7 @@ def test_both_directions_share_one_folder_and_one_split(site: FakeSite, cache: P
     assert names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
 
 
-def test_the_source_of_an_opus_corpus_is_kept_beside_it(site: FakeSite) -> None:
+def test_origin_of_an_opus_corpus_is_recorded(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences(100))
     source = json.loads(
         (get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) / "SOURCE.json").read_text()
@@ -282,14 +283,14 @@ def test_the_source_of_an_opus_corpus_is_kept_beside_it(site: FakeSite) -> None:
     assert sorted(source["sha256"]) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
 
 
-def test_an_archive_fetched_elsewhere_can_be_put_into_the_folder(site: FakeSite, cache: Path) -> None:
+def test_archive_downloaded_elsewhere_is_used(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / TATOEBA).mkdir(parents=True)
     (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(tatoeba(sentences(100)))
     assert "train.de" in names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)))
     assert site.requests == []
 
 
-def test_a_handful_of_pairs_is_all_for_training(site: FakeSite) -> None:
+def test_few_pairs_are_all_for_training(site: FakeSite) -> None:
     site.files[ARCHIVE] = tatoeba(sentences(19))
     assert names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))) == [
         "SOURCE.json",
@@ -298,7 +299,7 @@ def test_a_handful_of_pairs_is_all_for_training(site: FakeSite) -> None:
     ]
 
 
-def test_empty_and_overlong_lines_take_their_partners_with_them(site: FakeSite) -> None:
+def test_empty_and_overlong_lines_drop_the_pair(site: FakeSite) -> None:
     pairs = [("eins", "one"), ("", "two"), ("drei", ""), ("4" * 3_000_000, "four"), ("fünf", "five")]
     site.files[ARCHIVE] = tatoeba(
         pairs, readme=random.Random(0).randbytes(50_000).hex()
@@ -307,12 +308,12 @@ def test_empty_and_overlong_lines_take_their_partners_with_them(site: FakeSite) 
     assert list(zip(lines(place / "train.de"), lines(place / "train.en"), strict=True)) == [pairs[0], pairs[4]]
 
 
-def test_a_language_pair_that_opus_has_not_is_told(site: FakeSite) -> None:
+def test_missing_opus_language_pair_is_reported(site: FakeSite) -> None:
     with pytest.raises(CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs of Tatoeba"):
         get_corpus_folder("tatoeba", LanguagePair("en", "tlh"), DownloadSites(opus_url=site.url))
 
 
-def test_a_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
+def test_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
     site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = zipped(
         {"KDE4.en-pt_BR.en": "a\n", "KDE4.en-pt_BR.pt_BR": "b\n"}
     )
@@ -322,7 +323,7 @@ def test_a_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
 
 
 @pytest.mark.parametrize("tag", ["../../etc", "de/en", "d", "", "de en", "de\n"])
-def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
+def test_invalid_language_tag_never_reaches_a_url(tag: str) -> None:
     with pytest.raises(CorpusError, match="is not a language tag; write one such as de or pt-BR"):
         get_corpus_folder("tatoeba", LanguagePair("en", tag))
 
@@ -342,7 +343,7 @@ def test_what_is_no_language_tag_never_reaches_an_address(tag: str) -> None:
         ({"Tatoeba.de-en.de": "", "Tatoeba.de-en.en": ""}, "it has no pairs"),
     ],
 )
-def test_an_archive_that_is_a_trap_or_damaged_is_refused(
+def test_hostile_and_damaged_archives_are_refused(
     members: dict[str, str], words: str, site: FakeSite, tmp_path: Path
 ) -> None:
     site.files[ARCHIVE] = zipped(members)
@@ -352,13 +353,13 @@ def test_an_archive_that_is_a_trap_or_damaged_is_refused(
 
 
 @pytest.mark.parametrize("damage", [b"", b"<html>not a zip</html>"])
-def test_something_else_than_an_archive_is_refused(damage: bytes, site: FakeSite) -> None:
+def test_non_archive_is_refused(damage: bytes, site: FakeSite) -> None:
     site.files[ARCHIVE] = damage
     with pytest.raises(CorpusError, match="damaged archive"):
         get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
 
 
-def test_a_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) -> None:
+def test_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) -> None:
     content = bytearray(tatoeba(sentences()))
     content[2_000] ^= 1
     site.files[ARCHIVE] = bytes(content)
@@ -370,10 +371,40 @@ def test_a_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path
 # ---- dates -------------------------------------------------------------------------------------------------
 
 
-def test_dates_are_made_without_any_network_and_only_once(cache: Path) -> None:
+def test_dates_are_generated_offline_and_once(cache: Path) -> None:
     place = get_corpus_folder("dates", LanguagePair())
     assert [len(lines(place / f"{split}.tsv")) for split in ("train", "valid", "test")] == [100_000, 1_000, 2_000]
     made_at = (place / "train.tsv").stat().st_mtime_ns
     assert get_corpus_folder("dates", LanguagePair(None, "iso")) == place
     assert (place / "train.tsv").stat().st_mtime_ns == made_at
     assert place.parent == cache / "corpora"
+
+
+# Phrases.
+
+
+def test_phrases_are_read_in_both_directions_and_splits_share_no_sentence(cache: Path) -> None:
+    (corpus,) = open_corpora(["phrases"], EN_DE)
+    (backwards,) = open_corpora(["phrases"], LanguagePair("de", "en"))
+    splits = [corpus, corpus.get_sibling_split("valid"), corpus.get_sibling_split("test")]
+    sentences = [{pair.source for pair in split or () if isinstance(pair, Pair)} for split in splits]
+    assert [len(sources) for sources in sentences] == list(phrases.SPLIT_SIZES.values())
+    assert len(set.union(*sentences)) == sum(phrases.SPLIT_SIZES.values())
+    assert min(len(source.split()) for source in sentences[0]) >= 4
+    assert [(pair.target, pair.source) for pair in backwards if isinstance(pair, Pair)] == [
+        (pair.source, pair.target) for pair in corpus if isinstance(pair, Pair)
+    ]
+
+
+def test_phrases_agree_in_gender_number_and_word_order() -> None:
+    pairs = dict(next(generator) for generator in [phrases.generate_pairs()] for _ in range(5_000))
+    assert all(
+        target.split()[0] in ("die", "eine", "heute", "jetzt", "hier", "manchmal", "oft") or "Kuh" not in target
+        for target in pairs.values()
+    )
+    for source, target in pairs.items():
+        words = target.split()
+        if source.split()[0] in dict(phrases.TIMES):
+            assert words[1] in {form for verb in phrases.VERBS for form in (verb.de, verb.de_third)}
+        if " has " in source or " have " in source:
+            assert words[-1] in {verb.de_participle for verb in phrases.VERBS}

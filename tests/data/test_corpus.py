@@ -1,4 +1,4 @@
-"""What a person types as CORPUS: the right files are found, and a mistake is answered with what to do."""
+"""Corpus names: the right files are found, and mistakes are reported with advice."""
 
 from __future__ import annotations
 
@@ -55,26 +55,26 @@ def test_several_corpora_with_weights_keep_their_order() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows allows no colon in a name")
-def test_a_file_whose_name_looks_like_a_weight_is_that_file() -> None:
+def test_file_whose_name_looks_like_a_weight_is_that_file() -> None:
     Path("a.tsv:3").write_text("whole\tname\n")
     Path("a.tsv").write_text("short\tname\n")
     assert (one("./a.tsv:3").weight, texts(one("./a.tsv:3"))) == (1.0, [("whole", "name")])
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "0.0"])
-def test_a_weight_must_be_a_positive_number(weight: str) -> None:
+def test_weight_must_be_a_positive_number(weight: str) -> None:
     write(a__tsv="1\t2\n")
     with pytest.raises(CorpusError, match=f"a.tsv:{weight}: a weight must be greater than 0"):
         one(f"a.tsv:{weight}")
 
 
-def test_a_corpus_can_be_read_again_and_again() -> None:
+def test_corpus_can_be_read_again_and_again() -> None:
     write(a__tsv="1\t2\n")
     corpus = one("a.tsv")
     assert texts(corpus) == texts(corpus) == [("1", "2")]
 
 
-def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest() -> None:
     write(memory__tmx="x")
     Path("sub").mkdir()
     Path("sub/corpus.tsv").write_text("x")
@@ -88,13 +88,13 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
         one("qqqq")
 
 
-def test_an_empty_name_is_not_the_folder_that_one_stands_in() -> None:
+def test_empty_name_is_not_the_current_folder() -> None:
     for name in ("", ":3"):
         with pytest.raises(CorpusError, match="the name of a corpus is empty"):
             one(name)
 
 
-def test_a_format_that_is_not_known_lists_those_that_are() -> None:
+def test_unknown_format_lists_the_supported_ones() -> None:
     Path("a.docx").write_bytes(b"PK\x03\x04\t\xff\n")
     Path("notes").write_text("only words\n")
     for name in ("a.docx", "notes"):
@@ -105,7 +105,7 @@ def test_a_format_that_is_not_known_lists_those_that_are() -> None:
         one("a.xml")
 
 
-def test_a_name_that_says_nothing_is_read_when_the_content_does() -> None:
+def test_format_is_sniffed_if_the_name_does_not_tell() -> None:
     Path("columns.txt").write_text("a\tb\n")
     Path("objects.txt").write_text('{"src": "a", "tgt": "b"}\n')
     Path("catalogue").write_text('# x\nmsgid "a"\nmsgstr "b"\n')
@@ -114,7 +114,7 @@ def test_a_name_that_says_nothing_is_read_when_the_content_does() -> None:
         assert texts(one(name)) == [("a", "b")]
 
 
-def test_fingerprints_change_when_the_data_do() -> None:
+def test_fingerprint_changes_with_the_data() -> None:
     write(a__en="1\n", a__de="2\n")
     before = one("a", EN_DE).fingerprint()
     assert [Path(path).name for path, _, _ in before] == ["a.en", "a.de"]
@@ -132,7 +132,7 @@ MEMORY = (
 )
 
 
-def test_languages_that_were_left_open_are_told_by_the_files() -> None:
+def test_open_languages_are_declared_by_the_files() -> None:
     write(
         m__tmx=MEMORY,
         x__xlf='<xliff><file source-language="en-US" target-language="de"><body/></file></xliff>',
@@ -155,7 +155,7 @@ def test_languages_that_were_left_open_are_told_by_the_files() -> None:
     assert one("t.tsv").languages == LanguagePair()
 
 
-def test_many_languages_give_a_corpus_for_each_pair_but_none_with_itself() -> None:
+def test_several_languages_give_a_corpus_per_pair() -> None:
     write(p__en="a\n", p__de="b\n", p__fr="c\n")
     found = open_corpora(["p"], LanguagePair("en,de", "de, fr"))
     assert [(corpus.languages.source, corpus.languages.target) for corpus in found] == [
@@ -183,7 +183,7 @@ EN_DE_FR = LanguagePair("en", "de,fr")
         (".", {"train__en": "1\n", "train__de": "2\n", "train__fr": "3\n", "test__tsv": "1\t2\n"}, "name its columns"),
     ],
 )
-def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: dict[str, str], advice: str) -> None:
+def test_file_without_languages_is_not_read_for_two_pairs(name: str, contents: dict[str, str], advice: str) -> None:
     write(**contents)
     with pytest.raises(CorpusError, match="does not declare its languages and would be read as both en-de and en-fr"):
         open_corpora([name], EN_DE_FR)
@@ -192,7 +192,7 @@ def test_a_text_that_names_no_languages_is_not_read_as_two(name: str, contents: 
     open_corpora([name], EN_DE)
 
 
-def test_a_text_that_names_its_languages_is_read_in_each_pair_of_them() -> None:
+def test_file_with_languages_is_read_for_each_pair() -> None:
     write(
         a__tsv="fr\ten\tde\nc\ta\tb\n",
         b__jsonl='{"translation": {"en": "a", "de": "b", "fr": "c"}}\n',
@@ -202,7 +202,7 @@ def test_a_text_that_names_its_languages_is_read_in_each_pair_of_them() -> None:
         assert [texts(corpus) for corpus in open_corpora([name], EN_DE_FR)] == [[("a", "b")], [("a", "c")]]
 
 
-def test_a_catalogue_can_be_read_both_ways_but_not_from_two_languages() -> None:
+def test_catalog_is_read_in_both_directions_but_not_for_two_sources() -> None:
     write(a__po='msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "a"\nmsgstr "b"\n')
     there, back = open_corpora(["a.po"], LanguagePair("en,de", "de,en"))
     assert (texts(there), texts(back)) == ([("a", "b")], [("b", "a")])
@@ -210,7 +210,7 @@ def test_a_catalogue_can_be_read_both_ways_but_not_from_two_languages() -> None:
         open_corpora(["a.po"], LanguagePair("en,fr", "de"))
 
 
-def test_what_can_be_read_only_once_is_not_read_in_two_pairs_of_languages() -> None:
+def test_pipe_is_not_read_for_two_pairs() -> None:
     with pytest.raises(CorpusError, match="standard input can be read only once: save it to a file"):
         open_corpora(["-"], EN_DE_FR)
 
@@ -223,7 +223,7 @@ def test_what_can_be_read_only_once_is_not_read_in_two_pairs_of_languages() -> N
         (LanguagePair("en,,de", "fr"), "`` is not a language tag"),
     ],
 )
-def test_languages_that_cannot_be_are_refused(languages: LanguagePair, words: str) -> None:
+def test_invalid_languages_are_refused(languages: LanguagePair, words: str) -> None:
     write(a__tsv="1\t2\n")
     with pytest.raises(CorpusError, match=words):
         one("a.tsv", languages)
@@ -241,14 +241,14 @@ def test_options_reach_the_reader() -> None:
 
 
 @pytest.mark.parametrize("name", ["corpus.en.gz", "corpus.de", "corpus"])
-def test_a_moses_pair_is_found_by_either_file_or_by_what_they_share(name: str) -> None:
+def test_moses_pair_is_found_by_either_file_or_the_stem(name: str) -> None:
     Path("corpus.en.gz").write_bytes(gzip.compress(b"a\n"))
     write(corpus__de="b\n", corpus__md="notes\n", other__fr="c\n")
     assert texts(one(name, EN_DE)) == [("a", "b")]
     assert texts(one(name, LanguagePair("de", "en"))) == [("b", "a")]
 
 
-def test_a_moses_pair_may_name_roles_instead_of_languages() -> None:
+def test_moses_pair_may_name_roles_instead_of_languages() -> None:
     write(corpus__src="a\n", corpus__tgt="b\n")
     for name in ("corpus", "corpus.src", "corpus.tgt"):
         assert texts(one(name)) == texts(one(name, EN_DE)) == [("a", "b")]
@@ -260,7 +260,7 @@ def test_two_variants_of_one_language_can_be_a_pair() -> None:
     assert (corpus.languages, texts(corpus)) == (LanguagePair("zh_hans", "zh_hant"), [("a", "b")])
 
 
-def test_a_damaged_file_is_told_when_it_is_read_and_not_before() -> None:
+def test_damaged_file_fails_when_it_is_read() -> None:
     data = gzip.compress("".join(f'{{"en": "{n * n}", "de": "{n}"}}\n' for n in range(9000)).encode())
     Path("a.jsonl.gz").write_bytes(data[:-5000])
     corpus = one("a.jsonl.gz")
@@ -274,14 +274,14 @@ def test_a_damaged_file_is_told_when_it_is_read_and_not_before() -> None:
         list(catalogue)
 
 
-def test_of_a_file_and_its_compressed_copy_one_is_read() -> None:
+def test_compressed_copy_is_not_read_twice() -> None:
     write(corpus__en="a\n", corpus__de="b\n")
     Path("corpus.de.gz").write_bytes(gzip.compress(b"b\n"))
     assert one("corpus", EN_DE).file_names == ("corpus.en", "corpus.de")
     assert one(".", EN_DE).file_names == ("corpus.en", "corpus.de")
 
 
-def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
+def test_unpaired_moses_file_is_an_error() -> None:
     write(corpus__en="a\n", corpus__de="b\n", corpus__fr="c\n", alone__en="d\n")
     for name, languages, words in [
         ("alone.en", EN_DE, r"alone\.en has no translation in its folder: add alone\.de"),
@@ -305,7 +305,7 @@ def test_a_moses_file_that_cannot_be_paired_says_why() -> None:
 # Folders.
 
 
-def test_a_folder_without_splits_is_all_that_is_in_it() -> None:
+def test_folder_without_splits_is_read_completely() -> None:
     write(b__tsv="3\t4\n", a__jsonl='{"src": "1", "tgt": "2"}\n', c__en="5\n", c__de="6\n", README__md="x", z__log="y")
     Path(".hidden.tsv").write_text("7\t8\n")
     Path("sub").mkdir()
@@ -320,7 +320,7 @@ def test_a_folder_without_splits_is_all_that_is_in_it() -> None:
     ("train", "valid", "test"),
     [("train", "valid", "test"), ("train500k", "val", "test_2016_flickr"), ("Training", "dev", "test-a")],
 )
-def test_a_folder_with_splits_is_its_train_part_and_has_the_others_beside_it(train: str, valid: str, test: str) -> None:
+def test_folder_with_splits_is_its_train_split_with_siblings(train: str, valid: str, test: str) -> None:
     for number, stem in enumerate((train, valid, test)):
         for tag in ("en", "de", "fr"):
             Path(f"{stem}.{tag}.xz").write_bytes(lzma.compress(f"{tag}{number}\n".encode()))
@@ -332,7 +332,7 @@ def test_a_folder_with_splits_is_its_train_part_and_has_the_others_beside_it(tra
     assert texts(one(f"{train}.en.xz", EN_DE).get_sibling_split("test")) == [("en2", "de2")]
 
 
-def test_several_files_for_testing_are_one_test_set() -> None:
+def test_several_test_files_are_one_test_set() -> None:
     write(train__tsv="1\t2\n", dev__tsv="3\t4\n", test_a__tsv="5\t6\n", test_b__tsv="7\t8\n")
     for corpus in (one("."), one("train.tsv")):
         test = corpus.get_sibling_split("test")
@@ -345,7 +345,7 @@ def test_several_files_for_testing_are_one_test_set() -> None:
         )
 
 
-def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
+def test_folder_lists_ignored_parallel_text() -> None:
     write(train__tsv="1\t2\n", more__tsv="3\t4\n", x__en="5\n", y__src="6\n", README__md="a", SOURCE__json="{}")
     write(raw__en="7\n", raw__de="8\n", raw__fr="9\n", test__tsv="1\t2\n", notes__old="b", c__en="1\n", c__fr="2\n")
     corpus = one(".", EN_DE)
@@ -361,7 +361,7 @@ def test_a_folder_tells_which_parallel_text_in_it_is_not_read() -> None:
     assert one("more.tsv").ignored_files == ()
 
 
-def test_a_folder_with_moses_pairs_needs_to_know_their_languages() -> None:
+def test_folder_with_moses_pairs_needs_languages() -> None:
     write(a__tsv="1\t2\n", c__en="3\n", c__de="4\n", lib__so="x", lib__old="y")
     with pytest.raises(CorpusError, match=r"^c does not say which two languages to read: it has de, en; choose two"):
         one(".")
@@ -372,12 +372,12 @@ def test_a_folder_with_moses_pairs_needs_to_know_their_languages() -> None:
     assert texts(one(".", EN_DE)) == [("1", "2"), ("3", "4")]
 
 
-def test_one_side_of_a_moses_pair_is_no_reason_to_refuse_a_folder() -> None:
+def test_unpaired_moses_file_does_not_fail_a_folder() -> None:
     write(a__tsv="1\t2\n", x__en="3\n")
     assert (texts(one(".")), one(".").ignored_files) == ([("1", "2")], ("x.en (without a translation)",))
 
 
-def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> None:
+def test_train_file_has_sibling_splits_of_the_same_format() -> None:
     write(train__tsv="1\t2\n", test__tsv="3\t4\n", valid__jsonl='{"src": "5", "tgt": "6"}\n', other__tsv="7\t8\n")
     corpus = one("train.tsv")
     assert texts(corpus.get_sibling_split("test")) == [("3", "4")]
@@ -385,13 +385,13 @@ def test_a_named_train_file_has_its_siblings_of_the_same_format_beside_it() -> N
     assert one("other.tsv").get_sibling_split("test") is None
 
 
-def test_a_name_that_only_begins_like_a_split_is_none() -> None:
+def test_name_that_only_begins_like_a_split_is_not_one() -> None:
     write(devices__tsv="1\t2\n", testimony__tsv="3\t4\n", trains__tsv="5\t6\n", valley__tsv="7\t8\n")
     assert len(texts(one("."))) == 4
     assert one("trains.tsv").get_sibling_split("test") is None
 
 
-def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refused() -> None:
+def test_test_only_folder_is_read_but_valid_and_test_need_train() -> None:
     write(test__tsv="1\t2\n")
     assert texts(one(".")) == [("1", "2")]
     write(valid__tsv="3\t4\n")
@@ -402,7 +402,7 @@ def test_a_folder_for_testing_only_is_that_and_one_without_training_data_is_refu
     assert texts(one(".").get_sibling_split("test")) == [("1", "2")]
 
 
-def test_of_a_folder_of_catalogues_those_in_the_language_are_read() -> None:
+def test_only_catalogs_in_the_requested_language_are_read() -> None:
     for tag in ("de", "fr"):
         Path(f"{tag}.po").write_text(f'msgid ""\nmsgstr "Language: {tag}\\n"\n\nmsgid "a"\nmsgstr "{tag}"\n')
     found = list(one(".", EN_DE))
@@ -414,7 +414,7 @@ def test_of_a_folder_of_catalogues_those_in_the_language_are_read() -> None:
         list(one(".", LanguagePair("en", "tr")))
 
 
-def test_a_folder_with_nothing_to_read_says_so() -> None:
+def test_folder_without_readable_files_is_an_error() -> None:
     Path("empty").mkdir()
     with pytest.raises(CorpusError, match=r"empty: no file in this folder is parallel text: attent reads \.tsv"):
         one("empty")
@@ -434,9 +434,7 @@ def test_a_folder_with_nothing_to_read_says_so() -> None:
         b"<xliff srcLang='en'><file><segment><source>a</source><target>b</target></segment></file></xliff>",
     ],
 )
-def test_the_format_of_standard_input_is_told_by_its_first_bytes(
-    content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_format_of_standard_input_is_sniffed(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     for data in (content, gzip.compress(content), lzma.compress(content)):
         typed_in(monkeypatch, data)
         assert texts(one("-", EN_DE)) == [("a", "b")]
@@ -454,7 +452,7 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_read_as_it_comes() -> None:
+def test_pipe_is_read() -> None:
     os.mkfifo("pipe")
     corpus = one("pipe")
     writer = threading.Thread(target=Path("pipe").write_bytes, args=(gzip.compress(b"a\tb\n"),))
@@ -468,11 +466,11 @@ def test_a_pipe_is_read_as_it_comes() -> None:
 # Built-in corpora.
 
 
-def test_a_built_in_name_is_its_folder_unless_a_path_of_that_name_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_path_takes_precedence_over_a_built_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
 
     def folder(name: str, languages: LanguagePair) -> Path:
-        asked.append((name, languages))
+        requested.append((name, languages))
         made = Path("cache")
         made.mkdir(exist_ok=True)
         (made / "train.en").write_text("a\n")
@@ -485,7 +483,7 @@ def test_a_built_in_name_is_its_folder_unless_a_path_of_that_name_exists(monkeyp
     corpus = one("multi30k:2", EN_DE)
     assert (corpus.name, corpus.weight, texts(corpus)) == ("multi30k", 2.0, [("a", "b")])
     assert texts(corpus.get_sibling_split("test")) == [("c", "d")]
-    assert asked == [("multi30k", EN_DE)]
+    assert requested == [("multi30k", EN_DE)]
     Path("multi30k").mkdir()
     Path("multi30k/x.tsv").write_text("local\tcopy\n")
     assert texts(one("multi30k", EN_DE)) == [("local", "copy")]

@@ -1,4 +1,4 @@
-"""The corpus `dates`: every text means one date, and no test date was ever seen."""
+"""The `dates` corpus: every text means one date, and no test date is in the training split."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_there_are_fifty_languages_and_all_of_them_are_used(corpus: dict[str, li
         assert texts & {form.format_date(day) for form in dates.list_date_formats(tag) for day in days}, tag
 
 
-def test_every_language_has_several_forms() -> None:
+def test_every_language_has_several_formats() -> None:
     assert {
         tag: len(dates.list_date_formats(tag)) for tag in dates.LANGUAGE_TAGS if len(dates.list_date_formats(tag)) < 3
     } == {}
@@ -81,12 +81,12 @@ def test_every_language_has_several_forms() -> None:
 @pytest.mark.parametrize(
     "script", ["LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN", "ARABIC", "HEBREW", "ETHIOPIC"]
 )
-def test_the_scripts_of_the_alphabets_are_there(script: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
+def test_all_scripts_occur(script: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
     assert any(unicodedata.name(letter, "").startswith(script) for text, _ in corpus["train"] for letter in text)
 
 
 @pytest.mark.parametrize("zero", dates.NATIVE_ZEROS.values(), ids=dates.NATIVE_ZEROS.keys())
-def test_digits_of_other_scripts_are_there(zero: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
+def test_native_digits_occur(zero: str, corpus: dict[str, list[tuple[str, str]]]) -> None:
     assert unicodedata.decimal(zero) == 0
     assert any(zero in text for text, _ in corpus["train"])
 
@@ -94,7 +94,7 @@ def test_digits_of_other_scripts_are_there(zero: str, corpus: dict[str, list[tup
 # ---- one text, one date ------------------------------------------------------------------------------------
 
 
-def test_no_text_stands_for_two_dates_in_any_language() -> None:
+def test_no_text_means_two_dates_in_any_language() -> None:
     """Every form of every language over a leap year, whether or not a corpus would take it."""
     meaning: dict[str, datetime.date] = {}
     for tag in dates.LANGUAGE_TAGS:
@@ -105,7 +105,7 @@ def test_no_text_stands_for_two_dates_in_any_language() -> None:
     assert len(meaning) > 50_000
 
 
-def test_no_text_of_the_corpus_stands_for_two_dates(corpus: dict[str, list[tuple[str, str]]]) -> None:
+def test_no_text_of_the_corpus_means_two_dates(corpus: dict[str, list[tuple[str, str]]]) -> None:
     pairs = {pair for split in corpus.values() for pair in split}
     assert max(Counter(text for text, _ in pairs).values()) == 1
 
@@ -124,7 +124,7 @@ def test_year_and_day_can_be_read_off_every_line(corpus: dict[str, list[tuple[st
 
 
 @pytest.mark.parametrize("tag", MONTHS)
-def test_a_date_in_words_is_read_back_by_someone_else(tag: str) -> None:
+def test_dates_in_words_are_read_back_by_dateutil(tag: str) -> None:
     names = MONTHS[tag].split()
     for form in dates.list_date_formats(tag):
         if "MMMM" not in form.pattern.pattern:
@@ -137,18 +137,18 @@ def test_a_date_in_words_is_read_back_by_someone_else(tag: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["M/d/y", "d/M/y", "dd-MM-y", "d.M.yy", "MMM d", "MMMM y", "yy. M. d.", "M.d.y"])
-def test_a_form_that_leaves_a_doubt_is_left_out(pattern: str) -> None:
+def test_ambiguous_formats_are_excluded(pattern: str) -> None:
     assert not dates.is_unambiguous(pattern)
 
 
 @pytest.mark.parametrize(
     "pattern", ["d. MMMM y", "y-MM-dd", "y年M月d日", "dd.MM.y", "d. M. y.", "E, LLL d, yyyy", "EEEE 'den' d. MMMM y"]
 )
-def test_a_form_without_a_doubt_is_used(pattern: str) -> None:
+def test_unambiguous_formats_are_used(pattern: str) -> None:
     assert dates.is_unambiguous(pattern)
 
 
-def test_texts_are_what_a_keyboard_gives(corpus: dict[str, list[tuple[str, str]]]) -> None:
+def test_texts_use_keyboard_characters(corpus: dict[str, list[tuple[str, str]]]) -> None:
     letters = {letter for split in corpus.values() for text, _ in split for letter in text}
     unseen = {letter for letter in letters if unicodedata.category(letter) in ("Zs", "Zl", "Cf", "Cc")}
     assert unseen == {" ", "\u200c"}  # the joiner is a key of Persian keyboards, and belongs to its spelling
@@ -158,14 +158,14 @@ def test_texts_are_what_a_keyboard_gives(corpus: dict[str, list[tuple[str, str]]
 # ---- the splits --------------------------------------------------------------------------------------------
 
 
-def test_a_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -> None:
+def test_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -> None:
     train, valid, test = ({iso for _, iso in corpus[split]} for split in ("train", "valid", "test"))
     assert not train & valid
     assert not train & test
     assert not valid & test
 
 
-def test_the_split_of_a_date_is_the_same_whatever_the_language(tmp_path: Path) -> None:
+def test_split_of_a_date_does_not_depend_on_the_language(tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("fi", "iso"), SMALL)
     for split in SMALL:
         assert {dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in read(tmp_path / f"{split}.tsv")} == {
@@ -173,9 +173,7 @@ def test_the_split_of_a_date_is_the_same_whatever_the_language(tmp_path: Path) -
         }
 
 
-def test_sizes_are_those_asked_for_in_all_and_in_one_language(
-    corpus: dict[str, list[tuple[str, str]]], tmp_path: Path
-) -> None:
+def test_split_sizes_are_as_requested(corpus: dict[str, list[tuple[str, str]]], tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("lt"), SMALL)  # the language with the fewest forms
     assert {split: len(pairs) for split, pairs in corpus.items()} == SMALL
     assert {split: len(read(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
@@ -197,14 +195,14 @@ def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, l
     assert max(seen).year > 2090
 
 
-def test_the_same_bytes_come_out_again(tmp_path: Path) -> None:
+def test_corpus_is_reproducible(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         dates.write_corpus(tmp_path / name, LanguagePair(), {"test": 500})
     assert (tmp_path / "one/test.tsv").read_bytes() == (tmp_path / "two/test.tsv").read_bytes()
 
 
-def test_the_hash_behind_it_is_the_same_on_every_machine() -> None:
+def test_hash_is_the_same_on_every_machine() -> None:
     assert dates.hash_bytes(b"2019-03-07") == 0xADC05D9B9A1F86E3
     assert dates.choose_split(datetime.date(2019, 3, 7)) == "train"
 
@@ -212,23 +210,23 @@ def test_the_hash_behind_it_is_the_same_on_every_machine() -> None:
 # ---- what may be asked -------------------------------------------------------------------------------------
 
 
-def test_one_language_is_in_a_folder_of_its_own() -> None:
+def test_one_language_has_its_own_folder() -> None:
     assert dates.get_folder_name(LanguagePair()) == dates.get_folder_name(LanguagePair(None, "ISO"))
     assert dates.get_folder_name(LanguagePair("DE")) == dates.get_folder_name(LanguagePair()) + "-de"
 
 
-def test_one_language_holds_that_language_only(tmp_path: Path) -> None:
+def test_one_language_contains_only_that_language(tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("ja"), {"test": 300})
     assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read(tmp_path / "test.tsv"))
 
 
-def test_an_unknown_language_lists_those_there_are() -> None:
+def test_unknown_language_lists_the_known_ones() -> None:
     with pytest.raises(
         CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or choose one: am, ar,"
     ):
         dates.get_folder_name(LanguagePair("tlh"))
 
 
-def test_another_target_than_iso_is_refused() -> None:
+def test_target_other_than_iso_is_refused() -> None:
     with pytest.raises(CorpusError, match="dates: the target side is ISO 8601, not `de`; leave --tgt out"):
         dates.get_folder_name(LanguagePair("en", "de"))

@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine, which breaks off, refuses, redirects and lies as real ones do."""
+"""Downloads from a local server that disconnects, refuses, redirects and lies."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def names(folder: Path) -> list[str]:
 # ---- whole files -------------------------------------------------------------------------------------------
 
 
-def test_a_whole_file_arrives_and_nothing_else_stays(site: FakeSite, tmp_path: Path) -> None:
+def test_download_leaves_only_the_file(site: FakeSite, tmp_path: Path) -> None:
     assert get(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
     assert names(tmp_path) == ["data"]
 
 
-def test_progress_counts_up_to_the_whole(site: FakeSite, tmp_path: Path) -> None:
+def test_progress_counts_up_to_the_total(site: FakeSite, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     download_file(
         RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", lambda *step: seen.append(step)
@@ -64,22 +64,22 @@ def test_progress_counts_up_to_the_whole(site: FakeSite, tmp_path: Path) -> None
     assert len(seen) > 3
 
 
-def test_a_file_that_is_there_is_not_asked_for_again(site: FakeSite, tmp_path: Path) -> None:
+def test_existing_file_is_not_requested(site: FakeSite, tmp_path: Path) -> None:
     get(site, tmp_path / "data")
     get(site, tmp_path / "data")
     assert len(site.requests) == 1
 
 
-def test_a_file_without_a_published_checksum_gives_its_own(site: FakeSite, tmp_path: Path) -> None:
+def test_checksum_is_returned_without_a_published_one(site: FakeSite, tmp_path: Path) -> None:
     assert get(site, tmp_path / "data", sha256=None) == SHA256
 
 
-def test_a_server_that_does_not_tell_the_size_is_read_to_the_end(site: FakeSite, tmp_path: Path) -> None:
+def test_response_without_length_is_read_to_the_end(site: FakeSite, tmp_path: Path) -> None:
     site.sends_length = False
     assert get(site, tmp_path / "data") == SHA256
 
 
-def test_a_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
+def test_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/old"] = site.url + "/data"
     assert get(site, tmp_path / "data", "/old") == SHA256
 
@@ -87,7 +87,7 @@ def test_a_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
 # ---- files that are not what they should be ----------------------------------------------------------------
 
 
-def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_path: Path) -> None:
+def test_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_path: Path) -> None:
     site.files["/data"] = CONTENT[:-1] + b"x"
     with pytest.raises(StorageError, match=r"does not match http.*/data \(SHA-256 .*was removed; run again"):
         get(site, tmp_path / "data")
@@ -95,14 +95,14 @@ def test_a_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tm
     assert not (tmp_path / "data.part").exists()
 
 
-def test_a_file_put_there_by_hand_must_have_the_checksum_too(site: FakeSite, tmp_path: Path) -> None:
+def test_existing_file_must_match_the_checksum(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"something else")
     with pytest.raises(StorageError, match="does not match"):
         get(site, tmp_path / "data")
     assert get(site, tmp_path / "data") == SHA256
 
 
-def test_a_server_that_sends_without_an_end_is_cut_off(site: FakeSite, tmp_path: Path) -> None:
+def test_endless_response_is_cut_off(site: FakeSite, tmp_path: Path) -> None:
     site.endless.add("/flood")
     with pytest.raises(StorageError, match="sends more than the 300,000 bytes it may have"):
         get(site, tmp_path / "data", "/flood")
@@ -110,7 +110,7 @@ def test_a_server_that_sends_without_an_end_is_cut_off(site: FakeSite, tmp_path:
     assert (tmp_path / "data.part").stat().st_size == 0
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp_path: Path) -> None:
+def test_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="has 300,000 bytes, more than the 1,000 it may have"):
         get(site, tmp_path / "data", most=1000)
     assert not (tmp_path / "data.part").exists()
@@ -119,19 +119,19 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, t
 # ---- broken downloads --------------------------------------------------------------------------------------
 
 
-def test_a_broken_download_goes_on_where_it_broke(site: FakeSite, tmp_path: Path) -> None:
+def test_interrupted_download_resumes(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after = [100_000]
     assert get(site, tmp_path / "data") == SHA256
     assert site.requests == [("/data", None), ("/data", "bytes=100000-")]
 
 
-def test_a_server_without_ranges_is_asked_for_the_whole_again(site: FakeSite, tmp_path: Path) -> None:
+def test_server_without_ranges_sends_the_whole_file(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.ranges = [100_000], False
     assert get(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
 
 
-def test_a_file_that_has_changed_meanwhile_is_fetched_anew(site: FakeSite, tmp_path: Path) -> None:
+def test_changed_file_is_downloaded_again(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after = [100_000]
     with pytest.raises(DownloadError):
         download_file(RemoteFile(site.url + "/data", 400_000), tmp_path / "data", ignore, retry_delays=())
@@ -140,31 +140,31 @@ def test_a_file_that_has_changed_meanwhile_is_fetched_anew(site: FakeSite, tmp_p
     assert (tmp_path / "data").read_bytes() == bytes(reversed(CONTENT))
 
 
-def test_without_mark_and_checksum_a_part_is_not_trusted(site: FakeSite, tmp_path: Path) -> None:
+def test_part_without_validator_and_checksum_is_not_trusted(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.etag = [100_000], None
     get(site, tmp_path / "data", sha256=None)
     assert site.requests == [("/data", None), ("/data", None)]
 
 
-def test_a_weak_etag_is_no_mark_for_a_part(site: FakeSite, tmp_path: Path) -> None:
+def test_weak_etag_is_not_a_validator(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.etag = [100_000], 'W/"one"'
     get(site, tmp_path / "data", sha256=None)
     assert site.requests == [("/data", None), ("/data", None)]
 
 
-def test_a_part_longer_than_the_file_is_thrown_away(site: FakeSite, tmp_path: Path) -> None:
+def test_part_longer_than_the_file_is_discarded(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(bytes(400_000))
     assert get(site, tmp_path / "data") == SHA256
-    assert [asked for _, asked in site.requests] == ["bytes=400000-", None]
+    assert [requested for _, requested in site.requests] == ["bytes=400000-", None]
 
 
-def test_a_part_that_is_whole_needs_no_request(site: FakeSite, tmp_path: Path) -> None:
+def test_complete_part_needs_no_request(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(CONTENT)
     assert get(site, tmp_path / "data") == SHA256
     assert site.requests == []
 
 
-def test_an_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_path: Path) -> None:
+def test_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_path: Path) -> None:
     def interrupt(done: int, total: int | None) -> None:
         if done > 150_000:
             raise KeyboardInterrupt
@@ -177,13 +177,13 @@ def test_an_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_
     assert site.requests[-1] == ("/data", f"bytes={kept}-")
 
 
-def test_a_server_in_trouble_is_asked_again(site: FakeSite, tmp_path: Path) -> None:
+def test_transient_errors_are_retried(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [500, 503]
     assert get(site, tmp_path / "data") == SHA256
     assert len(site.requests) == 3
 
 
-def test_a_server_that_stays_in_trouble_is_left_alone(site: FakeSite, tmp_path: Path) -> None:
+def test_retries_end_after_the_last_delay(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [502] * 9
     with pytest.raises(DownloadError, match="the server answered 502 Bad Gateway, after 4 attempts"):
         get(site, tmp_path / "data")
@@ -193,13 +193,13 @@ def test_a_server_that_stays_in_trouble_is_left_alone(site: FakeSite, tmp_path: 
 # ---- what cannot be had ------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_asked_for_once(site: FakeSite, tmp_path: Path) -> None:
+def test_missing_file_is_requested_once(site: FakeSite, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"cannot download http.*/nothing: the server answered 404 Not Found"):
         get(site, tmp_path / "data", "/nothing")
     assert len(site.requests) == 1
 
 
-def test_no_network_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
@@ -209,20 +209,20 @@ def test_no_network_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/data", "data:,hello", "/etc/hostname"])
-def test_only_the_web_is_asked(url: str, tmp_path: Path) -> None:
+def test_only_http_urls_are_accepted(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must begin with https:// or http://"):
         download_file(RemoteFile(url, 1000), tmp_path / "data", ignore)
     assert names(tmp_path) == []
 
 
-def test_a_redirect_out_of_the_web_is_refused(site: FakeSite, tmp_path: Path) -> None:
+def test_redirect_to_another_scheme_is_refused(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/trap"] = "file:///etc/hostname"
     with pytest.raises(StorageError, match="cannot download"):
         get(site, tmp_path / "data", "/trap")
     assert not (tmp_path / "data").exists()
 
 
-def test_a_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", site.url)
     site.files["http://corpus.invalid/data"] = CONTENT  # a proxy is asked for the whole address
@@ -231,13 +231,13 @@ def test_a_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full: /dev/full")
-def test_a_full_disk_is_named(site: FakeSite, tmp_path: Path) -> None:
+def test_full_disk_is_reported(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=f"the disk is full .*; free some space, or set {CACHE_ENV_VAR}"):
         get(site, tmp_path / "data")
 
 
-def test_a_disk_too_small_is_named_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
+def test_too_small_disk_is_reported_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
     site.extra_claimed_bytes = 10**18
     with pytest.raises(StorageError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
         get(site, tmp_path / "data", most=10**19)
@@ -247,7 +247,7 @@ def test_a_disk_too_small_is_named_before_the_first_byte(site: FakeSite, tmp_pat
 # ---- what a person sees ------------------------------------------------------------------------------------
 
 
-def test_away_from_a_terminal_progress_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress("multi30k") as show:
         show(100, 2_600_000)
         show(200, 2_600_000)
@@ -255,13 +255,13 @@ def test_away_from_a_terminal_progress_is_one_plain_line(capsys: pytest.CaptureF
     assert (written.out, written.err) == ("", "downloading multi30k (2.6 MB)\n")
 
 
-def test_nothing_is_said_of_a_download_that_is_not_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_without_a_download(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress("multi30k"):
         pass
     assert capsys.readouterr().err == ""
 
 
-def test_at_a_terminal_a_bar_tells_bytes_and_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_at_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
     reader, writer = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
@@ -282,7 +282,7 @@ def test_at_a_terminal_a_bar_tells_bytes_and_speed(monkeypatch: pytest.MonkeyPat
 # ---- the cache ---------------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv(CACHE_ENV_VAR, str(tmp_path / "own"))
     assert get_cache_folder() == tmp_path / "own"
@@ -295,29 +295,27 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     ("platform", "tail"),
     [("linux", ".cache/attent"), ("darwin", "Library/Caches/attent"), ("win32", "AppData/Local/attent")],
 )
-def test_without_a_word_the_cache_is_where_the_platform_keeps_such_things(
-    platform: str, tail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_cache_folder_follows_the_platform(platform: str, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (CACHE_ENV_VAR, "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", platform)
     assert get_cache_folder() == Path.home() / tail
 
 
-def test_a_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE_ENV_VAR, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert Path("here") not in get_cache_folder().parents
     assert get_cache_folder().is_absolute()
 
 
-def test_a_place_that_cannot_be_written_to_is_named_with_a_way_out(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match=f"file: cannot be written to .*; set {CACHE_ENV_VAR} to a folder that can"):
+    with pytest.raises(StorageError, match=f"file: cannot be written .*; set {CACHE_ENV_VAR} to a writable folder"):
         build_folder(tmp_path / "file" / "corpus", Path.mkdir, Path.is_dir)
 
 
-def test_a_folder_is_made_once_however_many_ask(tmp_path: Path) -> None:
+def test_folder_is_built_once_by_concurrent_callers(tmp_path: Path) -> None:
     makings: list[Path] = []
     begin = threading.Barrier(4)
 
@@ -339,7 +337,7 @@ def test_a_folder_is_made_once_however_many_ask(tmp_path: Path) -> None:
     assert not (tmp_path / "corpus.part").exists()
 
 
-def test_a_folder_whose_making_fails_is_not_there(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
     def make(aside: Path) -> None:
         (aside / "train.tsv").write_text("half")
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,4 +1,4 @@
-"""Lines and columns: TSV, JSON lines and Moses pairs, each also compressed, damaged, or in UTF-16."""
+"""TSV, JSON Lines and Moses pairs, also compressed, damaged and in UTF-16."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_only_a_newline_ends_a_line() -> None:
     assert list(streams.read_lines([f"{odd}\n{odd}".encode()], "a")) == [odd, odd]
 
 
-def test_windows_line_ends_and_a_byte_order_mark_are_no_text() -> None:
+def test_crlf_and_byte_order_mark_are_removed() -> None:
     assert list(streams.read_lines([b"\xef\xbb\xbfone\r\ntwo\r\r\n\r\n"], "a")) == ["one", "two\r", ""]
 
 
-def test_a_carriage_return_ends_a_line_where_no_newline_does() -> None:
+def test_carriage_returns_end_lines_if_there_is_no_newline() -> None:
     assert read_tsv(b"a b\tc d\re f\tg h\r") == [Pair("a b", "c d", "a.tsv", 1), Pair("e f", "g h", "a.tsv", 2)]
     assert texts(read_tsv("\ufeffé\tß\rc\td\r".encode("utf-16-le"))) == [("é", "ß"), ("c", "d")]
     assert texts(read_tsv(gzip.compress(b"a\tb\r\rc\td"))) == [("a", "b"), ("c", "d")]
@@ -81,7 +81,7 @@ def test_a_carriage_return_ends_a_line_where_no_newline_does() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 2**16])
-def test_a_long_file_of_an_old_mac_is_read_in_blocks_of_any_size(size: int) -> None:
+def test_carriage_returns_are_handled_across_blocks_of_any_size(size: int) -> None:
     data = b"".join(b"%d\t%d\r" % (n, n) for n in range(9000)) + b"later\ta\r\nlast\tb\nend\tc"
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     found = list(streams.read_lines(pieces, "a"))
@@ -89,14 +89,14 @@ def test_a_long_file_of_an_old_mac_is_read_in_blocks_of_any_size(size: int) -> N
 
 
 @given(st.text(), st.integers(1, 7))
-def test_lines_are_the_same_whatever_blocks_they_come_in(text: str, size: int) -> None:
+def test_lines_do_not_depend_on_block_sizes(text: str, size: int) -> None:
     data = text.encode()
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert list(streams.read_lines(pieces, "a")) == list(streams.read_lines([data], "a"))
 
 
 @given(st.lists(st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))))
-def test_what_was_written_as_lines_is_read_as_these_lines(written: list[str]) -> None:
+def test_written_lines_round_trip(written: list[str]) -> None:
     data = "\ufeff".encode() + "".join(f"{line}\n" for line in written).encode()
     assert list(streams.read_lines([data], "a")) == written
 
@@ -107,24 +107,24 @@ def test_utf16_as_spreadsheets_export_it_is_read(encoding: str) -> None:
     assert texts(read_tsv(text.encode(encoding))) == [("é", "ß"), ("😀", "z")]
 
 
-def test_utf16_with_half_a_character_costs_only_that_line() -> None:
+def test_truncated_utf16_character_loses_only_its_line() -> None:
     data = "\ufeffa\tb\n".encode("utf-16-le") + b"\x00\xd8" + "\tc\nd\te\n".encode("utf-16-le") + b"x"
     found = read_tsv(data)
     assert texts(found) == [("a", "b"), ("d", "e")]
     assert reasons(found) == [(2, "not UTF-8"), (4, "not UTF-8")]
 
 
-def test_a_line_that_is_not_utf8_is_counted_and_the_reading_goes_on() -> None:
+def test_invalid_utf8_line_is_a_bad_line() -> None:
     found = read_tsv(b"a\tb\n" + "schön\tgut\n".encode("latin-1") + b"c\td\n")
     assert texts(found) == [("a", "b"), ("c", "d")]
     assert found[1] == BadLine("not UTF-8", "a.tsv", 2, "sch�n\tgut")
 
 
-def test_nul_and_control_characters_stay_in_the_text() -> None:
+def test_control_characters_are_kept() -> None:
     assert texts(read_tsv(b"a\x00b\tc\x07d\n")) == [("a\x00b", "c\x07d")]
 
 
-def test_a_line_of_10_mb_is_skipped_and_never_held_in_memory(tmp_path: Path) -> None:
+def test_overlong_line_is_skipped_in_constant_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.tsv"
     with open(path, "wb") as file:
         file.write(b"a\tb\n")
@@ -142,7 +142,7 @@ def test_a_line_of_10_mb_is_skipped_and_never_held_in_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("length", [2**20, 2**20 + 1])
-def test_a_line_may_be_exactly_1_mib_long(length: int) -> None:
+def test_line_may_be_exactly_1_mib_long(length: int) -> None:
     found = list(streams.read_lines([b"a" * length + b"\n", b"b\n"], "a"))
     assert found[1] == "b"
     assert isinstance(found[0], str) == (length == 2**20)
@@ -161,7 +161,7 @@ def test_each_compression_is_read_also_in_several_members_and_under_any_name(tmp
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_truncated_file_keeps_the_pairs_before_the_cut(suffix: str) -> None:
+def test_truncated_file_keeps_the_pairs_before_the_cut(suffix: str) -> None:
     noise = random.Random(1)
     data = "".join(f"{noise.random()}\t{number}\n" for number in range(40_000)).encode()
     cut = COMPRESS[suffix](data)
@@ -172,7 +172,7 @@ def test_a_truncated_file_keeps_the_pairs_before_the_cut(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_damage_inside_is_told_with_the_place(suffix: str) -> None:
+def test_damaged_data_is_reported_with_the_line(suffix: str) -> None:
     data = bytearray(COMPRESS[suffix](b"".join(b"%d\t%d\n" % (n * n, n) for n in range(9000))))
     data[len(data) // 2 : len(data) // 2 + 20] = b"\xff" * 20
     _, message = until_error(tsv.read_pairs(blocks(bytes(data), "x"), "x", ANY_LANGUAGES))
@@ -180,7 +180,7 @@ def test_damage_inside_is_told_with_the_place(suffix: str) -> None:
     assert "after line " in message
 
 
-def test_a_name_that_promises_compression_must_keep_it() -> None:
+def test_compression_suffix_must_match_the_content() -> None:
     _, message = until_error(tsv.read_pairs(blocks(b"plain\ttext\n", "a.tsv.gz"), "a.tsv.gz", ANY_LANGUAGES))
     assert message.startswith("a.tsv.gz is not gz data, though its name says so: fetch it again, or rename it")
 
@@ -196,24 +196,24 @@ def test_columns_one_and_two_are_the_pair() -> None:
     ]
 
 
-def test_missing_columns_are_counted() -> None:
+def test_missing_columns_are_bad_lines() -> None:
     assert reasons(read_tsv(b"a\tb\nonly\n\n")) == [(2, "one column only"), (3, "empty line")]
 
 
 @pytest.mark.parametrize("header", ["id\tde\ten", "id\tDE_at\ten-US", '"id"\t"target"\t"source"', "n\tTgt\tSRC"])
-def test_a_header_chooses_the_columns(header: str) -> None:
+def test_header_chooses_the_columns(header: str) -> None:
     found = read_tsv(f"{header}\n1\tHallo\tHello\n2\tx\n".encode(), EN_DE)
     assert texts(found) == [("Hello", "Hallo")]
     assert reasons(found) == [(3, "too few columns")]
 
 
-def test_a_first_line_that_only_resembles_a_header_is_text() -> None:
+def test_first_line_similar_to_a_header_is_text() -> None:
     assert texts(read_tsv(b"en\tde\n")) == [("en", "de")]  # no languages were asked for
     assert texts(read_tsv(b"no\tnein, danke\n", EN_DE)) == [("no", "nein, danke")]
 
 
 @pytest.mark.parametrize("header", ["en\tde", "EN\tDE", "en-US\tde_AT", '"en"\t"de"', "eng\tdeu", "twi\ten"])
-def test_a_first_line_of_languages_above_text_is_a_header(header: str) -> None:
+def test_first_line_of_languages_above_text_is_a_header(header: str) -> None:
     data = f"{header}\nA dog.\tEin Hund.\n".encode()
     assert read_tsv(data) == [Pair("A dog.", "Ein Hund.", "a.tsv", 2)]
     assert tsv.read_languages([data], "a") == LanguagePair(*header.replace('"', "").split("\t"))
@@ -231,25 +231,25 @@ def test_a_first_line_of_languages_above_text_is_a_header(header: str) -> None:
         "en\tde\tscore\nA dog.\tEin Hund.\t5\n",
     ],
 )
-def test_two_words_that_may_be_languages_are_text_unless_it_is_clear(text: str) -> None:
+def test_ambiguous_language_words_are_text(text: str) -> None:
     first = text.split("\n")[0].split("\t")
     assert texts(read_tsv(text.encode()))[0] == (first[0], first[1])
     assert tsv.read_languages([text.encode()], "a") == ANY_LANGUAGES
 
 
-def test_a_header_of_more_than_two_languages_asks_for_two() -> None:
+def test_header_with_more_than_two_languages_needs_a_choice() -> None:
     data = b"id\ten\tde\nA dog barks.\tA dog barks.\tEin Hund bellt.\n"
     with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, id"):
         read_tsv(data)
     assert texts(read_tsv(data, LanguagePair("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
 
 
-def test_a_header_of_quite_other_languages_is_no_text() -> None:
+def test_header_of_unrequested_languages_is_not_text() -> None:
     with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not contain en and de: it has es, fr"):
         read_tsv(b"fr\tes\nUn chien aboie.\tUn perro ladra.\n", EN_DE)
 
 
-def test_a_header_of_other_languages_is_an_error() -> None:
+def test_header_of_other_languages_is_an_error() -> None:
     with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not contain en and de: it has en, fr; choose two"):
         read_tsv(b"en\tfr\nHello\tBonjour\n", EN_DE)
 
@@ -267,7 +267,7 @@ def test_a_header_of_other_languages_is_an_error() -> None:
         ('"open', '"open'),
     ],
 )
-def test_a_spreadsheets_quotes_are_taken_off_and_others_are_text(cell: str, text: str) -> None:
+def test_spreadsheet_quotes_are_removed_and_others_kept(cell: str, text: str) -> None:
     assert texts(read_tsv(f"{cell}\tx\n".encode())) == [(text, "x")]
 
 
@@ -287,14 +287,14 @@ TORN = "a quoted cell with a tab or line break in it"
         '"a\tb"\t"c\td"',
     ],
 )
-def test_a_quoted_cell_with_a_tab_or_line_break_is_counted_once_and_gives_no_wrong_pair(torn: str) -> None:
+def test_quoted_cell_with_tab_or_line_break_is_one_bad_line(torn: str) -> None:
     found = read_tsv(f"one\teins\ntwo\tzwei\n{torn}\nlast\tletzt\n".encode())
     assert texts(found) == [("one", "eins"), ("two", "zwei"), ("last", "letzt")]
     assert reasons(found) == [(3, TORN)]
     assert found[2] == BadLine(TORN, "a.tsv", 3, torn.split("\n")[0])
 
 
-def test_torn_cells_are_told_also_where_rows_have_three_columns_or_the_file_begins() -> None:
+def test_broken_cells_are_found_in_three_columns_and_at_the_start() -> None:
     rows = '1\tone\teins\n"a\nb"\t"c\nd"\te\n2\ttwo\tzwei\n'
     assert reasons(read_tsv(rows.encode())) == [(2, TORN)]
     assert reasons(read_tsv(b'"He said ""hi"" to\tme"\t"x"\n')) == [(1, TORN)]
@@ -313,7 +313,7 @@ def test_torn_cells_are_told_also_where_rows_have_three_columns_or_the_file_begi
         '5" or 6"\t5" oder 6"\tcm\n',
     ],
 )
-def test_stray_quotes_in_raw_text_cost_nothing(raw: str) -> None:
+def test_stray_quotes_lose_no_pair(raw: str) -> None:
     found = read_tsv(raw.encode())
     assert [(item.source, item.target) for item in found if isinstance(item, Pair)] == [
         tuple(line.split("\t")[:2]) for line in raw.splitlines()
@@ -321,13 +321,13 @@ def test_stray_quotes_in_raw_text_cost_nothing(raw: str) -> None:
 
 
 @given(st.lists(st.tuples(*[st.text(alphabet='"a ', min_size=1)] * 2), min_size=1))
-def test_every_line_of_two_columns_is_a_pair_whatever_quotes_it_has(rows: list[tuple[str, str]]) -> None:
+def test_every_line_of_two_columns_is_a_pair_with_any_quotes(rows: list[tuple[str, str]]) -> None:
     found = read_tsv("".join(f"{left}\t{right}\n" for left, right in rows).encode())
     assert [item.line for item in found if isinstance(item, Pair)] == list(range(1, len(rows) + 1))
 
 
 @pytest.mark.parametrize("lines", [3, 200])
-def test_an_open_quote_without_an_end_loses_no_line(lines: int) -> None:
+def test_open_quote_without_an_end_loses_no_line(lines: int) -> None:
     rest = [f"{n}" for n in range(lines)]
     found = read_tsv("\n".join(["one\teins", 'two\t"zwei', *rest, "three\tdrei"]).encode())
     assert [item.line for item in found] == list(range(1, lines + 4))
@@ -335,7 +335,7 @@ def test_an_open_quote_without_an_end_loses_no_line(lines: int) -> None:
     assert texts(read_tsv(b'one\teins\ntwo\t"zwei')) == [("one", "eins"), ("two", '"zwei')]
 
 
-def test_an_open_quote_before_a_line_that_is_not_utf8_or_a_cut_is_read() -> None:
+def test_open_quote_before_a_bad_line_or_truncation_is_read() -> None:
     found = read_tsv(b'one\t"eins\n\xff"\ntwo\tzwei\n')
     assert (texts(found), reasons(found)) == ([("one", '"eins'), ("two", "zwei")], [(2, "not UTF-8")])
 
@@ -360,18 +360,18 @@ def test_an_open_quote_before_a_line_that_is_not_utf8_or_a_cut_is_read() -> None
         '{"de-AT": "b", "en_US": "a", "score": 0.5}',
     ],
 )
-def test_each_way_to_write_a_pair_in_json_is_read(line: str) -> None:
+def test_all_json_layouts_are_read(line: str) -> None:
     assert read_jsonl(line, EN_DE) == [Pair("a", "b", "a.jsonl", 1)]
 
 
-def test_the_first_object_decides_the_direction_of_all() -> None:
+def test_first_object_decides_the_direction() -> None:
     text = '{"translation": {"en": "a", "de": "b"}}\n{"translation": {"de": "d", "en": "c"}}\n'
     assert texts(read_jsonl(text)) == [("a", "b"), ("c", "d")]
     assert jsonl.read_languages([text.encode()], "a") == LanguagePair("en", "de")
 
 
 @given(st.text(), st.text())
-def test_any_text_comes_back_from_json(source: str, target: str) -> None:
+def test_any_text_round_trips_through_json(source: str, target: str) -> None:
     for ascii_only in (True, False):
         line = json.dumps({"src": source, "tgt": target}, ensure_ascii=ascii_only)
         assert texts(read_jsonl(line)) == [(source, target)]
@@ -393,17 +393,17 @@ def test_any_text_comes_back_from_json(source: str, target: str) -> None:
         ("", "empty line"),
     ],
 )
-def test_json_that_is_no_pair_is_counted(line: str, why: str) -> None:
+def test_json_without_a_pair_is_a_bad_line(line: str, why: str) -> None:
     found = read_jsonl(f'{{"src": "a", "tgt": "b"}}\n{line}\n{{"src": "c", "tgt": "d"}}\n', EN_DE)
     assert texts(found) == [("a", "b"), ("c", "d")]
     assert reasons(found) == [(2, why)]
 
 
-def test_a_key_written_twice_counts_as_last_written() -> None:
+def test_duplicate_json_key_takes_the_last_value() -> None:
     assert texts(read_jsonl('{"src": "a", "src": "b", "tgt": "c"}')) == [("b", "c")]
 
 
-def test_json_without_the_languages_asked_for_lists_what_it_has() -> None:
+def test_json_without_the_requested_languages_lists_its_keys() -> None:
     with pytest.raises(LanguageMismatchError, match="does not contain en and de: it has es, fr, id"):
         read_jsonl('{"es": "a", "fr": "b", "id": 3}\n', EN_DE)
     with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, fr"):
@@ -413,13 +413,13 @@ def test_json_without_the_languages_asked_for_lists_what_it_has() -> None:
 # Moses.
 
 
-def test_line_n_goes_with_line_n() -> None:
+def test_lines_are_paired_by_number() -> None:
     assert read_moses(b"a\nb", b"x\ny\n") == [Pair("a", "x", "a.en", 1), Pair("b", "y", "a.en", 2)]
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe", b"y" * (2**20 + 1)])
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_bad_line_on_one_side_keeps_the_sides_in_step(bad: bytes, side: int) -> None:
+def test_bad_line_on_one_side_keeps_the_sides_in_step(bad: bytes, side: int) -> None:
     good, spoilt = b"1\n2\n3\n", b"1\n" + bad + b"\n3\n"
     found = read_moses(*((spoilt, good) if side == 0 else (good, spoilt)))
     assert texts(found) == [("1", "1"), ("3", "3")]
@@ -428,13 +428,13 @@ def test_a_bad_line_on_one_side_keeps_the_sides_in_step(bad: bytes, side: int) -
 
 
 @pytest.mark.parametrize(("left", "right"), [(1000, 999), (3, 5000), (5000, 3), (1, 0), (0, 2)])
-def test_unequal_files_give_the_common_pairs_and_then_both_counts(left: int, right: int) -> None:
+def test_files_of_unequal_length_fail_after_the_common_pairs(left: int, right: int) -> None:
     source, target = (b"".join(b"%d\n" % n for n in range(count)) for count in (left, right))
     items, message = until_error(moses.read_pairs(blocks(source, "a.en"), blocks(target, "a.de"), ("a.en", "a.de")))
     assert len(texts(items)) == min(left, right)
     assert f"a.en has {left:,} lines but a.de {right:,}" in message
 
 
-def test_the_two_files_may_be_compressed_differently() -> None:
+def test_two_files_may_be_compressed_differently() -> None:
     found = read_moses(gzip.compress(b"a\nb\n"), lzma.compress(b"x\ny\n"))
     assert texts(found) == [("a", "x"), ("b", "y")]

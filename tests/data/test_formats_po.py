@@ -1,4 +1,4 @@
-"""Gettext catalogues: the odd corners, and files that gettext's own tools, polib and the translate toolkit write."""
+"""PO catalogs: corner cases, and files written by gettext, polib and the translate toolkit."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def read(
     return list(po.read_pairs(content, "a.po", languages, ReadOptions(fuzzy=fuzzy, obsolete=obsolete)))
 
 
-def texts(found: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
-    return [(item.source, item.target) for item in found if isinstance(item, Pair)]
+def texts(items: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
+    return [(item.source, item.target) for item in items if isinstance(item, Pair)]
 
 
-def reasons(found: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
-    return [(item.line, item.reason) for item in found if isinstance(item, BadLine)]
+def reasons(items: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in items if isinstance(item, BadLine)]
 
 
 # Files of other programs.
@@ -81,25 +81,25 @@ def catalogue(count: int) -> polib.POFile:
 
 def expected(made: polib.POFile) -> list[tuple[str, str]]:
     """The pairs of a catalogue as polib itself knows them, by our rule for plurals."""
-    found = []
+    items = []
     for entry in made:
         if entry.obsolete or "fuzzy" in entry.flags:
             continue
         if entry.msgid_plural:
             forms = [entry.msgstr_plural[form] for form in sorted(entry.msgstr_plural)]
             ids = [entry.msgid] + [entry.msgid_plural] * (len(forms) - 1)
-            found += list(zip(ids, forms, strict=True))
+            items += list(zip(ids, forms, strict=True))
         elif entry.msgstr:
-            found.append((entry.msgid, entry.msgstr))
-    return found
+            items.append((entry.msgid, entry.msgstr))
+    return items
 
 
-def test_a_catalogue_of_polib_is_read_as_polib_reads_it(tmp_path: Path) -> None:
+def test_catalog_of_polib_is_read_as_by_polib(tmp_path: Path) -> None:
     made = catalogue(350)
     made.save(str(tmp_path / "a.po"))
-    found = read((tmp_path / "a.po").read_bytes())
-    assert sorted(texts(found)) == sorted(expected(polib.pofile(str(tmp_path / "a.po"))))
-    assert sorted(why for _, why in reasons(found)) == ["fuzzy"] * 50 + ["no translation"] * 50 + ["obsolete"] * 50
+    items = read((tmp_path / "a.po").read_bytes())
+    assert sorted(texts(items)) == sorted(expected(polib.pofile(str(tmp_path / "a.po"))))
+    assert sorted(why for _, why in reasons(items)) == ["fuzzy"] * 50 + ["no translation"] * 50 + ["obsolete"] * 50
 
 
 @needs_gettext
@@ -113,7 +113,7 @@ def test_a_catalogue_of_polib_is_read_as_polib_reads_it(tmp_path: Path) -> None:
         ["msgconv", "--to-code=UTF-8"],
     ],
 )
-def test_what_gettexts_tools_make_of_a_catalogue_holds_the_same_pairs(tmp_path: Path, command: list[str]) -> None:
+def test_gettext_tools_keep_the_pairs(tmp_path: Path, command: list[str]) -> None:
     made = catalogue(210)
     made.save(str(tmp_path / "a.po"))
     written = subprocess.run([*command, str(tmp_path / "a.po")], capture_output=True, check=True, timeout=60).stdout
@@ -121,7 +121,7 @@ def test_what_gettexts_tools_make_of_a_catalogue_holds_the_same_pairs(tmp_path: 
 
 
 @needs_gettext
-def test_a_catalogue_that_was_compiled_and_taken_apart_again_holds_the_same_pairs(tmp_path: Path) -> None:
+def test_compiled_and_decompiled_catalog_has_the_same_pairs(tmp_path: Path) -> None:
     made = catalogue(210)
     made.save(str(tmp_path / "a.po"))
     subprocess.run(["msgfmt", "-o", tmp_path / "a.mo", tmp_path / "a.po"], check=True, timeout=60)
@@ -131,7 +131,7 @@ def test_a_catalogue_that_was_compiled_and_taken_apart_again_holds_the_same_pair
 
 @needs_gettext
 @pytest.mark.parametrize("charset", ["ISO-8859-15", "CP1252", "SHIFT_JIS", "GB18030", "BIG5", "EUC-JP", "KOI8-R"])
-def test_catalogues_that_gettext_converted_to_other_charsets_are_read(tmp_path: Path, charset: str) -> None:
+def test_catalogs_in_other_charsets_are_read(tmp_path: Path, charset: str) -> None:
     words = {"KOI8-R": "да", "ISO-8859-15": "Größe €", "CP1252": "Größe €", "GB18030": "中文 é"}.get(charset, "表示")
     (tmp_path / "a.po").write_text(f'{HEADER}msgid "a"\nmsgstr "{words}"\n', encoding="utf-8")
     command = ["msgconv", f"--to-code={charset}", str(tmp_path / "a.po")]
@@ -140,7 +140,7 @@ def test_catalogues_that_gettext_converted_to_other_charsets_are_read(tmp_path: 
     assert texts(read(written)) == [("a", words)]
 
 
-def test_a_catalogue_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
+def test_catalog_of_the_translate_toolkit_is_read() -> None:
     store = pypo.pofile()
     pairs = list(zip(make_strings(200, 7), make_strings(200, 8), strict=True))
     for source, target in pairs:
@@ -152,7 +152,7 @@ def test_a_catalogue_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
 
 
 @given(st.text(), st.text(min_size=1))
-def test_any_text_comes_back_from_a_catalogue(source: str, target: str) -> None:
+def test_any_text_round_trips_through_a_catalog(source: str, target: str) -> None:
     def quoted(text: str) -> str:
         named = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
         return f'"{named}"'
@@ -163,7 +163,7 @@ def test_any_text_comes_back_from_a_catalogue(source: str, target: str) -> None:
 # Corners.
 
 
-def test_plural_forms_go_with_the_singular_or_the_plural_id() -> None:
+def test_plural_forms_are_paired_with_singular_and_plural_ids() -> None:
     entry = 'msgid "a file"\nmsgid_plural "%d files"\n'
     three = 'msgstr[0] "plik"\nmsgstr[1] "%d pliki"\nmsgstr[2] "%d plików"\n'
     assert texts(read(HEADER + entry + three)) == [
@@ -176,12 +176,12 @@ def test_plural_forms_go_with_the_singular_or_the_plural_id() -> None:
     assert texts(half) == [("%d files", "%d pliki")]
 
 
-def test_the_same_id_in_two_contexts_is_two_pairs() -> None:
+def test_same_id_in_two_contexts_is_two_pairs() -> None:
     data = 'msgctxt "verb"\nmsgid "Open"\nmsgstr "Öffnen"\n\nmsgctxt "state"\nmsgid "Open"\nmsgstr "Offen"\n'
     assert texts(read(HEADER + data)) == [("Open", "Öffnen"), ("Open", "Offen")]
 
 
-def test_fuzzy_and_obsolete_entries_are_read_when_asked_for() -> None:
+def test_fuzzy_and_obsolete_entries_are_read_on_request() -> None:
     data = HEADER + '#, c-format, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#~ msgid "c"\n#~ msgstr ""\n#~ "d"\n'
     assert reasons(read(data)) == [(7, "fuzzy"), (10, "obsolete")]
     assert texts(read(data, fuzzy=True)) == [("a", "b")]
@@ -189,16 +189,16 @@ def test_fuzzy_and_obsolete_entries_are_read_when_asked_for() -> None:
     assert texts(read(data, fuzzy=True, obsolete=True)) == [("a", "b"), ("c", "d")]
 
 
-def test_a_comment_that_says_fuzzy_is_a_comment() -> None:
+def test_comment_that_says_fuzzy_is_a_comment() -> None:
     assert texts(read(HEADER + '# a, fuzzy\n#. b, fuzzy\n#: c, fuzzy\nmsgid "a"\nmsgstr "b"\n')) == [("a", "b")]
 
 
-def test_what_an_id_was_before_is_no_text() -> None:
+def test_previous_id_is_not_text() -> None:
     data = '#| msgid "old"\n#| "er"\nmsgid "new"\nmsgstr "neu"\n\n#~| msgid "x"\n#~ msgid "y"\n#~ msgstr "z"\n'
     assert texts(read(HEADER + data, obsolete=True)) == [("new", "neu"), ("y", "z")]
 
 
-def test_entries_without_blank_lines_between_them_are_told_apart() -> None:
+def test_entries_without_blank_lines_are_separated() -> None:
     data = 'msgid "a"\nmsgstr "b"\n# comment\nmsgid "c"\nmsgstr "d"\n'
     data += 'msgctxt "x"\nmsgid "e"\nmsgstr "f"\nmsgid "g"\nmsgstr "h"'
     assert texts(read(HEADER + data)) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
@@ -222,34 +222,34 @@ def test_escapes_are_those_of_c() -> None:
         '"a string of nothing"',
     ],
 )
-def test_an_entry_that_is_wrong_is_counted_and_the_next_is_read(wrong: str) -> None:
-    found = read(f'{HEADER}msgid "1"\nmsgstr "eins"\n\n{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')
-    assert texts(found) == [("1", "eins"), ("2", "zwei")]
-    assert reasons(found) == [(9, "not PO")]
+def test_malformed_entry_is_a_bad_line_and_the_next_is_read(wrong: str) -> None:
+    items = read(f'{HEADER}msgid "1"\nmsgstr "eins"\n\n{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')
+    assert texts(items) == [("1", "eins"), ("2", "zwei")]
+    assert reasons(items) == [(9, "not PO")]
 
 
 @pytest.mark.parametrize(("wrong", "why"), [('msgid "a"', "no msgstr"), ('msgctxt "a"\nmsgstr "b"', "no msgid")])
-def test_an_entry_that_lacks_something_is_counted(wrong: str, why: str) -> None:
+def test_incomplete_entry_is_a_bad_line(wrong: str, why: str) -> None:
     assert reasons(read(f'{HEADER}{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')) == [(6, why)]
 
 
-def test_a_line_in_another_charset_costs_its_entry_and_a_comment_nothing() -> None:
+def test_invalid_bytes_lose_their_entry_but_not_in_comments() -> None:
     data = (
         HEADER.encode()
         + '# Müller\nmsgid "a"\nmsgstr "b"\n\nmsgid "c"\nmsgstr "ü"\n\nmsgid "d"\nmsgstr "e"\n'.encode("cp1252")
     )
-    found = read(data)
-    assert texts(found) == [("a", "b"), ("d", "e")]
-    assert reasons(found) == [(10, "not UTF-8")]
+    items = read(data)
+    assert texts(items) == [("a", "b"), ("d", "e")]
+    assert reasons(items) == [(10, "not UTF-8")]
 
 
 @pytest.mark.parametrize("charset", ["nonsense", "hex", "idna", "utf-16", "KOI8"])
-def test_an_unknown_charset_is_named_with_the_way_out(charset: str) -> None:
+def test_unknown_charset_is_reported(charset: str) -> None:
     with pytest.raises(CorpusError, match=f"a.po is in charset {charset.lower()}, which attent does not know: convert"):
         read(HEADER.replace("UTF-8", charset))
 
 
-def test_a_catalogue_is_read_the_other_way_round_when_asked_for() -> None:
+def test_catalog_is_read_backwards_on_request() -> None:
     data = HEADER + 'msgid "a"\nmsgstr "b"\n'
     for languages in (LanguagePair("de", "en"), LanguagePair("de", None), LanguagePair(None, "en")):
         assert texts(read(data, languages)) == [("b", "a")]
@@ -258,26 +258,26 @@ def test_a_catalogue_is_read_the_other_way_round_when_asked_for() -> None:
     assert po.read_languages([data.encode()], "a") == LanguagePair(None, "de")
 
 
-def test_a_catalogue_of_another_language_is_an_error() -> None:
+def test_catalog_in_another_language_is_an_error() -> None:
     with pytest.raises(
         LanguageMismatchError, match=r"a\.po does not contain en and fr: it has de; change --src or --tgt"
     ):
         read(HEADER, LanguagePair("en", "fr"))
 
 
-def test_a_short_catalogue_that_is_cut_keeps_what_comes_before() -> None:
+def test_truncated_catalog_keeps_the_entries_before() -> None:
     entries = "".join(f'msgid "{n * n}"\nmsgstr "{n}"\n\n' for n in range(1000))
     data = gzip.compress((HEADER + entries).encode())
-    found: list[Pair | BadLine] = []
+    items: list[Pair | BadLine] = []
     with pytest.raises(CorpusError, match=r"a\.po is cut short after line [\d,]+: fetch"):
-        found.extend(
+        items.extend(
             po.read_pairs(streams.read_blocks(io.BytesIO(data[: len(data) // 2]), "a.po"), "a.po", ANY_LANGUAGES)
         )
-    assert len(texts(found)) > 200
+    assert len(texts(items)) > 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_a_catalogue_is_the_same_whatever_blocks_it_comes_in(size: int) -> None:
+def test_catalog_does_not_depend_on_block_sizes(size: int) -> None:
     data = HEADER.replace("UTF-8", "SHIFT_JIS").encode() + 'msgid "a\\n"\nmsgstr "表示"\n'.encode("shift_jis")
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert (
@@ -287,16 +287,16 @@ def test_a_catalogue_is_the_same_whatever_blocks_it_comes_in(size: int) -> None:
     )
 
 
-def test_a_text_without_an_end_is_not_held_in_memory() -> None:
+def test_endless_text_is_read_in_constant_memory() -> None:
     line = b'"' + b"x" * 1000 + b'"\n'
     tracemalloc.start()
-    found = list(
+    items = list(
         po.read_pairs(
             iter([b'msgid "a"\nmsgstr ""\n', *[line] * 4000, b'\nmsgid "b"\nmsgstr "c"\n']), "a.po", ANY_LANGUAGES
         )
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert reasons(found) == [(1, "longer than 1 MiB")]
-    assert texts(found) == [("b", "c")]
+    assert reasons(items) == [(1, "longer than 1 MiB")]
+    assert texts(items) == [("b", "c")]
     assert peak < 3 * 2**20

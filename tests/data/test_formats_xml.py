@@ -1,4 +1,4 @@
-"""TMX and XLIFF: the odd corners, files of other programs, and files that mean harm."""
+"""TMX and XLIFF: corner cases, files of other programs, and hostile files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def xliff20(*units: str, languages: str = 'srcLang="en" trgLang="de"') -> str:
 # Files of other programs.
 
 
-def test_a_memory_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
+def test_tmx_of_the_translate_toolkit_is_read() -> None:
     pairs = list(zip(make_strings(300, 1), make_strings(300, 2), strict=True))
     store = toolkit_tmx.tmxfile(sourcelanguage="en")
     for source, target in pairs:
@@ -82,7 +82,7 @@ def test_a_memory_of_the_translate_toolkit_is_read_as_it_was_meant() -> None:
 
 
 @pytest.mark.parametrize("kind", [toolkit_xliff.xlifffile, toolkit_xliff2.Xliff2File])
-def test_an_xliff_file_of_the_translate_toolkit_is_read_as_it_was_meant(kind: type) -> None:
+def test_xliff_of_the_translate_toolkit_is_read(kind: type) -> None:
     pairs = list(zip(make_strings(300, 3), make_strings(300, 4), strict=True))
     store = kind(sourcelanguage="en", targetlanguage="de")
     for number, (source, target) in enumerate(pairs):
@@ -100,7 +100,7 @@ def test_an_xliff_file_of_the_translate_toolkit_is_read_as_it_was_meant(kind: ty
 # TMX.
 
 
-def test_markup_of_other_programs_is_no_text_and_highlighting_is() -> None:
+def test_native_codes_are_dropped_and_highlighted_text_is_kept() -> None:
     found = read_tmx(
         memory(
             unit(
@@ -112,12 +112,12 @@ def test_markup_of_other_programs_is_no_text_and_highlighting_is() -> None:
     assert texts(found) == [("Press here now", "Hier drücken")]
 
 
-def test_a_unit_has_the_number_of_the_line_on_which_it_begins() -> None:
+def test_line_number_of_a_unit_is_its_first_line() -> None:
     data = memory(unit(en="a", de="b"), "", "<tu>\n" + unit(en="c", de="d").removeprefix("<tu>"))
     assert [item.line for item in read_tmx(data)] == [2, 4]
 
 
-def test_the_variant_asked_for_is_taken_whatever_its_place_case_or_spelling() -> None:
+def test_requested_variant_is_found_in_any_order_case_and_spelling() -> None:
     data = memory(unit(de_CH="Velo", EN="bike", de="Fahrrad", de_AT="Radl"))
     assert texts(read_tmx(data)) == [("bike", "Fahrrad")]
     assert texts(read_tmx(data, LanguagePair("en", "de_at"))) == [("bike", "Radl")]
@@ -127,14 +127,14 @@ def test_the_variant_asked_for_is_taken_whatever_its_place_case_or_spelling() ->
     ]
 
 
-def test_of_two_variants_in_the_very_same_language_the_first_counts() -> None:
+def test_first_of_two_variants_in_one_language_counts() -> None:
     data = memory('<tu><tuv xml:lang="de"><seg>eins</seg></tuv>' + unit(de="zwei", en="one").removeprefix("<tu>"))
     found = read_tmx(data)
     assert texts(found) == [("one", "eins")]
     assert found[1:] == [BadLine("a second de side", "a.tmx", 2, "zwei")]
 
 
-def test_second_variants_count_however_they_are_spelt_but_only_in_the_languages_asked_for() -> None:
+def test_duplicate_variants_are_bad_lines_in_requested_languages() -> None:
     first = "".join(f'<tuv xml:lang="{tag}"><seg>{tag}</seg></tuv>' for tag in ("de-AT", "fr", "DE_at", "fr", "en"))
     data = memory(f"<tu>{first}</tu>", unit(en="a", de="b"))
     found = read_tmx(data)
@@ -143,29 +143,29 @@ def test_second_variants_count_however_they_are_spelt_but_only_in_the_languages_
     assert reasons(read_tmx(data, LanguagePair("en", "fr"))) == [(2, "a second fr side"), (3, "no fr side")]
 
 
-def test_a_line_break_in_a_memory_stays_one() -> None:
+def test_line_break_code_becomes_a_newline() -> None:
     data = memory(unit(en='Hello<ph type="lb">&lt;br/></ph>you<ph type="image">x</ph>!', de="Hallo<ph>x</ph>"))
     assert texts(read_tmx(data)) == [("Hello\nyou!", "Hallo")]
 
 
-def test_old_memories_say_lang_without_xml() -> None:
+def test_lang_attribute_of_old_tmx_is_read() -> None:
     data = memory('<tu><tuv lang="EN-US"><seg>a</seg></tuv><tuv lang="DE-DE"><seg>b</seg></tuv></tu>')
     assert texts(read_tmx(data)) == [("a", "b")]
 
 
-def test_the_headers_language_is_the_source_when_none_is_asked_for() -> None:
+def test_header_language_is_the_default_source() -> None:
     data = memory(unit(de_DE="b", en_US="a"), unit(en_GB="c", de_DE="d"))
     assert texts(read_tmx(data, ANY_LANGUAGES)) == [("a", "b"), ("c", "d")]
     assert tmx.read_languages([data.encode()], "a") == LanguagePair("en", "de")
 
 
-def test_a_unit_without_one_of_the_languages_is_counted() -> None:
+def test_unit_without_a_requested_language_is_a_bad_line() -> None:
     found = read_tmx(memory(unit(en="a", fr="b"), unit(en="c", de="d")))
     assert reasons(found) == [(2, "no de side")]
     assert texts(found) == [("c", "d")]
 
 
-def test_a_memory_without_the_languages_lists_those_it_has() -> None:
+def test_tmx_without_the_requested_languages_lists_its_languages() -> None:
     with pytest.raises(
         LanguageMismatchError, match=r"a\.tmx does not contain en and de: it has en-gb, es, fr; choose two"
     ):
@@ -174,13 +174,13 @@ def test_a_memory_without_the_languages_lists_those_it_has() -> None:
         read_tmx(memory(unit(en="a", fr="b", de="c")), ANY_LANGUAGES)
 
 
-def test_a_third_language_further_on_is_an_error_when_none_was_asked_for() -> None:
+def test_third_language_is_an_error_with_open_languages() -> None:
     with pytest.raises(LanguageMismatchError, match="it has de, en, fr"):
         read_tmx(memory(unit(en="a", de="b"), unit(en="a", fr="b")), ANY_LANGUAGES)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1", "windows-1252", "koi8-r"])
-def test_memories_in_other_encodings_are_read(encoding: str) -> None:
+def test_tmx_in_other_encodings_is_read(encoding: str) -> None:
     text = "да" if encoding == "koi8-r" else "é€ü" if encoding == "windows-1252" else "éü"
     declared = {"utf-8-sig": "utf-8"}.get(encoding, encoding)
     data = f'<?xml version="1.0" encoding="{declared}"?>{memory(unit(en=text, de="x"))}'
@@ -188,7 +188,7 @@ def test_memories_in_other_encodings_are_read(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["shift_jis", "nonsense", "hex", "idna", "utf-7"])
-def test_an_encoding_that_is_not_read_is_named_with_the_way_out(encoding: str) -> None:
+def test_unsupported_encoding_is_reported(encoding: str) -> None:
     with pytest.raises(CorpusError, match=r"a\.tmx is in an encoding that attent does not read .*: save it as UTF-8"):
         read_tmx(f'<?xml version="1.0" encoding="{encoding}"?>{memory()}')
 
@@ -196,7 +196,7 @@ def test_an_encoding_that_is_not_read_is_named_with_the_way_out(encoding: str) -
 # XLIFF.
 
 
-def test_every_corner_of_xliff_1_2() -> None:
+def test_xliff_1_2_corner_cases() -> None:
     found = read_xliff(
         xliff12(
             "<trans-unit id='1'><source>Hi <g id='1'>you</g><x id='2'/><ph id='3'>%s</ph>!</source>"
@@ -215,7 +215,7 @@ def test_every_corner_of_xliff_1_2() -> None:
     assert reasons(found) == [(line, "no translation") for line in (7, 8, 9)]
 
 
-def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
+def test_untranslated_and_unreviewed_targets_are_not_read() -> None:
     states = ("", ' state="new"', ' state="needs-translation"', ' state="needs-review-translation"', ' state="final"')
     units = [
         f"<trans-unit><source>s{n}</source><target{state}>t{n}</target></trans-unit>" for n, state in enumerate(states)
@@ -231,7 +231,7 @@ def test_a_target_that_is_none_yet_or_needs_a_look_is_not_read() -> None:
     ]
 
 
-def test_every_corner_of_xliff_2() -> None:
+def test_xliff_2_corner_cases() -> None:
     matches = (
         '<mtc:matches xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0"><mtc:match><source>q</source>'
         "<target>r</target></mtc:match></mtc:matches>"
@@ -265,19 +265,19 @@ def test_every_corner_of_xliff_2() -> None:
         ('<ph id="1">a<x ctype="lb"/>b</ph>', ""),
     ],
 )
-def test_a_code_that_stands_for_white_space_gives_it_and_others_are_left_out(code: str, text: str) -> None:
+def test_codes_for_white_space_become_it_and_others_are_dropped(code: str, text: str) -> None:
     one = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
     assert texts(read_xliff(xliff12(f"<trans-unit>{one}</trans-unit>"))) == [(f"Hello{text}World", f"Hallo{text}Welt")]
 
 
-def test_line_breaks_of_xliff_2_are_told_by_their_sub_type() -> None:
+def test_line_breaks_of_xliff_2_have_a_sub_type() -> None:
     codes = '<ph id="1" type="fmt" subType="xlf:lb"/>', '<ph id="2" equiv=" "/>', '<ph id="3" equiv="{}"/>'
     found = read_xliff(xliff20(f"<segment><source>a{'b'.join(codes)}c</source><target>d</target></segment>"))
     assert texts(found) == [("a\nb bc", "d")]
 
 
 @pytest.mark.parametrize("write", [xliff12, xliff20])
-def test_xliff_is_read_the_other_way_round_when_asked_for(write: Callable[..., str]) -> None:
+def test_xliff_is_read_backwards_on_request(write: Callable[..., str]) -> None:
     one = "<source>a</source><target>b</target>"
     data = write(f"<trans-unit>{one}</trans-unit>" if write is xliff12 else f"<segment>{one}</segment>")
     assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
@@ -288,13 +288,13 @@ def test_xliff_is_read_the_other_way_round_when_asked_for(write: Callable[..., s
         read_xliff(data, LanguagePair("en", "fr"))
 
 
-def test_a_file_that_names_only_its_source_is_trusted_for_the_target() -> None:
+def test_file_with_only_a_source_language_matches_any_target() -> None:
     data = xliff12("<trans-unit><source>a</source><target>b</target></trans-unit>", languages='source-language="en-US"')
     assert texts(read_xliff(data)) == [("a", "b")]
     assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
 
 
-def test_variants_of_one_language_are_one_language() -> None:
+def test_regional_variants_match_the_language() -> None:
     one = (
         "<file source-language='{}'><trans-unit><source>a</source><target xml:lang='de'>b</target></trans-unit></file>"
     )
@@ -303,7 +303,7 @@ def test_variants_of_one_language_are_one_language() -> None:
     assert xliff.read_languages([data.encode()], "a") == LanguagePair("en", None)
 
 
-def test_of_several_files_in_one_those_in_the_languages_are_read() -> None:
+def test_only_files_in_the_requested_languages_are_read() -> None:
     one = '<x:file source-language="en" target-language="{}"><trans-unit/><x:trans-unit>{}</x:trans-unit></x:file>'
     pair = "<x:source>{}</x:source><x:target>{}</x:target>"
     body = one.format("fr", pair.format("a", "b")) + one.format("de", pair.format("c", "d"))
@@ -317,7 +317,7 @@ def test_of_several_files_in_one_those_in_the_languages_are_read() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 10])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_file_is_the_same_whatever_blocks_it_comes_in(size: int, encoding: str) -> None:
+def test_xml_does_not_depend_on_block_sizes(size: int, encoding: str) -> None:
     data = memory(unit(en="é &amp; <hi>b</hi>", de="ß"), unit(en="c")).encode(encoding)
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert list(tmx.read_pairs(pieces, "a", EN_DE)) == list(tmx.read_pairs([data], "a", EN_DE))
@@ -327,7 +327,7 @@ def test_a_file_is_the_same_whatever_blocks_it_comes_in(size: int, encoding: str
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.9, 0.999])
-def test_a_truncated_memory_keeps_the_units_before_the_cut(cut: float) -> None:
+def test_truncated_tmx_keeps_the_units_before(cut: float) -> None:
     data = memory(*(unit(en=str(n), de=str(n)) for n in range(1000))).encode()
     found: list[Pair | BadLine] = []
     with pytest.raises(CorpusError, match=r"a\.tmx is cut short after line [\d,]+: fetch or copy it again"):
@@ -336,7 +336,7 @@ def test_a_truncated_memory_keeps_the_units_before_the_cut(cut: float) -> None:
     assert texts(found) == [(str(n), str(n)) for n in range(len(found))]
 
 
-def test_malformed_xml_is_told_with_line_and_column_after_the_units_before_it() -> None:
+def test_malformed_xml_is_reported_after_the_units_before_it() -> None:
     found: list[Pair | BadLine] = []
     with pytest.raises(
         CorpusError, match=r"a\.tmx is not well-formed XML at line 3, column 6 \(mismatched tag\): corr"
@@ -345,14 +345,14 @@ def test_malformed_xml_is_told_with_line_and_column_after_the_units_before_it() 
     assert texts(found) == [("a", "b")]
 
 
-def test_a_page_that_is_no_memory_is_told_apart() -> None:
+def test_wrong_root_element_is_reported() -> None:
     with pytest.raises(CorpusError, match=r"must begin with <tmx>, but begins with <html>: check"):
         read_tmx("<html><body>404</body></html>")
     with pytest.raises(CorpusError, match=r"a\.xlf is empty: fetch"):
         read_xliff("")
 
 
-def test_a_document_type_elsewhere_is_passed_over_and_never_fetched() -> None:
+def test_external_doctype_is_ignored_and_never_fetched() -> None:
     for address in ("tmx14.dtd", "file:///etc/passwd", "http://127.0.0.1:9/tmx.dtd"):
         data = f'<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "{address}">' + memory(unit(en="a", de="b"))
         assert texts(read_tmx(data)) == [("a", "b")]
@@ -372,27 +372,27 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("read", [read_tmx, read_xliff])
-def test_attacks_by_a_document_type_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
+def test_doctype_attacks_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
     data = memory(unit(en="&x;" * 1000, de="b")) if read is read_tmx else xliff12("<trans-unit/>")
     with pytest.raises(CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): remove that"):
         read(ATTACKS[attack] + data)
 
 
 @pytest.mark.parametrize("doctype", ["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">'])
-def test_an_entity_that_nobody_declared_is_an_error_with_its_line(doctype: str) -> None:
+def test_undeclared_entity_is_an_error_with_its_line(doctype: str) -> None:
     with pytest.raises(CorpusError, match=r"(undefined entity|uses &nbsp;).*") as caught:
         read_tmx(doctype + memory(unit(en="a&nbsp;b", de="c")))
     assert "line 2" in str(caught.value)
 
 
-def test_a_hundred_thousand_elements_inside_each_other_are_refused() -> None:
+def test_deep_nesting_is_refused() -> None:
     with pytest.raises(CorpusError, match="over 256 elements inside each other"):
         read_tmx(memory("<a>" * 100_000))
     with pytest.raises(CorpusError, match="over 256 elements inside each other"):
         read_tmx(memory(unit(en="<hi>" * 100_000, de="b")))
 
 
-def test_a_text_of_over_1_mib_is_a_bad_unit_and_the_next_is_read() -> None:
+def test_overlong_text_is_a_bad_line_and_the_next_unit_is_read() -> None:
     found = read_tmx(memory(unit(en="x" * 2**20, de="fits"), unit(en="y" * (2**20 + 1), de="b"), unit(en="c", de="d")))
     assert reasons(found) == [(3, "longer than 1 MiB")]
     assert [len(source) for source, _ in texts(found)] == [2**20, 1]
@@ -415,7 +415,7 @@ def peak_of(found: Iterator[Pair | BadLine]) -> tuple[int, int]:
     return count, peak
 
 
-def test_memory_stays_flat_over_a_memory_of_any_size() -> None:
+def test_large_tmx_is_read_in_constant_memory() -> None:
     block = "\n".join(unit(en="Hello, you", de="Hallo, du") for _ in range(500)) + "\n"
     content = [*endless("<tmx><body>", block, 25), b"</body></tmx>"]
     count, peak = peak_of(tmx.read_pairs(iter(content), "a.tmx", EN_DE))
@@ -424,6 +424,6 @@ def test_memory_stays_flat_over_a_memory_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("begin", ["<tmx><!--", '<tmx a="', "<tmx><body><tu><tuv xml:lang='en'><seg>", "<tmx><?x "])
-def test_something_without_an_end_is_not_held_in_memory(begin: str) -> None:
+def test_endless_tags_and_texts_are_read_in_constant_memory(begin: str) -> None:
     _, peak = peak_of(tmx.read_pairs(endless(begin, "x" * 2**16, 400), "a.tmx", EN_DE))
     assert peak < 16 * 2**20

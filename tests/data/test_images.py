@@ -1,4 +1,4 @@
-"""Sets of images: found, read once, brought to one size; and what is wrong with files is said in a sentence."""
+"""Image datasets: finding splits, the store, resizing, and errors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.data.image_sets import encode_idx, make_bar_images, write_class_folde
 Image = pytest.importorskip("PIL.Image")
 
 
-def test_idx_files_are_read_as_they_are(tmp_path: Path) -> None:
+def test_idx_files_are_read(tmp_path: Path) -> None:
     parts = find_splits(write_idx(tmp_path / "set"))
     assert set(parts) == {"train", "test"}
     shape = choose_shape(parts["train"], ImageDataConfig())
     assert shape == ImageShape(8, 1)
-    found = prepare_images(parts["train"], shape, tmp_path / "store")
+    dataset = prepare_images(parts["train"], shape, tmp_path / "store")
     pixels, labels = make_bar_images(60, 8, 0)
-    assert np.array_equal(found.pixels[:, 0], pixels)
-    assert np.array_equal(found.item_labels, labels)
-    assert found.class_names == ("0", "1", "2")
+    assert np.array_equal(dataset.pixels[:, 0], pixels)
+    assert np.array_equal(dataset.item_labels, labels)
+    assert dataset.class_names == ("0", "1", "2")
 
 
-def test_a_set_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_store_is_rebuilt_when_the_files_change(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     part = find_splits(folder)["train"]
     first = prepare_images(part, ImageShape(8, 1), tmp_path / "store")
@@ -48,16 +48,16 @@ def test_a_set_is_read_once_and_again_when_it_changes(tmp_path: Path) -> None:
     assert np.array_equal(again.item_labels, labels)
 
 
-def test_sizes_that_no_patch_fits_get_a_black_frame(tmp_path: Path) -> None:
+def test_sizes_are_padded_to_a_multiple_of_four(tmp_path: Path) -> None:
     part = find_splits(write_idx(tmp_path / "set", side=9))["train"]
     shape = choose_shape(part, ImageDataConfig())
     assert shape.size == 12
-    found = prepare_images(part, shape, tmp_path / "store")
-    assert np.array_equal(found.pixels[:, 0, 1:10, 1:10], make_bar_images(60, 9, 0)[0])
-    assert not found.pixels[:, 0, 0].any()
+    dataset = prepare_images(part, shape, tmp_path / "store")
+    assert np.array_equal(dataset.pixels[:, 0, 1:10, 1:10], make_bar_images(60, 9, 0)[0])
+    assert not dataset.pixels[:, 0, 0].any()
 
 
-def test_labels_may_have_names_beside_them(tmp_path: Path) -> None:
+def test_class_names_are_read_from_labels_txt(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     (folder / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
     assert prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store").class_names == (
@@ -70,37 +70,37 @@ def test_labels_may_have_names_beside_them(tmp_path: Path) -> None:
         prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
 
 
-def test_a_folder_per_class_is_read_with_its_parts(tmp_path: Path) -> None:
+def test_folder_per_class_is_read_with_its_splits(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         write_class_folders(tmp_path / "set" / part)
     parts = find_splits(tmp_path / "set")
     assert set(parts) == {"train", "valid", "test"}
     shape = choose_shape(parts["train"], ImageDataConfig())
     assert shape == ImageShape(12, 3)
-    found = prepare_images(parts["train"], shape, tmp_path / "store")
-    assert found.class_names == ("cat", "dog")
-    assert found.item_labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert (found.pixels[:3, 0] == 240).all()
-    assert (found.pixels[3:, 1] == 240).all()
+    dataset = prepare_images(parts["train"], shape, tmp_path / "store")
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.item_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert (dataset.pixels[:3, 0] == 240).all()
+    assert (dataset.pixels[3:, 1] == 240).all()
 
 
-def test_one_bad_picture_among_many_is_left_out_and_told(tmp_path: Path) -> None:
+def test_bad_image_is_skipped_and_reported(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "set")
     (folder / "cat" / "1.png").write_bytes((folder / "cat" / "0.png").read_bytes()[:100])
     (folder / "dog" / "9.jpg").write_bytes(b"this is no picture")
-    found = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
-    assert found.item_labels.tolist() == [0, 0, 1, 1, 1]
-    told = images.describe_skipped(found)
-    assert told is not None
-    assert told.startswith("2 of 7 files of")
-    assert "cat/1.png: must be a whole image" in told
-    assert "dog/9.jpg: must be an image, but is none that Pillow knows" in told
+    dataset = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
+    assert dataset.item_labels.tolist() == [0, 0, 1, 1, 1]
+    message = images.describe_skipped(dataset)
+    assert message is not None
+    assert message.startswith("2 of 7 files of")
+    assert "cat/1.png: must be a whole image" in message
+    assert "dog/9.jpg: must be an image, but Pillow does not recognize it" in message
 
 
-def test_where_no_picture_is_left_that_is_an_error(tmp_path: Path) -> None:
+def test_class_without_readable_images_is_an_error(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "set", count=1)
     (folder / "dog" / "0.png").write_bytes(b"no")
-    with pytest.raises(ImageError, match="dog: must hold images, but none can be read"):
+    with pytest.raises(ImageError, match="dog: must have images, but none can be read"):
         prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
     (folder / "cat" / "0.png").write_bytes(b"no")
     with pytest.raises(ImageError, match="of its 2 files none can be read"):
@@ -108,31 +108,31 @@ def test_where_no_picture_is_left_that_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "store").glob("*.part"))
 
 
-def test_a_picture_is_held_upright_fitted_and_coloured(tmp_path: Path) -> None:
+def test_image_is_rotated_resized_and_converted(tmp_path: Path) -> None:
     pixels = np.zeros((10, 20, 3), np.uint8)
     pixels[:, 10:] = 255  # the right half is white
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter to the right
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path, exif=exif)
-    found = read_image(path, ImageShape(10, 1))
-    assert found.shape == (1, 10, 10)
-    assert int(found[0, :4].max()) == 0  # the left half is above now
-    assert int(found[0, 6:].min()) == 255
+    dataset = read_image(path, ImageShape(10, 1))
+    assert dataset.shape == (1, 10, 10)
+    assert int(dataset[0, :4].max()) == 0  # the left half is above now
+    assert int(dataset[0, 6:].min()) == 255
     coloured = read_image(path, ImageShape(4, 3))
     assert coloured.shape == (3, 4, 4)
     assert int(coloured[:, 0].max()) == 0
     assert int(coloured[:, 3].min()) == 255
 
 
-def test_what_is_transparent_lets_white_through_and_sixteen_bits_become_eight(tmp_path: Path) -> None:
+def test_transparency_becomes_white_and_16_bits_become_8(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")
     assert read_image(tmp_path / "clear.png", ImageShape(4, 3)).min() == 255
     Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png", ImageShape(4, 1)).unique().tolist() == [0x80]
 
 
-def test_a_picture_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (100, 100)).save(tmp_path / "bomb.png")
     monkeypatch.setattr(images, "MAX_PIXELS", 5_000)
     with pytest.raises(ImageError, match=r"bomb\.png: must have at most .* pixels, but has 100 x 100"):
@@ -143,46 +143,46 @@ def test_a_picture_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda raw: b"\0\0\x09" + raw[3:], "must be an idx file of images, .* but begins with 00 00 09 03"),
-        (lambda raw: raw[:-10], "must have 60 entries, as its head tells, but ends after 59"),
-        (lambda raw: raw + b"!", "must have 60 entries, as its head tells, but has more"),
+        (lambda raw: raw[:-10], "must have 60 entries, as its header says, but ends after 59"),
+        (lambda raw: raw + b"!", "must have 60 entries, as its header says, but has more"),
         (lambda raw: raw[:3], "must be an idx file of images, .* but begins with 00 00 08"),
         (lambda raw: gzip.compress(raw)[:-20], "must be a whole gzip file, but is damaged"),
         (lambda raw: raw[:4] + b"\xff\xff\xff\xff" + raw[8:], "must have 4,294,967,295 entries"),
-        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "must hold images of 1 to 4096 pixels"),
+        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "must have images of 1 to 4096 pixels"),
     ],
 )
-def test_a_damaged_idx_file_is_told_by_its_name(tmp_path: Path, spoil: Callable[[bytes], bytes], told: str) -> None:
+def test_damaged_idx_file_is_reported(tmp_path: Path, spoil: Callable[[bytes], bytes], message: str) -> None:
     path = write_idx(tmp_path / "set", test=False) / "train-images-idx3-ubyte.gz"
     path.write_bytes(spoil(gzip.decompress(path.read_bytes())))
-    with pytest.raises(ImageError, match=rf"train-images-idx3-ubyte\.gz: {told}"):
+    with pytest.raises(ImageError, match=rf"train-images-idx3-ubyte\.gz: {message}"):
         list(images.read_idx_rows(path, 3))
 
 
-def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
+def test_image_and_label_counts_must_match(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set", test=False)
     labels = folder / "train-labels-idx1-ubyte"
     labels.write_bytes(encode_idx(np.zeros(7, np.uint8)))
     with pytest.raises(ImageError, match=r"must have a label for each of the 60 images .* but has 7"):
         prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
     labels.unlink()
-    with pytest.raises(ImageError, match="must have its labels beside it"):
+    with pytest.raises(ImageError, match="must have its labels in the same folder"):
         find_splits(folder)
     labels.write_bytes(encode_idx(np.zeros(7, np.uint8)))
     (folder / "train-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(ImageError, match="must have its images beside it"):
+    with pytest.raises(ImageError, match="must have its images in the same folder"):
         find_splits(folder)
 
 
-def test_what_is_no_set_of_images_is_told(tmp_path: Path) -> None:
+def test_invalid_image_datasets_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="nowhere: must be a folder of images, but does not exist"):
         find_splits(tmp_path / "nowhere")
     with pytest.raises(ImageError, match="must have a folder of images for each class"):
         find_splits(tmp_path)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(ImageError, match="cat: must hold images of its class, but holds none"):
+    with pytest.raises(ImageError, match="cat: must have images, but has none"):
         find_splits(tmp_path)
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ImageError, match=r"notes\.txt: must be a folder of images"):
@@ -191,49 +191,49 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path) -> None:
         read_image(tmp_path / "none.png", ImageShape(8, 1))
 
 
-def test_every_label_has_its_share_of_what_is_held_out(tmp_path: Path) -> None:
-    found = prepare_images(find_splits(write_idx(tmp_path / "set"))["train"], ImageShape(8, 1), tmp_path / "store")
-    rest, held = images.hold_out_images(found, 12, seed=1)
+def test_held_out_images_are_stratified_by_label(tmp_path: Path) -> None:
+    dataset = prepare_images(find_splits(write_idx(tmp_path / "set"))["train"], ImageShape(8, 1), tmp_path / "store")
+    rest, held = images.hold_out_images(dataset, 12, seed=1)
     assert np.bincount(held.item_labels).tolist() == [4, 4, 4]
     assert rest.indices is not None
     assert held.indices is not None
     assert sorted([*rest.indices, *held.indices]) == list(range(60))
-    assert np.bincount(images.hold_out_images(found, 60, seed=1)[0].item_labels).tolist() == [
+    assert np.bincount(images.hold_out_images(dataset, 60, seed=1)[0].item_labels).tolist() == [
         1,
         1,
         1,
     ]  # one of each to learn from
-    again = images.hold_out_images(found, 12, seed=1)[1]
+    again = images.hold_out_images(dataset, 12, seed=1)[1]
     assert again.indices is not None
     assert np.array_equal(held.indices, again.indices)
 
 
-def test_labels_are_numbered_as_those_that_were_learned(tmp_path: Path) -> None:
-    found = prepare_images(
+def test_labels_are_remapped_to_the_model(tmp_path: Path) -> None:
+    dataset = prepare_images(
         find_splits(write_class_folders(tmp_path / "set"))["train"], ImageShape(12, 3), tmp_path / "store"
     )
-    assert images.remap_labels(found, ("dog", "bird", "cat")).item_labels.tolist() == [2, 2, 2, 0, 0, 0]
-    with pytest.raises(ImageError, match="`dog` is not; is it another set"):
-        images.remap_labels(found, ("cat", "bird"))
+    assert images.remap_labels(dataset, ("dog", "bird", "cat")).item_labels.tolist() == [2, 2, 2, 0, 0, 0]
+    with pytest.raises(ImageError, match="`dog` is not; is it another dataset"):
+        images.remap_labels(dataset, ("cat", "bird"))
 
 
-def test_mean_and_deviation_are_those_of_numpy(tmp_path: Path) -> None:
-    found = prepare_images(
+def test_channel_stats_match_numpy(tmp_path: Path) -> None:
+    dataset = prepare_images(
         find_splits(write_class_folders(tmp_path / "set"))["train"], ImageShape(12, 3), tmp_path / "store"
     )
-    mean, std = images.compute_channel_stats(found)
-    whole = found.pixels / 255
+    mean, std = images.compute_channel_stats(dataset)
+    whole = dataset.pixels / 255
     assert np.allclose(mean, whole.mean((0, 2, 3)), atol=1e-4)
     assert np.allclose(std, whole.std((0, 2, 3)), atol=1e-4)
 
 
 @pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image_size": 2}])
-def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
+def test_invalid_settings_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ImageDataConfig(**setting)  # type: ignore[arg-type]
 
 
-def test_of_a_picture_that_is_not_square_the_middle_is_read_or_all_of_it(tmp_path: Path) -> None:
+def test_non_square_image_is_cropped_or_squashed(tmp_path: Path) -> None:
     pixels = np.zeros((12, 36), np.uint8)
     pixels[:, 12:24] = 200
     Image.fromarray(pixels).save(tmp_path / "wide.png")
@@ -246,7 +246,7 @@ def test_of_a_picture_that_is_not_square_the_middle_is_read_or_all_of_it(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "dataset"),
     [
         (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
         (np.array([[0.0, 90.4, 255.0]], np.float32), [0, 90, 255]),
@@ -256,25 +256,23 @@ def test_of_a_picture_that_is_not_square_the_middle_is_read_or_all_of_it(tmp_pat
         (np.array([[0, 7, 200]], np.uint16), [0, 0, 0]),  # 16 bits say themselves what white is
     ],
 )
-def test_numbers_for_pixels_become_bytes_by_what_they_reach(
-    values: images.Array, found: list[int], tmp_path: Path
-) -> None:
+def test_numeric_pixels_are_scaled_by_their_maximum(values: images.Array, dataset: list[int], tmp_path: Path) -> None:
     Image.fromarray(values.repeat(3, 0)).save(tmp_path / "a.tiff")
-    assert read_image(tmp_path / "a.tiff", ImageShape(3, 1))[0, 0].tolist() == found
+    assert read_image(tmp_path / "a.tiff", ImageShape(3, 1))[0, 0].tolist() == dataset
 
 
 @pytest.mark.parametrize("worst", [-1.0, 70_000.0, float("nan"), float("inf")])
-def test_numbers_that_are_no_pixels_are_told(worst: float, tmp_path: Path) -> None:
+def test_invalid_numeric_pixels_are_reported(worst: float, tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "set")
     values = np.full((4, 4), 0.5, np.float32)
     values[0, 0] = worst
     Image.fromarray(values).save(folder / "cat" / "a.tiff")
-    found = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
-    assert len(found) == 6
-    assert "a.tiff: its pixels must be from 0 to 1, to 255 or to 65,535, but are" in found.skipped[0]
+    dataset = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
+    assert len(dataset) == 6
+    assert "a.tiff: its pixels must be from 0 to 1, to 255 or to 65,535, but are" in dataset.skipped[0]
 
 
-def test_a_part_is_told_by_any_word_of_a_name(tmp_path: Path) -> None:
+def test_split_is_detected_by_any_word_of_the_name(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     for path in sorted(folder.iterdir()):
         path.rename(folder / f"emnist-letters-{path.name.replace('t10k', 'test')}")
@@ -284,18 +282,18 @@ def test_a_part_is_told_by_any_word_of_a_name(tmp_path: Path) -> None:
     }
 
 
-def test_two_sets_in_one_folder_are_told_apart_from_one_that_is_packed_and_unpacked(tmp_path: Path) -> None:
+def test_two_datasets_in_one_folder_are_refused(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     packed = folder / "train-images-idx3-ubyte.gz"
     packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
     assert set(find_splits(folder)) == {"train", "test"}
     packed.rename(folder / "digits-train-images-idx3-ubyte.gz")
-    wanted = r"digits-train-images-idx3-ubyte\.gz and train-images-idx3-ubyte are both for its part `train`"
-    with pytest.raises(ImageError, match=wanted):
+    expected_text = r"digits-train-images-idx3-ubyte\.gz and train-images-idx3-ubyte are both for `train`"
+    with pytest.raises(ImageError, match=expected_text):
         find_splits(folder)
 
 
-def test_trains_may_be_a_class(tmp_path: Path) -> None:
+def test_train_may_be_a_class(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path / "set", ("bus", "car", "train"))
     assert prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store").class_names == (
         "bus",

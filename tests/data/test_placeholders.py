@@ -1,4 +1,4 @@
-"""Placeholders: what counts as one, and when a translation has kept them."""
+"""Placeholder detection, and checks that a translation keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.data.pretranslate_cases import PLACEHOLDERS, pretranslate
     "hole", [*PLACEHOLDERS, "%@", "%5.2f", "%-10s", "%lu", "%2$d", "%{x}", "{0:>8}", "{% if x %}", "%1", "%L2"]
 )
 @pytest.mark.parametrize("text", ["a {} b", "{} b", "a {}.", "({})", "a:{}"])
-def test_a_placeholder_is_found_whole(hole: str, text: str) -> None:
+def test_placeholders_are_found(hole: str, text: str) -> None:
     assert placeholders.find_placeholders(text.replace("{}", hole)) == [hole]
 
 
@@ -32,7 +32,7 @@ def test_markup_and_addresses_are_placeholders(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["100 % sure", "50% off", "a < b > c", "R&D; more", "a & b", "5 {", "} 6", "x@y", "5%"]
 )
-def test_ordinary_text_is_none(text: str) -> None:
+def test_ordinary_text_has_no_placeholders(text: str) -> None:
     assert placeholders.find_placeholders(text) in ([], ["&D;"])
 
 
@@ -58,32 +58,32 @@ def test_ordinary_text_is_none(text: str) -> None:
         ("see https://a.example/b.", "https://a.example/b siehe", ""),
     ],
 )
-def test_a_translation_has_what_its_source_has(source: str, target: str, problem: str) -> None:
+def test_translation_must_keep_the_placeholders(source: str, target: str, problem: str) -> None:
     found = placeholders.find_problem((source,), (target,))
     assert (problem in found) if problem else not found
 
 
-def test_placeholders_at_the_ends_are_put_back_when_a_model_loses_them() -> None:
-    asked: list[list[str]] = []
+def test_lost_placeholders_at_the_ends_are_restored() -> None:
+    requested: list[list[str]] = []
 
     def forgetful(texts: Sequence[str]) -> list[str]:
-        asked.append(list(texts))
+        requested.append(list(texts))
         return [" ".join(word.upper() for word in text.split() if "%" not in word) for text in texts]
 
     result = pretranslate("%s: not found (%d)\nAll is well\nlost %s here\n", "a.txt", forgetful)
     assert result.content == b"%s: NOT FOUND (%d)\nALL IS WELL\nlost %s here\n"
-    assert asked == [["%s: not found (%d)", "All is well", "lost %s here"], ["not found"]]
+    assert requested == [["%s: not found (%d)", "All is well", "lost %s here"], ["not found"]]
     assert [(one.line, one.source, one.reason) for one in result.skipped] == [
         (3, "lost %s here", "its translation lost %s")
     ]
 
 
-def test_an_empty_translation_is_left() -> None:
+def test_empty_translation_is_skipped() -> None:
     result = pretranslate("a b\n", "a.txt", lambda texts: [" "])
     assert (result.content, result.skipped[0].reason) == (b"a b\n", "its translation is empty")
 
 
-def test_a_translation_on_several_lines_becomes_one() -> None:
+def test_translation_on_several_lines_is_joined() -> None:
     assert pretranslate("a b\n", "a.txt", lambda texts: ["c\nd "]).content == b"c d\n"
 
 
@@ -98,7 +98,7 @@ codes = st.builds(
 
 
 @given(st.lists(st.one_of(codes, st.text("ab %s{}<>1/\n\t.", max_size=8)), max_size=8))
-def test_runs_put_together_are_the_content(parts: list[str | InlineCode]) -> None:
+def test_joined_runs_are_the_content(parts: list[str | InlineCode]) -> None:
     found = text_runs.split_runs(tuple(parts))
     again = [part for run in found for part in (*run.prefix, *run.core, *run.suffix)]
     assert _raw(again) == _raw(parts)
@@ -112,7 +112,7 @@ def test_runs_put_together_are_the_content(parts: list[str | InlineCode]) -> Non
 
 
 @given(st.lists(st.one_of(codes, st.text("ab <>1/", max_size=8)), max_size=8))
-def test_codes_are_found_again_in_what_the_model_sees(parts: list[str | InlineCode]) -> None:
+def test_codes_are_restored_from_the_display_text(parts: list[str | InlineCode]) -> None:
     content = text_runs.number_codes(tuple(parts))
     again = text_runs.restore_codes(get_display_text(content), content)
     assert _raw(again) == _raw(content)

@@ -1,4 +1,4 @@
-"""Two hundred files of translators: only their empty targets change, to the byte; other programs see the same."""
+"""Two hundred generated files: only their empty targets change, byte by byte; other programs read the same."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def files(name: str) -> Iterator[tuple[bytes, pretranslate_cases.Made, bytes]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_empty_targets_change(name: str) -> None:
-    for before, made, after in files(name):
+    for before, expected, after in files(name):
         result = pretranslate(before, name)
         assert result.content == after
         assert (result.filled_count, result.existing_count, result.skipped) == (
-            made.filled_count,
-            made.existing_count,
+            expected.filled_count,
+            expected.existing_count,
             (),
         )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_full_file_is_left_as_it_is_and_nobody_is_asked(name: str) -> None:
-    for _, made, after in files(name):
+def test_complete_file_is_unchanged_and_translates_nothing(name: str) -> None:
+    for _, expected, after in files(name):
         result = pretranslate(after, name, fail_if_called)
         assert result.content == after
-        assert (result.filled_count, result.existing_count) == (0, made.filled_count + made.existing_count)
+        assert (result.filled_count, result.existing_count) == (0, expected.filled_count + expected.existing_count)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_translator_that_loses_everything_changes_nothing_but_what_has_no_placeholders(name: str) -> None:
-    for before, made, _ in files(name):
+def test_lossy_translator_fills_only_units_without_placeholders(name: str) -> None:
+    for before, expected, _ in files(name):
         result = pretranslate(before, name, lambda texts: ["x"] * len(texts))
-        assert result.filled_count + len(result.skipped) == made.filled_count
+        assert result.filled_count + len(result.skipped) == expected.filled_count
         again = pretranslate(result.content, name, lambda texts: ["x"] * len(texts))
         assert again.content == result.content
         assert all("lost" in one.reason and one.source for one in result.skipped)
@@ -60,13 +60,13 @@ def test_a_translator_that_loses_everything_changes_nothing_but_what_has_no_plac
 # What other programs make of it.
 
 
-def test_polib_and_the_translate_toolkit_see_the_same_catalogue_with_fuzzy_translations() -> None:
-    for before, made, _ in files("a.po"):
+def test_polib_and_the_translate_toolkit_read_the_result_as_fuzzy() -> None:
+    for before, expected, _ in files("a.po"):
         after = pretranslate(before, "a.po").content
         old, new = (list(polib.pofile(_text(one))) for one in (before, after))
         assert [_facts(entry) for entry in old] == [_facts(entry) for entry in new]
         changed = [entry for was, entry in zip(old, new, strict=True) if _forms(was) != _forms(entry)]
-        assert [form for entry in changed for form in _forms(entry)] == made.targets
+        assert [form for entry in changed for form in _forms(entry)] == expected.targets
         assert all(entry.fuzzy for entry in changed)
         store = pypo.pofile.parsestring(after.removeprefix(b"\xef\xbb\xbf"))
         assert sum(unit.isfuzzy() for unit in store.units) == sum(entry.fuzzy for entry in new)
@@ -89,11 +89,11 @@ def _forms(entry: polib.POEntry) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "unit"), [("a.xlf", "trans-unit"), ("b.xliff", "segment"), ("a.tmx", "tu")])
-def test_lxml_sees_the_same_tree_apart_from_targets_and_marks(name: str, unit: str) -> None:
-    for before, made, _ in files(name):
+def test_lxml_tree_differs_only_in_targets_and_marks(name: str, unit: str) -> None:
+    for before, expected, _ in files(name):
         trees = [etree.fromstring(one) for one in (before, pretranslate(before, name).content)]
         empty = [not _targets_text(one) for one in trees[0].iterfind(f".//{{*}}{unit}")]
-        assert sum(empty) == made.filled_count
+        assert sum(empty) == expected.filled_count
         for tree in trees:
             for one, strip in zip(tree.iterfind(f".//{{*}}{unit}"), empty, strict=True):
                 assert tree is trees[0] or _targets_text(one)
@@ -125,14 +125,14 @@ def _strip(unit: etree._Element) -> None:
     ("name", "store"),
     [("a.xlf", toolkit_xliff.xlifffile), ("b.xliff", toolkit_xliff2.Xliff2File), ("a.tmx", toolkit_tmx.tmxfile)],
 )
-def test_the_translate_toolkit_reads_every_translation(name: str, store: type) -> None:
-    for before, made, _ in files(name):
+def test_translate_toolkit_reads_every_translation(name: str, store: type) -> None:
+    for before, expected, _ in files(name):
         after = pretranslate(before, name).content
         units = [unit for unit in store.parsestring(after).units if unit.source and unit.source != "a"]
-        assert len(units) >= made.filled_count
-        assert sum("(" in str(unit.target or "") for unit in units) >= made.filled_count
+        assert len(units) >= expected.filled_count
+        assert sum("(" in str(unit.target or "") for unit in units) >= expected.filled_count
         if name == "a.xlf":
-            assert sum(unit.isreview() for unit in units) == made.filled_count
+            assert sum(unit.isreview() for unit in units) == expected.filled_count
 
 
 # Bad files.
@@ -147,14 +147,16 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(("name", "root"), [("a.xlf", "xliff"), ("a.tmx", "tmx")])
-def test_entities_are_refused_in_a_sentence(attack: str, name: str, root: str) -> None:
+def test_entities_are_refused(attack: str, name: str, root: str) -> None:
     with pytest.raises(CorpusError, match=rf"{name} declares .* which can be an attack \(at line 1\): remove that"):
         pretranslate(f"{ATTACKS[attack]}<{root}>&a;</{root}>", name, fail_if_called)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_is_cut_short_is_refused_or_filled_in_what_is_there(name: str) -> None:
-    whole = next(before for before, made, _ in files(name) if made.filled_count > 4 and before.isascii() is False)
+def test_truncated_file_is_refused_or_filled_as_far_as_it_goes(name: str) -> None:
+    whole = next(
+        before for before, expected, _ in files(name) if expected.filled_count > 4 and before.isascii() is False
+    )
     for cut in range(0, len(whole), 37):
         told = pretranslate_cases.get_error(whole[:cut], name)
         if told:
@@ -183,12 +185,12 @@ def test_a_file_that_is_cut_short_is_refused_or_filled_in_what_is_there(name: st
         (b"", "a.docx", "a.docx must be a file of one of these kinds: .markdown, .md"),
     ],
 )
-def test_a_bad_file_gets_a_sentence(content: bytes, name: str, message: str) -> None:
+def test_bad_files_are_reported(content: bytes, name: str, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         pretranslate(content, name, fail_if_called)
 
 
-def test_a_translator_that_miscounts_is_told_so() -> None:
+def test_wrong_number_of_translations_is_an_error() -> None:
     with pytest.raises(CorpusError, match="must be 2 translations, but there are 1"):
         pretranslate("one\ntwo\n", "a.txt", lambda texts: ["eins"])
 
@@ -208,11 +210,11 @@ def test_a_translator_that_miscounts_is_told_so() -> None:
         ("po", None),
     ],
 )
-def test_the_kind_of_a_file_is_told_by_its_name(name: str, kind: str | None) -> None:
+def test_document_format_is_detected_by_name(name: str, kind: str | None) -> None:
     assert detect_document_format(name) == kind
 
 
-def test_each_text_is_asked_for_once_and_in_one_call() -> None:
+def test_each_text_is_translated_once_and_in_one_call() -> None:
     calls: list[list[str]] = []
 
     def translate(texts: object) -> list[str]:

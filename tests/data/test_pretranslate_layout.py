@@ -1,4 +1,4 @@
-"""Markdown and plain text: the words are translated, and everything around them stays."""
+"""Markdown and plain text: the text is translated and the layout stays."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ The end[^1] costs $x + y$ or 5 %.
 def shape(text: str, markup: MarkdownIt) -> list[tuple[str, ...]]:
     """What a renderer makes of it, apart from the words."""
     body = text.split("---\n", 2)[2]
-    found = []
+    match = []
     for token in markup.parse(body):
         if token.type == "inline":
             inside = [one for one in token.children or [] if one.type not in ("text", "softbreak")]
-            found += [(one.type, one.content if "code" in one.type else "", str(one.attrGet("href"))) for one in inside]
+            match += [(one.type, one.content if "code" in one.type else "", str(one.attrGet("href"))) for one in inside]
         elif token.type != "html_block":
-            found.append((token.type, token.tag, token.content, str(token.level)))
-    return found
+            match.append((token.type, token.tag, token.content, str(token.level)))
+    return match
 
 
-def test_a_page_keeps_its_shape() -> None:
+def test_markdown_structure_is_kept() -> None:
     markup = MarkdownIt("commonmark").enable("table")
     result = pretranslate(PAGE, "a.md")
     after = result.content.decode()
@@ -97,35 +97,35 @@ def test_a_page_keeps_its_shape() -> None:
     assert "| (`x|y` z) | (d \\| e) |" in after
 
 
-def test_the_same_words_give_the_same_page() -> None:
+def test_identity_translation_gives_the_same_document() -> None:
     markup = MarkdownIt("commonmark").enable("table")
     after = pretranslate(PAGE, "a.md", lambda texts: list(texts)).content.decode()
     assert " ".join(markup.render(after).split()) == " ".join(markup.render(PAGE).split())
 
 
-def test_the_model_sees_sentences() -> None:
-    asked: list[str] = []
+def test_model_sees_sentences() -> None:
+    requested: list[str] = []
 
     def translate(texts: Sequence[str]) -> list[str]:
-        asked.extend(texts)
+        requested.extend(texts)
         return list(texts)
 
     pretranslate(PAGE, "a.md", translate)
-    assert asked[1].startswith(
+    assert requested[1].startswith(
         "A paragraph with a <1>link</1>, an <2>image</2>, a <3>reference</3>, <b>a tag</b>, *stress*"
     )
-    assert {"break, then a [label].", "Setext", "item one goes on", "quoted text", "deeper"} <= set(asked)
-    assert not any("code(" in text or "raw" in text or "comment" in text for text in asked)
+    assert {"break, then a [label].", "Setext", "item one goes on", "quoted text", "deeper"} <= set(requested)
+    assert not any("code(" in text or "raw" in text or "comment" in text for text in requested)
 
 
 @pytest.mark.parametrize(("before", "after"), [("a [b](c) d\n", "x [y](c) z\n"), ("a **b** d\n", "a **b** d\n")])
-def test_a_paragraph_that_lost_its_markup_stays_and_is_told(before: str, after: str) -> None:
+def test_paragraph_with_lost_markup_is_skipped(before: str, after: str) -> None:
     result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])
     assert result.content.decode() == after
     assert [one.reason for one in result.skipped] == ([] if before != after else ["its translation lost **"])
 
 
-def test_no_new_line_begins_with_what_would_be_markup() -> None:
+def test_wrapped_lines_do_not_begin_with_markup() -> None:
     words = "one - two 3. four # five > six + seven | eight = nine ``` ten eleven [x]: twelve"
     result = pretranslate("first line\nsecond\n", "a.md", lambda texts: [words]).content.decode()
     markup = MarkdownIt("commonmark").enable("table")
@@ -144,7 +144,7 @@ def test_no_new_line_begins_with_what_would_be_markup() -> None:
         ("\ufeffa", "\ufeff(a)"),
     ],
 )
-def test_a_text_keeps_its_lines_and_spaces(before: str, after: str) -> None:
+def test_plain_text_keeps_lines_and_spaces(before: str, after: str) -> None:
     assert pretranslate(before, "a.txt").content.decode() == after
 
 
@@ -152,7 +152,7 @@ def test_utf_16_stays_utf_16() -> None:
     assert pretranslate("a ü\n".encode("utf-16"), "a.txt").content == "(a ü)\n".encode("utf-16")
 
 
-def test_a_line_that_is_not_utf_8_stays() -> None:
+def test_invalid_utf_8_line_is_unchanged() -> None:
     result = pretranslate(b"a \xff\nb\n", "a.txt")
     assert result.content == b"a \xff\n(b)\n"
     assert [(one.line, one.reason) for one in result.skipped] == [(1, "it is not in the file's encoding")]
@@ -167,17 +167,17 @@ WORDS = [
 
 
 @pytest.mark.parametrize("name", [*GENERATORS, "a.md", "a.txt"])
-def test_a_broken_file_is_refused_in_a_sentence_or_filled_once_and_for_all(name: str) -> None:
-    chance = random.Random(name)
+def test_broken_file_is_refused_or_filled_completely(name: str) -> None:
+    rng = random.Random(name)
     outcomes = {"refused": 0, "filled": 0}
     for _ in range(300):
-        content = GENERATORS[name](chance)[0] if name in GENERATORS else PAGE.encode()
-        for _ in range(chance.choice((1, 1, 2))):
-            content = fuzz.mutate(content, [*WORDS, *fuzz.NASTY_TOKENS], chance)
-        told = get_error(content, name)
-        if told:
-            assert ": " in told
-            assert "\n" not in told
+        content = GENERATORS[name](rng)[0] if name in GENERATORS else PAGE.encode()
+        for _ in range(rng.choice((1, 1, 2))):
+            content = fuzz.mutate(content, [*WORDS, *fuzz.NASTY_TOKENS], rng)
+        message = get_error(content, name)
+        if message:
+            assert ": " in message
+            assert "\n" not in message
             outcomes["refused"] += 1
             continue
         result = pretranslate(content, name)
@@ -192,7 +192,7 @@ def test_a_broken_file_is_refused_in_a_sentence_or_filled_once_and_for_all(name:
     assert all(outcomes.values()), outcomes
 
 
-def test_code_at_the_end_of_a_sentence_is_a_word_of_it_unless_it_gets_lost() -> None:
+def test_code_at_the_end_of_a_sentence_is_part_of_it() -> None:
     assert pretranslate("Run `make`\n", "a.md").content == b"(Run `make`)\n"
     lossy = pretranslate(
         "Run `make` now\n\nThen `stop`.\n", "a.md", lambda texts: [one.replace("`", "") for one in texts]
@@ -203,7 +203,7 @@ def test_code_at_the_end_of_a_sentence_is_a_word_of_it_unless_it_gets_lost() -> 
     assert rescued.content == b"RUN `make`\n"
 
 
-def test_the_name_of_a_link_is_not_translated() -> None:
+def test_link_label_is_not_translated() -> None:
     page = "See [the label] or [brackets].\n\n[The Label]: https://a.example\n"
     assert pretranslate(page, "a.md", lambda texts: ["[the label] [KLAMMERN]"]).content.startswith(
         b"[the label] [KLAMMERN]\n"

@@ -1,4 +1,4 @@
-"""Catalogues: what is filled, what is left, and that gettext's own tools agree."""
+"""PO catalogs: filled and skipped entries, checked with gettext's tools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def after(entry: str, header: str = HEADER) -> str:
         ('msgid "%d%%"\nmsgstr ""\n', '#, fuzzy\nmsgid "%d%%"\nmsgstr "%d%%"\n'),
     ],
 )
-def test_an_entry_is_filled_and_flagged(before: str, expected: str) -> None:
+def test_entry_is_filled_and_flagged(before: str, expected: str) -> None:
     assert after(before) == expected
 
 
@@ -61,7 +61,7 @@ def test_an_entry_is_filled_and_flagged(before: str, expected: str) -> None:
         'domain "x"\n\nmsgid "a"\nmsgstr "b"',
     ],
 )
-def test_other_entries_stay_as_they_are(entry: str) -> None:
+def test_other_entries_are_unchanged(entry: str) -> None:
     assert pretranslate(f"{HEADER}\n{entry}", "a.po", fail_if_called).content.decode() == f"{HEADER}\n{entry}"
 
 
@@ -76,13 +76,13 @@ PLURAL = 'msgid "one file"\nmsgid_plural "%d files"\n'
         (4, ["(one file)", "(%d files)", "(%d files)", "(%d files)"]),
     ],
 )
-def test_there_are_as_many_plural_forms_as_the_header_says(forms: int, expected: list[str]) -> None:
+def test_plural_forms_follow_the_header(forms: int, expected: list[str]) -> None:
     header = HEADER.replace("nplurals=2", f"nplurals={forms}")
     lines = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(expected))
     assert after(f'{PLURAL}msgstr[0] ""\n', header) == f"#, fuzzy\n{PLURAL}{lines}"
 
 
-def test_a_template_has_the_forms_that_it_shows() -> None:
+def test_template_has_the_plural_forms_it_lists() -> None:
     header = (
         HEADER.replace("nplurals=2", "nplurals=INTEGER")
         .replace("UTF-8", "CHARSET")
@@ -101,14 +101,14 @@ def test_a_template_has_the_forms_that_it_shows() -> None:
         ('msgid "{n, plural, one {a} other {b}}"\nmsgstr ""\n', "it has forms of its own (plural, select)"),
     ],
 )
-def test_what_cannot_be_filled_is_left_and_told(entry: str, reason: str) -> None:
+def test_unfillable_entries_are_skipped_with_a_reason(entry: str, reason: str) -> None:
     content = f"{HEADER}\n{entry}"
     result = pretranslate(content, "a.po", fail_if_called)
     assert result.content.decode() == content
     assert [(one.line, one.reason) for one in result.skipped] == [(7, reason)]
 
 
-def test_a_form_that_loses_its_placeholder_leaves_the_whole_entry() -> None:
+def test_lost_placeholder_in_one_form_skips_the_entry() -> None:
     content = f'{HEADER}\n{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
     result = pretranslate(content, "a.po", lambda texts: [text.replace("%d", "") for text in texts if text])
     assert result.content.decode().endswith(
@@ -118,7 +118,7 @@ def test_a_form_that_loses_its_placeholder_leaves_the_whole_entry() -> None:
     assert lossy.filled_count == 1
 
 
-def test_bytes_that_are_not_of_the_charset_harm_only_their_own_entry() -> None:
+def test_invalid_bytes_skip_only_their_entry() -> None:
     content = HEADER.encode() + b'\n# \xff\nmsgid "a"\nmsgstr ""\n\nmsgid "b \xff"\nmsgstr ""\n'
     result = pretranslate(content, "a.po")
     expected = content.replace(b'msgid "a"\nmsgstr ""', b'#, fuzzy\nmsgid "a"\nmsgstr "(a)"')
@@ -126,7 +126,7 @@ def test_bytes_that_are_not_of_the_charset_harm_only_their_own_entry() -> None:
     assert [(one.line, one.reason) for one in result.skipped] == [(11, "it is not in the file's encoding")]
 
 
-def test_a_translation_that_the_charset_lacks_is_left() -> None:
+def test_translation_outside_the_charset_is_skipped() -> None:
     content = f'{HEADER}\nmsgid "a"\nmsgstr ""\n'.replace("UTF-8", "ISO-8859-2").encode("iso8859-2")
     result = pretranslate(content, "a.po", lambda texts: ["ő"])
     assert result.content.decode("iso8859-2").endswith('msgstr "ő"\n')
@@ -135,7 +135,7 @@ def test_a_translation_that_the_charset_lacks_is_left() -> None:
     assert "iso8859-2, which has no '日'" in result.skipped[0].reason
 
 
-def test_a_lone_percent_sign_is_refused_where_a_program_would_trip_over_it() -> None:
+def test_lone_percent_sign_is_refused_in_format_strings() -> None:
     entry = 'msgid "%d percent of it"\nmsgstr ""\n'
     plain, strict = (f"{HEADER}\n{flags}{entry}" for flags in ("", "#, c-format\n"))
     assert pretranslate(plain, "a.po", lambda texts: ["%d % davon"]).filled_count == 1
@@ -147,7 +147,7 @@ def test_a_lone_percent_sign_is_refused_where_a_program_would_trip_over_it() -> 
     assert pretranslate(strict, "a.po", lambda texts: ["%d Prozent davon"]).filled_count == 1
 
 
-def test_returns_alone_end_lines_where_there_is_nothing_else() -> None:
+def test_carriage_returns_alone_end_lines() -> None:
     result = pretranslate('msgid "a"\rmsgstr ""\r', "a.po")
     assert result.content == b'#, fuzzy\rmsgid "a"\rmsgstr "(a)"\r'
 
@@ -156,20 +156,20 @@ def test_returns_alone_end_lines_where_there_is_nothing_else() -> None:
     ("src", "tgt", "message"),
     [("en", "fr", "a.po does not contain en and fr: it has de"), ("de", "en", "catalog for de, but en is requested")],
 )
-def test_another_language_is_refused(src: str, tgt: str, message: str) -> None:
+def test_other_languages_are_refused(src: str, tgt: str, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         pretranslate(f'{HEADER}\nmsgid "a"\nmsgstr ""\n', "a.po", fail_if_called, src=src, tgt=tgt)
 
 
 @needs_gettext
-def test_whatever_a_model_does_to_formats_gettext_accepts_what_is_filled(tmp_path: Path) -> None:
-    chance = random.Random(3)
+def test_msgfmt_accepts_every_filled_format_string(tmp_path: Path) -> None:
+    rng = random.Random(3)
     formats = ["%s", "%d", "%5.2f", "%lu", "%%", "%-3s", "%c"]
-    sources = [" and ".join(chance.choices(formats, k=chance.randint(1, 3))) for _ in range(300)]
+    sources = [" and ".join(rng.choices(formats, k=rng.randint(1, 3))) for _ in range(300)]
     entries = [f'#, c-format\nmsgid "{n} word {one} end"\nmsgstr ""\n' for n, one in enumerate(sources)]
 
     def careless(texts: Sequence[str]) -> list[str]:
-        return [_damaged(text, chance) for text in texts]
+        return [_damaged(text, rng) for text in texts]
 
     result = pretranslate("\n".join([HEADER, *entries]), "a.po", careless)
     assert result.filled_count > 50
@@ -180,11 +180,11 @@ def test_whatever_a_model_does_to_formats_gettext_accepts_what_is_filled(tmp_pat
     assert not re.findall(r".*(?:msgstr|format).*", done.stderr), done.stderr
 
 
-def _damaged(text: str, chance: random.Random) -> str:
+def _damaged(text: str, rng: random.Random) -> str:
     """What models do to placeholders: nothing, drop one, double one, swap two, put a space in, write a lone `%`."""
     words = text.split(" ")
-    first, second = chance.randrange(len(words)), chance.randrange(len(words))
-    match chance.randrange(6):
+    first, second = rng.randrange(len(words)), rng.randrange(len(words))
+    match rng.randrange(6):
         case 0:
             del words[first]
         case 1:
@@ -194,5 +194,5 @@ def _damaged(text: str, chance: random.Random) -> str:
         case 3:
             words[first] = words[first].replace("%", "% ")
         case 4:
-            words.insert(first, chance.choice(["%", "100%", "50% of", "5 %."]))
+            words.insert(first, rng.choice(["%", "100%", "50% of", "5 %."]))
     return " ".join(words) or "x"

@@ -1,4 +1,4 @@
-"""Placeholders that a model loses, asked for with more weight: what is offered then is taken only if it is whole."""
+"""Lost placeholders and constrained decoding: a candidate is used only if it has all placeholders."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def offering(*offers: str) -> Offers:
     return lambda texts, needed: [list(offers) for _ in texts]
 
 
-def test_only_what_was_lost_is_insisted_on_and_told_what_it_needs() -> None:
-    asked: list[tuple[list[str], list[tuple[str, ...]]]] = []
+def test_only_failed_runs_are_retried_with_their_placeholders() -> None:
+    requested: list[tuple[list[str], list[tuple[str, ...]]]] = []
 
     def insist(texts: Sequence[str], needed: Sequence[tuple[str, ...]]) -> list[list[str]]:
-        asked.append((list(texts), list(needed)))
+        requested.append((list(texts), list(needed)))
         return [[text.upper().replace("%S", "%s").replace("{N}", "{n}")] for text in texts]
 
     result = filled("all well\n%s at the end: %s\na %s and {n} here\na %s and {n} here\n%s has {n} of it\n", insist)
-    assert asked == [(["a %s and {n} here", "has {n} of it"], [("%s", "{n}"), ("{n}",)])]
+    assert requested == [(["a %s and {n} here", "has {n} of it"], [("%s", "{n}"), ("{n}",)])]
     assert result.content == (b"ALL WELL\n%s AT THE END: %s\nA %s AND {n} HERE\nA %s AND {n} HERE\n%s HAS {n} OF IT\n")
     assert (result.filled_count, result.skipped) == (5, ())
 
 
-def test_the_first_offer_that_is_whole_is_taken() -> None:
+def test_first_valid_candidate_is_used() -> None:
     offers = offering("B %d C %s D", "B %s C", "", "B %s C %d D", "better not %s %d")
     assert filled("a %s b %d c\n", offers).content == b"B %s C %d D\n"
 
@@ -48,19 +48,19 @@ def test_the_first_offer_that_is_whole_is_taken() -> None:
     "offers",
     [(), ("B C",), ("B </b>C<b>",), ("B <b></b> C",), ("B <b> </b> C",), ("B C. <b>D</b>",), ("B <b>C</b> <b>D</b>",)],
 )
-def test_what_is_still_not_whole_is_left_for_its_first_reason(offers: tuple[str, ...]) -> None:
+def test_failed_retry_is_skipped_with_the_first_reason(offers: tuple[str, ...]) -> None:
     result = filled("a <b>b</b> c\n", offering(*offers))
     assert result.content == b"a <b>b</b> c\n"
     assert [one.reason for one in result.skipped] == ["its translation lost <b>, </b>"]
 
 
-def test_an_answer_for_each_text_is_wanted() -> None:
+def test_wrong_number_of_candidates_is_an_error() -> None:
     with pytest.raises(CorpusError, match="must be 1 translations, but there are 0"):
         filled("a %s b\n", lambda texts, needed: [])
 
 
 @pytest.mark.parametrize(
-    ("source", "offer", "wanted"),
+    ("source", "offer", "expected_text"),
     [
         ("a <b>b</b> c", "D <b> E </b> F", "D <b>E</b> F"),
         ("a <b>b</b> c", "D<b>E</b>F", "D <b>E</b> F"),
@@ -74,11 +74,11 @@ def test_an_answer_for_each_text_is_wanted() -> None:
         ("a {x} {y} c", "D {y}{x}, F", "D {y} {x}, F"),
     ],
 )
-def test_placeholders_are_spaced_as_in_the_source(source: str, offer: str, wanted: str) -> None:
-    assert filled(f"{source}\n", offering(offer)).content == f"{wanted}\n".encode()
+def test_placeholders_are_spaced_as_in_the_source(source: str, offer: str, expected_text: str) -> None:
+    assert filled(f"{source}\n", offering(offer)).content == f"{expected_text}\n".encode()
 
 
-def test_emphasis_leans_on_its_words() -> None:
+def test_emphasis_has_no_inner_space() -> None:
     result = filled("a **b** c\n", offering("D ** E ** F"), "a.md")
     assert (result.content, result.skipped) == (b"D **E** F\n", ())
 
@@ -89,6 +89,6 @@ def test_codes_stay_codes() -> None:
     assert found == ("D ", opened, "%s", closed, " E")
 
 
-def test_no_full_stop_stands_before_a_placeholder_at_the_end() -> None:
+def test_no_full_stop_before_a_placeholder_at_the_end() -> None:
     result = pretranslate_file(b"wait for %s.\n", "a.txt", lambda texts: ["WAIT." for _ in texts])
     assert result.content == b"WAIT %s.\n"

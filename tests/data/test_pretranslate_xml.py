@@ -1,4 +1,4 @@
-"""XLIFF and TMX: the odd corners of targets, markup inside of texts, and languages."""
+"""XLIFF and TMX: corner cases of targets, inline markup and languages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def result12(source: str, translate: Callable[..., list[str]] = translate_in_par
         ('<source>a</source><target><mrk mtype="seg" mid="1"/></target>', f"<source>a</source>{MARKED}(a)</target>"),
     ],
 )
-def test_a_target_is_put_in_and_marked(before: str, after: str) -> None:
+def test_target_is_inserted_and_marked(before: str, after: str) -> None:
     assert pretranslate(unit12(before), "a.xlf").content.decode() == unit12(after)
 
 
@@ -87,7 +87,7 @@ def test_a_target_is_put_in_and_marked(before: str, after: str) -> None:
         "<source>a</source><target>b</target><alt-trans><source>c</source><target/></alt-trans>",
     ],
 )
-def test_what_is_full_or_has_no_text_stays(unit: str) -> None:
+def test_translated_and_empty_units_are_unchanged(unit: str) -> None:
     assert pretranslate(unit12(unit), "a.xlf", fail_if_called).content.decode() == unit12(unit)
 
 
@@ -105,7 +105,7 @@ def test_what_is_full_or_has_no_text_stays(unit: str) -> None:
         (xliff20('<segment state="final"><source>a</source><target/></segment>'), "empty target is approved"),
     ],
 )
-def test_what_must_stay_empty_is_told(content: str, reason: str) -> None:
+def test_intentionally_empty_targets_are_skipped_with_a_reason(content: str, reason: str) -> None:
     result = pretranslate(content, "a.xlf", fail_if_called)
     assert result.content.decode() == content
     assert (result.filled_count, result.existing_count, len(result.skipped)) == (0, 0, 1)
@@ -113,7 +113,7 @@ def test_what_must_stay_empty_is_told(content: str, reason: str) -> None:
     assert result.skipped[0].source.startswith("a")
 
 
-def test_a_segment_of_xliff_2_stays_initial_and_says_why() -> None:
+def test_xliff_2_segment_stays_initial_with_a_sub_state() -> None:
     before = xliff20('<segment id="s" subState="my:x" state="initial"><source>a</source></segment>')
     mark = 'subState="attent:needs-review" state="initial"'
     after = xliff20(f'<segment id="s" {mark}><source>a</source><target>(a)</target></segment>')
@@ -143,19 +143,19 @@ def test_a_segment_of_xliff_2_stays_initial_and_says_why() -> None:
         ("12 %", "12 %"),
     ],
 )
-def test_texts_keep_their_markup_and_meaning(source: str, target: str) -> None:
+def test_inline_markup_is_kept(source: str, target: str) -> None:
     assert result12(source) == target
 
 
-def test_the_model_sees_markup_as_numbers_that_its_text_does_not_use() -> None:
-    asked: list[str] = []
+def test_codes_get_unused_numbers() -> None:
+    requested: list[str] = []
 
     def translate(texts: list[str]) -> list[str]:
-        asked.extend(texts)
+        requested.extend(texts)
         return texts
 
     result12('a &lt;3&gt; <g id="1">b</g><x id="2"/> c', translate)
-    assert asked == ["a <3> <4>b</4><5/> c"]
+    assert requested == ["a <3> <4>b</4><5/> c"]
 
 
 @pytest.mark.parametrize(
@@ -169,24 +169,24 @@ def test_the_model_sees_markup_as_numbers_that_its_text_does_not_use() -> None:
         ("<1>x</1> y < 2/>", ""),
     ],
 )
-def test_a_target_has_all_markup_of_its_source_well_formed_or_is_not_filled(translation: str, target: str) -> None:
+def test_target_has_all_codes_well_nested_or_is_skipped(translation: str, target: str) -> None:
     assert result12('a <g id="7">b</g> c <x id="8"/> d', lambda texts: [translation]) == target
 
 
-def test_crossing_codes_may_not_move() -> None:
+def test_crossing_codes_must_keep_their_order() -> None:
     source = 'a <bx id="1"/>b<bx id="2"/>c<ex id="1"/>d<ex id="2"/> e'
     assert result12(source) == f"({source})"
     assert result12(source, lambda texts: ["<2>a<1>b</1>c</2>"]) == ""
 
 
-def test_what_an_encoding_lacks_is_written_by_number() -> None:
+def test_characters_outside_the_encoding_become_references() -> None:
     head = '<?xml version="1.0" encoding="ISO-8859-1"?>'
     content = (head + unit12("<source>é</source>")).encode("latin-1")
     result = pretranslate(content, "a.xlf", lambda texts: ["日é"])
     assert f"{MARKED}&#26085;é</target>".encode("latin-1") in result.content
 
 
-def test_what_xml_cannot_hold_is_left() -> None:
+def test_characters_invalid_in_xml_are_skipped() -> None:
     result = pretranslate(unit12("<source>a</source>"), "a.xlf", lambda texts: ["\x07"])
     assert result.skipped[0].reason == "its translation has '\\x07', which XML cannot contain"
 
@@ -195,23 +195,23 @@ def test_what_xml_cannot_hold_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         ({"src": "de", "tgt": "en"}, "a.xlf goes from en to de, and sources cannot be filled in"),
         ({"src": "en", "tgt": "fr"}, "a.xlf does not contain en and fr: it has de, en"),
     ],
 )
-def test_xliff_of_other_languages_is_refused(asked: dict[str, str], message: str) -> None:
+def test_xliff_of_other_languages_is_refused(requested: dict[str, str], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        pretranslate(unit12("<source>a</source>"), "a.xlf", fail_if_called, **asked)
+        pretranslate(unit12("<source>a</source>"), "a.xlf", fail_if_called, **requested)
 
 
-def test_of_several_files_in_one_only_those_of_the_languages_are_filled() -> None:
+def test_only_files_in_the_requested_languages_are_filled() -> None:
     unit = "<trans-unit><source>a</source></trans-unit>"
     files = [f'<file source-language="en" target-language="{tag}"><body>{unit}</body></file>' for tag in ("de", "fr")]
     content = f'<xliff version="1.2">{"".join(files)}</xliff>'
-    for asked in ({}, {"src": "en", "tgt": "de"}):
-        result = pretranslate(content, "a.xlf", **asked)
+    for requested in ({}, {"src": "en", "tgt": "de"}):
+        result = pretranslate(content, "a.xlf", **requested)
         assert [one.reason for one in result.skipped] == ["no de side"]
         assert result.content.decode() == content.replace("</source>", f"</source>{MARKED}(a)</target>", 1)
 
@@ -221,7 +221,7 @@ def added(language: str, text: str, attribute: str = "xml:lang") -> str:
 
 
 @pytest.mark.parametrize(
-    ("units", "asked", "expected"),
+    ("units", "requested", "expected"),
     [
         ([variant("en", "a")], {"tgt": "de"}, [added("de", "(a)")]),
         ([variant("en", "a"), variant("en", "b") + variant("de-AT", "c")], {}, [added("de-AT", "(a)"), ""]),
@@ -233,33 +233,33 @@ def added(language: str, text: str, attribute: str = "xml:lang") -> str:
         ([variant("en", " ") + variant("de", "")], {}, [""]),
     ],
 )
-def test_a_variant_is_added_where_the_language_is_missing(
-    units: list[str], asked: dict[str, str], expected: list[str]
+def test_variant_is_added_where_the_language_is_missing(
+    units: list[str], requested: dict[str, str], expected: list[str]
 ) -> None:
-    result = pretranslate(tmx(*units), "a.tmx", **asked)
+    result = pretranslate(tmx(*units), "a.tmx", **requested)
     assert result.content.decode() == tmx(*(unit + more for unit, more in zip(units, expected, strict=True)))
 
 
-def test_an_empty_variant_is_filled_and_marked() -> None:
+def test_empty_variant_is_filled_and_marked() -> None:
     before = tmx(variant("en", "a") + "\n<tuv xml:lang='de' creationid='me'>\n <seg/></tuv>")
     after = tmx(variant("en", "a") + f"\n<tuv xml:lang='de' creationid='me'>\n {MARK_TMX}\n <seg>(a)</seg></tuv>")
     assert pretranslate(before, "a.tmx").content.decode() == after
 
 
 @pytest.mark.parametrize(
-    ("content", "asked", "message"),
+    ("content", "requested", "message"),
     [
         (tmx(variant("en", "a")), {}, "a.tmx does not say which two languages to read: it has en"),
         (tmx(variant("en", "a") + variant("de", "b") + variant("fr", "c")), {}, "it has de, en, fr; choose two"),
         (tmx(variant("en", "a"), source="*all*"), {"src": "fr", "tgt": "de"}, "a.tmx does not contain fr: it has en"),
     ],
 )
-def test_a_memory_whose_languages_are_unclear_is_refused(content: str, asked: dict[str, str], message: str) -> None:
+def test_tmx_with_ambiguous_languages_is_refused(content: str, requested: dict[str, str], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        pretranslate(content, "a.tmx", fail_if_called, **asked)
+        pretranslate(content, "a.tmx", fail_if_called, **requested)
 
 
-def test_a_unit_without_the_source_is_left() -> None:
+def test_unit_without_the_source_is_skipped() -> None:
     result = pretranslate(
         tmx(variant("en", "a") + variant("de", "b"), variant("fr", "c")), "a.tmx", fail_if_called, src="en", tgt="de"
     )

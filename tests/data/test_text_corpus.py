@@ -1,4 +1,4 @@
-"""Text that is read by itself: which files are meant, what stands in them, what is held out, and how it is refused."""
+"""Text corpora: finding files, reading, labels, held-out texts and errors."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_text_file_is_one_document_or_a_text_a_line(tmp_path: Path) -> None:
+def test_text_file_is_one_document_or_a_text_per_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "one\n\ntwo \n")
     assert read_texts([path], "documents").texts == ["one\n\ntwo \n"]
     assert read_texts([path], "lines").texts == ["one", "two"]
 
 
-def test_json_lines_give_their_text_and_say_what_was_left_out(tmp_path: Path) -> None:
+def test_json_lines_are_read_and_bad_ones_counted(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "one"}), "{", json.dumps({"text": " "}), json.dumps({"title": 1}), '{"text": "a\\nb"}']
-    found = read_texts([write(tmp_path / "a.jsonl", "\n".join(lines))], "lines")
-    assert found.texts == ["one", "a\nb"]
-    assert found.skipped == {"not a JSON object": 1, "empty": 1, "without a text": 1}
+    corpus = read_texts([write(tmp_path / "a.jsonl", "\n".join(lines))], "lines")
+    assert corpus.texts == ["one", "a\nb"]
+    assert corpus.skipped == {"not a JSON object": 1, "empty": 1, "without a text": 1}
 
 
-def test_compressed_files_and_files_beside_are_found(tmp_path: Path) -> None:
+def test_compressed_files_and_siblings_are_found(tmp_path: Path) -> None:
     (tmp_path / "train.txt.xz").write_bytes(lzma.compress(b"train"))
     dev, test = write(tmp_path / "dev.txt", "dev"), write(tmp_path / "test.txt", "test")
     write(tmp_path / "notes.md", "x")
     for name in (tmp_path, tmp_path / "train.txt.xz"):
-        found = find_text_files([str(name)])
-        assert found.train == (tmp_path / "train.txt.xz",)
-        assert (found.valid, found.test) == ((dev,), (test,))
+        corpus = find_text_files([str(name)])
+        assert corpus.train == (tmp_path / "train.txt.xz",)
+        assert (corpus.valid, corpus.test) == ((dev,), (test,))
     assert read_texts(find_text_files([str(tmp_path)]).train, "documents").texts == ["train"]
     assert list_eval_files([str(dev)], "valid") == (dev,)
 
 
-def test_of_all_files_at_once_those_for_validation_are_not_trained_on(tmp_path: Path) -> None:
+def test_validation_files_among_all_files_are_not_trained_on(tmp_path: Path) -> None:
     names = ("test.txt", "train.txt", "valid.txt", "more.txt")
     test, train, valid, more = (write(tmp_path / name, name) for name in names)
-    found = find_text_files([str(tmp_path / name) for name in names])
-    assert (found.train, found.valid, found.test) == ((train, more), (valid,), (test,))
+    corpus = find_text_files([str(tmp_path / name) for name in names])
+    assert (corpus.train, corpus.valid, corpus.test) == ((train, more), (valid,), (test,))
     assert find_text_files([str(valid), str(test)]).train == (
         valid,
         test,
     )  # without one that is called so, they are the data
 
 
-def test_a_folder_gives_its_part_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
+def test_folder_gives_its_requested_split(tmp_path: Path) -> None:
     train, test = write(tmp_path / "train.txt", "a"), write(tmp_path / "test.txt", "b")
     assert list_eval_files([str(tmp_path)], "test") == (test,)
     with pytest.raises(CorpusError, match="has files for test and train, but none for valid; give a file"):
@@ -88,7 +88,7 @@ def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"", "there is no text to learn from"),
         ("a.txt", b"  \n \n", "there is no text to learn from"),
@@ -97,14 +97,14 @@ def test_weights_of_texts_are_refused(tmp_path: Path) -> None:
         ("a.jsonl", b'{"src": "a"}\n', 'must be an object with the key "text", but its keys are src'),
     ],
 )
-def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_unreadable_texts_are_reported(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError) as caught:
         read_texts([tmp_path / name], "lines")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_missing_file_is_reported() -> None:
     with pytest.raises(CorpusError, match=r"nowhere\.txt: there is no such file or folder"):
         find_text_files(["nowhere.txt"])
 
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_is_told() -> None:
 # ---- held out --------------------------------------------------------------------------------------------------------
 
 
-def test_of_one_text_exactly_the_last_tenth_is_held_out() -> None:
+def test_last_tenth_of_one_text_is_held_out() -> None:
     text = "".join(chr(97 + i % 26) for i in range(115_394))
     train, valid = hold_out_texts(TextCorpus("a", [text]), None, seed=1)
     assert train.texts == [text[: int(115_394 * 0.9)]]
@@ -121,7 +121,7 @@ def test_of_one_text_exactly_the_last_tenth_is_held_out() -> None:
     assert len(valid.texts[0]) == 100
 
 
-def test_of_many_texts_some_are_held_out_and_none_of_them_is_trained_on() -> None:
+def test_held_out_texts_are_not_trained_on() -> None:
     texts = [f"text {i % 50}" for i in range(100)]  # each twice
     labeled_text = [f"of {i % 50 % 3}" for i in range(100)]
     train, valid = hold_out_texts(TextCorpus("a", texts, labeled_text), None, seed=1)
@@ -135,7 +135,7 @@ def test_of_many_texts_some_are_held_out_and_none_of_them_is_trained_on() -> Non
         hold_out_texts(TextCorpus("a", texts), 100, seed=1)
 
 
-def test_a_text_is_held_out_with_its_copies_and_none_is_lost() -> None:
+def test_copies_are_held_out_together() -> None:
     texts = ["fine"] * 300 + [f"text {i}" for i in range(50)] * 2
     train, valid = hold_out_texts(TextCorpus("a", texts), None, seed=3)
     assert sorted(train.texts + valid.texts) == sorted(texts)
@@ -147,7 +147,7 @@ def test_a_text_is_held_out_with_its_copies_and_none_is_lost() -> None:
         hold_out_texts(TextCorpus("a", ["x"] * 9), None, seed=1)
 
 
-def test_every_label_has_its_share_of_what_is_held_out_and_a_text_to_train_on() -> None:
+def test_held_out_texts_are_stratified_by_label() -> None:
     labeled_text = ["often"] * 160 + ["some"] * 38 + ["rare", "once"]
     for seed in range(8):
         train, valid = hold_out_texts(TextCorpus("a", [f"text {i}" for i in range(200)], labeled_text), 20, seed)
@@ -159,7 +159,7 @@ def test_every_label_has_its_share_of_what_is_held_out_and_a_text_to_train_on() 
         hold_out_texts(TextCorpus("a", ["x", "y", "z"], ["1", "2", "3"]), 1, seed=1)
 
 
-def test_of_a_few_documents_each_gives_its_last_part() -> None:
+def test_end_of_each_of_a_few_documents_is_held_out() -> None:
     long, short = "abcdefghij" * 100, "0123456789" * 10
     train, valid = hold_out_texts(TextCorpus("a", [long, short]), None, 1, "documents")
     assert train.texts == [long[:900], short[:90]]
@@ -168,7 +168,7 @@ def test_of_a_few_documents_each_gives_its_last_part() -> None:
     assert [len(text) for text in valid.texts] == [10, 1]
 
 
-def test_of_many_documents_a_tenth_of_the_characters_is_held_out() -> None:
+def test_tenth_of_the_characters_of_many_documents_is_held_out() -> None:
     texts = [chr(97 + i % 26) * (10_000 if i == 3 else 10 * (i + 1)) for i in range(40)]
     for seed in range(5):
         train, valid = hold_out_texts(TextCorpus("a", texts), None, seed, "documents")
@@ -177,7 +177,7 @@ def test_of_many_documents_a_tenth_of_the_characters_is_held_out() -> None:
     assert len(hold_out_texts(TextCorpus("a", texts), 7, 1, "documents")[1].texts) == 7
 
 
-def test_what_is_in_both_parts_is_counted() -> None:
+def test_shared_texts_are_counted() -> None:
     assert count_shared_texts(TextCorpus("a", ["x", "y"]), TextCorpus("b", ["y", "z", "y"]), "lines") == 2
     line = "a line that is long enough"
     assert count_shared_texts(TextCorpus("a", [f"b\n{line}\n"]), TextCorpus("b", [f"b\n{line}", "c"]), "documents") == 1
@@ -206,24 +206,24 @@ FEW = "a fine film\t1\nbad\t0\ngood\t1\n"
     ],
     ids=["plain", "named", "named otherwise", "label first", "json", "json otherwise", "quoted", "tabs", "tabs, plain"],
 )
-def test_labels_are_read_however_they_are_written(tmp_path: Path, name: str, content: str) -> None:
-    found = labeled_text.read_labeled_texts([write(tmp_path / name, content)])
-    assert found.texts == ["a fine film", "bad", "good"]
-    assert found.labels == ["1", "0", "1"]
+def test_all_label_layouts_are_read(tmp_path: Path, name: str, content: str) -> None:
+    corpus = labeled_text.read_labeled_texts([write(tmp_path / name, content)])
+    assert corpus.texts == ["a fine film", "bad", "good"]
+    assert corpus.labels == ["1", "0", "1"]
 
 
-def test_lines_of_another_width_are_counted_and_columns_are_told(tmp_path: Path) -> None:
-    found = labeled_text.read_labeled_texts(
+def test_lines_of_another_width_are_skipped(tmp_path: Path) -> None:
+    corpus = labeled_text.read_labeled_texts(
         [write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nwith\ta tab\t0\nbad\t0\nnone\n")]
     )
-    assert found.skipped == {"not of 2 columns": 2}
-    assert found.notes == ("a.tsv: header found; texts are `text`, labels are `label`",)
+    assert corpus.skipped == {"not of 2 columns": 2}
+    assert corpus.notes == ("a.tsv: header found; texts are `text`, labels are `label`",)
     assert labeled_text.read_labeled_texts([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).notes == (
         "b.tsv: texts are column 2, labels are column 1",
     )
 
 
-def test_quotes_are_taken_off_as_pandas_puts_them_on(tmp_path: Path) -> None:
+def test_pandas_quotes_are_removed(tmp_path: Path) -> None:
     content = 'text\tlabel\n"He said ""hi"""\t1\n"a" and "b"\t0\n"\t1\n'
     assert labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)]).texts == [
         'He said "hi"',
@@ -232,17 +232,17 @@ def test_quotes_are_taken_off_as_pandas_puts_them_on(tmp_path: Path) -> None:
     ]
 
 
-def test_a_first_line_that_must_be_names_is_no_text(tmp_path: Path) -> None:
+def test_unnamed_header_is_recognized(tmp_path: Path) -> None:
     rows = "".join(f"text {i}\t{i % 2}\n" for i in range(20))
-    found = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
-    assert len(found.texts) == 20
-    assert set(found.labels) == {"0", "1"}
-    assert "texts are `tweet`, labels are `polarity`" in found.notes[0]
+    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    assert len(corpus.texts) == 20
+    assert set(corpus.labels) == {"0", "1"}
+    assert "texts are `tweet`, labels are `polarity`" in corpus.notes[0]
     for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text, and a label that others have
         assert len(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
 
 
-def test_labels_stand_in_their_order_numbers_by_size() -> None:
+def test_labels_are_sorted_and_numbers_by_value() -> None:
     assert labeled_text.sort_labels(["10", "9", "10", "2"]) == ("2", "9", "10")
     assert labeled_text.sort_labels(["b", "10", "a"]) == ("10", "a", "b")
     orders = {labeled_text.sort_labels(order) for order in permutations(["nan", "10", "9", "inf"])}
@@ -250,7 +250,7 @@ def test_labels_stand_in_their_order_numbers_by_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "is empty; a line needs a text and a label"),
         ("a text\nanother\n", "must have two columns, a text and its label"),
@@ -261,17 +261,17 @@ def test_labels_stand_in_their_order_numbers_by_size() -> None:
     ],
     ids=["empty", "one column", "missing", "translations", "question and sentence", "two sentences"],
 )
-def test_what_has_no_labels_is_told(tmp_path: Path, content: str, told: str) -> None:
+def test_files_without_labels_are_reported(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(CorpusError) as caught:
         labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 # ---- ids -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-def test_a_long_text_in_stretches_gives_the_ids_of_the_whole(
+def test_long_text_in_stretches_gives_the_ids_of_the_whole(
     kind: TokenizerKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig(kind=kind)).source
