@@ -1,10 +1,9 @@
-"""The page of `attent look` in Chromium: how large it is, how soon it is ready, what pointing at things costs.
+"""Size, load time and pointer latency of the `attent look` page in Chromium.
 
     python -m benchmarks.look_page [--layers 6] [--heads 8] [--width 512] [--tokens 60]
 
-The model has random weights: its numbers do not compress, so that a trained one's page is no larger. Ready is the time
-from the start of the navigation until everything answers. Pointing: what Chromium counts as script, style and layout
-for one move of the pointer to another word, cell or head.
+The model has random weights, which do not compress, so that pages of trained models are no larger. Load time is from
+navigation until the page is interactive. Pointer latency is script, style and layout time per pointer move.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ from attent.models import build, presets
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 
-TEXT = "every head of every layer looks at some words of a sentence and says something about them to the next layer"
+TEXT = (
+    "every head of every layer attends to some words of a sentence and adds something about them to the residual stream"
+)
 COSTS = ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
-PLACES = {  # tab -> what is pointed at there
-    "heads": {"a word": ".lines [role=option]", "a head": ".grid-cells button"},
-    "equation": {"a line": ".eq-table tbody tr"},
-    "decoding": {"a node": "#panel-decoding .dec-node"},
+TARGETS = {  # tab -> elements to point at
+    "heads": {"token": ".lines [role=option]", "head": ".grid-cells button"},
+    "equation": {"row": ".eq-table tbody tr"},
+    "decoding": {"node": "#panel-decoding .dec-node"},
 }
 
 
@@ -40,39 +41,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("layers", 6), ("heads", 8), ("width", 512), ("tokens", 60), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    asked = parser.parse_args()
-    document = made(asked)
+    arguments = parser.parse_args()
+    document = build_document(arguments)
     counts = {name: len(side["tokens"]) for name, side in document["sides"].items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "look.html"
         path.write_text(render_page(document), encoding="utf-8")
-        print(f"{asked.layers}+{asked.layers} layers x {asked.heads} heads, tokens {counts}")
-        print(f"size   {path.stat().st_size / 1e6:.2f} MB, of it the program and style {shell(document) / 1e3:.0f} kB")
-        for line in measured(path.as_uri(), asked.rounds):
+        print(f"{arguments.layers}+{arguments.layers} layers x {arguments.heads} heads, tokens {counts}")
+        print(f"size   {path.stat().st_size / 1e6:.2f} MB, script and style {measure_shell(document) / 1e3:.0f} kB")
+        for line in measure_page(path.as_uri(), arguments.rounds):
             print(line)
 
 
-def made(asked: argparse.Namespace) -> dict[str, Any]:
+def build_document(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     words = TEXT.split()
     tokenizer = train_tokenizer([TEXT] * 20, [TEXT] * 20, TokenizerConfig(vocab=300), tags=())
     base = presets.base(vocab=300)
-    stack = replace(base.encoder, layers=asked.layers, heads=asked.heads, width=asked.width)
+    stack = replace(base.encoder, layers=arguments.layers, heads=arguments.heads, width=arguments.width)
     config = replace(base, encoder=stack, decoder=replace(stack, causal=True, cross_attention=True))
     translator = Translator(build(fit_to_tokenizer(config, tokenizer)).eval(), tokenizer)
     text = ""
-    while len(tokenizer.encode_source([text])[0]) < asked.tokens:
+    while len(tokenizer.encode_source([text])[0]) < arguments.tokens:
         text = f"{text} {words[len(text.split()) % len(words)]}".strip()
     return TranslationInspector(translator, name="random").inspect(
-        InspectionRequest(text=text, search=SearchOptions(max_length=asked.tokens))
+        InspectionRequest(text=text, search=SearchOptions(max_length=arguments.tokens))
     )
 
 
-def shell(document: dict[str, Any]) -> int:
+def measure_shell(document: dict[str, Any]) -> int:
     return len(render_page({**document, "layers": [], "sides": {}, "decoding": None}).encode())
 
 
-def measured(url: str, rounds: int) -> Iterator[str]:
+def measure_page(url: str, rounds: int) -> Iterator[str]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -89,33 +90,34 @@ def measured(url: str, rounds: int) -> Iterator[str]:
         tab.goto(url)
         counter = tab.context.new_cdp_session(tab)
         counter.send("Performance.enable")
-        for name, places in PLACES.items():
+        for name, targets in TARGETS.items():
             tab.click(f"#tab-{name}")
             tab.wait_for_timeout(500)
-            for what, selector in places.items():
-                yield f"point  {name}, {what}: {pointing(tab, counter, selector)}"
+            for element, selector in targets.items():
+                yield f"point  {name}, {element}: {measure_pointer(tab, counter, selector)}"
         browser.close()
 
 
-def pointing(tab: Any, counter: Any, selector: str) -> str:
-    """Move the pointer from one to the next."""
-    boxes = [box for one in tab.locator(selector).all()[:40] if (box := one.bounding_box())]
+def measure_pointer(tab: Any, counter: Any, selector: str) -> str:
+    """Move the pointer over the elements and return the latency."""
+    boxes = [box for element in tab.locator(selector).all()[:40] if (box := element.bounding_box())]
     boxes = [box for box in boxes if 0 < box["y"] < 880 and 0 < box["x"] < 1380]
     if not boxes:
-        return "nothing to point at"
-    found = []
+        return "no elements"
+    latencies = []
     for box in boxes:
-        before = cost(counter)
+        before = read_cost(counter)
         tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        found.append(1000 * (cost(counter) - before))
-    ordered = sorted(found)
+        latencies.append(1000 * (read_cost(counter) - before))
+    ordered = sorted(latencies)
     high = ordered[int(0.95 * (len(ordered) - 1))]
-    return f"{statistics.median(found):.1f} ms (median of {len(found)}; 95% below {high:.1f}, most {ordered[-1]:.1f})"
+    median = statistics.median(latencies)
+    return f"{median:.1f} ms (median of {len(latencies)}; 95% below {high:.1f}, max {ordered[-1]:.1f})"
 
 
-def cost(counter: Any) -> float:
-    metrics = {one["name"]: one["value"] for one in counter.send("Performance.getMetrics")["metrics"]}
+def read_cost(counter: Any) -> float:
+    metrics = {metric["name"]: metric["value"] for metric in counter.send("Performance.getMetrics")["metrics"]}
     return sum(metrics[name] for name in COSTS)
 
 

@@ -1,4 +1,4 @@
-"""`attent look` as a person meets it: a page, pictures, numbers, the live page; a sentence for what it cannot do."""
+"""The `attent look` command: page, figures, JSON, live page, usage errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,8 +62,21 @@ def test_json_to_file_or_stdout(folder: Path, capfdbinary: pytest.CaptureFixture
 
 
 def test_terminal_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["look", str(folder), TEXT, "--to", "de", "--terminal", "--kind", "cross", "--layer", "1", "--head", "2"]
-    assert cli.main(asked) == 0
+    arguments = [
+        "look",
+        str(folder),
+        TEXT,
+        "--to",
+        "de",
+        "--terminal",
+        "--kind",
+        "cross",
+        "--layer",
+        "1",
+        "--head",
+        "2",
+    ]
+    assert cli.main(arguments) == 0
     out = capsys.readouterr().out
     assert out.startswith(TEXT)
     assert "decoder.blocks.1.cross_attn, head 2" in out
@@ -109,12 +122,12 @@ def test_positions_need_no_sentence(folder: Path) -> None:
 def test_head_statistics_are_measured_and_stored(folder: Path) -> None:
     pairs = zip(*lines(40), strict=True)
     Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
+    arguments = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
     try:
-        assert cli.main([*asked, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
+        assert cli.main([*arguments, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
         first = json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]
         assert first["sentences"] == 40
-        assert cli.main(asked) == 0
+        assert cli.main(arguments) == 0
         assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"] == first
     finally:
         (folder / HEAD_STATS_FILE).unlink()
@@ -123,12 +136,12 @@ def test_head_statistics_are_measured_and_stored(folder: Path) -> None:
 def test_statistics_on_more_pairs_are_kept(folder: Path) -> None:
     pairs = [f"{source}\t{target}\n" for source, target in zip(*lines(40), strict=True)]
     Path("valid.tsv").write_text("".join(pairs), encoding="utf-8")
-    asked = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
+    arguments = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
     try:
-        for limit, kept in ((20, 20), (5, 20), (30, 30)):
-            assert cli.main([*asked, "--tgt", "de", "--limit", str(limit)]) == 0
+        for limit, stored in ((20, 20), (5, 20), (30, 30)):
+            assert cli.main([*arguments, "--tgt", "de", "--limit", str(limit)]) == 0
             assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]["sentences"] == limit
-            assert json.loads((folder / HEAD_STATS_FILE).read_text())["sentences"] == kept
+            assert json.loads((folder / HEAD_STATS_FILE).read_text())["sentences"] == stored
     finally:
         (folder / HEAD_STATS_FILE).unlink()
 
@@ -143,12 +156,12 @@ def test_damaged_statistics_give_a_warning(folder: Path, capsys: pytest.CaptureF
 
 
 def test_head_aligned_on_input_is_labeled_by_input() -> None:
-    def seen(read: float, written: float) -> str:
+    def inspected(read: float, written: float) -> str:
         heads = [{"path": "p", "head": 1, "values": {"aligned_on_input": read, "aligned_on_output": written}}]
         found = {"head_stats": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
         return Inspection(found).label_rows("p", 1)["layers"][0]["queries"]
 
-    assert (seen(0.9, 0.4), seen(0.4, 0.9), seen(0.5, 0.5)) == ("decoder_input", "target", "target")
+    assert (inspected(0.9, 0.4), inspected(0.4, 0.9), inspected(0.5, 0.5)) == ("decoder_input", "target", "target")
 
 
 def test_masked_part(folder: Path) -> None:
@@ -165,7 +178,7 @@ def test_masked_part(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "words"),
+    ("arguments", "code", "words"),
     [
         (["  "], 2, "must not be empty; leave it out for the live page"),
         (["a", "--positions"], 2, "--positions does not depend on a sentence"),
@@ -193,49 +206,47 @@ def test_masked_part(folder: Path) -> None:
     ],
 )
 def test_usage_errors(
-    folder: Path, capsys: pytest.CaptureFixture[str], asked: list[str], code: int, words: str
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    to = [] if "--to" in asked else ["--to", "de"]
-    assert cli.main(["look", str(folder), *asked, *to]) == code
+    to = [] if "--to" in arguments else ["--to", "de"]
+    assert cli.main(["look", str(folder), *arguments, *to]) == code
     assert words in capsys.readouterr().err
 
 
-# --- the rest of the family ---
+# --- other model families ---
 
 
 @pytest.fixture(scope="module")
-def kin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind, and a picture."""
+def family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each model family, and an image."""
     root = tmp_path_factory.mktemp("kin")
-    made: dict[str, CausalLM | TextEncoder | VisionTransformer] = {
+    created: dict[str, CausalLM | TextEncoder | VisionTransformer] = {
         "gpt": models.causal(),
         "bert": models.encoder(),
         "labels": models.encoder(("good", "bad", "neither")),
         "vit": models.vision(),
     }
-    for name, one in made.items():
-        one.save(root / name)
-        if not isinstance(one, VisionTransformer):
+    for name, item in created.items():
+        item.save(root / name)
+        if not isinstance(item, VisionTransformer):
             (root / name / "tokenizer.model").write_bytes(models.tokenizer().files["tokenizer.model"])
-    return {name: root / name for name in made} | {"ring": models.write_ring(root)}
+    return {name: root / name for name in created} | {"ring": models.write_ring(root)}
 
 
-def asked_of(kin: dict[str, Path], name: str) -> list[str]:
-    """The model and what it reads."""
-    read = {"gpt": models.TEXT, "bert": models.HIDDEN, "labels": models.TEXT, "vit": str(kin["ring"])}
-    return ["look", str(kin[name]), read[name]]
+def asked_of(family: dict[str, Path], name: str) -> list[str]:
+    """Return the arguments: model and input."""
+    read = {"gpt": models.TEXT, "bert": models.HIDDEN, "labels": models.TEXT, "vit": str(family["ring"])}
+    return ["look", str(family[name]), read[name]]
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "labels", "vit"])
-def test_every_family(
-    kin: dict[str, Path], name: str, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    """As a page, as JSON, in the terminal and as pictures, with a part silent."""
+def test_every_family(family: dict[str, Path], name: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """As a page, JSON, text and figure, with a masked part."""
     pytest.importorskip("PIL")
     pytest.importorskip("matplotlib")
     stack = "decoder" if name == "gpt" else "encoder"
-    silent = ["--mask", f"{stack}.blocks.1.self_attn:2"]
-    assert cli.main([*asked_of(kin, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *silent]) == 0
+    masked = ["--mask", f"{stack}.blocks.1.self_attn:2"]
+    assert cli.main([*asked_of(family, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *masked]) == 0
     found = document(Path("a.html").read_text(encoding="utf-8"))
     assert found == json.loads(Path("a.json").read_text(encoding="utf-8"))
     layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
@@ -243,35 +254,35 @@ def test_every_family(
     assert found["layers"][1]["masked_heads"] == [2]  # type: ignore[index]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     capfdbinary.readouterr()
-    assert cli.main([*asked_of(kin, name), "--terminal"]) == 0
+    assert cli.main([*asked_of(family, name), "--terminal"]) == 0
     out = capfdbinary.readouterr().out.decode()
     assert f"{stack}.blocks." in out
-    says = {"gpt": "continuation: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
-    assert says[name] in out
+    description = {"gpt": "continuation: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
+    assert description[name] in out
 
 
-def test_one_head_of_an_image(kin: dict[str, Path]) -> None:
+def test_one_head_of_an_image(family: dict[str, Path]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
-    assert cli.main([*asked_of(kin, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
+    assert cli.main([*asked_of(family, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
     assert "layer 1, head 3" in Path("a.svg").read_text(encoding="utf-8")
 
 
-def test_positions_of_every_family(kin: dict[str, Path]) -> None:
+def test_positions_of_every_family(family: dict[str, Path]) -> None:
     for name, scheme in (("gpt", "rotary"), ("bert", "learned"), ("vit", "learned")):
-        assert cli.main(["look", str(kin[name]), "--positions"]) == 0
+        assert cli.main(["look", str(family[name]), "--positions"]) == 0
         found = document(Path("positions.html").read_text(encoding="utf-8"))
         assert [entry["scheme"] for entry in found["positions"]] == [scheme]  # type: ignore[attr-defined]
 
 
-def test_second_text(kin: dict[str, Path]) -> None:
-    assert cli.main(["look", str(kin["bert"]), "a dog", "--text-pair", "two women", "--json", "t.json"]) == 0
+def test_second_text(family: dict[str, Path]) -> None:
+    assert cli.main(["look", str(family["bert"]), "a dog", "--text-pair", "two women", "--json", "t.json"]) == 0
     tokens = json.loads(Path("t.json").read_text(encoding="utf-8"))["sides"]["text"]["tokens"]
     assert [token["special"] for token in tokens].count("end") == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "code", "words"),
+    ("name", "arguments", "code", "words"),
     [
         ("gpt", ["a", "--target", "b"], 1, "--target is for translators, but this is a language model"),
         ("bert", ["a", "--to", "de"], 1, "--to is for translators, but this is a text encoder"),
@@ -285,18 +296,18 @@ def test_second_text(kin: dict[str, Path]) -> None:
     ],
 )
 def test_options_of_other_families_are_rejected(
-    kin: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, asked: list[str], code: int, words: str
+    family: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], code: int, words: str
 ) -> None:
-    assert cli.main(["look", str(kin[name]), *asked]) == code
+    assert cli.main(["look", str(family[name]), *arguments]) == code
     assert words in capsys.readouterr().err
 
 
 def test_ablation_is_for_translators(
-    kin: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.tsv").write_text("a dog\tein Hund\n", encoding="utf-8")
-    asked = ["--ablate", "--data", str(tmp_path / "x.tsv"), "--src", "en", "--tgt", "de"]
-    assert cli.main(["look", str(kin["gpt"]), *asked]) == 1
+    arguments = ["--ablate", "--data", str(tmp_path / "x.tsv"), "--src", "en", "--tgt", "de"]
+    assert cli.main(["look", str(family["gpt"]), *arguments]) == 1
     assert "must be a translator (encoder and decoder), but is a language model" in capsys.readouterr().err
 
 

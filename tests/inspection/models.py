@@ -1,4 +1,4 @@
-"""One small model of each kind with random weights that are steep enough to have an opinion, and what they read."""
+"""One small model of each family, with random weights scaled up so that outputs are not uniform, and its input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STACK = StackConfig(layers=2, width=24, heads=4, ffn_width=32, dropout=0.1, norm
 
 @cache
 def tokenizer() -> Tokenizer:
-    """With a mask."""
+    """A tokenizer with a mask token."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()[0]),
@@ -39,7 +39,7 @@ def tokenizer() -> Tokenizer:
         eos_id=2,
         unk_id=3,
         control_symbols=["<mask>"],
-        user_defined_symbols=[ESCAPE],  # so that a text ends, as in those that we train
+        user_defined_symbols=[ESCAPE],  # append the end token, as our trained models do
         minloglevel=2,
     )
     return Tokenizer.from_files({"tokenizer.model": model.getvalue()})
@@ -57,7 +57,7 @@ def steep(model: N) -> N:
 
 @cache
 def causal() -> CausalLM:
-    """LLaMA's: turned queries, and two query heads look through one key head."""
+    """Like LLaMA: rotary positions and grouped-query attention."""
     torch.manual_seed(0)
     stack = replace(STACK, causal=True, norm="rms", activation="silu", gated=True, kv_heads=2, positions=RotaryConfig())
     return steep(build(CausalConfig(vocab=tokenizer().source.size + 5, stack=stack)))
@@ -65,7 +65,7 @@ def causal() -> CausalLM:
 
 @cache
 def encoder(labels: tuple[str, ...] = (), masked: bool = True) -> TextEncoder:
-    """BERT's."""
+    """Like BERT."""
     torch.manual_seed(0)
     stack = replace(STACK, norm_order="post", embedding_norm=True, positions=LearnedConfig(max_length=40))
     vocab = tokenizer().source.size
@@ -76,7 +76,7 @@ def encoder(labels: tuple[str, ...] = (), masked: bool = True) -> TextEncoder:
 
 @cache
 def vision(class_token: bool = True) -> VisionTransformer:
-    """ViT's: 16 patches of 7 x 7 pixels."""
+    """Like ViT: 16 patches of 7 x 7 pixels."""
     torch.manual_seed(0)
     stack = replace(STACK, positions=LearnedConfig(max_length=16 + class_token))
     config = VisionConfig(

@@ -1,4 +1,4 @@
-"""What each part is worth: measured as one would by hand, kept, gone on with, told in the terminal and the card."""
+"""Ablation: effects, resuming, storage, reports and pruning of model folders."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HEAD = ModelPart("decoder.blocks.1.cross_attn", 1)
 
 
 def closeness(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """A stand-in for BLEU that sees every letter: random models have none."""
+    """A letter-based stand-in for BLEU, which is 0 for random models."""
     pairs = zip(outputs, references, strict=True)
     return 100 * sum(len({*a} & {*b}) / max(1, len({*a} | {*b})) for a, b in pairs) / len(outputs)
 
@@ -65,11 +65,11 @@ SCORE = BleuScorer(compute_bleu=closeness, signature="letters")
 @pytest.fixture
 def model() -> Seq2Seq:
     config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer())
-    made = Seq2Seq(config)
+    created = Seq2Seq(config)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in created.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.4)
-    return made.eval()
+    return created.eval()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def measured(translator: Translator, parts: Sequence[ModelPart], **more: object)
     return ablate(translator, SAMPLE, parts, search=SEARCH, scorer=SCORE, **more)  # type: ignore[arg-type]
 
 
-# --- the figures -----------------------------------------------------------------------------------------------------
+# --- effects ---------------------------------------------------------------------------------------------------------
 
 
 def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Seq) -> None:
@@ -89,16 +89,16 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
     ablation = measured(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
         with mask_parts(model, [] if part is None else [part]):
-            outputs = [one.text for one in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_loops=False)]
+            outputs = [item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_loops=False)]
             scored = score_targets(model, tokenizer(), SAMPLE.sources, SAMPLE.references, to="de")
-        tokens = sum(one.length for one in scored)
+        tokens = sum(item.length for item in scored)
         figures = ablation if effect is None else effect
         assert figures.bleu == closeness(outputs, SAMPLE.references)
-        assert figures.loss == pytest.approx(-sum(one.log_prob for one in scored) / tokens)
+        assert figures.loss == pytest.approx(-sum(item.log_prob for item in scored) / tokens)
     assert ablation.num_tokens == tokens
     assert [effect.part for effect in ablation.effects] == [str(part) for part in parts]
     assert [effect.kind for effect in ablation.effects] == ["head", "sublayer", "layer"]
-    assert len({effect.loss for effect in ablation.effects} | {ablation.loss}) == 4  # each did something
+    assert len({effect.loss for effect in ablation.effects} | {ablation.loss}) == 4  # each has an effect
 
 
 def test_ablation_restores_the_weights(translator: Translator, model: Seq2Seq) -> None:
@@ -125,10 +125,10 @@ def test_ctranslate2_is_used_on_cpu_and_conversions_are_removed(
     real = Translator.translate
 
     def translate(self: Translator, *given: object, **more: object) -> object:
-        made = real(self, *given, **more)  # type: ignore[arg-type]
+        created = real(self, *given, **more)  # type: ignore[arg-type]
         folders.append(self.folder)  # type: ignore[arg-type]
         assert (self.folder / "ctranslate2-int8" / "model.bin").exists()  # type: ignore[operator]
-        return made
+        return created
 
     monkeypatch.setattr(Translator, "translate", translate)
     ablation = measured(Translator(model, tokenizer(), engine=None), [HEAD])
@@ -140,13 +140,13 @@ def test_ctranslate2_is_used_on_cpu_and_conversions_are_removed(
 def test_torch_is_used_if_ctranslate2_does_not_support_the_model(tmp_path: Path) -> None:
     windowed = replace(STACK, window=(3, 3))
     config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=windowed, decoder=mirror_encoder(STACK)), tokenizer())
-    said: list[str] = []
-    translator = Translator(Seq2Seq(config).eval(), tokenizer(), engine=None, notify=said.append)
+    messages: list[str] = []
+    translator = Translator(Seq2Seq(config).eval(), tokenizer(), engine=None, notify=messages.append)
     assert measured(translator, [HEAD]).conditions.engine == "torch, float32 on cpu"
-    assert "encoder.window" in said[0]
+    assert "encoder.window" in messages[0]
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- resuming --------------------------------------------------------------------------------------------------------
 
 
 def test_interrupted_ablation_resumes(
@@ -156,7 +156,7 @@ def test_interrupted_ablation_resumes(
     asked: list[tuple[ModelPart, ...]] = []
     without = AblationMeter.measure_without
     monkeypatch.setattr(
-        AblationMeter, "measure_without", lambda self, some: asked.append(tuple(some)) or without(self, some)
+        AblationMeter, "measure_without", lambda self, subset: asked.append(tuple(subset)) or without(self, subset)
     )
 
     def keep(ablation: Ablation) -> None:
@@ -172,9 +172,9 @@ def test_interrupted_ablation_resumes(
     assert asked == [(), (parts[2],), (parts[3],)]
     assert [(step.done, step.total) for step in steps] == [(3, 4), (4, 4)]
     asked.clear()
-    assert measured(translator, parts, previous=ablation) is ablation  # all is there: not even the base is measured
+    assert measured(translator, parts, previous=ablation) is ablation  # complete: not even the baseline is measured
     assert asked == []
-    assert ablation == measured(translator, parts)  # in one go
+    assert ablation == measured(translator, parts)  # without interruption
 
 
 @pytest.mark.parametrize("change", ["weights", "pairs", "search", "score"])
@@ -198,10 +198,10 @@ def test_results_under_other_conditions_are_not_reused(translator: Translator, m
 
 
 def test_ablation_stops_when_cancelled(translator: Translator, model: Seq2Seq) -> None:
-    kept: list[Ablation] = []
+    stored: list[Ablation] = []
     with pytest.raises(SearchCancelled):
-        measured(translator, list_parts(model, "heads"), save=kept.append, should_stop=lambda: len(kept) == 2)
-    assert len(kept[-1].effects) == 2
+        measured(translator, list_parts(model, "heads"), save=stored.append, should_stop=lambda: len(stored) == 2)
+    assert len(stored[-1].effects) == 2
 
 
 def test_folder_stores_ablation_of_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_folder_stores_ablation_of_these_weights(translator: Translator, model: 
     assert load_ablation(tmp_path) == ablation
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_invalid_parts_and_data_are_rejected_before_translating(
@@ -237,7 +237,7 @@ def test_ensembles_are_rejected(model: Seq2Seq) -> None:
         measured(Translator(Ensemble([model, model]), tokenizer()), [HEAD])
 
 
-# --- as a picture ----------------------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def ablation_of(*effects: AblationEffect) -> Ablation:
@@ -269,11 +269,11 @@ MIXED = ablation_of(
 
 
 def test_grids_have_layers_as_rows_and_heads_as_columns() -> None:
-    found = {grid.title: grid for grid in build_grids(MIXED)}
-    assert list(found) == ["encoder self-attention", "decoder cross-attention", "encoder sub-layers", "layers"]
-    cross = found["decoder cross-attention"]
+    actual = {grid.title: grid for grid in build_grids(MIXED)}
+    assert list(actual) == ["encoder self-attention", "decoder cross-attention", "encoder sub-layers", "layers"]
+    cross = actual["decoder cross-attention"]
     assert (cross.rows, cross.columns) == (("2", "10"), ("0", "1"))
-    values = [[None if one is None else one.bleu for one in line] for line in cross.effects]
+    values = [[None if item is None else item.bleu for item in line] for line in cross.effects]
     assert values == [[29.0, 30.5], [None, 20.0]]
     assert [grid.title for grid in build_grids(MIXED, ["layer"])] == ["layers"]
 
@@ -300,7 +300,7 @@ def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
         "decoder.blocks.2.cross_attn:0",
         "decoder.blocks.2.cross_attn:1",
     ]
-    assert "decoder.blocks.2 " not in page  # a layer, which nobody asked for
+    assert "decoder.blocks.2 " not in page  # a layer, not requested
     assert re.search(r"^  2 +-1\.0 +0\.5 $", page, re.MULTILINE)
     assert "-20.00" in page
     assert "not significant" in page
@@ -319,11 +319,11 @@ def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -
     import sys
 
     now = [0.0]
-    telling = AblationReporter(sys.stderr, clock=lambda: now[0])
-    telling.start("6 parts")
-    for number in (3, 4, 5, 6):  # two were there before
+    reporter = AblationReporter(sys.stderr, clock=lambda: now[0])
+    reporter.start("6 parts")
+    for number in (3, 4, 5, 6):  # two were measured before
         now[0] += 20.0
-        telling.report_progress(
+        reporter.report_progress(
             AblationProgress(done=number, total=6, effect=effect("decoder.blocks.2.cross_attn:1", 30.5))
         )
     told = capsys.readouterr().err
@@ -332,7 +332,7 @@ def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -
     assert "6 of 6, 0 s left" in told
 
 
-# --- the card --------------------------------------------------------------------------------------------------------
+# --- card ------------------------------------------------------------------------------------------------------------
 
 
 def test_card_section_lists_most_and_least_important_parts() -> None:
@@ -346,7 +346,7 @@ def test_card_section_lists_most_and_least_important_parts() -> None:
     assert "beam size 2" in section
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- folders ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def run(
     scorer: BleuScorer | None = None,
     **more: Any,
 ) -> AblationResult:
-    """What the command does, with the torch engine and a short search."""
+    """Run as the command does, with the torch engine and a short search."""
     test_set = read_test_set([str(folder.parent / data)], LanguagePair("en", tgt))
     translator = Translator.load(folder, device="cpu", engine="torch")
     flags = LookFlags(limit=limit)
@@ -387,17 +387,17 @@ def test_run_saves_and_reports(folder: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr()
     assert "Without each layer" in shown.out
     assert "ablating 4 parts" in shown.err
-    kept = load_ablation(folder)
-    assert kept is not None
-    assert (kept.conditions.sentences, len(kept.effects)) == (3, 4)
-    assert kept.conditions.signature.startswith("nrefs:1|")
-    assert all(one.p_value is not None for one in kept.effects)
-    run(folder, selection="all")  # those of before are taken over
+    stored = load_ablation(folder)
+    assert stored is not None
+    assert (stored.conditions.sentences, len(stored.effects)) == (3, 4)
+    assert stored.conditions.signature.startswith("nrefs:1|")
+    assert all(item.p_value is not None for item in stored.effects)
+    run(folder, selection="all")  # earlier results are reused
     shown = capsys.readouterr()
     assert "ablation.json has 4 parts already" in shown.err
     both = load_ablation(folder)
     assert both is not None
-    assert both.effects[:4] == kept.effects
+    assert both.effects[:4] == stored.effects
     assert len(both.effects) == 4 + 10 + 12
     card = (folder / "card.md").read_text()
     assert card.count("## Ablation") == 1
@@ -425,9 +425,9 @@ def test_interrupted_run_is_saved(
     with pytest.raises(KeyboardInterrupt):
         run(folder, selection="layers")
     assert "run the same command again to resume" in capsys.readouterr().err
-    kept = load_ablation(folder)
-    assert kept is not None
-    assert len(kept.effects) == 1
+    stored = load_ablation(folder)
+    assert stored is not None
+    assert len(stored.effects) == 1
     assert "## Ablation" not in (folder / "card.md").read_text()
 
 
@@ -454,13 +454,13 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
     assert re.search(r"\| before \| [\d.]+ \| [\d.]+ \| 12 \| [\d,]+ \|\n\| pruned \| [\d.]+ \| [\d.]+ \| 0 \|", card)
     assert "## Original model card\n\n### A toy\n\n#### Scores" in card
     assert ", pruned" not in (folder / "card.md").read_text()
-    run(out, selection="layers")  # and can be looked at in its turn
+    run(out, selection="layers")  # can be ablated in turn
     again = (out / "card.md").read_text()
     assert again.index("## Ablation\n") < again.index("## Original model card")
 
 
 def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only by the silenced one, from which int8 may differ in rounding."""
+    """In int8 it may differ from the model with masked heads."""
     monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
     result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)
     ablation, pruned = result.ablation, result.pruned
@@ -473,7 +473,7 @@ def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.M
 def limited(
     without: Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement],
 ) -> Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement]:
-    """Several parts are never silenced together."""
+    """Fail if several parts are masked together."""
 
     def checked(self: AblationMeter, parts: Sequence[ModelPart]) -> AblationMeasurement:
         assert len(parts) < 2

@@ -1,4 +1,4 @@
-"""What was recorded, with its words, to JSON and back; filters; what goes wrong."""
+"""Trace documents: JSON round trip, filters, arrays, errors."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_json_round_trip(of: Seq2Seq) -> None:
             queries = source if path.startswith("encoder") else target
             torch.testing.assert_close(back[path][0], calls[0][[row], :, :queries, :keys], atol=0.8e-5, rtol=0)
             for name, length in (("q", queries), ("k", keys), ("v", keys)):
-                mine = getattr(trace.qkv[path][0], name)[[row], :, :length]
-                torch.testing.assert_close(getattr(back.qkv[path][0], name), mine, atol=1e-4, rtol=2e-3)
+                ours = getattr(trace.qkv[path][0], name)[[row], :, :length]
+                torch.testing.assert_close(getattr(back.qkv[path][0], name), ours, atol=1e-4, rtol=2e-3)
         assert Trace.from_json(back.to_json()).to_json() == back.to_json()
 
 
@@ -70,13 +70,13 @@ def test_json_is_compact(of: Seq2Seq) -> None:
 
 
 def test_selected_layers_and_heads_are_recorded(of: Seq2Seq) -> None:
-    with attent.record(of, kind="cross", layers=[1], heads=[2, 0]) as some, attent.record(of) as every:
+    with attent.record(of, kind="cross", layers=[1], heads=[2, 0]) as subset, attent.record(of) as every:
         of(SOURCE, TARGET, *LENGTHS)
-    assert list(some) == ["decoder.blocks.1.cross_attn"]
+    assert list(subset) == ["decoder.blocks.1.cross_attn"]
     torch.testing.assert_close(
-        some["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0][:, [2, 0]]
+        subset["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0][:, [2, 0]]
     )
-    (layer,) = some.to_document(sides(5, 4))["layers"]
+    (layer,) = subset.to_document(sides(5, 4))["layers"]
     assert layer["head_indices"] == [2, 0]
     assert layer["heads"] == 2
 
@@ -85,12 +85,12 @@ def test_selected_layers_and_heads_are_recorded(of: Seq2Seq) -> None:
 def test_grouped_query_heads_are_recorded(kv_heads: int) -> None:
     stack = Stack(StackConfig(layers=1, width=16, heads=4, kv_heads=kv_heads, ffn_width=8, dropout=0.0)).eval()
     x = torch.randn(2, 5, 16)
-    with attent.record(stack) as every, attent.record(stack, heads=[3, 1], qkv=True) as some:
+    with attent.record(stack) as every, attent.record(stack, heads=[3, 1], qkv=True) as subset:
         stack(x)
-    torch.testing.assert_close(some["blocks.0.self_attn"][0], every["blocks.0.self_attn"][0][:, [3, 1]])
-    vectors = some.qkv["blocks.0.self_attn"][0]
+    torch.testing.assert_close(subset["blocks.0.self_attn"][0], every["blocks.0.self_attn"][0][:, [3, 1]])
+    vectors = subset.qkv["blocks.0.self_attn"][0]
     scores = vectors.q @ vectors.k.transpose(-2, -1) * vectors.scale
-    torch.testing.assert_close(scores.softmax(-1), some["blocks.0.self_attn"][0])
+    torch.testing.assert_close(scores.softmax(-1), subset["blocks.0.self_attn"][0])
 
 
 def test_hidden_states_are_recorded(of: Seq2Seq) -> None:
@@ -106,15 +106,15 @@ def test_hidden_states_are_recorded(of: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"kind": "crossed"}, "`kind` must be self or cross, but is 'crossed'"),
         ({"layers": [9]}, r"layers \[9\] must select an attention layer, but select none of: encoder"),
         ({"heads": [3]}, r"`heads` must be from 0 to 2 at encoder\.blocks\.0\.self_attn, but one is 3"),
     ],
 )
-def test_filters_that_match_nothing_are_rejected(of: Seq2Seq, asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words), attent.record(of, **asked):
+def test_filters_that_match_nothing_are_rejected(of: Seq2Seq, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words), attent.record(of, **arguments):
         pass
 
 
@@ -127,10 +127,10 @@ def test_one_side_suffices_for_models_of_one_text() -> None:
         tokens=tuple(DisplayToken(str(i), str(i)) for i in range(4)),
         image=PatchImage(src="data:image/png;base64,", rows=2, columns=2),
     )
-    found = trace.to_document({"image": patches})
-    assert (found["layers"][0]["queries"], found["layers"][0]["keys"]) == ("image", "image")
-    assert found["layers"][0]["causal"] is True
-    assert Trace.from_document(found).sides["image"].image == patches.image
+    document = trace.to_document({"image": patches})
+    assert (document["layers"][0]["queries"], document["layers"][0]["keys"]) == ("image", "image")
+    assert document["layers"][0]["causal"] is True
+    assert Trace.from_document(document).sides["image"].image == patches.image
 
 
 def test_largest_weights_of_long_texts_are_kept() -> None:
@@ -139,8 +139,8 @@ def test_largest_weights_of_long_texts_are_kept() -> None:
     back = unpack_weights(layer, 30)
     assert torch.equal(unpack_weights(layer, 30, torch.tensor([4, 2])), back[:, [4, 2]])
     assert ((back > 0).sum(-1) == 4).all()
-    kept = weights.topk(4, -1)
-    torch.testing.assert_close(back.gather(-1, kept.indices), kept.values, atol=0.8e-5, rtol=0)
+    stored = weights.topk(4, -1)
+    torch.testing.assert_close(back.gather(-1, stored.indices), stored.values, atol=0.8e-5, rtol=0)
 
 
 def test_mismatched_tokens_are_rejected(of: Seq2Seq) -> None:
@@ -176,8 +176,8 @@ def test_arrays_round_trip(shape: list[int], kind: Any) -> None:
     numbers = (numbers * 60_000).floor() if kind == "uint16" else numbers
     back = unpack_array(json.loads(json.dumps(pack_array(numbers, kind))))
     assert list(back.shape) == shape
-    within = {"unit16": 0.8e-5, "uint16": 0.0, "float16": 2.5e-4, "float32": 0.0}[kind]
-    torch.testing.assert_close(back.float(), numbers, atol=within, rtol=0)
+    tolerance = {"unit16": 0.8e-5, "uint16": 0.0, "float16": 2.5e-4, "float32": 0.0}[kind]
+    torch.testing.assert_close(back.float(), numbers, atol=tolerance, rtol=0)
 
 
 def test_float16_keeps_three_digits() -> None:
@@ -187,7 +187,7 @@ def test_float16_keeps_three_digits() -> None:
 
 
 def test_array_format_is_as_documented() -> None:
-    """Read by hand: base64, zlib, planes of bytes."""
+    """Decode by hand: base64, zlib, byte planes."""
     import base64
     import zlib
 

@@ -1,4 +1,4 @@
-"""Tokens as people look at them, of the ways in which imported models spell words."""
+"""Display tokens of the tokenizers of imported models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytest.importorskip("tokenizers")
 def test_wordpiece_continuations() -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "man", ".", "#"]
     of = Tokenizer.from_files({"vocab.txt": "\n".join(pieces).encode()}).source
-    seen = build_display_tokens(of, [2, 7, 5, 6, 4, 8, 1, 3])
-    assert [(token.text, token.space, token.special) for token in seen] == [
+    document = build_display_tokens(of, [2, 7, 5, 6, 4, 8, 1, 3])
+    assert [(token.text, token.space, token.special) for token in document] == [
         ("start", False, "start"),
         ("man", True, None),
         ("walk", True, None),
         ("ing", False, None),
         ("mask", False, "mask"),
-        (".", seen[5].space, None),
+        (".", document[5].space, None),
         ("unknown", False, "unknown"),
         ("end", False, "end"),
     ]
@@ -36,8 +36,8 @@ def test_partial_characters_and_newlines() -> None:
         "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}).encode(),
         "merges.txt": "#version: 0.2\nĠ a\nĊ Ċ\n".encode(),
     }
-    seen = build_display_tokens(Tokenizer.from_files(files).source, [1, 2, 3, 4, 5, 6, 0])
-    assert seen == (
+    document = build_display_tokens(Tokenizer.from_files(files).source, [1, 2, 3, 4, 5, 6, 0])
+    assert document == (
         DisplayToken("a", "a"),
         DisplayToken("Ġa", "a", True),
         DisplayToken("Ċ", "⏎"),

@@ -1,4 +1,4 @@
-"""Silence: what a part adds is nothing while it lasts, and the weights come back to the bit."""
+"""Masking: a masked part adds nothing, and weights are restored bit-exactly."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, grain: s
 
 
 def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
-    """Its weights times its values, through its columns of W^O, taken from the layer's output by hand."""
+    """Subtract the head's contribution (weights x values x W^O columns) from the layer's output."""
     layer = attention_layers(of)["decoder.blocks.0.cross_attn"]
     outputs: list[Tensor] = []
-    looks = []
-    layer.taps.append(looks.append)
-    hook = layer.register_forward_hook(lambda _, __, made: outputs.append(made))
+    records = []
+    layer.taps.append(records.append)
+    hook = layer.register_forward_hook(lambda _, __, created: outputs.append(created))
     run(of)
     with mask_parts(of, [ModelPart("decoder.blocks.0.cross_attn", 1)]):
         run(of)
     layer.taps.clear()
     hook.remove()
     width = layer.head_width
-    mine = looks[0].weights[:, 1] @ looks[0].v[:, 1] @ layer.output.weight[:, width : 2 * width].T
-    torch.testing.assert_close(outputs[1], outputs[0] - mine)
+    ours = records[0].weights[:, 1] @ records[0].v[:, 1] @ layer.output.weight[:, width : 2 * width].T
+    torch.testing.assert_close(outputs[1], outputs[0] - ours)
 
 
 def test_masked_layer_equals_a_removed_layer(of: Seq2Seq) -> None:
-    """In a model whose norms come first it is the identity."""
+    """In a pre-norm model it is the identity."""
     from dataclasses import replace
 
     from tests.inspection.toy_translator import STACK
@@ -76,7 +76,7 @@ def test_masked_layer_equals_a_removed_layer(of: Seq2Seq) -> None:
     states: list[tuple[Tensor, Tensor]] = []
     block = pre.encoder.blocks[1]
     assert isinstance(block, Block)
-    hook = block.register_forward_hook(lambda _, given, made: states.append((given[0], made)))
+    hook = block.register_forward_hook(lambda _, given, created: states.append((given[0], created)))
     with mask_parts(pre, [ModelPart("encoder.blocks.1")]):
         run(pre)
     hook.remove()

@@ -1,5 +1,4 @@
-"""What heads do: hand-made weights have the habits they were made with, a model is measured as plain Python would do
-it, and neither batches nor padding change anything."""
+"""Head statistics: patterns of constructed weights are recognized, and values equal a plain Python computation."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def layer(
     weights: Tensor, kind: str = "self", causal: bool = False, sides: tuple[str, str] = ("a", "a")
 ) -> dict[str, Any]:
     return {
-        "path": f"encoder.blocks.0.{'cross' if kind == 'cross' else 'own'}",
+        "path": f"encoder.blocks.0.{'cross' if kind == 'cross' else 'measure_self'}",
         "kind": kind,
         "causal": causal,
         "queries": sides[0],
@@ -66,25 +65,25 @@ def layer(
     }
 
 
-def own(weights: Tensor, pieces: list[str] = SENTENCE, causal: bool = False) -> HeadStats:
+def measure_self(weights: Tensor, pieces: list[str] = SENTENCE, causal: bool = False) -> HeadStats:
     (head,) = measure_trace_heads([layer(weights[None], causal=causal)], {"a": side(pieces)}).heads
     return head
 
 
-def looking_at(places: list[int], keys: int) -> Tensor:
-    weights = torch.zeros(len(places), keys)
-    weights[range(len(places)), places] = 1
+def attend_to(positions: list[int], keys: int) -> Tensor:
+    weights = torch.zeros(len(positions), keys)
+    weights[range(len(positions)), positions] = 1
     return weights
 
 
-# ---- weights whose habits are known ----------------------------------------------------------------------------------
+# ---- constructed weights ---------------------------------------------------------------------------------------------
 
 
 def test_previous_token_head() -> None:
-    head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))
+    head = measure_self(attend_to([0, 0, 1, 2, 3, 4, 5, 6], 8))
     assert head.values.previous == 1
     assert (head.values.next, head.values.end, head.values.first) == (0, 0, 0)
-    assert head.values.current == pytest.approx(1 / 8)  # the first token, which has none before it
+    assert head.values.current == pytest.approx(1 / 8)  # the first token has no previous token
     assert head.values.distance == pytest.approx(7 / 8)
     assert head.values.entropy == 0
     assert head.values.normalized_entropy == 0
@@ -93,35 +92,35 @@ def test_previous_token_head() -> None:
 
 
 def test_next_token_head() -> None:
-    head = own(looking_at([1, 2, 3, 4, 5, 6, 7, 7], 8))
+    head = measure_self(attend_to([1, 2, 3, 4, 5, 6, 7, 7], 8))
     assert head.values.next == 1
     assert head.values.previous == 0
-    assert head.values.end == 0  # of those for whom the end is not the next
+    assert head.values.end == 0  # queries whose next token is not the end
     assert head.description == "attends to the next token (100%)"
 
 
 def test_end_token_head() -> None:
-    head = own(looking_at([7] * 8, 8))
+    head = measure_self(attend_to([7] * 8, 8))
     assert head.values.end == 1
     assert head.values.top_key == 1
-    assert head.values.confidence == 0  # which leaves the end out
+    assert head.values.confidence == 0  # the end token is excluded
     assert head.description == "attends to the end token (100%)"
 
 
 def test_uniform_head() -> None:
-    head = own(torch.full((8, 8), 1 / 8))
+    head = measure_self(torch.full((8, 8), 1 / 8))
     assert head.values.entropy == pytest.approx(3)
     assert head.values.normalized_entropy == pytest.approx(1)
     assert head.values.current == pytest.approx(1 / 8)
-    assert head.values.punctuation == pytest.approx((6 * 2 / 8 + 2 * 1 / 8) / 8)  # two of them, less itself
-    assert head.values.same_token == pytest.approx(1 / 8)  # the two cats see each other, "The" is not "the"
+    assert head.values.punctuation == pytest.approx((6 * 2 / 8 + 2 * 1 / 8) / 8)  # two, without the query itself
+    assert head.values.same_token == pytest.approx(1 / 8)  # the two cats; "The" differs from "the"
     assert head.description == "uniform attention (3.0 bits of 3.0)"
 
 
 def test_same_token_head() -> None:
     weights = torch.full((8, 8), 1 / 8)
-    weights[1], weights[5] = looking_at([5], 8)[0], looking_at([1], 8)[0]
-    head = own(weights)
+    weights[1], weights[5] = attend_to([5], 8)[0], attend_to([1], 8)[0]
+    head = measure_self(weights)
     assert head.values.same_token == 1
     assert head.description == "attends to other occurrences of the token (100% if there are any)"
 
@@ -131,63 +130,66 @@ def test_end_and_punctuation_head() -> None:
     weights[:, 6], weights[:, 7] = 0.45, 0.45
     weights[:, 0] += 0.1
     assert (
-        own(weights).description == "attends to the end token and punctuation (45% + 39%)"
-    )  # the full stop itself sees a comma
+        measure_self(weights).description == "attends to the end token and punctuation (45% + 39%)"
+    )  # the full stop itself attends to a comma
 
 
 def test_local_head() -> None:
     weights = torch.eye(8) * 0.3 + torch.eye(8).roll(1, 1) * 0.3 + torch.eye(8).roll(-1, 1) * 0.3 + 0.1 / 8
-    assert own(weights).description.startswith("local: the previous token 31%, itself 31%, the next token 31%")
+    assert measure_self(weights).description.startswith("local: the previous token 31%, itself 31%, the next token 31%")
 
 
 def test_one_key_for_all_queries_differs_from_one_key_per_query() -> None:
-    assert own(looking_at([4] * 8, 8)).description == "attends to one token of the sentence from every position (100%)"
-    scattered = own(looking_at([4, 3, 0, 1, 2, 0, 3, 2], 8))
+    assert (
+        measure_self(attend_to([4] * 8, 8)).description
+        == "attends to one token of the sentence from every position (100%)"
+    )
+    scattered = measure_self(attend_to([4, 3, 0, 1, 2, 0, 3, 2], 8))
     assert scattered.description == "attends to one token by content, not position (0.0 bits)"
 
 
 def test_preference_is_weaker_than_dominance() -> None:
-    weights = 0.4 * looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8) + 0.4 * looking_at([4, 5, 6, 0, 1, 2, 3, 1], 8)
+    weights = 0.4 * attend_to([0, 0, 1, 2, 3, 4, 5, 6], 8) + 0.4 * attend_to([4, 5, 6, 0, 1, 2, 3, 1], 8)
     weights[:, 4] += 0.2
-    assert own(weights).description.startswith("prefers the previous token (43%), 1.")
+    assert measure_self(weights).description.startswith("prefers the previous token (43%), 1.")
     even = 0.35 * torch.eye(8).roll(3, 1) + 0.65 / 8
-    assert own(even).description == "diffuse attention (2.6 bits of 3.0)"
+    assert measure_self(even).description == "diffuse attention (2.6 bits of 3.0)"
 
 
 def test_mixed_head() -> None:
     weights = torch.zeros(8, 8)
     weights[:, 0], weights[:, 3], weights[:, 7] = 0.3, 0.4, 0.3
-    says = own(weights).description
+    says = measure_self(weights).description
     assert says.startswith("mixed: the first token 30%, the end token 30%")
     assert says.endswith("1.6 bits of 3.0")
 
 
 def test_first_decoder_step_is_ignored() -> None:
     pieces = ["<s>", "▁a", "▁b", "▁c"]
-    weights = looking_at([0, 0, 1, 2], 4)
-    head = own(weights, pieces, causal=True)
+    weights = attend_to([0, 0, 1, 2], 4)
+    head = measure_self(weights, pieces, causal=True)
     assert head.values.previous == 1
-    assert head.values.current == 0  # though the first step can look at nothing else
+    assert head.values.current == 0  # the first step has no other key
     assert head.values.next is None
     assert head.values.end is None
     assert head.values.first == 0
     assert head.description == "attends to the previous token (100%)"
-    two = {"a": side(pieces), "b": side(pieces)}  # a decoder beside a source names steps by what it has read
+    two = {"a": side(pieces), "b": side(pieces)}  # with cross-attention, steps are named by decoder input
     (beside,) = measure_trace_heads([layer(weights[None], causal=True)], two).heads
     assert beside.description == "attends to the previous input token (100%)"
     weights[0] = 0.0
-    assert own(weights, pieces, causal=True).values == head.values
-    assert own(looking_at([0] * 4, 4), pieces, causal=True).description == "attends to the first token (100%)"
+    assert measure_self(weights, pieces, causal=True).values == head.values
+    assert measure_self(attend_to([0] * 4, 4), pieces, causal=True).description == "attends to the first token (100%)"
 
 
 def test_maximum_entropy_depends_on_visible_keys() -> None:
     even = torch.ones(4, 4).tril()
-    head = own(even / even.sum(-1, keepdim=True), ["<s>", "▁a", "▁b", "▁c"], causal=True)
+    head = measure_self(even / even.sum(-1, keepdim=True), ["<s>", "▁a", "▁b", "▁c"], causal=True)
     assert head.values.entropy == pytest.approx((1 + math.log2(3) + 2) / 3)
     assert head.values.normalized_entropy == pytest.approx(1)
 
 
-# ---- looking at the source -------------------------------------------------------------------------------------------
+# ---- cross-attention -------------------------------------------------------------------------------------------------
 
 
 def cross(weights: Tensor, target: list[str], source: list[str]) -> HeadStats:
@@ -200,9 +202,9 @@ SOURCE, TARGET = ["▁a", "▁man", "▁walk", "s", "</s>"], ["▁ein", "▁Mann
 
 
 def test_alignment_on_output() -> None:
-    head = cross(looking_at([0, 1, 3, 4], 5), TARGET, SOURCE)
+    head = cross(attend_to([0, 1, 3, 4], 5), TARGET, SOURCE)
     assert head.values.aligned_on_output == 1
-    assert head.values.aligned_on_input == 1  # what looks at the end makes no link
+    assert head.values.aligned_on_input == 1  # the end token makes no link
     assert head.values.alignment == 1
     assert head.values.diagonal == pytest.approx(0.98995, abs=1e-5)
     assert head.values.current is head.values.previous is head.values.distance is None
@@ -210,56 +212,56 @@ def test_alignment_on_output() -> None:
 
 
 def test_alignment_on_input() -> None:
-    head = cross(looking_at([1, 0, 1, 2], 5), TARGET, SOURCE)
+    head = cross(attend_to([1, 0, 1, 2], 5), TARGET, SOURCE)
     assert head.values.aligned_on_output == pytest.approx(2 / 3)
     assert head.values.aligned_on_input == 1
     assert head.description == "aligns when the word is the input (100% mutual links)"
 
 
 def test_diffuse_links_align_loosely() -> None:
-    faint = 0.46 * looking_at([0, 1, 3, 1], 5) + 0.44 * looking_at([4] * 4, 5) + 0.1 / 5
+    faint = 0.46 * attend_to([0, 1, 3, 1], 5) + 0.44 * attend_to([4] * 4, 5) + 0.1 / 5
     head = cross(faint, TARGET, SOURCE)
     assert head.values.alignment == 1
     assert head.description == "aligns loosely (100% mutual links)"
 
 
 def test_end_token_head_that_aligns_otherwise() -> None:
-    weights = 0.45 * looking_at([0, 1, 3, 1], 5) + 0.55 * looking_at([4] * 4, 5)
+    weights = 0.45 * attend_to([0, 1, 3, 1], 5) + 0.55 * attend_to([4] * 4, 5)
     says = cross(weights, TARGET, SOURCE).description
     assert says.startswith("attends to the end token (")
     assert says.endswith("; otherwise aligns loosely (100% mutual links)")
 
 
 def test_constant_attention_has_no_diagonal() -> None:
-    assert cross(looking_at([1] * 4, 5), TARGET, SOURCE).values.diagonal == 0
-    assert cross(looking_at([4, 3, 1, 0], 5), TARGET, SOURCE).values.diagonal < -0.95
+    assert cross(attend_to([1] * 4, 5), TARGET, SOURCE).values.diagonal == 0
+    assert cross(attend_to([4, 3, 1, 0], 5), TARGET, SOURCE).values.diagonal < -0.95
 
 
 def test_truncated_translation_has_no_last_input() -> None:
-    head = cross(looking_at([0, 1, 3], 5), TARGET[:-1], SOURCE)
+    head = cross(attend_to([0, 1, 3], 5), TARGET[:-1], SOURCE)
     assert head.values.aligned_on_output == 1
     assert head.values.aligned_on_input == 1
-    head = cross(looking_at([4, 1, 0], 5), TARGET[:-1], SOURCE)
+    head = cross(attend_to([4, 1, 0], 5), TARGET[:-1], SOURCE)
     assert (head.values.aligned_on_output, head.values.aligned_on_input) == (1, 1)
 
 
 def test_copied_tokens_are_the_same_token() -> None:
-    head = cross(looking_at([1, 0, 2], 3), ["▁Anna", "▁7", "</s>"], ["▁7", "▁Anna", "</s>"])
+    head = cross(attend_to([1, 0, 2], 3), ["▁Anna", "▁7", "</s>"], ["▁7", "▁Anna", "</s>"])
     assert head.values.same_token == 1
 
 
-# ---- a model, against plain Python -----------------------------------------------------------------------------------
+# ---- a model ---------------------------------------------------------------------------------------------------------
 
 
 def model() -> Seq2Seq:
     return toy_translator.model()
 
 
-def plainly(
+def measure_in_python(
     of: Tokenizer, toy: Seq2Seq, sources: list[str], targets: list[str]
 ) -> dict[tuple[str, int], dict[str, float]]:
-    """The same figures, pair by pair, token by token, head by head."""
-    seen: dict[tuple[str, int], dict[str, list[float]]] = {}
+    """Compute the same values with Python loops."""
+    document: dict[tuple[str, int], dict[str, list[float]]] = {}
     for row in encode_pairs(toy, of, sources, targets):
         target = torch.tensor([row.target])
         read = shift_right(target, toy.config.start_id)[0].tolist()
@@ -270,12 +272,12 @@ def plainly(
             keys = read if kind == ("own", True) else row.source
             queries = row.target if kind[0] == "cross" else keys
             for head, table in enumerate(weights[0].tolist()):
-                values = seen.setdefault((path, head), {})
+                values = document.setdefault((path, head), {})
                 for q, line in enumerate(table):
                     visible = range(q + 1) if kind == ("own", True) else range(len(keys))
                     if len(visible) > 1:
                         look(values, of, queries, keys, q, line, visible, kind)
-    return {key: averaged(values) for key, values in seen.items()}
+    return {key: averaged(values) for key, values in document.items()}
 
 
 def look(
@@ -308,31 +310,31 @@ def look(
         share["previous"] = [q - 1] if q > 1 else []
         share["next"] = [q + 1] if q + 1 in visible and keys[q + 1] != vocabulary.end else []
         values.setdefault("distance", []).append(sum(line[k] * abs(q - k) for k in visible))
-    for key, places in share.items():
-        if places:
-            values.setdefault(key, []).append(sum(line[k] for k in places))
+    for key, positions in share.items():
+        if positions:
+            values.setdefault(key, []).append(sum(line[k] for k in positions))
     values.setdefault("entropy", []).append(-sum(line[k] * math.log2(line[k]) for k in visible if line[k]))
     values.setdefault("possible", []).append(math.log2(len(visible)))
     values.setdefault("confidence", []).append(max(line[k] for k in visible if keys[k] != vocabulary.end or reading))
 
 
 def averaged(values: dict[str, list[float]]) -> dict[str, float]:
-    means = {key: sum(some) / len(some) for key, some in values.items()}
+    means = {key: sum(subset) / len(subset) for key, subset in values.items()}
     possible = means.pop("possible")
     return means | {"normalized_entropy": means["entropy"] / possible}
 
 
 def test_measured_values_equal_a_plain_python_loop() -> None:
     toy, of = model(), tokenizer()
-    wanted = plainly(of, toy, SOURCES, TARGETS)
+    expected = measure_in_python(of, toy, SOURCES, TARGETS)
     found = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=100)
     assert [(head.path, head.head) for head in found.heads] == [
-        (path, head) for path, each in attention_layers(toy).items() for head in range(each.heads)
+        (path, head) for path, item in attention_layers(toy).items() for head in range(item.heads)
     ]
     for head in found.heads:
-        for key, value in wanted[head.path, head.head].items():
+        for key, value in expected[head.path, head.head].items():
             assert getattr(head.values, key) == pytest.approx(value, abs=2e-5), (head.path, key)
-        others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | wanted[
+        others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | expected[
             head.path, head.head
         ].keys()
         assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
@@ -344,10 +346,10 @@ def test_batching_and_padding_change_nothing() -> None:
     longest = max(len(ids) for row in encode_pairs(toy, of, SOURCES, TARGETS) for ids in (row.source, row.target))
     alone = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=longest)
     backwards = measure_heads(toy, of, SOURCES[::-1], TARGETS[::-1])
-    for one, other, third in zip(together.heads, alone.heads, backwards.heads, strict=True):
+    for entry, other, third in zip(together.heads, alone.heads, backwards.heads, strict=True):
         for column in STAT_COLUMNS:
-            value = getattr(one.values, column.key)
-            close = 1e-4 if column.key == "diagonal" else 2e-5  # a correlation of numbers that hardly vary
+            value = getattr(entry.values, column.key)
+            close = 1e-4 if column.key == "diagonal" else 2e-5  # nearly constant values
             assert value == pytest.approx(getattr(other.values, column.key), abs=close)
             assert value == pytest.approx(getattr(third.values, column.key), abs=close)
 
@@ -366,12 +368,12 @@ def test_one_pair_equals_its_document() -> None:
     with record(toy) as trace, torch.no_grad():
         toy(torch.tensor([row.source]), read)
     found = measure_document_heads(trace.to_document(sides))
-    wanted = measure_heads(toy, of, SOURCES[:1], TARGETS[:1]).to_document()
-    assert found["columns"] == wanted["columns"]
+    expected = measure_heads(toy, of, SOURCES[:1], TARGETS[:1]).to_document()
+    assert found["columns"] == expected["columns"]
     assert (found["sentences"], found["dataset"]) == (1, "this sentence")
-    for one, other in zip(found["heads"], wanted["heads"], strict=True):
-        assert (one["path"], one["head"]) == (other["path"], other["head"])
-        assert one["values"] == pytest.approx(other["values"], abs=3e-4)
+    for entry, other in zip(found["heads"], expected["heads"], strict=True):
+        assert (entry["path"], entry["head"]) == (other["path"], other["head"])
+        assert entry["values"] == pytest.approx(other["values"], abs=3e-4)
     json.dumps(found, allow_nan=False)
 
 
@@ -389,9 +391,9 @@ def test_pairs_are_sampled_evenly() -> None:
     assert sample_evenly(1000, 4) == [0, 250, 500, 750]
     assert sample_evenly(3, 500) == [0, 1, 2]
     toy, of = model(), tokenizer()
-    some = measure_heads(toy, of, SOURCES, TARGETS, max_pairs=5)
-    assert some.sentences == 5
-    assert some == measure_heads(toy, of, SOURCES[::2], TARGETS[::2])
+    subset = measure_heads(toy, of, SOURCES, TARGETS, max_pairs=5)
+    assert subset.sentences == 5
+    assert subset == measure_heads(toy, of, SOURCES[::2], TARGETS[::2])
 
 
 def test_language_tag_is_not_a_word() -> None:
@@ -419,27 +421,27 @@ def test_sparse_weights_suffice_for_long_texts() -> None:
     weights /= weights.sum(-1, keepdim=True)
     sides = {"a": side(SENTENCE)}
     whole = build_layer("encoder.blocks.0.self_attn", ("a", "a"), weights, causal=False, scale=1.0)
-    some = build_layer("encoder.blocks.0.self_attn", ("a", "a"), weights, causal=False, scale=1.0, top_k=7)
-    assert "sparse" in some
-    for one, other in zip(
-        measure_trace_heads([whole], sides).heads, measure_trace_heads([some], sides).heads, strict=True
+    subset = build_layer("encoder.blocks.0.self_attn", ("a", "a"), weights, causal=False, scale=1.0, top_k=7)
+    assert "sparse" in subset
+    for entry, other in zip(
+        measure_trace_heads([whole], sides).heads, measure_trace_heads([subset], sides).heads, strict=True
     ):
-        assert one.values.previous == pytest.approx(other.values.previous, abs=0.01)
-        assert one.values.entropy == pytest.approx(other.values.entropy, abs=0.05)
+        assert entry.values.previous == pytest.approx(other.values.previous, abs=0.01)
+        assert entry.values.entropy == pytest.approx(other.values.entropy, abs=0.05)
 
 
 def test_queries_of_very_long_texts_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOKENS", 6)
     monkeypatch.setattr(module, "MAX_QUERY_ROWS", 4)
-    head = own(looking_at([0, 0, 1, 2, 3, 4, 5, 6], 8))  # 0, 2, 4 and 6 are asked
+    head = measure_self(attend_to([0, 0, 1, 2, 3, 4, 5, 6], 8))  # 0, 2, 4 and 6 are asked
     assert head.values.previous == 1
     assert head.values.distance == pytest.approx(3 / 4)
-    assert cross(looking_at([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
+    assert cross(attend_to([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
 
 
 def test_head_indices_are_kept() -> None:
-    one = layer(torch.full((2, 8, 8), 1 / 8)) | {"head_indices": [1, 3]}
-    assert [head.head for head in measure_trace_heads([one], {"a": side(SENTENCE)}).heads] == [1, 3]
+    entry = layer(torch.full((2, 8, 8), 1 / 8)) | {"head_indices": [1, 3]}
+    assert [head.head for head in measure_trace_heads([entry], {"a": side(SENTENCE)}).heads] == [1, 3]
 
 
 def test_layers_without_heads_and_empty_texts() -> None:
@@ -459,7 +461,7 @@ def test_layers_without_heads_and_empty_texts() -> None:
 
 def test_patches_are_not_equal_tokens() -> None:
     pieces = ["", "", "", ""]
-    assert own(torch.full((4, 4), 1 / 4), pieces).values.same_token is None
+    assert measure_self(torch.full((4, 4), 1 / 4), pieces).values.same_token is None
 
 
 def test_document_has_the_columns_with_values() -> None:
@@ -483,7 +485,7 @@ def test_is_not_punctuation(piece: str) -> None:
     assert not is_punctuation(piece)
 
 
-# ---- what a folder remembers -----------------------------------------------------------------------------------------
+# ---- storage ---------------------------------------------------------------------------------------------------------
 
 
 def test_folder_stores_statistics_of_these_weights(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One file that holds everything, asks for nothing, and shows whatever a token is as text."""
+"""The HTML file is self-contained, loads nothing and escapes everything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hostile() -> dict[str, Any]:
 
 
 class Reader(HTMLParser):
-    """Its scripts, styles, links and the policy."""
+    """Collects scripts, styles, links and the policy."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_page_loads_nothing() -> None:
 
 
 def test_scripts_never_write_markup() -> None:
-    """Texts become nodes: nothing in the program turns a string into HTML or code."""
+    """No script turns a string into HTML or code."""
     _, script = load_assets()
     assert not re.search(r"\.(innerHTML|outerHTML|insertAdjacentHTML)\b|document\.write|\beval\(|new Function", script)
 

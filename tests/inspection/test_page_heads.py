@@ -1,4 +1,4 @@
-"""The page and its view of heads in a real browser: what is drawn, pointed at, pinned, typed and silenced."""
+"""The page and its heads view in Chromium."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attent.inspection.json_arrays import pack_array
 HOSTILE = ["</script><script>window.bad=1</script>", "<img src=x onerror=window.bad=1>", "&amp;", "__proto__"]
 SOURCE = "A man rides a bike .".split()
 TARGET = "Ein Mann fährt Fahrrad .".split()
-SITE = "http://127.0.0.1:9"  # nothing listens there: the tests answer in its place
+SITE = "http://127.0.0.1:9"  # nothing listens there: requests are intercepted
 Open = Callable[..., Any]
 
 
@@ -41,18 +41,18 @@ def layer(path: str, queries: str, keys: str, weights: Tensor, **changes: Any) -
     stack, _, number, name = path.split(".")
     kind = "cross" if name == "cross_attn" else "self"
     about = {"path": path, "stack": stack, "layer": int(number), "kind": kind, "heads": len(weights)}
-    seen = {"queries": queries, "keys": keys, "causal": False, "scale": 0.25, "masked_heads": []}
-    return about | seen | {"weights": pack_array(weights, "unit16")} | changes
+    inspected = {"queries": queries, "keys": keys, "causal": False, "scale": 0.25, "masked_heads": []}
+    return about | inspected | {"weights": pack_array(weights, "unit16")} | changes
 
 
 def spread(heads: int, rows: int, columns: int, *, causal: bool = False) -> Tensor:
-    """Head h looks 80% at the h-th token after its own place (as far as there is one), the rest evenly."""
+    """Head h puts 80% on the h-th key after the query position, the rest is uniform."""
     weights = torch.zeros(heads, rows, columns)
     for head in range(heads):
         for row in range(rows):
-            seen = min(row + 1, columns) if causal else columns
-            weights[head, row, :seen] = 0.2 / seen
-            weights[head, row, min(row + head, seen - 1)] += 0.8
+            inspected = min(row + 1, columns) if causal else columns
+            weights[head, row, :inspected] = 0.2 / inspected
+            weights[head, row, min(row + head, inspected - 1)] += 0.8
     return weights
 
 
@@ -61,8 +61,8 @@ def translation(source: list[str] = SOURCE, target: list[str] = TARGET, **change
     n, m = len(source) + 1, len(target) + 1
     layers = [layer(f"encoder.blocks.{i}.self_attn", "source", "source", spread(3, n, n)) for i in range(2)]
     for i in range(2):
-        own = spread(3, m, m, causal=True)
-        layers.append(layer(f"decoder.blocks.{i}.self_attn", "target", "decoder_input", own, causal=True))
+        self_weights = spread(3, m, m, causal=True)
+        layers.append(layer(f"decoder.blocks.{i}.self_attn", "target", "decoder_input", self_weights, causal=True))
         layers.append(layer(f"decoder.blocks.{i}.cross_attn", "target", "source", spread(3, m, n)))
     sides = {
         "source": side(source, end=True),
@@ -79,19 +79,19 @@ def alone(words: list[str], weights: Tensor, **changes: Any) -> dict[str, Any]:
     return {"format": "attent-trace", "version": 1, "title": " ".join(words)[:50], "sides": sides, "layers": layers}
 
 
-def long_text(length: int = 2000, kept: int = 8) -> dict[str, Any]:
-    """Row i looks 50% at token i + 3 and a little at those around it, told as the greatest few."""
-    places = (torch.arange(length)[:, None] + 3 + torch.arange(kept)).clamp(max=length - 1).expand(2, -1, -1)
-    weights = torch.tensor([0.5] + [0.5 / kept] * (kept - 1)).expand(2, length, -1).clone()
-    weights[:, -9:, 1:] = 0  # places that repeat: no entry
-    sparse = {"indices": pack_array(places, "uint16"), "weights": pack_array(weights, "unit16")}
+def long_text(length: int = 2000, stored: int = 8) -> dict[str, Any]:
+    """Row i puts 50% on key i + 3 and a little on the keys after it, as sparse weights."""
+    positions = (torch.arange(length)[:, None] + 3 + torch.arange(stored)).clamp(max=length - 1).expand(2, -1, -1)
+    weights = torch.tensor([0.5] + [0.5 / stored] * (stored - 1)).expand(2, length, -1).clone()
+    weights[:, -9:, 1:] = 0  # repeated indices have no weight
+    sparse = {"indices": pack_array(positions, "uint16"), "weights": pack_array(weights, "unit16")}
     document = alone([f"w{i}" for i in range(length)], torch.zeros(2, 1, 1), sparse=sparse)
     del document["layers"][0]["weights"]
     return document
 
 
 def picture(rows: int, columns: int) -> dict[str, Any]:
-    """A white PNG of 8 x 8 pixels a patch."""
+    """A white PNG with 8 x 8 pixels per patch."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -104,7 +104,7 @@ def picture(rows: int, columns: int) -> dict[str, Any]:
     return {"src": source, "rows": rows, "columns": columns, "num_prefix_tokens": 1}
 
 
-# --- the browser ---
+# --- helpers ---
 
 
 def text(page: Any, selector: str) -> str:
@@ -129,7 +129,7 @@ def eventually(page: Any, selector: str, words: str) -> None:
 
 
 def pixel(canvas: Any, across: float, down: float) -> list[int]:
-    """Red, green, blue and alpha at a point of a canvas, told as shares of its width and height."""
+    """RGBA of a canvas at relative coordinates."""
     look = """(canvas, [across, down]) => {
       const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
       copy.drawImage(canvas, 0, 0);
@@ -139,11 +139,11 @@ def pixel(canvas: Any, across: float, down: float) -> list[int]:
 
 
 def darkness(page: Any, selector: str, across: float, down: float) -> int:
-    """How far it is from white there."""
+    """Distance from white."""
     return 765 - sum(pixel(page.locator(selector).first, across, down)[:3])
 
 
-# --- what is seen ---
+# --- heads ---
 
 
 def test_page_shows_all_heads_and_texts(opened: Open) -> None:
@@ -160,7 +160,7 @@ def test_page_shows_all_heads_and_texts(opened: Open) -> None:
     assert page.locator("[role=tab]:visible").all_inner_texts() == [
         "Heads",
         "Equation",
-    ]  # of the others there is no data
+    ]  # the document has no data for the others
     assert page.evaluate("performance.getEntriesByName('attent-ready').length") == 1
 
 
@@ -169,7 +169,7 @@ def test_heat_map_has_queries_down_and_keys_across(opened: Open) -> None:
     weights[0, 1, 3] = 0.97
     page = opened(alone(list("abcd"), weights))
     for canvas in (".map-field canvas", ".grid-cells canvas"):
-        scale = 1 if "map" in canvas else 0.94  # beside the small one there is a gap
+        scale = 1 if "map" in canvas else 0.94  # thumbnails have a gap
         there = darkness(page, canvas, 0.85 * scale, 0.4 * scale)
         assert there > 250
         assert there > 3 * darkness(page, canvas, 0.4 * scale, 0.85 * scale)
@@ -206,13 +206,13 @@ def test_hover_describes_attention_in_both_directions(opened: Open) -> None:
     page.mouse.move(2, 2)
     eventually(page, "#saying", "Largest weight here")
     assert shares(page, "queries") == {}
-    box = page.locator("#saying").bounding_box()  # it may lie over words, which must stay within reach
-    found = page.evaluate(
+    box = page.locator("#saying").bounding_box()  # it may cover tokens, which must stay reachable
+    result = page.evaluate(
         "([x, y]) => document.elementFromPoint(x, y).closest('#saying')", [box["x"] + 9, box["y"] + 9]
     )
-    assert found is None
+    assert result is None
     head(page, "encoder.blocks.0.self_attn", 1).click()
-    word(page, "queries", 1).hover()  # among its own kind a word has both
+    word(page, "queries", 1).hover()  # self-attention: both directions
     eventually(page, "#saying", "man attends to rides (83%)")
     eventually(page, "#saying", "man receives most attention from A (83%)")
     assert page.locator(".lines .other path").count() > 0
@@ -243,16 +243,16 @@ def test_sliders_and_arrow_keys_select_heads(opened: Open) -> None:
     page.locator(".head-slider").fill("2")
     eventually(page, "#saying", "Head 2 of layer 1, encoder")
     page.locator(".head-slider").evaluate("one => one.blur()")
-    for key, told in [
+    for key, output in [
         ("ArrowUp", "Head 2 of layer 0, encoder"),
         ("ArrowLeft", "Head 1 of layer 0, encoder"),
         ("ArrowRight", "Head 2 of layer 0, encoder"),
-        ("ArrowRight", "Head 0 of layer 0, decoder"),  # past the last head: the next kind
+        ("ArrowRight", "Head 0 of layer 0, decoder"),  # beyond the last head: the next group
         ("ArrowDown", "Head 0 of layer 1, decoder"),
-        ("ArrowDown", "Head 0 of layer 1, decoder"),  # there is no further layer
+        ("ArrowDown", "Head 0 of layer 1, decoder"),  # the last layer
     ]:
         page.keyboard.press(key)
-        eventually(page, "#saying", told)
+        eventually(page, "#saying", output)
     head(page, "decoder.blocks.1.self_attn", 0).focus()
     page.keyboard.press("ArrowRight")
     eventually(page, "#saying", "Head 1 of layer 1, decoder")
@@ -270,10 +270,10 @@ def test_pinned_token_is_in_the_url_until_escape(opened: Open) -> None:
     eventually(page, "#saying", "Output fährt")
     address = page.url
     assert address.endswith("#tab=heads&layer=decoder.blocks.1.cross_attn&heads=1&query=2")
-    page.wait_for_timeout(900)  # what follows at once belongs to the same step
+    page.wait_for_timeout(900)  # rapid changes share a history entry
     head(page, "encoder.blocks.0.self_attn", 0).click()
     eventually(page, "#saying", "encoder")
-    assert "query" not in page.url  # the pinned word is of the other side
+    assert "query" not in page.url  # another query side
     page.go_back()
     eventually(page, "#saying", "Output fährt")
     page.reload()
@@ -295,7 +295,7 @@ def test_unknown_url_values_fall_back(opened: Open) -> None:
     eventually(page, "#saying", "Head 1 of layer 0, encoder")
 
 
-# --- texts of all kinds ---
+# --- special texts ---
 
 
 def test_tokens_that_look_like_html_are_text(opened: Open) -> None:
@@ -306,7 +306,7 @@ def test_tokens_that_look_like_html_are_text(opened: Open) -> None:
         word(page, "queries", index).hover()
         eventually(page, "#saying", f"Output {HOSTILE[index]}")
     assert page.evaluate("window.bad === undefined")
-    assert page.locator("img").count() == 1  # the empty one for pictures
+    assert page.locator("img").count() == 1  # the empty one of the image panel
     assert page.evaluate("[...document.scripts].length") == 2
 
 
@@ -342,12 +342,12 @@ def test_long_texts_draw_only_the_visible_part(opened: Open) -> None:
     page.locator(".map-box").evaluate("one => one.scrollTo(1000 * 14 + 9, 1000 * 14 + 5)")
     page.locator(".map-left .at", has_text="w1001").wait_for()
     box = page.locator(".map-field canvas").bounding_box()
-    across, down = 13 * 14 - 9 + 3, 10 * 14 - 5 + 3  # just inside the cell where w1010 looks at w1013
+    across, down = 13 * 14 - 9 + 3, 10 * 14 - 5 + 3  # just inside the cell of w1010 and w1013
     page.mouse.move(box["x"] + across, box["y"] + down)
     page.locator(".tip:visible", has_text="w1010 → w1013 50%").wait_for()
     at = (across / box["width"], down / box["height"])
     assert darkness(page, ".map-field canvas", *at) > 250
-    assert darkness(page, ".map-field canvas", at[0] - 8 / box["width"], at[1]) < 50  # to the left of it: nothing
+    assert darkness(page, ".map-field canvas", at[0] - 8 / box["width"], at[1]) < 50  # no weight to the left
     word(page, "keys", 1503).scroll_into_view_if_needed()
     word(page, "keys", 1503).hover()
     eventually(page, "#saying", "w1503 receives most attention from w1500 (50%)")
@@ -371,7 +371,7 @@ def test_attended_patches_are_tinted(opened: Open) -> None:
     document = alone(["class", *[""] * 12], weights, side={"image": picture(3, 4)})
     page = opened(document)
     canvas = page.locator(".picture-frame canvas")
-    assert pixel(canvas, 2.5 / 4, 1.5 / 3)[3] > 180  # the tint of it
+    assert pixel(canvas, 2.5 / 4, 1.5 / 3)[3] > 180  # tinted
     assert pixel(canvas, 3.5 / 4, 2.5 / 3)[3] < 10
     box = page.locator(".picture-frame").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.5 / 4, box["y"] + box["height"] * 1.5 / 3)
@@ -406,7 +406,7 @@ def test_masked_heads_are_marked(opened: Open) -> None:
 
 
 class Server:
-    """Answers in the place of one: keeps each question until the test says what to answer."""
+    """A fake server that holds each request until the test answers it."""
 
     def __init__(self, browser: Any, document: dict[str, Any]) -> None:
         self.context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
@@ -426,8 +426,8 @@ class Server:
         self.questions.append(json.loads(route.request.post_data))
         self.waiting.append(route)
 
-    def asked(self, number: int) -> dict[str, Any]:
-        """The n-th question, once it is there."""
+    def wait_for_request(self, number: int) -> dict[str, Any]:
+        """Return the n-th request once it has arrived."""
         for _ in range(100):
             if len(self.questions) > number:
                 return self.questions[number]
@@ -435,7 +435,7 @@ class Server:
         raise AssertionError(f"there are only {len(self.questions)} questions")
 
     def answer(self, number: int, document: dict[str, Any], status: int = 200) -> None:
-        self.asked(number)
+        self.wait_for_request(number)
         self.waiting[number].fulfill(status=status, json=document)
 
 
@@ -460,7 +460,7 @@ def test_masking_sends_a_request_and_marks_differences(served: Callable[..., Ser
     page.locator("[data-part='decoder.blocks.1.cross_attn:2']").click()
     page.locator("[data-part='encoder.blocks.0.feedforward']").click()
     parts = ["decoder.blocks.1.cross_attn:2", "encoder.blocks.0.feedforward"]
-    assert server.asked(0) == {"text": "A man rides a bike .", "prefix": [], "masked_parts": parts}
+    assert server.wait_for_request(0) == {"text": "A man rides a bike .", "prefix": [], "masked_parts": parts}
     server.answer(0, translation(target=["Ein", "Hund", "fährt", "Fahrrad", "."]))
     eventually(page, ".translation ins", "Hund")
     assert page.locator(".translation ins").count() == 1
@@ -470,7 +470,7 @@ def test_masking_sends_a_request_and_marks_differences(served: Callable[..., Ser
     page.locator(".translation .was").wait_for(state="detached")
     assert text(page, ".translation") == "words Ein Mann fährt Fahrrad ."
     assert page.locator(".switch[aria-pressed=true]").count() == 0
-    assert len(server.questions) == 1  # the original is still there
+    assert len(server.questions) == 1  # the baseline is cached
 
 
 def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -> None:
@@ -481,7 +481,7 @@ def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -
     for number, words in enumerate(["one", "two", "three"]):
         page.locator("#sentence").fill(words)
         page.keyboard.press("Enter")
-        assert server.asked(number)["text"] == words
+        assert server.wait_for_request(number)["text"] == words
     server.answer(1, translation(target=["zwei"]))
     server.answer(2, translation(["three"], ["drei"]))
     eventually(page, ".translation", "drei")
@@ -498,7 +498,7 @@ def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -
     assert text(page, ".translation") == "words drei"
     page.locator("#tab-masking").click()
     page.locator("[data-part='encoder.blocks.1.self_attn']").click()
-    assert server.asked(4)["text"] == "three"  # what is on show, not what was refused
+    assert server.wait_for_request(4)["text"] == "three"  # the current sentence, not the rejected one
 
 
 def test_examples_and_target_languages(served: Callable[..., Server]) -> None:
@@ -506,16 +506,16 @@ def test_examples_and_target_languages(served: Callable[..., Server]) -> None:
     server = served(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
     page = server.page
     page.get_by_role("button", name="A <b>dog</b>.").click()
-    assert server.asked(0) == {"text": "A <b>dog</b>.", "prefix": [], "masked_parts": [], "to": "de"}
+    assert server.wait_for_request(0) == {"text": "A <b>dog</b>.", "prefix": [], "masked_parts": [], "to": "de"}
     server.answer(0, translation())
     page.locator(".example").first.wait_for(state="hidden")
     page.get_by_label("Translate into").select_option("fr")
-    assert server.asked(1)["to"] == "fr"
+    assert server.wait_for_request(1)["to"] == "fr"
     server.answer(1, translation(target=["Un", "homme"]))
     eventually(page, ".translation", "Un homme")
     page.locator("#tab-masking").click()
     page.locator("[data-part='decoder.blocks.1.cross_attn:2']").click()
-    assert server.asked(2)["to"] == "fr"
+    assert server.wait_for_request(2)["to"] == "fr"
 
 
 def test_head_aligned_on_input_is_labeled_by_input(opened: Open) -> None:
@@ -559,7 +559,7 @@ def test_live_page_requests_the_sentence_in_its_url(served: Callable[..., Server
     page = server.page
     page.goto("about:blank")
     page.goto(f"{SITE}/#tab=equation&layer=encoder.blocks.1.self_attn&heads=1&text=A%20man")
-    assert server.asked(0)["text"] == "A man"
+    assert server.wait_for_request(0)["text"] == "A man"
     server.answer(0, translation())
     eventually(page, "[role=tab][aria-selected=true]", "Equation")
     assert "encoder.blocks.1.self_attn" in page.evaluate("location.hash")

@@ -1,4 +1,4 @@
-"""The page of models that do not translate, in a real browser: guesses, labels, pictures; asked again when live."""
+"""The page of the other model families in Chromium: predictions, labels, images, live requests."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_language_model_shows_predictions(opened: Open, writer: CausalLMInspecto
     assert text(page, ".sentences .text >> nth=0") == TEXT
     assert text(page, ".translation .label") == "continuation"
     page.locator("#tab-predictions").click()
-    places = document["predictions"]["positions"]
+    positions = document["predictions"]["positions"]
     words = page.locator(".pred .dec-word")
     words.last.wait_for()
-    assert words.count() == len(places) + 1  # and the start, of which nothing was expected
+    assert words.count() == len(positions) + 1  # and the start token, which is not predicted
     assert words.last.get_attribute("aria-pressed") == "true"
     options = page.locator(".pred .dec-option")
-    assert options.count() == len(places[-1]["options"])
+    assert options.count() == len(positions[-1]["options"])
     words.nth(3).click()
     eventually(page, ".pred .dec-options", "has a probability of")
     assert page.locator(".pred .dec-is").count() == 1
@@ -51,11 +51,11 @@ def test_language_model_shows_predictions(opened: Open, writer: CausalLMInspecto
 def test_masked_token_shows_predictions(opened: Open) -> None:
     document = EncoderInspector(encoder(), tokenizer()).inspect(InspectionRequest(text=HIDDEN))
     page = opened(document, "#tab=predictions")
-    (place,) = document["predictions"]["positions"]
-    asked = page.locator(".pred button.dec-word")
-    asked.last.wait_for()
-    assert asked.count() == 1
-    assert place["options"][0]["text"] in asked.inner_text()
+    (position,) = document["predictions"]["positions"]
+    arguments = page.locator(".pred button.dec-word")
+    arguments.last.wait_for()
+    assert arguments.count() == 1
+    assert position["options"][0]["text"] in arguments.inner_text()
     assert text(page, ".translation .text") == " ".join(document["output"]["text"].split())
     assert page.locator(".token.special-mask").first.get_attribute("title") == "<mask> (masked token)"
 
@@ -64,7 +64,7 @@ def test_labels_have_bars(opened: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = opened(document)
     names = page.locator(".labels .label-name").all_inner_texts()
-    assert names == [one["label"] for one in document["labels"]["best"]]
+    assert names == [item["label"] for item in document["labels"]["best"]]
     assert page.locator(".translation .text").count() == 0
     assert page.locator(".thumb").evaluate("one => one.naturalWidth") == 28
     page.set_viewport_size({"width": 360, "height": 740})
@@ -90,11 +90,11 @@ def test_every_head_shows_attended_patches(opened: Open, tmp_path: Path) -> None
 
 
 def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMInspector) -> None:
-    asked: list[dict[str, Any]] = []
+    arguments: list[dict[str, Any]] = []
 
     def answer(route: Any) -> None:
         question = json.loads(route.request.post_data)
-        asked.append(question)
+        arguments.append(question)
         parts = tuple(map(ModelPart.parse, question["masked_parts"]))
         route.fulfill(
             json=writer.inspect(InspectionRequest(text=question["text"], masked_parts=parts)) | {"live": True}
@@ -111,24 +111,24 @@ def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMI
         word = option.locator(".token").inner_text()
         option.click()
         page.wait_for_function("() => document.querySelectorAll('.pred .dec-word').length > 4")
-        assert asked[-1]["text"].endswith(word)
+        assert arguments[-1]["text"].endswith(word)
         page.locator("#tab-masking").click()
         eventually(page, "#panel-masking", "and the sentence is processed again.")
         page.locator("[data-part='decoder.blocks.0']").click()
         eventually(page, ".mask-now", "Masked parts")
         eventually(page, ".mask-now", "continuation")
         page.wait_for_function("() => !document.querySelector('.page').classList.contains('busy')")
-        assert asked[-1]["masked_parts"] == ["decoder.blocks.0"]
+        assert arguments[-1]["masked_parts"] == ["decoder.blocks.0"]
 
 
 def served(browser: Any, content: str) -> Iterator[Any]:
-    """A page of a site, without a server; nothing may be complained of."""
+    """A page with intercepted requests; fails on exceptions."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
     page.set_default_timeout(5000)
-    troubles: list[str] = []
-    page.on("pageerror", lambda error: troubles.append(str(error)))
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
     page.route(f"{SITE}/", lambda route: route.fulfill(body=content, content_type="text/html; charset=utf-8"))
     yield page
     context.close()
-    assert troubles == []
+    assert problems == []

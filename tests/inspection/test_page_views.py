@@ -1,4 +1,4 @@
-"""The views of numbers on the page: the equation, decoding, what heads do, positions, in a real browser."""
+"""The equation, decoding, head statistics and positions views in Chromium."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def side(words: list[str], *, start: bool = False, end: bool = False) -> dict[st
 
 
 def layer(path: str, queries: str, keys: str, sizes: tuple[int, int], seed: int, **changes: Any) -> dict[str, Any]:
-    """A layer whose weights are what its queries and keys make of them."""
+    """A layer with weights computed from its queries and keys."""
     heads, kv_heads = changes.get("heads", 2), changes.pop("kv_heads", changes.get("heads", 2))
     seeded = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(h, t, WIDTH, generator=seeded).half().float()
         for h, t in ((heads, sizes[0]), (kv_heads, sizes[1]), (kv_heads, sizes[1]))
     )
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "path": path,
         "stack": path.split(".")[0],
         "layer": 0,
@@ -57,17 +57,17 @@ def layer(path: str, queries: str, keys: str, sizes: tuple[int, int], seed: int,
         "masked_heads": [],
         **changes,
     }
-    bias = torch.randn(heads, *sizes, generator=seeded).half().float() if found.pop("biased", False) else None
-    found |= {name: pack_array(numbers, "float16") for name, numbers in (("q", q), ("k", k), ("v", v))}
+    bias = torch.randn(heads, *sizes, generator=seeded).half().float() if result.pop("biased", False) else None
+    result |= {name: pack_array(numbers, "float16") for name, numbers in (("q", q), ("k", k), ("v", v))}
     if bias is not None:
-        found["bias"] = pack_array(bias, "float16")
-    return found | {"weights": pack_array(worked_out(found)["weights"], "unit16")}
+        result["bias"] = pack_array(bias, "float16")
+    return result | {"weights": pack_array(worked_out(result)["weights"], "unit16")}
 
 
 def worked_out(layer: dict[str, Any]) -> dict[str, Tensor]:
     """Equation 1 of the paper, in Python."""
     q, k, v = (unpack_array(layer[name]) for name in "qkv")
-    k, v = (one.repeat_interleave(q.size(0) // k.size(0), 0) for one in (k, v))
+    k, v = (entry.repeat_interleave(q.size(0) // k.size(0), 0) for entry in (k, v))
     dots = q @ k.mT
     scores = dots * layer["scale"] + (unpack_array(layer["bias"]) if "bias" in layer else 0)
     if layer["causal"]:
@@ -102,7 +102,7 @@ def node(id_: int, parent: int | None, step: int, text: str, log_prob: float, **
 
 
 def decoding() -> dict[str, Any]:
-    """The search for "rotes Haus": with a rival that lived, one that died and some that were dropped."""
+    """The search for "rotes Haus": a second result, an expanded path without a result, and pruned nodes."""
     best, second, gone = (
         {"expanded": True, "on_best_path": True, "in_results": True},
         {"expanded": True, "in_results": True},
@@ -216,12 +216,12 @@ def document(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-# --- the browser -----------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """open(document, tab, ...) gives the page; nothing may complain, ask for anything or show a dialog meanwhile."""
+    """open(document, tab, ...) returns the loaded page; at the end, fail on console errors and dialogs."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page, troubles = context.new_page(), []
     page.set_default_timeout(5000)
@@ -247,7 +247,7 @@ def texts(page: Any, selector: str) -> list[str]:
 
 
 def soon(page: Any, holds: Callable[[], bool]) -> None:
-    """Wait until it holds. (Playwright's own way evaluates text in the page, which its policy forbids.)"""
+    """Wait for a condition. (Playwright's wait_for_function evaluates strings, which the page's policy forbids.)"""
     for _ in range(100):
         if holds():
             return
@@ -263,29 +263,29 @@ def numbers(page: Any, selector: str) -> list[float]:
     return [number(text) for text in texts(page, selector)]
 
 
-def agree(found: list[float], expected: Tensor, within: float) -> None:
-    assert len(found) == expected.numel()
-    assert max(abs(a - b) for a, b in zip(found, expected.tolist(), strict=True)) <= within
+def agree(result: list[float], expected: Tensor, tolerance: float) -> None:
+    assert len(result) == expected.numel()
+    assert max(abs(a - b) for a, b in zip(result, expected.tolist(), strict=True)) <= tolerance
 
 
-# --- the equation ----------------------------------------------------------------------------------------------------
+# --- equation --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"kv_heads": 2, "heads": 4}, {"biased": True, "scale": 1.0}], ids=["plain", "shared keys", "bias"]
 )
 def test_equation_equals_python(opened: Open, changes: dict[str, Any]) -> None:
-    one = layer("encoder.blocks.0.self_attn", "source", "source", (4, 4), 7, **changes)
-    page = opened(document(layers=[one]), "equation", layer=one["path"], heads=1, query=2)
+    entry = layer("encoder.blocks.0.self_attn", "source", "source", (4, 4), 7, **changes)
+    page = opened(document(layers=[entry]), "equation", layer=entry["path"], heads=1, query=2)
     page.wait_for_selector(".eq-row")
-    right = worked_out(one)
+    right = worked_out(entry)
     agree(numbers(page, ".eq-row .eq-dot"), right["pairwise"][1, 2], 0.0051)
     agree(numbers(page, ".eq-row .eq-scaled"), right["scaled"][1, 2], 0.0051)
     agree(numbers(page, ".eq-row .eq-weight .eq-n"), 100 * right["weights"][1, 2], 0.051)
     assert texts(page, ".eq-total") == ["1.000"]
     assert page.locator(".eq-note").count() == 0
     if "biased" in changes:
-        agree(numbers(page, ".eq-row .eq-bias"), unpack_array(one["bias"])[1, 2], 0.0051)
+        agree(numbers(page, ".eq-row .eq-bias"), unpack_array(entry["bias"])[1, 2], 0.0051)
         assert "not scaled" in page.locator(".eq-steps").inner_text()
     else:
         assert f"÷ √{WIDTH}" in page.locator(".eq-steps").inner_text()
@@ -308,8 +308,8 @@ def test_hover_shows_products_and_contributions(opened: Open) -> None:
     page.locator(".eq-row").nth(3).hover()
     agree(numbers(page, ".eq-cellrow:nth-child(3) .eq-cell"), right["products"][0, 0, 3], 0.051)
     page.locator(".eq-cellrow:nth-child(3) .eq-cell").nth(5).hover()
-    said = page.locator(".eq-line").inner_text()
-    assert abs(number(said.split("= ")[1]) - right["products"][0, 0, 3, 5].item()) < 0.001
+    reported = page.locator(".eq-line").inner_text()
+    assert abs(number(reported.split("= ")[1]) - right["products"][0, 0, 3, 5].item()) < 0.001
     page.locator(".eq-output").focus()
     page.keyboard.press("ArrowRight")
     assert (
@@ -331,8 +331,8 @@ def test_equation_view_reports_what_is_missing(opened: Open) -> None:
     page.wait_for_selector(".eq-note")
     assert "masked" in texts(page, ".eq-note")[0]
     assert "differ from the recorded ones" in texts(page, ".eq-note")[1]
-    for one in whole["layers"]:
-        del one["q"], one["k"], one["v"]
+    for entry in whole["layers"]:
+        del entry["q"], entry["k"], entry["v"]
     page = opened(whole, "equation")
     page.wait_for_selector(".eq-words button")
     assert "too large" in page.locator(".eq-says").inner_text()
@@ -340,11 +340,11 @@ def test_equation_view_reports_what_is_missing(opened: Open) -> None:
 
 
 def test_largest_weights_are_listed_first(opened: Open) -> None:
-    one = layer("encoder.blocks.0.self_attn", "source", "source", (60, 60), 9)
-    whole = document(layers=[one], sides={"source": side([f"w{i}" for i in range(60)])})
+    entry = layer("encoder.blocks.0.self_attn", "source", "source", (60, 60), 9)
+    whole = document(layers=[entry], sides={"source": side([f"w{i}" for i in range(60)])})
     page = opened(whole, "equation", heads=0, query=5)
     page.wait_for_selector(".eq-row")
-    best = worked_out(one)["weights"][0, 5].topk(14).indices.sort().values.tolist()
+    best = worked_out(entry)["weights"][0, 5].topk(14).indices.sort().values.tolist()
     assert texts(page, ".eq-row .eq-pick") == [f"w{i}" for i in best]
     page.locator(".eq-more").click()
     soon(page, lambda: page.locator(".eq-row").count() == 60)
@@ -375,7 +375,7 @@ def test_search_tree_and_results_are_shown(opened: Open) -> None:
 
 @pytest.fixture
 def served() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A live page, and what it asks: it answers with a translation that begins as it was asked to."""
+    """A live server that records requests and returns a translation with the forced prefix."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -432,7 +432,7 @@ def test_forced_token_is_requested_and_undone(
     page.close()
 
 
-# --- what heads do, positions ----------------------------------------------------------------------------------------
+# --- head statistics, positions ---------------------------------------------------------------------------------------
 
 
 def test_head_table_sorts_filters_and_selects(opened: Open) -> None:
@@ -443,7 +443,7 @@ def test_head_table_sorts_filters_and_selects(opened: Open) -> None:
     page.locator('.prop-sort[data-key="entropy"]').click()
     assert page.locator("th[aria-sort=descending]").inner_text().startswith("entropy")
     assert texts(page, first) == ["cross 0:1"]
-    page.keyboard.press("Enter")  # the button keeps the focus: the other way round, what was not measured still last
+    page.keyboard.press("Enter")  # reverses the order; missing values stay last
     assert texts(page, first) == ["decoder self 0:0"]
     assert texts(page, ".prop-table tbody tr:last-child td:nth-child(4)") == ["–"]
     page.locator('.prop-sort[data-key="bleu"]').click()
@@ -479,16 +479,16 @@ def test_positions_view_shows_values(opened: Open) -> None:
     values = unpack_array(whole["positions"][0]["values"])
     box = page.locator(".pos-values canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 5.5 / WIDTH, box["y"] + box["height"] * 2.5 / 16)
-    said = page.locator(".pos-values .pos-say").inner_text()
-    assert said.startswith("position 2 (“house”), dimension 5: ")
-    assert abs(number(said.split(": ")[1]) - values[2, 5].item()) < 0.001
+    reported = page.locator(".pos-values .pos-say").inner_text()
+    assert reported.startswith("position 2 (“house”), dimension 5: ")
+    assert abs(number(reported.split(": ")[1]) - values[2, 5].item()) < 0.001
     before = page.locator(".pos-values .pos-line").first.get_attribute("d")
     page.locator(".pos-word").nth(1).click()
     assert page.locator(".pos-values .pos-line").first.get_attribute("d") != before
     page.locator(".pos-dots canvas").focus()
     page.keyboard.press("ArrowDown")
-    said = page.locator(".pos-dots .pos-say").inner_text()
-    assert abs(number(said.rsplit(": ", 1)[1]) - (values @ values.T)[1, 0].item()) < 0.01
+    reported = page.locator(".pos-dots .pos-say").inner_text()
+    assert abs(number(reported.rsplit(": ", 1)[1]) - (values @ values.T)[1, 0].item()) < 0.01
 
 
 def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
@@ -497,7 +497,7 @@ def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
     whole["head_stats"]["heads"][0]["description"] = HOSTILE
     whole["positions"][0]["note"] = HOSTILE
     whole["decoding"]["nodes"][2]["text"] = "</script><script>alert(2)</script>"
-    for tab, place in (
+    for tab, position in (
         ("equation", ".eq-row .eq-pick"),
         ("decoding", ".dec-option"),
         ("head_stats", ".prop-description"),
@@ -507,5 +507,5 @@ def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
         if tab == "decoding":
             assert page.locator(".dec-words").get_attribute("dir") == "rtl"
             page.locator(".dec-word").nth(0).click()
-        page.locator(place, has_text=HOSTILE).first.wait_for()
+        page.locator(position, has_text=HOSTILE).first.wait_for()
         assert page.locator("main img, main script").count() == 0

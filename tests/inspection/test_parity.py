@@ -1,4 +1,4 @@
-"""An oracle from outside: what `record` writes down of an imported model is what `transformers` attends to."""
+"""Recorded weights of imported models equal the attentions of `transformers`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS, LONGEST, VOCAB = 3, 9, 31
 
 
 def imported(theirs: Any, folder: Path, seed: int) -> Any:
-    """Theirs with random weights, eager so that it tells its weights; and ours, read from the same folder."""
+    """Return a transformers model with random weights and eager attention, and ours loaded from its folder."""
     theirs = theirs.float().eval()
     randomise(theirs, seed)
     theirs.set_attn_implementation("eager")
@@ -38,7 +38,7 @@ def imported(theirs: Any, folder: Path, seed: int) -> Any:
 
 
 def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, lengths, and which are real; padding is of real ids, which gives away whoever looks at it."""
+    """Return ids, lengths and the padding mask; padding has real ids, so that attending to it changes the result."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, VOCAB, (ROWS, LONGEST), generator=generator)
     lengths = torch.tensor([LONGEST, *torch.randint(1, LONGEST, (ROWS - 1,), generator=generator).tolist()])
@@ -50,12 +50,12 @@ def same_look(trace: Trace, path: str, layers: Sequence[Tensor], real: Tensor) -
     for number, weights in enumerate(layers):
         (mine,) = trace[path.format(number)]
         assert mine.shape == weights.shape
-        rows = real[:, None].expand(mine.shape[:3])  # what padding looks at is nobody's business
+        rows = real[:, None].expand(mine.shape[:3])  # rows of padding are not compared
         assert worst(mine[rows], weights[rows]) < 1e-5
         torch.testing.assert_close(mine[rows].sum(-1), torch.ones(int(rows.sum())))
 
 
-# --- encoder and decoder ---
+# --- encoder-decoder ---
 
 
 def same_translator(ours: Seq2Seq, theirs: Any, batch: PairBatch) -> None:
@@ -101,7 +101,7 @@ def test_t5_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) 
     same_translator(ours, theirs, PairBatch(source, target, target, lengths, target_lengths))
 
 
-# --- a decoder alone ---
+# --- decoder-only ---
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def same_causal(theirs: Any, folder: Path) -> None:
     same_look(trace, "decoder.blocks.{}.self_attn", out.attentions, real)
 
 
-# --- an encoder alone ---
+# --- encoder-only ---
 
 
 @pytest.mark.parametrize("changes", [{}, {"type_vocab_size": 1, "num_attention_heads": 1}])

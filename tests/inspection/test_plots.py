@@ -1,4 +1,4 @@
-"""Figures: the words are in them as text, hostile ones too; pictures are not blank; what cannot be drawn is told."""
+"""Figures contain tokens as literal text, are not blank, and errors are reported."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def document(source: list[str] = SOURCE, target: list[str] = TARGET, layers: int
 
 
 def texts(path: Path) -> list[str]:
-    """What an SVG says, read by a strict parser."""
+    """The texts of an SVG, read by a strict parser."""
     root = ElementTree.fromstring(path.read_bytes())
-    return ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    return ["".join(item.itertext()) for item in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def drawn(figure: Any, folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def test_grid_has_every_head_and_labels_once(tmp_path: Path) -> None:
     found = drawn(plot_heads(document()), tmp_path)
     assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in found) == 8
     assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(found)
-    assert found.count("Mann") == 2  # at the left of each of two layers
+    assert found.count("Mann") == 2  # on the left of both layers
 
 
 def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
 
 
 def test_head_indices_are_kept(tmp_path: Path) -> None:
-    some = document(layers=1)
-    for layer in some["layers"]:
+    subset = document(layers=1)
+    for layer in subset["layers"]:
         layer["head_indices"] = [4, 6]
-    found = drawn(plot_heads(some, kind="cross"), tmp_path)
+    found = drawn(plot_heads(subset, kind="cross"), tmp_path)
     assert [text for text in found if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
 
 
@@ -110,12 +110,12 @@ def test_lines_connect_tokens_of_one_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["map", "lines"])
 def test_tokens_are_literal_text(style: Any, tmp_path: Path) -> None:
-    some = document(HOSTILE, HOSTILE, layers=1)
-    some["title"] = "$\\broken{$ </title> \x1b & <b>"
-    found = drawn(plot_heads(some, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
+    subset = document(HOSTILE, HOSTILE, layers=1)
+    subset["title"] = "$\\broken{$ </title> \x1b & <b>"
+    found = drawn(plot_heads(subset, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
     for word in ("</text><script>", "$x^2$", "a&b", '"quoted"', "\\frac{1}{2}", "$", "␛[31m"):
         assert found.count(word) == 2
-    assert "$\\broken{$ </title> ␛ & <b>" in drawn(plot_heads(some, kind="cross"), tmp_path)
+    assert "$\\broken{$ </title> ␛ & <b>" in drawn(plot_heads(subset, kind="cross"), tmp_path)
 
 
 def test_special_tokens_differ(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_special_tokens_differ(tmp_path: Path) -> None:
 
 
 def test_long_titles_are_truncated_and_long_texts_unlabeled(tmp_path: Path) -> None:
-    words = [f"w{place}" for place in range(180)]
-    some = document(words, words, layers=1, heads=1)
-    found = drawn(plot_heads(some, path="encoder.*", title="long " * 40), tmp_path)
+    words = [f"w{position}" for position in range(180)]
+    subset = document(words, words, layers=1, heads=1)
+    found = drawn(plot_heads(subset, path="encoder.*", title="long " * 40), tmp_path)
     assert "w17" not in found
     assert max(map(len, found)) <= plots.MAX_TITLE_LENGTH
 
@@ -145,17 +145,17 @@ def test_png_is_not_blank(tmp_path: Path) -> None:
     assert min(image.shape[:2]) > 400
     assert len({tuple(pixel) for pixel in image[::7, ::7, :3].reshape(-1, 3).tolist()}) > 20
     edges = [image[0], image[-1], image[:, 0], image[:, -1]]
-    assert all(float(edge[..., :3].min()) == 1 for edge in edges)  # nothing is cut off
+    assert all(float(edge[..., :3].min()) == 1 for edge in edges)  # not truncated
 
 
 def test_larger_weights_are_darker(tmp_path: Path) -> None:
-    some = document(layers=1, heads=1)
+    subset = document(layers=1, heads=1)
     weights = torch.zeros(1, 6, 7)
     weights[0, :, 0] = 1
-    some["layers"] = [
+    subset["layers"] = [
         build_layer("decoder.blocks.0.cross_attn", ("target", "source"), weights, causal=False, scale=1.0)
     ]
-    figure = plot_heads(some)
+    figure = plot_heads(subset)
     (image,) = figure.axes[0].images
     assert image.get_array().tolist() == weights[0].tolist()
     dark, light = (sum(image.cmap(image.norm(value))[:3]) for value in (1.0, 0.0))

@@ -1,4 +1,4 @@
-"""Heads taken out of a model: it computes what it did with them silent, whatever it is made of, and goes everywhere."""
+"""Pruned models equal masked ones in every configuration, save, load and export; head selection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ every_model = every("config", MODELS)
 
 
 def some_heads(model: Seq2Seq) -> list[ModelPart]:
-    """Half of all, others in each layer, and every head of one attention of each kind."""
+    """Half of the heads, different ones in each layer, and all heads of one layer of each kind."""
     heads = list_parts(model, "heads")
     chosen = set(Random(3).sample(heads, len(heads) // 2))
     emptied = ("encoder.blocks.1.self_attn", "decoder.blocks.0.self_attn", "decoder.blocks.1.cross_attn")
@@ -59,7 +59,7 @@ def step_by_step(model: Seq2Seq, source: Tensor, target: Tensor, lengths: Tensor
     return torch.cat([model.step(target[:, i : i + 1], cache) for i in range(target.shape[1])], 1)
 
 
-# --- the law ---------------------------------------------------------------------------------------------------------
+# --- equality ---------------------------------------------------------------------------------------------------------
 
 
 @every_model
@@ -69,13 +69,13 @@ def test_pruned_model_equals_the_masked_model(config: Seq2SeqConfig) -> None:
     with torch.no_grad():
         whole = model(*batch)
         with mask_parts(model, heads):
-            wanted = model(*batch)
+            expected = model(*batch)
         pruned = prune_heads(model, heads)
         lengths = batch[3]
-        close(real(pruned(*batch), lengths), real(wanted, lengths))
-        close(real(restore_heads(pruned)(*batch), lengths), real(wanted, lengths))
-        close(model(*batch), whole)  # the model itself is as it was
-    assert float((real(whole, lengths) - real(wanted, lengths)).abs().max()) > 1e-3  # so that it could be seen
+        close(real(pruned(*batch), lengths), real(expected, lengths))
+        close(real(restore_heads(pruned)(*batch), lengths), real(expected, lengths))
+        close(model(*batch), whole)  # the original is unchanged
+    assert float((real(whole, lengths) - real(expected, lengths)).abs().max()) > 1e-3  # so that a difference would show
 
 
 @every_model
@@ -84,12 +84,12 @@ def test_stepwise_backends_and_taps_agree(config: Seq2SeqConfig) -> None:
     source, target, source_lengths, _ = pairs(CPU, target=(4, 4, 4, 4)).batch()
     pruned = prune_heads(model, some_heads(model))
     with torch.no_grad():
-        wanted = pruned(source, target, source_lengths)
-        close(step_by_step(pruned, source, target, source_lengths), wanted)
+        expected = pruned(source, target, source_lengths)
+        close(step_by_step(pruned, source, target, source_lengths), expected)
         with record(pruned) as trace:
-            close(pruned(source, target, source_lengths), wanted)
+            close(pruned(source, target, source_lengths), expected)
         set_backend(pruned, "explicit")
-        close(pruned(source, target, source_lengths), wanted)
+        close(pruned(source, target, source_lengths), expected)
     shapes = {path: weights[0].shape[1] for path, weights in trace.items()}
     assert shapes == {path: layer.heads for path, layer in attention_layers(pruned).items()}
     assert 0 in shapes.values()
@@ -99,8 +99,8 @@ def test_packed_rows_equal_separate_rows() -> None:
     model = make_seq2seq(replace(PLAIN, encoder=replace(STACK, positions=AlibiConfig())), CPU)
     pruned = prune_heads(model, some_heads(model))
     sources, targets = [torch.arange(3, 3 + n)[None] for n in (4, 2)], [torch.arange(5, 5 + n)[None] for n in (3, 5)]
-    sides = [torch.cat(some, 1) for some in (sources, targets)]
-    packing = tuple(Packing.from_lengths([[one.shape[1] for one in some]]) for some in (sources, targets))
+    sides = [torch.cat(subset, 1) for subset in (sources, targets)]
+    packing = tuple(Packing.from_lengths([[item.shape[1] for item in subset]]) for subset in (sources, targets))
     with torch.no_grad():
         together = pruned(*sides, packing=packing)
         alone = torch.cat([pruned(source, target) for source, target in zip(sources, targets, strict=True)], 1)
@@ -111,7 +111,7 @@ def test_all_heads_can_be_pruned() -> None:
     model, batch = make_seq2seq(PLAIN, CPU), pairs(CPU).batch()
     heads = list_parts(model, "heads")
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("error")  # torch would tell a person that there is nothing to initialise
+        warnings.simplefilter("error")  # torch warns about empty parameters
         pruned = prune_heads(model, heads)
         with mask_parts(model, heads):
             close(pruned(*batch), model(*batch))
@@ -123,7 +123,7 @@ def test_weights_are_removed() -> None:
         model, [ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("encoder.blocks.1.self_attn", 0)]
     )
     a_head = 3 * (4 * 16 + 4) + 4 * 16  # W^Q, W^K, W^V with their biases, W^O
-    before, after = (sum(p.numel() for p in one.parameters()) for one in (model, pruned))
+    before, after = (sum(p.numel() for p in item.parameters()) for item in (model, pruned))
     assert before - after == 2 * a_head
 
 
@@ -133,7 +133,7 @@ def test_pruned_model_can_be_pruned_again() -> None:
     once = prune_heads(model, [ModelPart("encoder.blocks.0.self_attn", 1)])
     twice = prune_heads(
         once, [ModelPart("encoder.blocks.0.self_attn", 1), ModelPart("encoder.blocks.1.self_attn", 3)]
-    )  # that was 2 at first
+    )  # originally head 2
     assert twice.config.encoder.remaining_heads == (((0, 3),), ((0, 1, 2),))
     assert twice.config.decoder.remaining_heads is None
     removed = [
@@ -158,7 +158,7 @@ def test_pruned_model_trains() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in pruned.parameters())
     before = [parameter.clone() for parameter in model.parameters()]
     torch.optim.SGD(pruned.parameters(), lr=1.0).step()
-    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # it is a copy
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))  # a copy
 
 
 def test_pruned_model_compiles() -> None:
@@ -168,7 +168,7 @@ def test_pruned_model_compiles() -> None:
         close(torch.compile(pruned, backend="eager", fullgraph=True)(*batch), pruned(*batch))
 
 
-# --- in and out of folders -------------------------------------------------------------------------------------------
+# --- storage and export -----------------------------------------------------------------------------------------------
 
 
 def test_save_and_load_is_bit_identical(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_save_and_load_is_bit_identical(tmp_path: Path) -> None:
     pruned.save(tmp_path / "model")
     loaded = attent.load(tmp_path / "model")
     assert loaded.config == pruned.config
-    assert all(torch.equal(one, loaded.state_dict()[name]) for name, one in pruned.state_dict().items())
+    assert all(torch.equal(item, loaded.state_dict()[name]) for name, item in pruned.state_dict().items())
 
 
 def test_hugging_face_export_has_zeros(tmp_path: Path) -> None:
@@ -191,23 +191,23 @@ def test_hugging_face_export_has_zeros(tmp_path: Path) -> None:
 
 
 def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:
-    """In float32: with int8 what a silent head computes has a share in how coarsely the others are rounded."""
+    """In float32: in int8, masked heads still affect the quantization scales."""
     pytest.importorskip("ctranslate2")
     model = make_seq2seq(PLAIN, CPU).float()
     heads = some_heads(model)
     whole, pruned = found_by(model, tmp_path / "whole"), found_by(prune_heads(model, heads), tmp_path / "pruned")
     with mask_parts(model, heads):
-        silent = found_by(model, tmp_path / "silent")
-    assert [one.token_ids for one in pruned] == [one.token_ids for one in silent]
-    assert [one.score for one in pruned] == pytest.approx([one.score for one in silent], abs=1e-4)
-    assert [one.token_ids for one in pruned] != [one.token_ids for one in whole]
+        masked = found_by(model, tmp_path / "silent")
+    assert [item.token_ids for item in pruned] == [item.token_ids for item in masked]
+    assert [item.score for item in pruned] == pytest.approx([item.score for item in masked], abs=1e-4)
+    assert [item.token_ids for item in pruned] != [item.token_ids for item in whole]
 
 
 def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
     engine = CTranslate2Engine.open(folder, model, None, threads=1, compute_type="float32")
     jobs = [SearchRequest(source_ids=[3 + i, 7, 4, 2], max_length=12) for i in range(6)]
-    found = dict(engine.search(jobs, SearchOptions()))
-    return [found[place][0] for place in range(len(jobs))]
+    hypotheses = dict(engine.search(jobs, SearchOptions()))
+    return [hypotheses[position][0] for position in range(len(jobs))]
 
 
 def test_old_conversion_is_not_reused() -> None:
@@ -219,7 +219,7 @@ def test_old_conversion_is_not_reused() -> None:
     )
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_grouped_query_heads_cannot_be_pruned() -> None:
@@ -229,13 +229,13 @@ def test_grouped_query_heads_cannot_be_pruned() -> None:
         prune_heads(model, [ModelPart("encoder.blocks.0.self_attn", 0)])
     assert (
         prune_heads(model, [ModelPart("decoder.blocks.0.self_attn", 0)]).config.encoder.remaining_heads is None
-    )  # the other stack can be
+    )  # the other stack can be pruned
     with pytest.raises(ValueError, match="`remaining_heads` must be None with grouped-query attention"):
         replace(grouped, remaining_heads=(((0,),), ((0,),)))
 
 
 @pytest.mark.parametrize(
-    ("part", "says"),
+    ("part", "description"),
     [
         ("encoder.blocks.0", "must be a head"),
         ("encoder.blocks.0.feedforward", "must be a head"),
@@ -244,13 +244,13 @@ def test_grouped_query_heads_cannot_be_pruned() -> None:
         ("encoder.blocks.7.self_attn:0", "has no part"),
     ],
 )
-def test_parts_that_are_no_heads_are_rejected(part: str, says: str) -> None:
-    with pytest.raises((PruneError, ModelPartError), match=says):
+def test_parts_that_are_no_heads_are_rejected(part: str, description: str) -> None:
+    with pytest.raises((PruneError, ModelPartError), match=description):
         prune_heads(Seq2Seq(PLAIN), [ModelPart.parse(part)])
 
 
 @pytest.mark.parametrize(
-    ("kept", "says"),
+    ("stored", "description"),
     [
         ((((0,),),), "2 layers of 1 lists"),
         ((((0,), (1,)), ((0,), (1,))), "2 layers of 1 lists"),
@@ -260,16 +260,18 @@ def test_parts_that_are_no_heads_are_rejected(part: str, says: str) -> None:
         ((((-1,),), ((0,),)), "from 0 to 3"),
     ],
 )
-def test_invalid_remaining_heads_are_rejected(kept: tuple[tuple[tuple[int, ...], ...], ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        replace(STACK, remaining_heads=kept)
+def test_invalid_remaining_heads_are_rejected(
+    stored: tuple[tuple[tuple[int, ...], ...], ...], description: str
+) -> None:
+    with pytest.raises(ValueError, match=description):
+        replace(STACK, remaining_heads=stored)
 
 
 def test_pruned_encoder_with_a_full_decoder() -> None:
     assert mirror_encoder(replace(STACK, remaining_heads=(((0,),), ((),)))).remaining_heads is None
 
 
-# --- which heads -----------------------------------------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------------------------------
 
 
 def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
@@ -297,17 +299,17 @@ def test_heads_are_ranked_by_changed_translations() -> None:
     ablation = ablation_of(HEADS | {"encoder.blocks.0.self_attn": 0, "encoder.blocks.0": 0})
     assert [HEADS[str(part)] for part in rank_heads(ablation)] == list(range(8))
     costly = replace(ablation.effects[0], bleu=29.7)
-    some = replace(ablation, effects=(costly, *ablation.effects[1:]))
-    assert [HEADS[str(part)] for part in rank_heads(some, max_bleu_drop=0.2)] == list(range(1, 8))
+    subset = replace(ablation, effects=(costly, *ablation.effects[1:]))
+    assert [HEADS[str(part)] for part in rank_heads(subset, max_bleu_drop=0.2)] == list(range(1, 8))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_selected_heads_are_maximal(seed: int) -> None:
     costs = {part: Random(f"{seed} {part}").choice([0.0, 0.0, 0.05, 0.3]) for part in HEADS}
-    asked: list[tuple[ModelPart, ...]] = []
+    arguments: list[tuple[ModelPart, ...]] = []
 
     def without(parts: Sequence[ModelPart]) -> tuple[float, float]:
-        asked.append(tuple(parts))
+        arguments.append(tuple(parts))
         return 30.0 - sum(costs[str(part)] for part in parts), 1.0
 
     chosen = select_heads(ablation_of(HEADS), without, max_bleu_drop=0.2)
@@ -315,8 +317,8 @@ def test_selected_heads_are_maximal(seed: int) -> None:
     left = [costs[part] for part in HEADS if part not in names]
     assert chosen.bleu == 30.0 - sum(costs[part] for part in names) >= 29.8
     assert all(chosen.bleu - cost < 29.8 for cost in left)
-    assert len(asked) == len(set(asked)) == len(chosen.trials) <= 15
-    assert [trial.num_removed for trial in chosen.trials] == [len(parts) for parts in asked]
+    assert len(arguments) == len(set(arguments)) == len(chosen.trials) <= 15
+    assert [trial.num_removed for trial in chosen.trials] == [len(parts) for parts in arguments]
 
 
 @pytest.mark.parametrize(("cost", "count", "trials"), [(0.0, 8, 1), (1.0, 0, 15)])

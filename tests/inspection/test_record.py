@@ -1,4 +1,4 @@
-"""Recording: by path, only what is asked for, and nothing left behind."""
+"""Recording by path, with filters; taps are always removed."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_nested_recordings_remove_their_taps(model: Seq2Seq) -> None:
 
 def test_recordings_may_end_in_any_order(model: Seq2Seq) -> None:
     first, second = attent.record(model), attent.record(model, pattern="*.cross_attn")
-    one, two = first.__enter__(), second.__enter__()
+    item, two = first.__enter__(), second.__enter__()
     run(model)
     first.__exit__(None, None, None)
     run(model)
     second.__exit__(None, None, None)
     run(model)
-    assert (len(one["decoder.blocks.0.cross_attn"]), len(two["decoder.blocks.0.cross_attn"])) == (1, 2)
+    assert (len(item["decoder.blocks.0.cross_attn"]), len(two["decoder.blocks.0.cross_attn"])) == (1, 2)
     assert taps(model) == [[]] * 6
 
 

@@ -1,5 +1,4 @@
-"""Pictures for the terminal: every line is as wide as it says, words of any script stand above their columns, and
-nothing in a token is obeyed."""
+"""Terminal drawings: widths, alignment in any script, and no control characters."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def diagonal(words: list[str]) -> dict[str, Any]:
     return document(words, words, torch.eye(len(words))[None])
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# ---- one head --------------------------------------------------------------------------------------------------------
 
 
 def test_labels_are_above_columns_and_beside_rows() -> None:
@@ -84,7 +83,7 @@ def test_cells_are_below_their_labels_in_every_script(words: list[str], width: i
     rows = lines[-len(words) :]
     starts = [cell_len(row[: row.index("█")]) for row in rows]
     widths = [row.count("█") for row in rows]
-    assert starts == [starts[0] + sum(widths[:place]) + place for place in range(len(words))]
+    assert starts == [starts[0] + sum(widths[:position]) + position for position in range(len(words))]
     header = lines[: -len(words)]
     assert max(map(cell_len, header)) <= starts[-1] + widths[-1]
     assert max(map(cell_len, lines)) <= width
@@ -94,14 +93,14 @@ def test_long_labels_are_vertical() -> None:
     words = ["elephant", "giraffe", "crocodile", "hippopotamus", "rhinoceroses"]
     text = draw_head(diagonal(words), path=PATH, head=0, width=40)
     lines = text.splitlines()
-    assert len(lines) == 12 + 5  # letters of the longest, and the rows
+    assert len(lines) == 12 + 5  # letters of the longest label, and the rows
     start = cell_len(lines[-5][: lines[-5].index("█")])
     assert "".join(line[start] for line in lines[4:12]) == "elephant"
     assert max(map(cell_len, lines)) <= 40
 
 
 def test_many_tokens_give_a_list() -> None:
-    words = [f"word{place}" for place in range(100)]
+    words = [f"word{position}" for position in range(100)]
     lines = draw_head(diagonal(words), path=PATH, head=0, width=80).splitlines()
     assert lines[0].strip() == "word0 ← word0 100%"
     assert len(lines) == MAX_LIST_LINES + 1
@@ -144,7 +143,7 @@ def test_invalid_requests_are_rejected() -> None:
         draw_head(document(["a"], ["b"], heads=0), path=PATH)
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [200, 30, 10])
@@ -185,16 +184,16 @@ def test_truncated_text_fits() -> None:
     assert truncate_text("abc", 3) == "abc"
 
 
-# ---- what stands out -------------------------------------------------------------------------------------------------
+# ---- summary ---------------------------------------------------------------------------------------------------------
 
 
 def test_summary_names_the_best_alignment() -> None:
     words = ["a", "b", "c", "d", "e"]
     weights = torch.stack([torch.full((5, 5), 0.2), torch.eye(5)])
     text = document(words, words, weights)
-    told = summarize_heads(text)
-    assert told.splitlines()[0] == "Top heads, measured on this sentence:"
-    best = next(line for line in told.splitlines() if "best alignment" in line)
+    output = summarize_heads(text)
+    assert output.splitlines()[0] == "Top heads, measured on this sentence:"
+    best = next(line for line in output.splitlines() if "best alignment" in line)
     assert best.split() == ["best", "alignment", f"{PATH}:1", "100%"]
     text["head_stats"] = measure_document_heads(text) | {"sentences": 500, "dataset": "the \x1bvalidation pairs"}
     assert summarize_heads(text).startswith("Top heads, measured on 500 sentences of the ␛validation pairs:")

@@ -1,4 +1,4 @@
-"""The document of a text that a decoder alone or an encoder alone reads: its weights, its guesses, what it says."""
+"""Documents of causal language models and text encoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def writer() -> CausalLMInspector:
 
 
 @pytest.fixture(scope="module")
-def seen(writer: CausalLMInspector) -> dict[str, Any]:
+def inspected(writer: CausalLMInspector) -> dict[str, Any]:
     return writer.inspect(InspectionRequest(text=TEXT))
 
 
@@ -37,46 +37,46 @@ def ids_of(text: str) -> list[int]:
     return [*VOCABULARY.prefix_ids, *VOCABULARY.encode([text])[0]]
 
 
-def same_weights(found: dict[str, Any], trace: Trace) -> None:
-    back = Trace.from_document(found)
+def same_weights(document: dict[str, Any], trace: Trace) -> None:
+    back = Trace.from_document(document)
     assert list(back) == list(trace)
     for path, calls in trace.items():
         torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
 
 
-# --- a decoder alone ---
+# --- causal language model ---
 
 
-def test_language_model_records_the_text(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_language_model_records_the_text(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
     ids = torch.tensor([ids_of(TEXT)])
     with attent.record(writer.model) as trace, torch.no_grad():
         writer.model(ids)
-    same_weights(seen, trace)
-    assert list(seen["sides"]) == ["text"]
-    assert [token["piece"] for token in seen["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
-    assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in seen["layers"])
-    assert seen["model"]["kind"] == "causal"
-    assert "4 heads (2 KV heads)" in seen["model"]["summary"]
-    json.dumps(seen, allow_nan=False)
-    assert "decoding" not in seen
-    assert render_page(seen)
+    same_weights(inspected, trace)
+    assert list(inspected["sides"]) == ["text"]
+    assert [token["piece"] for token in inspected["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
+    assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in inspected["layers"])
+    assert inspected["model"]["kind"] == "causal"
+    assert "4 heads (2 KV heads)" in inspected["model"]["summary"]
+    json.dumps(inspected, allow_nan=False)
+    assert "decoding" not in inspected
+    assert render_page(inspected)
 
 
-def test_next_token_predictions(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_next_token_predictions(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     with torch.no_grad():
-        logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no share
-    places = seen["predictions"]["positions"]
-    assert [place["position"] for place in places] == list(range(1, len(ids) + 1))
-    assert [place["chosen"] for place in places] == [*ids[1:], None]
-    for place, row in zip(places, logits.softmax(-1), strict=True):
-        best = place["options"][0]
+        logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no probability
+    places = inspected["predictions"]["positions"]
+    assert [position["position"] for position in places] == list(range(1, len(ids) + 1))
+    assert [position["chosen"] for position in places] == [*ids[1:], None]
+    for position, row in zip(places, logits.softmax(-1), strict=True):
+        best = position["options"][0]
         assert (best["token"], best["p"]) == (int(row.argmax()), pytest.approx(float(row.max()), rel=1e-3))
-        if place["chosen"] is not None:
-            assert place["p"] == pytest.approx(float(row[place["chosen"]]), rel=1e-3)
+        if position["chosen"] is not None:
+            assert position["p"] == pytest.approx(float(row[position["chosen"]]), rel=1e-3)
 
 
-def test_greedy_continuation(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_greedy_continuation(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     before = len(VOCABULARY.decode(ids))
     for _ in range(text.CONTINUATION_TOKENS):
@@ -84,41 +84,41 @@ def test_greedy_continuation(writer: CausalLMInspector, seen: dict[str, Any]) ->
             ids.append(int(writer.model(torch.tensor([ids]))[0, -1, : VOCABULARY.size].argmax()))
         if ids[-1] == VOCABULARY.end:
             break
-    assert seen["output"]["text"] == VOCABULARY.decode(ids)[before:]
+    assert inspected["output"]["text"] == VOCABULARY.decode(ids)[before:]
 
 
-def test_grouped_query_attention(seen: dict[str, Any]) -> None:
-    trace = Trace.from_document(seen)
+def test_grouped_query_attention(inspected: dict[str, Any]) -> None:
+    trace = Trace.from_document(inspected)
     (vectors,) = trace.qkv["decoder.blocks.1.self_attn"]
     assert (vectors.q.shape[1], vectors.k.shape[1]) == (4, 2)
-    keys = vectors.k.repeat_interleave(2, 1)  # head h looks through key head h * 2 // 4
+    keys = vectors.k.repeat_interleave(2, 1)  # head h uses KV head h * 2 // 4
     scores = (vectors.q @ keys.transpose(-1, -2)) * vectors.scale
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     again = scores.masked_fill(later, -torch.inf).softmax(-1)
     torch.testing.assert_close(
         again, trace["decoder.blocks.1.self_attn"][0], atol=0.02, rtol=0
-    )  # three digits are kept
+    )  # stored with three digits
 
 
-def test_masked_parts_change_the_continuation(writer: CausalLMInspector, seen: dict[str, Any]) -> None:
+def test_masked_parts_change_the_continuation(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0"), ModelPart("decoder.blocks.1.self_attn", 3))
-    quiet = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
-    assert [layer["masked_heads"] for layer in quiet["layers"]] == [[0, 1, 2, 3], [3]]
-    assert quiet["predictions"] != seen["predictions"]
+    masked_document = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
+    assert [layer["masked_heads"] for layer in masked_document["layers"]] == [[0, 1, 2, 3], [3]]
+    assert masked_document["predictions"] != inspected["predictions"]
     with mask_parts(writer.model, parts), torch.no_grad():
         last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
-    assert quiet["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
-    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == seen["predictions"], (
+    assert masked_document["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
+    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == inspected["predictions"], (
         "afterwards it is as before"
     )
 
 
 def test_layer_filter(writer: CausalLMInspector) -> None:
-    found = writer.inspect(InspectionRequest(text=TEXT), LayerFilter(layers=(1,)))
-    assert [layer["path"] for layer in found["layers"]] == ["decoder.blocks.1.self_attn"]
+    document = writer.inspect(InspectionRequest(text=TEXT), LayerFilter(layers=(1,)))
+    assert [layer["path"] for layer in document["layers"]] == ["decoder.blocks.1.self_attn"]
 
 
-# --- an encoder alone ---
+# --- text encoder ---
 
 
 @pytest.fixture(scope="module")
@@ -127,77 +127,77 @@ def reader() -> EncoderInspector:
 
 
 def test_masked_token_is_predicted(reader: EncoderInspector) -> None:
-    found = reader.inspect(InspectionRequest(text=HIDDEN))
-    tokens = found["sides"]["text"]["tokens"]
-    (place,) = found["predictions"]["positions"]
-    assert [i for i, token in enumerate(tokens) if token["special"] == "mask"] == [place["position"]]
+    document = reader.inspect(InspectionRequest(text=HIDDEN))
+    tokens = document["sides"]["text"]["tokens"]
+    (position,) = document["predictions"]["positions"]
+    assert [i for i, token in enumerate(tokens) if token["special"] == "mask"] == [position["position"]]
     (before, after) = HIDDEN.split("<mask>")
     inside = [*VOCABULARY.encode([before.strip()])[0], VOCABULARY.mask, *VOCABULARY.encode([after.strip()])[0]]
     ids = torch.tensor([[*VOCABULARY.prefix_ids, *inside, *VOCABULARY.suffix_ids]])
     with attent.record(reader.model) as trace, torch.no_grad():
         states = reader.model(ids)
-    same_weights(found, trace)
-    shares = reader.model.masked_logits(states)[0, place["position"]].softmax(-1)
-    assert place["options"][0]["token"] == int(shares.argmax())
-    ids[0, place["position"]] = int(shares.argmax())
-    assert found["output"] == {"label": "filled in", "text": VOCABULARY.decode(ids[0].tolist())}
-    assert found["model"]["mask_token"] == "<mask>"
-    assert not any(layer["causal"] for layer in found["layers"])
+    same_weights(document, trace)
+    shares = reader.model.masked_logits(states)[0, position["position"]].softmax(-1)
+    assert position["options"][0]["token"] == int(shares.argmax())
+    ids[0, position["position"]] = int(shares.argmax())
+    assert document["output"] == {"label": "filled in", "text": VOCABULARY.decode(ids[0].tolist())}
+    assert document["model"]["mask_token"] == "<mask>"
+    assert not any(layer["causal"] for layer in document["layers"])
 
 
 def test_each_token_is_masked_in_turn(reader: EncoderInspector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
-    found = reader.inspect(InspectionRequest(text=TEXT))
+    document = reader.inspect(InspectionRequest(text=TEXT))
     ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
-    places = found["predictions"]["positions"]
-    assert (found["predictions"]["kind"], [one["position"] for one in places]) == (
+    places = document["predictions"]["positions"]
+    assert (document["predictions"]["kind"], [item["position"] for item in places]) == (
         "each_masked",
         list(range(1, len(ids) - 1)),
     )
-    for one in places[::5]:
+    for item in places[::5]:
         row = torch.tensor([ids])
-        row[0, one["position"]] = VOCABULARY.mask
+        row[0, item["position"]] = VOCABULARY.mask
         with torch.no_grad():
-            shares = reader.model.masked_logits(reader.model(row))[0, one["position"]].softmax(-1)
-        assert one["p"] == pytest.approx(float(shares[ids[one["position"]]]), rel=1e-3)
+            shares = reader.model.masked_logits(reader.model(row))[0, item["position"]].softmax(-1)
+        assert item["p"] == pytest.approx(float(shares[ids[item["position"]]]), rel=1e-3)
 
 
 def test_second_text_has_another_segment(reader: EncoderInspector) -> None:
-    found = reader.inspect(InspectionRequest(text="a dog", text_pair="two women"))
+    document = reader.inspect(InspectionRequest(text="a dog", text_pair="two women"))
     first, second = VOCABULARY.encode(["a dog", "two women"])
     ids = [*VOCABULARY.prefix_ids, *first, *VOCABULARY.suffix_ids, *second, *VOCABULARY.suffix_ids]
     segments = [0] * (len(ids) - len(second) - 1) + [1] * (len(second) + 1)
     with attent.record(reader.model) as trace, torch.no_grad():
         reader.model(torch.tensor([ids]), segments=torch.tensor([segments]))
-    same_weights(found, trace)
-    one = reader.inspect(InspectionRequest(text="a dog"))["layers"][0]["weights"]
-    assert found["layers"][0]["weights"]["shape"][-1] > one["shape"][-1]
+    same_weights(document, trace)
+    item = reader.inspect(InspectionRequest(text="a dog"))["layers"][0]["weights"]
+    assert document["layers"][0]["weights"]["shape"][-1] > item["shape"][-1]
 
 
 def test_labels_have_probabilities() -> None:
     model = encoder(LABELS, masked=False)
-    found = EncoderInspector(model, tokenizer()).inspect(InspectionRequest(text=TEXT))
+    document = EncoderInspector(model, tokenizer()).inspect(InspectionRequest(text=TEXT))
     ids = torch.tensor([[*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]])
     with torch.no_grad():
         shares = model.classify(model(ids))[0].softmax(-1)
-    best = found["labels"]["best"]
-    assert {one["label"] for one in best} == set(LABELS)
-    assert best[0]["label"] == LABELS[int(shares.argmax())] == found["output"]["text"]
+    best = document["labels"]["best"]
+    assert {item["label"] for item in best} == set(LABELS)
+    assert best[0]["label"] == LABELS[int(shares.argmax())] == document["output"]["text"]
     assert best[0]["p"] == pytest.approx(float(shares.max()), rel=1e-3)
-    assert "predictions" not in found
+    assert "predictions" not in document
 
 
-def test_head_statistics_without_alignment(seen: dict[str, Any]) -> None:
-    columns = [column["key"] for column in seen["head_stats"]["columns"]]
+def test_head_statistics_without_alignment(inspected: dict[str, Any]) -> None:
+    columns = [column["key"] for column in inspected["head_stats"]["columns"]]
     assert "previous" in columns
     assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
-    heads = seen["head_stats"]["heads"]
+    heads = inspected["head_stats"]["heads"]
     assert len(heads) == sum(layer.heads for layer in attention_layers(causal()).values())
     assert not any("input token" in head["description"] for head in heads)
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "words"),
+    ("kind", "arguments", "words"),
     [
         ("causal", {"text": " \n"}, "must not be empty"),
         ("causal", {"text": "a", "target": "b"}, "is for translators, but this is a language model; leave it out"),
@@ -211,15 +211,15 @@ def test_head_statistics_without_alignment(seen: dict[str, Any]) -> None:
     ],
 )
 def test_invalid_requests_are_rejected(
-    writer: CausalLMInspector, reader: EncoderInspector, kind: str, asked: dict[str, Any], words: str
+    writer: CausalLMInspector, reader: EncoderInspector, kind: str, arguments: dict[str, Any], words: str
 ) -> None:
     labels = EncoderInspector(encoder(LABELS, masked=False), tokenizer())
-    looker: Any = {"causal": writer, "encoder": reader, "labels": labels}[kind]
+    inspector: Any = {"causal": writer, "encoder": reader, "labels": labels}[kind]
     with pytest.raises(ValueError, match=words):
-        looker.inspect(InspectionRequest(**asked))
+        inspector.inspect(InspectionRequest(**arguments))
 
 
 def test_inspection_stops_when_cancelled(writer: CausalLMInspector, reader: EncoderInspector) -> None:
-    for looker in (writer, reader):
+    for inspector in (writer, reader):
         with pytest.raises(SearchCancelled):
-            looker.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)
+            inspector.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)

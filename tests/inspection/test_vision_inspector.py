@@ -1,4 +1,4 @@
-"""The document of a picture: what the model read, its patches as tokens, labels; idx files; what is no picture."""
+"""Documents of vision models: pixels, patches, labels, idx files, errors."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ pytest.importorskip("PIL")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path_factory.mktemp("images")))))
 
 
-def test_weights_are_those_of_the_model(seen: dict[str, Any]) -> None:
+def test_weights_are_those_of_the_model(document: dict[str, Any]) -> None:
     model = vision()
     with attent.record(model) as trace, torch.no_grad():
         logits = model(model.normalize(ring()[None]))
-    back = Trace.from_document(seen)
+    back = Trace.from_document(document)
     assert list(back) == list(trace) == ["encoder.blocks.0.self_attn", "encoder.blocks.1.self_attn"]
     for path, calls in trace.items():
         torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
-    best = seen["labels"]["best"][0]
-    assert best["label"] == model.config.labels[int(logits.argmax())] == seen["output"]["text"]
+    best = document["labels"]["best"][0]
+    assert best["label"] == model.config.labels[int(logits.argmax())] == document["output"]["text"]
     assert best["p"] == pytest.approx(float(logits.softmax(-1).max()), rel=1e-3)
-    json.dumps(seen, allow_nan=False)
+    json.dumps(document, allow_nan=False)
 
 
-def test_side_has_the_image_and_its_patches(seen: dict[str, Any]) -> None:
+def test_side_has_the_image_and_its_patches(document: dict[str, Any]) -> None:
     from PIL import Image
 
-    (side,) = seen["sides"].values()
+    (side,) = document["sides"].values()
     assert (side["image"]["rows"], side["image"]["columns"], side["image"]["num_prefix_tokens"]) == (4, 4, 1)
     assert [token["text"] for token in side["tokens"][:6]] == ["class", "0,0", "0,1", "0,2", "0,3", "1,0"]
-    assert seen["title"] == "ring.png"
+    assert document["title"] == "ring.png"
     src = side["image"]["src"].removeprefix("data:image/png;base64,")
     pixels = torch.tensor(list(Image.open(io.BytesIO(base64.b64decode(src))).tobytes()))
     assert torch.equal(pixels, ring().flatten())
@@ -65,35 +65,35 @@ def test_png_colors_round_trip() -> None:
         encode_png(pixels[:2])
 
 
-def test_idx_images_are_selected_by_index(tmp_path: Path, seen: dict[str, Any]) -> None:
+def test_idx_images_are_selected_by_index(tmp_path: Path, document: dict[str, Any]) -> None:
     other = 255 - ring()
     path = tmp_path / "t10k-images-idx3-ubyte"
     path.write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(other.flatten()) + bytes(ring().flatten()))
-    looker = VisionInspector(vision())
-    found = looker.inspect(InspectionRequest(text=f"{path}:1"))
-    assert found["layers"] == seen["layers"]
-    assert looker.inspect(InspectionRequest(text=f"{path}:0"))["layers"] != seen["layers"]
+    inspector = VisionInspector(vision())
+    found = inspector.inspect(InspectionRequest(text=f"{path}:1"))
+    assert found["layers"] == document["layers"]
+    assert inspector.inspect(InspectionRequest(text=f"{path}:0"))["layers"] != document["layers"]
     with pytest.raises(ValueError, match="the index must be below 2, but is 2"):
-        looker.inspect(InspectionRequest(text=f"{path}:2"))
+        inspector.inspect(InspectionRequest(text=f"{path}:2"))
 
 
-def test_patch_neighbors_and_distances(seen: dict[str, Any]) -> None:
-    """Every patch looks at the one on its left; the first of a row at the class token."""
+def test_patch_neighbors_and_distances(document: dict[str, Any]) -> None:
+    """Every patch attends to the one on its left; the first of a row to the class token."""
     weights = torch.zeros(1, 17, 17)
-    for place in range(17):
-        weights[0, place, place - 1 if place and (place - 1) % 4 else 0] = 1
+    for position in range(17):
+        weights[0, position, position - 1 if position and (position - 1) % 4 else 0] = 1
     from attent.inspection.attention_trace import build_layer
     from attent.inspection.head_stats import measure_trace_heads
 
     layer = build_layer("encoder.blocks.0.self_attn", ("image", "image"), weights, causal=False, scale=1.0)
-    (head,) = measure_trace_heads([layer], seen["sides"]).heads
+    (head,) = measure_trace_heads([layer], document["sides"]).heads
     assert head.description == "attends to the patch to the left (100%)"
     assert head.values.distance == pytest.approx(12 / 17)
     assert head.values.first == pytest.approx(3 / 15)
     away = torch.zeros(1, 17, 17)
-    away[0, :, 6] = 1  # the patch in the middle, (1, 1)
+    away[0, :, 6] = 1  # patch (1, 1)
     layer = build_layer("encoder.blocks.0.self_attn", ("image", "image"), away, causal=False, scale=1.0)
-    (head,) = measure_trace_heads([layer], seen["sides"]).heads
+    (head,) = measure_trace_heads([layer], document["sides"]).heads
     rows = [((r - 1) ** 2 + (c - 1) ** 2) ** 0.5 for r in range(4) for c in range(4)]
     assert head.values.distance == pytest.approx(sum(rows) / 17, rel=1e-4)
 
@@ -105,15 +105,15 @@ def test_model_without_class_token(tmp_path: Path) -> None:
     assert "first" not in [column["key"] for column in found["head_stats"]["columns"]]
 
 
-def test_column_texts_are_about_patches(seen: dict[str, Any]) -> None:
-    labels = {column["key"]: column["label"] for column in seen["head_stats"]["columns"]}
+def test_column_texts_are_about_patches(document: dict[str, Any]) -> None:
+    labels = {column["key"]: column["label"] for column in document["head_stats"]["columns"]}
     assert (labels["previous"], labels["next"], labels["first"]) == ("left", "right", "class")
     assert "alignment" not in labels
-    assert seen["head_stats"]["dataset"] == "this image"
+    assert document["head_stats"]["dataset"] == "this image"
 
 
-def test_all_positions_of_an_image_are_described(seen: dict[str, Any]) -> None:
-    (entry,) = seen["positions"]
+def test_all_positions_of_an_image_are_described(document: dict[str, Any]) -> None:
+    (entry,) = document["positions"]
     assert (entry["scheme"], entry["pairwise"]["shape"]) == ("learned", [17, 17])
 
 
@@ -127,23 +127,23 @@ def test_images_have_a_larger_budget(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all("sparse" in layer for layer in found["layers"])
 
 
-def test_masked_parts(tmp_path: Path, seen: dict[str, Any]) -> None:
-    quiet = VisionInspector(vision()).inspect(
+def test_masked_parts(tmp_path: Path, document: dict[str, Any]) -> None:
+    masked = VisionInspector(vision()).inspect(
         InspectionRequest(text=str(write_ring(tmp_path)), masked_parts=(ModelPart("encoder.blocks.0"),))
     )
-    assert quiet["layers"][0]["masked_heads"] == [0, 1, 2, 3]
-    assert quiet["labels"] != seen["labels"]
+    assert masked["layers"][0]["masked_heads"] == [0, 1, 2, 3]
+    assert masked["labels"] != document["labels"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("arguments", "words"),
     [
         ({"text": "nowhere.png"}, "nowhere.png: must be an image, but cannot be opened"),
-        ({"text": __file__}, "is none that Pillow knows"),
+        ({"text": __file__}, "Pillow does not recognize it"),
         ({"text": "a.png", "target": "b"}, "is for translators, but this is a vision model"),
         ({"text": "a.png", "text_pair": "b"}, "`text_pair` is for text encoders"),
     ],
 )
-def test_invalid_images_are_rejected(asked: dict[str, Any], words: str) -> None:
+def test_invalid_images_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        VisionInspector(vision()).inspect(InspectionRequest(**asked))
+        VisionInspector(vision()).inspect(InspectionRequest(**arguments))

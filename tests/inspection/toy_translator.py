@@ -1,4 +1,4 @@
-"""A small translator with random weights, quick to make, and what it was asked."""
+"""A small translator with random weights, and a sentence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TEXT = lines()[0][0]
 
 
 def model(stack: StackConfig = STACK, seed: int = 0) -> Seq2Seq:
-    """Its logits are made steep, so that it has an opinion; no bias is zero, so that none is forgotten."""
+    """Weights are scaled up, so that outputs are not uniform; no bias is zero, so that each one matters."""
     torch.manual_seed(seed)
     config = Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack), tie_output=False)
-    made = Seq2Seq(fit_to_tokenizer(config, tokenizer())).eval()
+    created = Seq2Seq(fit_to_tokenizer(config, tokenizer())).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in created.parameters():
             parameter.mul_(2) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
-    return made
+    return created
 
 
 @cache

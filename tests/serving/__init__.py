@@ -1,1 +1,1 @@
-"""The server: whole and running, with a plain function in the place of the model."""
+"""Tests of the running server, with a plain function as the model."""

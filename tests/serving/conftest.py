@@ -1,4 +1,4 @@
-"""A model that is none, and a server in front of it."""
+"""A fake model and its server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.serving.toy import Client, Model, Switch, served
 def model() -> Iterator[Model]:
     model = Model()
     yield model
-    model.let_go.set()  # so that no thread is left behind
+    model.let_go.set()  # end its thread
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The app behind a running server: the page, what may be asked, and what a person is told when it may not."""
+"""The app in a running server: page, requests, errors, queueing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[se
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
 
 
-# ---- what is there -----------------------------------------------------------------------------------------
+# ---- responses ---------------------------------------------------------------------------------------------
 
 
 def test_page_has_its_policy(client: Client) -> None:
@@ -48,16 +48,16 @@ def test_health_and_model_info(client: Client) -> None:
 
 
 def test_request_reaches_the_handler(client: Client, model: Model) -> None:
-    asked = {
+    arguments = {
         "text": "Ein “Hund” 𝄞\n",
         "to": "de",
         "beam_size": 3,
         "prefix": [17, 250],
         "masked_parts": ["decoder.blocks.3.cross_attn:2"],
     }
-    reply = client.post(asked, {"Content-Type": "Application/JSON; charset=UTF-8"})
-    assert (reply.status, reply.json["title"]) == (200, asked["text"])
-    (question,) = model.asked
+    reply = client.post(arguments, {"Content-Type": "Application/JSON; charset=UTF-8"})
+    assert (reply.status, reply.json["title"]) == (200, arguments["text"])
+    (question,) = model.requests
     assert question == LookRequest(
         text="Ein “Hund” 𝄞\n", to="de", beam_size=3, prefix=(17, 250), masked_parts=("decoder.blocks.3.cross_attn:2",)
     )
@@ -66,19 +66,19 @@ def test_request_reaches_the_handler(client: Client, model: Model) -> None:
 def test_only_text_is_required(client: Client, model: Model) -> None:
     assert client.post({"text": ""}).status == 200
     assert client.post({"text": "a", "to": None, "beam_size": None, "prefix": [], "masked_parts": []}).status == 200
-    assert model.asked == [LookRequest(text=""), LookRequest(text="a")]
+    assert model.requests == [LookRequest(text=""), LookRequest(text="a")]
 
 
 def test_connection_serves_many_requests(client: Client) -> None:
-    with client.open(post_bytes({"text": "a"})) as bare:
-        assert b'"title":"a"' in bare.recv(4000)
-        bare.sendall(post_bytes(b"nonsense"))
-        assert b"400 Bad Request" in bare.recv(4000)
-        bare.sendall(post_bytes({"text": "b"}))
-        assert b'"title":"b"' in bare.recv(4000)
+    with client.open(post_bytes({"text": "a"})) as connection:
+        assert b'"title":"a"' in connection.recv(4000)
+        connection.sendall(post_bytes(b"nonsense"))
+        assert b"400 Bad Request" in connection.recv(4000)
+        connection.sendall(post_bytes({"text": "b"}))
+        assert b'"title":"b"' in connection.recv(4000)
 
 
-# ---- what a person is told ---------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------
 
 
 def test_unknown_path_is_404(client: Client) -> None:
@@ -116,9 +116,7 @@ def test_value_error_of_the_handler_is_422(client: Client) -> None:
 
 
 @pytest.mark.parametrize("text", ["broken", "exit", "nan"])
-def test_internal_error_is_500_and_logged(
-    client: Client, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_internal_error_is_500_and_logged(client: Client, text: str, caplog: pytest.LogCaptureFixture) -> None:
     reply = client.post({"text": text})
     assert reply.status == 500
     assert reply.error == "internal server error; see the server's log"
@@ -194,7 +192,7 @@ def test_hostile_bodies_are_rejected(client: Client, model: Model) -> None:
         reply = client.post(body)
         assert (reply.status, words in reply.error) == (status, True), (name, reply)
         assert len(reply.body) <= 2_000, name
-    assert model.asked == []
+    assert model.requests == []
     assert client.post({"text": "still here"}).status == 200
 
 
@@ -241,7 +239,7 @@ def test_no_body_crashes_the_server(client: Client, body: bytes) -> None:
     assert reply.json if reply.status == 200 else reply.error
 
 
-# ---- one model for all -------------------------------------------------------------------------------------
+# ---- queueing ----------------------------------------------------------------------------------------------
 
 
 def test_concurrent_clients_get_their_own_responses(model: Model) -> None:
@@ -265,9 +263,9 @@ def test_full_queue_is_503(model: Model) -> None:
         assert reply.error == "the model is busy; retry in a moment"
         assert client.get("/health").status == 200
         model.let_go.set()
-        assert [each.result().status for each in replies] == [200, 200, 200]
+        assert [item.result().status for item in replies] == [200, 200, 200]
         assert client.post({"text": "later"}).status == 200
-    assert "one too many" not in [question.text for question in model.asked]
+    assert "one too many" not in [question.text for question in model.requests]
     assert model.overlaps == 0
 
 
@@ -289,7 +287,7 @@ def test_disconnected_queued_request_never_runs(model: Model) -> None:
         assert until(lambda: app.num_pending == 1)
         model.let_go.set()
         assert b"200 OK" in first.recv(4000)
-    assert [question.text for question in model.asked] == ["wait"]
+    assert [question.text for question in model.requests] == ["wait"]
 
 
 def test_timeout_cancels_the_job(model: Model) -> None:
@@ -305,7 +303,7 @@ def test_uncancellable_job_keeps_the_model_exclusive(model: Model) -> None:
     with served(model, Limits(response_timeout=0.2)) as client:
         assert client.post({"text": "stubborn"}).status == 503
         assert client.post({"text": "next"}).status == 503
-        assert [question.text for question in model.asked] == ["stubborn"]
+        assert [question.text for question in model.requests] == ["stubborn"]
         model.let_go.set()
         assert until(lambda: client.post({"text": "at last"}).status == 200)
     assert model.overlaps == 0

@@ -1,4 +1,4 @@
-"""Who may ask, how much and how slowly: each limit met by a client that goes past it."""
+"""Each limit is exceeded by a client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_long_content_length_is_rejected_unread(model: Model) -> None:
         assert reply.error == "the request must have at most 1000 bytes"
         assert client.raw(post_bytes(b"", length=10**18)).status == 413
         assert client.post(b'{"text": "' + b"x" * 988 + b'"}').status == 200
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
 def test_chunked_body_is_rejected_when_too_long(model: Model) -> None:
@@ -41,31 +41,31 @@ def test_chunked_body_is_rejected_when_too_long(model: Model) -> None:
 
 @pytest.mark.parametrize("head", [post_bytes(b"", length=10**9), CHUNKED + b"3b9aca00\r\n"])
 def test_body_after_a_rejection_is_not_read(model: Model, head: bytes) -> None:
-    with served(model, SMALL) as client, client.open(head) as bare:
+    with served(model, SMALL) as client, client.open(head) as connection:
         sent = 0
         with pytest.raises(OSError, match=r"pipe|reset|abort"):  # noqa: PT012
             while sent < 10**8:
-                bare.sendall(b"x" * 65_536)
+                connection.sendall(b"x" * 65_536)
                 sent += 65_536
-        assert sent < 2 * 10**7  # what the system's buffers hold
+        assert sent < 2 * 10**7  # the size of socket buffers
         assert client.get("/health").status == 200
 
 
 def test_slow_body_times_out(model: Model) -> None:
     with served(model, Limits(body_timeout=0.3)) as client:
-        begun = time.monotonic()
+        started = time.monotonic()
         reply = client.raw(post_bytes(b'{"text"', length=20))
         assert (reply.status, reply.headers["connection"]) == (408, "close")
         assert reply.error == "the request body must arrive within 0.3 seconds"
-        assert 0.2 < time.monotonic() - begun < 5
-    assert model.asked == []
+        assert 0.2 < time.monotonic() - started < 5
+    assert model.requests == []
 
 
 def test_interrupted_body_is_dropped(model: Model) -> None:
     with served(model) as client:
         client.open(post_bytes(b'{"text"', length=20)).close()
         assert client.post({"text": "next"}).status == 200
-    assert [question.text for question in model.asked] == ["next"]
+    assert [question.text for question in model.requests] == ["next"]
 
 
 def test_foreign_hosts_are_rejected(client: Client) -> None:
@@ -105,22 +105,22 @@ def test_foreign_origins_are_rejected(client: Client, model: Model) -> None:
         reply = client.post({"text": "theirs"}, {"Origin": origin})
         assert (reply.status, "own page" in reply.error) == (403, True)
     assert client.post({"text": "theirs"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
-    assert [question.text for question in model.asked] == ["ours"]
+    assert [question.text for question in model.requests] == ["ours"]
 
 
 def test_no_cors_headers(client: Client) -> None:
-    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-    for reply in (client.send("OPTIONS", "/api/look", None, asked), client.get("/", headers=asked)):
+    arguments = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    for reply in (client.send("OPTIONS", "/api/look", None, arguments), client.get("/", headers=arguments)):
         assert not [name for name in reply.headers if name.startswith("access-control")]
         assert reply.headers["cross-origin-resource-policy"] == "same-origin"
 
 
 def test_non_http_is_closed(client: Client) -> None:
     for noise in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
-        with client.open(noise + b"\r\n\r\n") as bare:
-            assert bare.recv(100)[:12] in (b"HTTP/1.1 400", b"")
-    with client.open(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10**6) as bare:
-        assert b"431" in bare.recv(100)
+        with client.open(noise + b"\r\n\r\n") as connection:
+            assert connection.recv(100)[:12] in (b"HTTP/1.1 400", b"")
+    with client.open(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10**6) as connection:
+        assert b"431" in connection.recv(100)
     assert client.get("/health").status == 200
 
 
@@ -129,7 +129,7 @@ def test_invalid_limits_are_rejected() -> None:
         Limits(max_body_bytes=0)
 
 
-# ---- without a server: what no polite server sends --------------------------------------------------------
+# ---- without a server --------------------------------------------------------------------------------------
 
 
 def talk(guard: RequestGuard, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:

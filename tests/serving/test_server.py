@@ -1,4 +1,4 @@
-"""A port is taken, held and given back; the server says when it is ready, and ends when it is told to."""
+"""Ports, readiness and shutdown of the server."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def program() -> Iterator[tuple[subprocess.Popen[str], Client]]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
 @pytest.mark.parametrize(
-    ("name", "begun"),
-    [("SIGINT", each) for each in ("nothing", "wait", "stubborn", "half a head", "half a body")]
+    ("name", "started"),
+    [("SIGINT", item) for item in ("nothing", "wait", "stubborn", "half a head", "half a body")]
     + [("SIGTERM", "wait")],
 )
-def test_signal_stops_the_server_within_two_seconds(name: str, begun: str) -> None:
-    asked = {"nothing": b"", "half a head": b"GET / HT", "half a body": post_bytes(b"{", length=9)}
-    with program() as (process, client), client.open(asked.get(begun, post_bytes({"text": begun}))):
+def test_signal_stops_the_server_within_two_seconds(name: str, started: str) -> None:
+    arguments = {"nothing": b"", "half a head": b"GET / HT", "half a body": post_bytes(b"{", length=9)}
+    with program() as (process, client), client.open(arguments.get(started, post_bytes({"text": started}))):
         assert client.get("/health").status == 200
         time.sleep(0.1)
         begin = time.monotonic()
@@ -72,10 +72,10 @@ def test_signal_stops_the_server_within_two_seconds(name: str, begun: str) -> No
 
 def test_waiting_clients_are_told_of_the_shutdown(model: Model) -> None:
     with served(model) as client:
-        bare = client.open(post_bytes({"text": "wait"}))
+        connection = client.open(post_bytes({"text": "wait"}))
         assert model.busy.wait(10)
-    answer = bare.recv(4000)
-    bare.close()
+    answer = connection.recv(4000)
+    connection.close()
     assert b"503 Service Unavailable" in answer
     assert b"the server is stopping" in answer
     assert until(lambda: model.stopped == ["wait"])
@@ -93,7 +93,7 @@ def test_port_is_free_after_shutdown(model: Model) -> None:
 
 
 def test_port_is_not_shared(model: Model) -> None:
-    """granian opens its socket so that others may join it; ours must notice that someone is there."""
+    """granian sets SO_REUSEPORT; the reserved socket must still detect it."""
     with (
         served(model) as client,
         pytest.raises(ServeError, match="used by another program"),
@@ -104,7 +104,7 @@ def test_port_is_not_shared(model: Model) -> None:
 
 def test_next_free_port_is_chosen() -> None:
     with reserve_port("127.0.0.1", None) as first, reserve_port("127.0.0.1", None) as second:
-        ports = [each.getsockname()[1] for each in (first, second)]
+        ports = [item.getsockname()[1] for item in (first, second)]
     assert ports[0] != ports[1]
     assert all(server.FIRST_PORT <= port < server.FIRST_PORT + server.MAX_PORT_ATTEMPTS for port in ports)
 
@@ -125,9 +125,9 @@ def test_invalid_host_or_port_is_rejected() -> None:
 
 
 def test_several_servers(model: Model) -> None:
-    with served(model) as one, served(Model(), Limits(max_queued=0)) as two:
-        assert one.port != two.port
-        assert one.post({"text": "a"}).json["title"] == two.post({"text": "a"}).json["title"]
+    with served(model) as entry, served(Model(), Limits(max_queued=0)) as two:
+        assert entry.port != two.port
+        assert entry.post({"text": "a"}).json["title"] == two.post({"text": "a"}).json["title"]
     for _ in range(3):
         with served(model) as again:
             assert again.get("/health").status == 200
@@ -137,13 +137,13 @@ def test_several_servers(model: Model) -> None:
 def test_incomplete_request_heads_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 1)
     with served(model) as client:
-        halves = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
-        begun = time.monotonic()
+        sockets = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
+        started = time.monotonic()
         assert client.get("/health").status == 200
-        assert time.monotonic() - begun < 1
-        assert [half.recv(100) for half in halves] == [b""] * 50
-        for half in halves:
-            half.close()
+        assert time.monotonic() - started < 1
+        assert [half_open.recv(100) for half_open in sockets] == [b""] * 50
+        for half_open in sockets:
+            half_open.close()
 
 
 def test_localhost_and_ipv6(model: Model) -> None:
@@ -158,9 +158,7 @@ def test_localhost_and_ipv6(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "needs granian")])
-def test_missing_extra_is_reported(
-    model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str
-) -> None:
+def test_missing_extra_is_reported(model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str) -> None:
     real = builtins.__import__
 
     def imported(name: str, *rest: object) -> object:
@@ -169,8 +167,8 @@ def test_missing_extra_is_reported(
         return real(name, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", imported)
-    told = pytest.raises((ImportError, ServeError), match=rf"{sentence}.*pip install 'attent\[serve\]'")
-    with told, serve_in_thread(create_app(page="", handler=model.look, csp="")):
+    output = pytest.raises((ImportError, ServeError), match=rf"{sentence}.*pip install 'attent\[serve\]'")
+    with output, serve_in_thread(create_app(page="", handler=model.look, csp="")):
         pass
 
 

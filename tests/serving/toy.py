@@ -1,4 +1,4 @@
-"""A real server on 127.0.0.1, with a plain function in the model's place; and clients that are not always polite."""
+"""A server on 127.0.0.1 with a plain function as the model, and low-level clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reply:
 
 @dataclass
 class Client:
-    """One address, a new connection for each request."""
+    """Opens a new connection for each request."""
 
     url: str
 
@@ -63,14 +63,14 @@ class Client:
             connection.close()
 
     def open(self, content: bytes) -> socket.socket:
-        """A bare connection on which so much was sent."""
-        bare = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        bare.sendall(content)
-        return bare
+        """Open a socket and send bytes."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(content)
+        return connection
 
     def raw(self, content: bytes) -> Reply:
-        with self.open(content) as bare:
-            response = http.client.HTTPResponse(bare)
+        with self.open(content) as connection:
+            response = http.client.HTTPResponse(connection)
             response.begin()
             return read_reply(response)
 
@@ -88,12 +88,12 @@ def post_bytes(body: object, length: int | None = None) -> bytes:
 
 @dataclass
 class Model:
-    """In the model's place: it answers with what it was asked, and what it does hangs on the text.
+    """Echoes requests; some texts change its behavior.
 
-    `wait` keeps it until `let_go` or until it is told to stop; `stubborn` does not listen to the latter.
+    `wait` blocks until `let_go` or cancellation; `stubborn` ignores cancellation.
     """
 
-    asked: list[LookRequest] = field(default_factory=list)
+    requests: list[LookRequest] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     overlaps: int = 0
     busy: threading.Event = field(default_factory=threading.Event)
@@ -103,7 +103,7 @@ class Model:
     def look(self, question: LookRequest, stop: Callable[[], bool]) -> dict[str, Any]:
         self._inside += 1
         self.overlaps += self._inside > 1
-        self.asked.append(question)
+        self.requests.append(question)
         try:
             return self._look(question, stop)
         finally:
@@ -129,7 +129,7 @@ class Model:
 
 
 class Switch:
-    """A model that another can be put in the place of."""
+    """A model that can be replaced."""
 
     model: Model
 
