@@ -45,20 +45,22 @@ def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return ids, lengths, torch.arange(LONGEST) < lengths[:, None]
 
 
-def same_look(trace: Trace, path: str, layers: Sequence[Tensor], real: Tensor) -> None:
-    assert len(layers) == sum(name.startswith(path.split("{}")[0]) and name.endswith(path.rpartition(".")[2]) for name in trace)
+def check_same_weights(trace: Trace, path: str, layers: Sequence[Tensor], real: Tensor) -> None:
+    assert len(layers) == sum(
+        name.startswith(path.split("{}")[0]) and name.endswith(path.rpartition(".")[2]) for name in trace
+    )
     for number, weights in enumerate(layers):
-        (mine,) = trace[path.format(number)]
-        assert mine.shape == weights.shape
-        rows = real[:, None].expand(mine.shape[:3])  # rows of padding are not compared
-        assert worst(mine[rows], weights[rows]) < 1e-5
-        torch.testing.assert_close(mine[rows].sum(-1), torch.ones(int(rows.sum())))
+        (recorded,) = trace[path.format(number)]
+        assert recorded.shape == weights.shape
+        rows = real[:, None].expand(recorded.shape[:3])  # rows of padding are not compared
+        assert worst(recorded[rows], weights[rows]) < 1e-5
+        torch.testing.assert_close(recorded[rows].sum(-1), torch.ones(int(rows.sum())))
 
 
 # --- encoder-decoder ---
 
 
-def same_translator(ours: Seq2Seq, theirs: Any, batch: PairBatch) -> None:
+def check_same_translator(ours: Seq2Seq, theirs: Any, batch: PairBatch) -> None:
     expected = run_seq2seq(ours, batch)
     with attent.record(ours) as trace:
         assert torch.equal(run_seq2seq(ours, batch), expected), "recording must change no output"
@@ -69,9 +71,9 @@ def same_translator(ours: Seq2Seq, theirs: Any, batch: PairBatch) -> None:
             decoder_input_ids=batch.target,
             output_attentions=True,
         )
-    same_look(trace, "encoder.blocks.{}.self_attn", out.encoder_attentions, batch.source_mask)
-    same_look(trace, "decoder.blocks.{}.self_attn", out.decoder_attentions, batch.real)
-    same_look(trace, "decoder.blocks.{}.cross_attn", out.cross_attentions, batch.real)
+    check_same_weights(trace, "encoder.blocks.{}.self_attn", out.encoder_attentions, batch.source_mask)
+    check_same_weights(trace, "decoder.blocks.{}.self_attn", out.decoder_attentions, batch.real)
+    check_same_weights(trace, "decoder.blocks.{}.cross_attn", out.cross_attentions, batch.real)
 
 
 @pytest.mark.parametrize("seed", range(0, 36, 4))
@@ -81,7 +83,7 @@ def test_marian_weights_equal_transformers(tmp_path: Path, seed: int) -> None:
     theirs.save_pretrained(tmp_path)
     ours = attent.load(tmp_path)
     assert isinstance(ours, Seq2Seq)
-    same_translator(ours, theirs, make_marian_batch(theirs.config, seed))
+    check_same_translator(ours, theirs, make_marian_batch(theirs.config, seed))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_t5_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) 
     theirs = transformers.T5ForConditionalGeneration(config)
     ours = imported(theirs, tmp_path, 1)
     (source, lengths, _), (target, target_lengths, _) = ragged(1), ragged(2)
-    same_translator(ours, theirs, PairBatch(source, target, target, lengths, target_lengths))
+    check_same_translator(ours, theirs, PairBatch(source, target, target, lengths, target_lengths))
 
 
 # --- decoder-only ---
@@ -130,7 +132,7 @@ def same_causal(theirs: Any, folder: Path) -> None:
         ours(ids, lengths)
     with torch.no_grad():
         out = theirs(input_ids=ids, attention_mask=real.long(), output_attentions=True)
-    same_look(trace, "decoder.blocks.{}.self_attn", out.attentions, real)
+    check_same_weights(trace, "decoder.blocks.{}.self_attn", out.attentions, real)
 
 
 # --- encoder-only ---
@@ -148,7 +150,7 @@ def test_bert_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]
         ours(ids, lengths, segments)
     with torch.no_grad():
         out = theirs(input_ids=ids, attention_mask=real.long(), token_type_ids=segments, output_attentions=True)
-    same_look(trace, "encoder.blocks.{}.self_attn", out.attentions, real)
+    check_same_weights(trace, "encoder.blocks.{}.self_attn", out.attentions, real)
 
 
 @pytest.mark.parametrize("changes", [{}, {"patch_size": 4, "num_channels": 1, "num_attention_heads": 1}])
@@ -163,4 +165,4 @@ def test_vit_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any])
     with torch.no_grad():
         out = theirs(pixel_values=pixels, output_attentions=True)
     real = torch.ones(out.attentions[0].shape[0], out.attentions[0].shape[2], dtype=torch.bool)
-    same_look(trace, "encoder.blocks.{}.self_attn", out.attentions, real)
+    check_same_weights(trace, "encoder.blocks.{}.self_attn", out.attentions, real)
