@@ -27,35 +27,15 @@ from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size
 from attent.training.events import ValidationSample
 from attent.training.objective import CausalLMObjective
-from attent.training.tasks.base import (
-    MODERN_RECIPE,
-    BatchLoader,
-    EvalResult,
-    Evaluator,
-    FinalScores,
-    ModelDescription,
-    RunContext,
-    python_example,
-)
-from attent.training.tasks.text_task import (
-    STACK_BY_SIZE,
-    VALID_BATCH_TOKENS,
-    Split,
-    TaskDefaults,
-    TextTask,
-    compute_perplexity,
-    get_tokenizer,
-    load_splits,
-    max_positions,
-)
+from attent.training.tasks import base, text_task
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # of the sample of a validation
 
 
-class CausalLMTask(TextTask):
+class CausalLMTask(text_task.TextTask):
     layout = "documents"
     unit = "document"
-    defaults = TaskDefaults(
+    defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -65,15 +45,15 @@ class CausalLMTask(TextTask):
         batch_tokens_by_size={"tiny": 16_384, "small": 16_384, "base": 32_768, "big": 32_768},
         warmup_ratio=0.05,
     )
-    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"betas": [0.9, 0.95]}}
+    default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"betas": [0.9, 0.95]}}
     settings = frozenset({"data.tokenizer", "data.max_tokens"})
     model_class = CausalLM
     config_class = CausalConfig
     objective_class = CausalLMObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        splits = load_splits(run, context, self.layout)
-        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context), context)
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+        splits = text_task.load_splits(run, context, self.layout)
+        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context), context)
         self.documents = self.concatenate_documents(splits.train)
         self.data_size = DataSize(num_examples=len(self.documents), num_tokens=len(self.documents.ids))
 
@@ -91,7 +71,7 @@ class CausalLMTask(TextTask):
         start = vocabulary.start if vocabulary.prefix_ids else None
         return replace(causal_lm_config(size, vocabulary.size), start_id=start, end_ids=(vocabulary.end,))
 
-    def build_train_batches(self, run: Run) -> BatchLoader:
+    def build_train_batches(self, run: Run) -> base.BatchLoader:
         assert run.train.batch_tokens
         return WindowLoader(
             self.documents,
@@ -101,27 +81,27 @@ class CausalLMTask(TextTask):
             seed=run.train.seed,
         )
 
-    def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
+    def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         return WindowLoader(
             self.concatenate_documents(texts),
-            batch_tokens=max(VALID_BATCH_TOKENS, self.max_tokens),
+            batch_tokens=max(text_task.VALID_BATCH_TOKENS, self.max_tokens),
             window_size=self.max_tokens,
             pad=self.vocabulary.pad,
             fixed=True,
         )
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: Run) -> base.Evaluator | None:
         """No metric besides the loss, but a sample."""
         valid = self.splits.valid
         if valid is None:
             return None
-        return lambda model: EvalResult(samples=(self.generate_sample(model, valid),))
+        return lambda model: base.EvalResult(samples=(self.generate_sample(model, valid),))
 
     def generate_sample(self, model: CausalLM, texts: TextCorpus) -> ValidationSample:
         """Continue the beginning of the first text."""
         prefix = self.vocabulary.prefix_ids
         ids = self.vocabulary.encode([texts.texts[0][: 40 * SAMPLE_TOKENS]])[0]
-        positions = max_positions(model.config)
+        positions = text_task.max_positions(model.config)
         room = PROMPT_TOKENS + SAMPLE_TOKENS if positions is None else positions - len(prefix)
         prompt = max(1, min(PROMPT_TOKENS, room // 2))
         count = max(1, min(SAMPLE_TOKENS, room - prompt))
@@ -131,14 +111,14 @@ class CausalLMTask(TextTask):
         source, reference, output = (self.vocabulary.decode(part) for part in parts)
         return ValidationSample(source=source, reference=reference, output=output)
 
-    def score_texts(self, model: CausalLM, texts: TextCorpus, split: Split) -> FinalScores:
+    def score_texts(self, model: CausalLM, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
         bits, num_bytes = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
-        metrics = compute_perplexity(total, num_targets) | {
+        metrics = text_task.compute_perplexity(total, num_targets) | {
             "bits_per_character": bits / max(1, texts.char_count),
             "bits_per_byte": bits / max(1, num_bytes),
         }
-        return FinalScores(
+        return base.FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(texts.texts),
@@ -153,12 +133,12 @@ class CausalLMTask(TextTask):
             samples=(self.generate_sample(model, texts),),
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         folder = shlex.quote(str(out))
-        return ModelDescription(
+        return base.ModelDescription(
             title="A language model",
             shell_example=f'attent generate {folder} "Once upon a time"',
-            python_example=python_example("Generator", out, 'generate(["Once"])[0][0].text'),
+            python_example=base.python_example("Generator", out, 'generate(["Once"])[0][0].text'),
             next_step=f'try it: attent generate {folder} "Once"',
             loss_unit="token",
             note="Bits per character and byte do not depend on the tokenizer.",
@@ -169,4 +149,6 @@ class CausalLMTask(TextTask):
 
 def causal_lm_config(size: Size, vocab: int) -> CausalConfig:
     """GPT-2 with rotary positions: they have no maximum length and learn faster."""
-    return CausalConfig(vocab=vocab, stack=replace(presets.GPT2, positions=RotaryConfig(), **STACK_BY_SIZE[size]))
+    return CausalConfig(
+        vocab=vocab, stack=replace(presets.GPT2, positions=RotaryConfig(), **text_task.STACK_BY_SIZE[size])
+    )

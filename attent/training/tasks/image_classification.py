@@ -36,20 +36,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fill_defaults, format_schedule, look_up
 from attent.training.config import DataConfig, Run, Size, TrainConfig, TrainError, UserSettings, build_model_config
 from attent.training.loop import StopRequested
-from attent.training.tasks.base import (
-    MODERN_RECIPE,
-    CorpusSource,
-    DataSummary,
-    EvalResult,
-    Evaluator,
-    FinalScores,
-    ModelDescription,
-    RunContext,
-    Task,
-    check_hold_out,
-    hash_files,
-    python_example,
-)
+from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
 from attent.training.tasks.text_classification import score_accuracy
 
@@ -73,7 +60,7 @@ MIN_STEPS, FINETUNE_DIVISOR = 1_000, 10  # fine-tuning takes a tenth of the epoc
 BASE_LR, FINETUNE_LR = 1e-3, 1e-4  # at width 256; lower for wider models
 
 
-class ImageClassificationTask(Task):
+class ImageClassificationTask(base.Task):
     model_class = VisionTransformer
     config_class = VisionConfig
     objective_class = ImageObjective
@@ -83,22 +70,23 @@ class ImageClassificationTask(Task):
     default_settings: ClassVar[dict[str, Any]] = {
         # The last steps, at a learning rate near zero, improve accuracy most, after a plateau: early stopping would
         # cost more than it saves.
-        "train": MODERN_RECIPE | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "patience": 0},
+        "train": base.MODERN_RECIPE
+        | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "patience": 0},
         "data": {"images": {}},
     }
     look_argument = "picture.png"
     tokenizer = None
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         """Read the images at the size of the model to resume or to start from, if there is one."""
         data, self.config = run.data, run.data.images or ImageDataConfig()
         splits = find_all_splits(data)
-        base = run.model if isinstance(run.model, VisionConfig) else None
-        if base is None and run.init_from:
-            base = load_as(run.init_from, VisionTransformer).config
+        initial = run.model if isinstance(run.model, VisionConfig) else None
+        if initial is None and run.init_from:
+            initial = load_as(run.init_from, VisionTransformer).config
         self.train_split, self.context = splits["train"][0], context
-        self.shape = choose_shape(self.train_split, self.config) if base is None else ImageShape.from_config(base)
-        check_image_shape(self.config, self.shape, base)
+        self.shape = choose_shape(self.train_split, self.config) if initial is None else ImageShape.from_config(initial)
+        check_image_shape(self.config, self.shape, initial)
         (train,) = self.load_splits(splits["train"])
         if len(train.class_names) < 2:
             raise TrainError(f"{train.name}: must have at least two classes, but has one")
@@ -217,22 +205,22 @@ class ImageClassificationTask(Task):
         assert isinstance(run.model, VisionConfig)
         return ImageLoader(self.validation, None, batch_size=VALID_BATCH_IMAGES, row_length=count_positions(run.model))
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: Run) -> base.Evaluator | None:
         valid, should_stop = self.validation, self.context.should_stop
         if valid is None:
             return None
-        return lambda model: EvalResult(metrics={"accuracy": measure_accuracy(model, valid, should_stop)})
+        return lambda model: base.EvalResult(metrics={"accuracy": measure_accuracy(model, valid, should_stop)})
 
-    def score_model(self, model: VisionTransformer, run: Run) -> Iterator[FinalScores]:
+    def score_model(self, model: VisionTransformer, run: Run) -> Iterator[base.FinalScores]:
         if self.validation is not None:
             name = "held-out part" if self.held_out else self.validation.name
             yield replace(score_images(model, self.validation), name=name, split="validation")
         for images in self.tests:
             yield score_images(model, images)
 
-    def describe_data(self) -> DataSummary:
+    def describe_data(self) -> base.DataSummary:
         skipped = len(self.train.skipped)
-        corpus = CorpusSource(
+        corpus = base.CorpusSource(
             name=self.train.name,
             read=len(self.train) + skipped,
             used=len(self.train),
@@ -240,7 +228,7 @@ class ImageClassificationTask(Task):
             files=list_files(self.train_split),
         )
         method = "" if self.validation is None else self.validation.name
-        return DataSummary(
+        return base.DataSummary(
             corpora=(corpus,),
             source_tokens=0,
             target_tokens=0,
@@ -249,13 +237,13 @@ class ImageClassificationTask(Task):
             held_out_method="drawn from each class in proportion" if self.held_out else method,
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         command = f"attent classify {shlex.quote(str(out))} picture.png"
         names = self.train.class_names
-        return ModelDescription(
+        return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=command,
-            python_example=python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
+            python_example=base.python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
             next_step=f"try it: {command}",
             loss_unit="image",
             note="The confidence interval is Wilson's.",
@@ -296,11 +284,11 @@ def check_image_shape(config: ImageDataConfig, shape: ImageShape, base_config: V
 
 
 def hold_out_valid_images(
-    images: ImageDataset, requested_count: int | None, seed: int, context: RunContext
+    images: ImageDataset, requested_count: int | None, seed: int, context: base.RunContext
 ) -> tuple[ImageDataset, ImageDataset]:
     default_count = min(MAX_HELD_OUT, max(len(images.class_names), len(images) // 10))
     count = default_count if requested_count is None else requested_count
-    check_hold_out(count, len(images), "images")
+    base.check_hold_out(count, len(images), "images")
     rest, held_out = hold_out_images(images, count, seed)
     if not len(held_out):
         raise TrainError(
@@ -316,7 +304,7 @@ def list_files(split: ImageSplit) -> tuple[tuple[str, str], ...]:
     if not isinstance(split, IdxSplit):
         return ()
     paths = (split.images, split.labels)
-    return hash_files([str(path) for path in paths], paths)
+    return base.hash_files([str(path) for path in paths], paths)
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -338,9 +326,9 @@ def measure_accuracy(
     return 100 * correct / len(images)
 
 
-def score_images(model: VisionTransformer, images: ImageDataset) -> FinalScores:
+def score_images(model: VisionTransformer, images: ImageDataset) -> base.FinalScores:
     metrics, interval = score_accuracy(measure_accuracy(model, images), len(images))
-    return FinalScores(
+    return base.FinalScores(
         name=Path(images.name).name,
         split="test",
         num_examples=len(images),

@@ -23,32 +23,14 @@ from attent.text.vocabulary import Vocabulary
 from attent.training.config import Run, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import MaskedLMObjective, gather_masked
-from attent.training.tasks.base import (
-    MODERN_RECIPE,
-    BatchLoader,
-    EvalResult,
-    Evaluator,
-    FinalScores,
-    ModelDescription,
-    RunContext,
-    python_example,
-)
+from attent.training.tasks import base, text_task
 from attent.training.tasks.encoder_task import EncoderTask, encoder_config
-from attent.training.tasks.text_task import (
-    Split,
-    TaskDefaults,
-    compute_perplexity,
-    format_ids,
-    format_scores,
-    get_tokenizer,
-    load_splits,
-)
 
 NUM_SAMPLES = 2  # of a validation
 
 
 class MaskedLMTask(EncoderTask):
-    defaults = TaskDefaults(
+    defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 100), (5_000_000, 40), (50_000_000, 15), (500_000_000, 4)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -57,13 +39,13 @@ class MaskedLMTask(EncoderTask):
         dropout_by_tokens=((0, 0.1),),
         batch_tokens_by_size={"tiny": 16_384, "small": 16_384, "base": 32_768, "big": 32_768},
     )
-    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"weight_decay": 0.01}}
+    default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"weight_decay": 0.01}}
     metrics = ("loss", "accuracy")
     objective_class = MaskedLMObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        splits = load_splits(run, context, self.layout)
-        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context, add_mask=True), context)
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+        splits = text_task.load_splits(run, context, self.layout)
+        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context, add_mask=True), context)
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
         self.prepare_texts()
 
@@ -79,19 +61,21 @@ class MaskedLMTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=True, pooler=False, labels=())
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: Run) -> base.Evaluator | None:
         valid = self.splits.valid
         if valid is None:
             return None
         batches = self.get_eval_batches(valid)
 
-        def evaluate(model: TextEncoder) -> EvalResult:
+        def evaluate(model: TextEncoder) -> base.EvalResult:
             accuracy, samples = self.measure_accuracy(model, batches)
-            return EvalResult(metrics={"accuracy": accuracy}, samples=samples)
+            return base.EvalResult(metrics={"accuracy": accuracy}, samples=samples)
 
         return evaluate
 
-    def measure_accuracy(self, model: TextEncoder, batches: BatchLoader) -> tuple[float, tuple[ValidationSample, ...]]:
+    def measure_accuracy(
+        self, model: TextEncoder, batches: base.BatchLoader
+    ) -> tuple[float, tuple[ValidationSample, ...]]:
         """Return (percentage of masked tokens that are predicted, samples)."""
         correct, num_targets = 0, 0
         samples: list[ValidationSample] = []
@@ -115,34 +99,34 @@ class MaskedLMTask(EncoderTask):
         labels, predicted = (side[0][is_target].tolist() for side in (batch.labels, predictions))
         ids = batch.inputs.ids[0, len(self.vocabulary.prefix_ids) : length - len(self.vocabulary.suffix_ids)].tolist()
         return ValidationSample(
-            source=format_ids(self.vocabulary, ids),
-            reference=" ".join(format_ids(self.vocabulary, [labels[i]]) for i in order),
-            output=" ".join(format_ids(self.vocabulary, [predicted[i]]) for i in order),
+            source=text_task.format_ids(self.vocabulary, ids),
+            reference=" ".join(text_task.format_ids(self.vocabulary, [labels[i]]) for i in order),
+            output=" ".join(text_task.format_ids(self.vocabulary, [predicted[i]]) for i in order),
         )
 
-    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: Split) -> FinalScores:
+    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         batches = self.get_eval_batches(texts)
         total, num_targets = self.compute_loss(model, batches)
         accuracy, samples = self.measure_accuracy(model, batches)
-        metrics = compute_perplexity(total, num_targets) | {"accuracy": accuracy}
-        return FinalScores(
+        metrics = text_task.compute_perplexity(total, num_targets) | {"accuracy": accuracy}
+        return base.FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(texts.texts),
             metrics=metrics,
-            summary=f"accuracy {accuracy:.1f}%, {format_scores(metrics, f'{num_targets:,} masked tokens')}",
+            summary=f"accuracy {accuracy:.1f}%, {text_task.format_scores(metrics, f'{num_targets:,} masked tokens')}",
             extra_columns=(("Perplexity", f"{metrics['perplexity']:.2f}"),),
             samples=samples,
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         folder = shlex.quote(str(out))
         mask = self.vocabulary.to_pieces([self.masker.mask_id])[0]
         fill = f'attent fill {folder} "The {mask} is here."'
-        return ModelDescription(
+        return base.ModelDescription(
             title="A masked language model",
             shell_example=f"{fill}\nattent train --task classify --from {folder} --data labels.tsv --out labels",
-            python_example=python_example("Predictor", out, f'fill(["The {mask} is here."])'),
+            python_example=base.python_example("Predictor", out, f'fill(["The {mask} is here."])'),
             next_step=f"try it: {fill}",
             loss_unit="masked token",
             note="Accuracy is the share of masked tokens whose first prediction is right.",

@@ -23,16 +23,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize, fit_to_tokenizer
 from attent.training.config import Run, Size, TrainError
 from attent.training.objective import Seq2SeqObjective
-from attent.training.tasks.base import MODERN_RECIPE, BatchLoader, FinalScores, ModelDescription, RunContext
-from attent.training.tasks.text_task import (
-    Split,
-    TaskDefaults,
-    TextTask,
-    compute_perplexity,
-    format_scores,
-    get_tokenizer,
-    load_splits,
-)
+from attent.training.tasks import base, text_task
 from attent.training.tasks.translation_data import build_valid_batches
 
 NUM_SENTINELS = 100
@@ -46,8 +37,8 @@ STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
 }
 
 
-class SpanCorruptionTask(TextTask):
-    defaults = TaskDefaults(
+class SpanCorruptionTask(text_task.TextTask):
+    defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 30), (50_000_000, 10), (500_000_000, 3)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -57,16 +48,21 @@ class SpanCorruptionTask(TextTask):
         dropout_by_tokens=((0, 0.1), (500_000_000, 0.0)),
         batch_tokens_by_size={"tiny": 16_384, "small": 16_384, "base": 16_384, "big": 16_384},
     )
-    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"weight_decay": 0.01}}
+    default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"weight_decay": 0.01}}
     model_class = Seq2Seq
     config_class = Seq2SeqConfig
     objective_class = Seq2SeqObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        splits = load_splits(run, context, self.layout)
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+        splits = text_task.load_splits(run, context, self.layout)
         vocab = run.data.tokenizer.vocab
         sentinels = NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
-        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context, num_sentinels=sentinels), context)
+        self.set_up(
+            run,
+            splits,
+            text_task.get_tokenizer(run, splits.train, tokenizer, context, num_sentinels=sentinels),
+            context,
+        )
         if not self.vocabulary.sentinels:
             raise TrainError(
                 f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; "
@@ -97,7 +93,7 @@ class SpanCorruptionTask(TextTask):
     def describe_layers(self, config: Any) -> str:
         return f"{config.encoder.layers}+{config.decoder.layers}"
 
-    def build_train_batches(self, run: Run) -> BatchLoader:
+    def build_train_batches(self, run: Run) -> base.BatchLoader:
         assert run.train.batch_tokens
         assert run.data.layout
         config = BatchConfig(
@@ -109,25 +105,25 @@ class SpanCorruptionTask(TextTask):
         corruption = self.build_corruption(self.encoded_texts, run.train.seed, self.splits.train.name)
         return PairLoader(corruption(0), config, seed=run.train.seed, store_for_epoch=corruption)
 
-    def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
+    def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         corruption = self.build_corruption(self.split_texts(texts), 0, texts.name)
         return build_valid_batches(corruption(0), self.max_tokens + 1)
 
-    def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: Split) -> FinalScores:
+    def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
-        metrics = compute_perplexity(total, num_targets)
-        return FinalScores(
+        metrics = text_task.compute_perplexity(total, num_targets)
+        return base.FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(texts.texts),
             metrics=metrics,
-            summary=format_scores(metrics, f"{num_targets:,} tokens"),
+            summary=text_task.format_scores(metrics, f"{num_targets:,} tokens"),
             extra_columns=(("Perplexity", f"{metrics['perplexity']:.2f}"),),
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         command = f"attent train --from {shlex.quote(str(out))} --data pairs.tsv --out further"
-        return ModelDescription(
+        return base.ModelDescription(
             title="A pre-trained text-to-text model",
             shell_example=command,
             python_example=f"import attent\n\nmodel = attent.load({str(out)!r})",

@@ -24,26 +24,14 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.config import Run, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import TextClassificationObjective
-from attent.training.tasks.base import (
-    MODERN_RECIPE,
-    BatchLoader,
-    EvalResult,
-    Evaluator,
-    FinalScores,
-    ModelDescription,
-    RunContext,
-    python_example,
-    report_unusable_test,
-    select_evenly,
-)
+from attent.training.tasks import base, text_task
 from attent.training.tasks.encoder_task import EncoderTask, encoder_config
-from attent.training.tasks.text_task import Split, TaskDefaults, TextSplits, get_tokenizer, load_splits
 
 NUM_SAMPLES, NUM_CARD_SAMPLES, MAX_LISTED_LABELS = 3, 5, 12
 
 
 class TextClassificationTask(EncoderTask):
-    defaults = TaskDefaults(
+    defaults = text_task.TaskDefaults(
         size_by_tokens=((0, "tiny"), (1_000_000, "small"), (1_000_000_000, "base")),
         epochs_by_tokens=((0, 15), (1_000_000, 10), (50_000_000, 4)),
         finetune_epochs=4,
@@ -53,16 +41,16 @@ class TextClassificationTask(EncoderTask):
         dropout_by_tokens=((0, 0.3), (1_000_000, 0.2), (100_000_000, 0.1)),
         batch_tokens_by_size={"tiny": 4_096, "small": 4_096, "base": 4_096, "big": 4_096},
     )
-    default_settings: ClassVar[dict[str, Any]] = {"train": MODERN_RECIPE | {"weight_decay": 0.01}}
+    default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"weight_decay": 0.01}}
     metrics = ("accuracy", "loss")
     objective_class = TextClassificationObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
-        splits = load_splits(run, context, self.layout, with_labels=True)
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+        splits = text_task.load_splits(run, context, self.layout, with_labels=True)
         self.labels = sort_labels(splits.train.labels)
         check_labels(self.labels, splits, run)
         splits = replace(splits, tests=tuple(select_scorable(splits.tests, self.labels, run, context)))
-        self.set_up(run, splits, get_tokenizer(run, splits.train, tokenizer, context), context)
+        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context), context)
         counts = Counter(splits.train.labels)
         listed = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
         context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
@@ -87,20 +75,20 @@ class TextClassificationTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=False, pooler=True, labels=self.labels)
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: Run) -> base.Evaluator | None:
         valid = self.splits.valid
         if valid is None:
             return None
         batches = self.get_eval_batches(valid)
 
-        def evaluate(model: TextEncoder) -> EvalResult:
+        def evaluate(model: TextEncoder) -> base.EvalResult:
             predictions = self.predict_labels(model, valid, batches)
             metrics = {"accuracy": compute_accuracy(predictions, valid)}
-            return EvalResult(metrics=metrics, samples=select_samples(predictions, valid, NUM_SAMPLES))
+            return base.EvalResult(metrics=metrics, samples=select_samples(predictions, valid, NUM_SAMPLES))
 
         return evaluate
 
-    def predict_labels(self, model: TextEncoder, texts: TextCorpus, batches: BatchLoader) -> list[str]:
+    def predict_labels(self, model: TextEncoder, texts: TextCorpus, batches: base.BatchLoader) -> list[str]:
         """Return the predicted label of each text."""
         predictions = [""] * len(texts.texts)
         with eval_mode(model), torch.no_grad():
@@ -112,13 +100,13 @@ class TextClassificationTask(EncoderTask):
                     predictions[int(example)] = self.labels[label_id]
         return predictions
 
-    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: Split) -> FinalScores:
+    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         batches = self.get_eval_batches(texts)
         total, num_targets = self.compute_loss(model, batches)
         predictions = self.predict_labels(model, texts, batches)
         accuracy = compute_accuracy(predictions, texts)
         metrics, interval = score_accuracy(accuracy, len(predictions))
-        return FinalScores(
+        return base.FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(predictions),
@@ -128,12 +116,12 @@ class TextClassificationTask(EncoderTask):
             samples=select_samples(predictions, texts, NUM_CARD_SAMPLES),
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         folder = shlex.quote(str(out))
-        return ModelDescription(
+        return base.ModelDescription(
             title="A text classifier",
             shell_example=f"attent classify {folder} < texts.txt",
-            python_example=python_example("Predictor", out, 'classify(["..."])[0].label'),
+            python_example=base.python_example("Predictor", out, 'classify(["..."])[0].label'),
             next_step=f'try it: attent classify {folder} "a text"',
             loss_unit="text",
             note=f"Labels: {format_labels(self.labels)}.",
@@ -141,7 +129,7 @@ class TextClassificationTask(EncoderTask):
         )
 
 
-def check_labels(labels: tuple[str, ...], splits: TextSplits, run: Run) -> None:
+def check_labels(labels: tuple[str, ...], splits: text_task.TextSplits, run: Run) -> None:
     if len(labels) < 2:
         raise TrainError(f"{splits.train.name}: must have at least 2 labels, but all are {labels[0]!r}")
     if isinstance(run.model, EncoderConfig) and run.model.labels != labels:
@@ -154,12 +142,12 @@ def check_labels(labels: tuple[str, ...], splits: TextSplits, run: Run) -> None:
 
 
 def select_scorable(
-    tests: Sequence[TextCorpus], labels: tuple[str, ...], run: Run, context: RunContext
+    tests: Sequence[TextCorpus], labels: tuple[str, ...], run: Run, context: base.RunContext
 ) -> Iterator[TextCorpus]:
     """Skip test sets with unknown labels; refuse those that were named."""
     for texts in tests:
         if problem := describe_unknown_label(texts, labels):
-            report_unusable_test(problem, bool(run.data.test), context)
+            base.report_unusable_test(problem, bool(run.data.test), context)
         else:
             yield texts
 
@@ -184,7 +172,7 @@ def select_samples(predictions: Sequence[str], texts: TextCorpus, max_samples: i
     samples = zip(texts.texts, texts.labels, predictions, strict=True)
     return tuple(
         ValidationSample(source=text, reference=label, output=predicted)
-        for text, label, predicted in select_evenly(list(samples), max_samples)
+        for text, label, predicted in base.select_evenly(list(samples), max_samples)
     )
 
 

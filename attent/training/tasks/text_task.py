@@ -38,17 +38,7 @@ from attent.training.config import (
 )
 from attent.training.events import EventHandler, Note
 from attent.training.loop import StopRequested
-from attent.training.tasks.base import (
-    BatchLoader,
-    CorpusSource,
-    DataSummary,
-    FinalScores,
-    RunContext,
-    Task,
-    hash_files,
-    report_unusable_test,
-    spool_stdin,
-)
+from attent.training.tasks import base
 
 VALID_BATCH_TOKENS = 4096
 CPU_SIZE_BY_TOKENS: tuple[tuple[int, Size], ...] = ((0, "tiny"), (50_000_000, "small"))  # larger would take weeks
@@ -90,7 +80,7 @@ class TextSplits:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def load_splits(run: Run, context: RunContext, layout: TextLayout, *, with_labels: bool = False) -> TextSplits:
+def load_splits(run: Run, context: base.RunContext, layout: TextLayout, *, with_labels: bool = False) -> TextSplits:
     """Read the named files and those in the same folder, and hold out a validation set if there is none."""
     suffixes = labeled_text.SUFFIXES if with_labels else text_corpus.SUFFIXES
 
@@ -98,7 +88,7 @@ def load_splits(run: Run, context: RunContext, layout: TextLayout, *, with_label
         return labeled_text.read_labeled_texts(paths) if with_labels else text_corpus.read_texts(paths, layout)
 
     data = run.data
-    files = text_corpus.find_text_files(spool_stdin(data.train, context.data_dir), suffixes)
+    files = text_corpus.find_text_files(base.spool_stdin(data.train, context.data_dir), suffixes)
     train = read(files.train)
     _report_files(train, files, data.train, context)
     valid_files = text_corpus.list_eval_files(data.valid, "valid", suffixes) if data.valid else files.valid
@@ -114,7 +104,7 @@ def load_splits(run: Run, context: RunContext, layout: TextLayout, *, with_label
 
 
 def _report_files(
-    train: TextCorpus, files: text_corpus.TextFiles, requested: Sequence[str], context: RunContext
+    train: TextCorpus, files: text_corpus.TextFiles, requested: Sequence[str], context: base.RunContext
 ) -> None:
     """Report how the files were interpreted and what was skipped."""
     for sentence in train.notes:
@@ -136,7 +126,7 @@ def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
     return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 
-def _warn_contamination(train: TextCorpus, other: TextCorpus, layout: TextLayout, context: RunContext) -> None:
+def _warn_contamination(train: TextCorpus, other: TextCorpus, layout: TextLayout, context: base.RunContext) -> None:
     if count := text_corpus.count_shared_texts(train, other, layout):
         part = f"{count:,} of its {len(other.texts):,} texts" if layout == "lines" else f"{count:,} of its lines"
         context.warn(f"{other.name}: {part} are also in the training data, so its scores are too good")
@@ -147,7 +137,7 @@ def _load_tests(
     default_files: Sequence[Path],
     read: Callable[[Sequence[Path]], TextCorpus],
     suffixes: Sequence[str],
-    context: RunContext,
+    context: base.RunContext,
 ) -> Iterator[TextCorpus]:
     for path in text_corpus.list_eval_files(run.data.test, "test", suffixes) if run.data.test else default_files:
         try:
@@ -155,14 +145,14 @@ def _load_tests(
         except CorpusError as error:
             if run.data.test:
                 raise
-            report_unusable_test(str(error), False, context)
+            base.report_unusable_test(str(error), False, context)
 
 
 def get_tokenizer(
     run: Run,
     texts: TextCorpus,
     tokenizer: Tokenizer | None,
-    context: RunContext,
+    context: base.RunContext,
     *,
     add_mask: bool = False,
     num_sentinels: int = 0,
@@ -183,7 +173,7 @@ def get_tokenizer(
 # ---- the task --------------------------------------------------------------------------------------------------------
 
 
-class TextTask(Task):
+class TextTask(base.Task):
     """A task on text alone; subclasses add the model, the batches and the scores."""
 
     layout: ClassVar[TextLayout] = "lines"
@@ -195,11 +185,11 @@ class TextTask(Task):
     tokenizer: Tokenizer
     data_size: DataSize
 
-    def set_up(self, run: Run, splits: TextSplits, tokenizer: Tokenizer, context: RunContext) -> None:
+    def set_up(self, run: Run, splits: TextSplits, tokenizer: Tokenizer, context: base.RunContext) -> None:
         self.splits, self.tokenizer, self.context = splits, tokenizer, context
         self.max_tokens = run.data.max_tokens
         self.data_key = ""
-        self._eval_batches: dict[int, BatchLoader] = {}
+        self._eval_batches: dict[int, base.BatchLoader] = {}
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -306,27 +296,27 @@ class TextTask(Task):
     # ---- batches and scores
 
     @abstractmethod
-    def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
+    def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         """Batches for validation and scoring: each text once, the same every time."""
 
-    def get_eval_batches(self, texts: TextCorpus) -> BatchLoader:
+    def get_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         if id(texts) not in self._eval_batches:
             self._eval_batches[id(texts)] = self.build_eval_batches(texts)
         return self._eval_batches[id(texts)]
 
-    def build_valid_batches(self, run: Run) -> BatchLoader | None:
+    def build_valid_batches(self, run: Run) -> base.BatchLoader | None:
         return None if self.splits.valid is None else self.get_eval_batches(self.splits.valid)
 
     @abstractmethod
-    def score_texts(self, model: Any, texts: TextCorpus, split: Split) -> FinalScores: ...
+    def score_texts(self, model: Any, texts: TextCorpus, split: Split) -> base.FinalScores: ...
 
-    def score_model(self, model: Any, run: Run) -> Iterator[FinalScores]:
+    def score_model(self, model: Any, run: Run) -> Iterator[base.FinalScores]:
         if self.splits.valid is not None:
             yield self.score_texts(model, self.splits.valid, "validation")
         for texts in self.splits.tests:
             yield self.score_texts(model, texts, "test")
 
-    def compute_loss(self, model: Any, batches: BatchLoader) -> tuple[float, int]:
+    def compute_loss(self, model: Any, batches: base.BatchLoader) -> tuple[float, int]:
         """Return (sum of the cross-entropy, number of targets)."""
         objective = self.objective_class(model).eval()
         total, num_targets = 0.0, 0
@@ -336,27 +326,27 @@ class TextTask(Task):
                 num_targets += batch.num_targets
         return total, num_targets
 
-    def iter_batches(self, batches: BatchLoader) -> Iterator[Any]:
+    def iter_batches(self, batches: base.BatchLoader) -> Iterator[Any]:
         """Yield every batch once, on the device."""
         for step in range(batches.num_steps(0)):
             if self.context.should_stop():
                 raise StopRequested
             yield batches.get_batch(0, step).to(self.context.device)
 
-    def describe_data(self) -> DataSummary:
+    def describe_data(self) -> base.DataSummary:
         train, valid = self.splits.train, self.splits.valid
         dropped = tuple(train.skipped.items())
         if valid is not None and self.splits.held_out and not valid.name.startswith("last part"):
             dropped += (("held out for validation", len(valid.texts)),)
-        corpus = CorpusSource(
+        corpus = base.CorpusSource(
             name=train.name,
             read=len(train.texts) + sum(count for _, count in dropped),
             used=len(train.texts),
             dropped=dropped,
-            files=hash_files([str(path) for path in train.files], train.files),
+            files=base.hash_files([str(path) for path in train.files], train.files),
         )
         method = "" if valid is None else f"the {valid.name} of the text" if self.splits.held_out else valid.name
-        return DataSummary(
+        return base.DataSummary(
             corpora=(corpus,),
             source_tokens=self.data_size.num_tokens,
             target_tokens=0,

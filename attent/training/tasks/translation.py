@@ -25,27 +25,13 @@ from attent.training.config import Run, Size, TrainConfig, UserSettings
 from attent.training.events import ValidationSample
 from attent.training.loop import StopRequested
 from attent.training.objective import Seq2SeqObjective
-from attent.training.tasks import translation_data
-from attent.training.tasks.base import (
-    BatchLoader,
-    CorpusSource,
-    DataSummary,
-    EvalResult,
-    Evaluator,
-    FinalScores,
-    ModelDescription,
-    RunContext,
-    Task,
-    hash_files,
-    python_example,
-    select_evenly,
-)
+from attent.training.tasks import base, translation_data
 from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
 
 NUM_SAMPLES, NUM_CARD_SAMPLES = 3, 5
 
 
-class TranslationTask(Task):
+class TranslationTask(base.Task):
     model_class = Seq2Seq
     config_class = Seq2SeqConfig
     objective_class = Seq2SeqObjective
@@ -59,7 +45,7 @@ class TranslationTask(Task):
         }
     )  # fmt: skip
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context = context
@@ -101,24 +87,24 @@ class TranslationTask(Task):
 
     # ---- batches and scores
 
-    def build_train_batches(self, run: Run) -> BatchLoader:
+    def build_train_batches(self, run: Run) -> base.BatchLoader:
         return translation_data.build_train_batches(self.prepared, run.data, run.train)
 
-    def build_valid_batches(self, run: Run) -> BatchLoader | None:
+    def build_valid_batches(self, run: Run) -> base.BatchLoader | None:
         store = self.prepared.valid_store
         return None if store is None else translation_data.build_valid_batches(store, run.data.max_tokens)
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: Run) -> base.Evaluator | None:
         """Translate a part of the validation set greedily."""
         splits = self.prepared.splits
         if self.prepared.valid_store is None or not run.train.valid_sentences:
             return None
         texts = read_eval_texts(splits.valid, splits.use_tags, run.train.valid_sentences)
 
-        def evaluate(model: Seq2Seq) -> EvalResult:
+        def evaluate(model: Seq2Seq) -> base.EvalResult:
             outputs = self.translate(model, texts, beam_size=1, length_penalty=0.0)
             scores = score_corpus(outputs, texts.references, texts.language)
-            return EvalResult(metrics=scores.metrics, samples=select_samples(texts, outputs, NUM_SAMPLES))
+            return base.EvalResult(metrics=scores.metrics, samples=select_samples(texts, outputs, NUM_SAMPLES))
 
         return evaluate
 
@@ -142,18 +128,18 @@ class TranslationTask(Task):
                 outputs[i] = text
         return outputs
 
-    def score_model(self, model: Seq2Seq, run: Run) -> Iterator[FinalScores]:
+    def score_model(self, model: Seq2Seq, run: Run) -> Iterator[base.FinalScores]:
         splits = self.prepared.splits
         if splits.valid:
             yield self.score_texts(model, read_eval_texts(splits.valid, splits.use_tags), "validation", run)
         for corpus in splits.tests:
             yield self.score_texts(model, read_eval_texts([corpus], splits.use_tags), "test", run)
 
-    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: Any, run: Run) -> FinalScores:
+    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: Any, run: Run) -> base.FinalScores:
         beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
         outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty)
         scores = score_corpus(outputs, texts.references, texts.language)
-        return FinalScores(
+        return base.FinalScores(
             name=texts.name,
             split=split,
             num_examples=len(outputs),
@@ -184,10 +170,10 @@ class TranslationTask(Task):
 
     # ---- the model card
 
-    def describe_data(self) -> DataSummary:
+    def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
         corpora = [
-            CorpusSource(
+            base.CorpusSource(
                 name=part.name,
                 read=part.pairs + sum(part.dropped.values()),
                 used=part.pairs,
@@ -200,7 +186,7 @@ class TranslationTask(Task):
         method = "" if valid is None else ", ".join(file for corpus in splits.valid for file in corpus.file_names)
         if splits.held_out:
             method = "selected by a hash of the source; pairs that share a side with one of them were not trained on"
-        return DataSummary(
+        return base.DataSummary(
             corpora=tuple(corpora),
             source_tokens=store.meta.token_counts["source"],
             target_tokens=store.meta.token_counts["target"],
@@ -209,7 +195,7 @@ class TranslationTask(Task):
             held_out_method=method,
         )
 
-    def describe_model(self, out: Path) -> ModelDescription:
+    def describe_model(self, out: Path) -> base.ModelDescription:
         splits, tags = self.prepared.splits, self.tokenizer.source.tags
         # An example for --to; "" where the tokenizer has tags that this model was not trained with.
         tag = None if not tags else tags[0] if splits.use_tags else ""
@@ -220,14 +206,14 @@ class TranslationTask(Task):
 
 def describe_translator(
     folder: str, source: str | None, target: str | None, target_tag: str | None, next_step: str = ""
-) -> ModelDescription:
+) -> base.ModelDescription:
     """`target_tag` is an example for `--to`; None where there is only one target language."""
     flag = "" if target_tag is None else f" --to {shlex.quote(target_tag)}"
     to = f", to={target_tag!r}" if target_tag else ""
-    return ModelDescription(
+    return base.ModelDescription(
         title=f"{source}-{target} translator" if source and target else "A text-to-text model",
         shell_example=f"attent translate {shlex.quote(folder)}{flag} < input.txt > output.txt",
-        python_example=python_example("Translator", folder, f'translate(["..."]{to})[0].text'),
+        python_example=base.python_example("Translator", folder, f'translate(["..."]{to})[0].text'),
         next_step=next_step,
         note="Exact is the share of outputs that equal the reference.",
         samples_title="Sample translations",
@@ -238,7 +224,7 @@ def describe_translator(
 def list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
     """The files with checksums; without, if one has disappeared since it was read."""
     try:
-        return hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
+        return base.hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
     except OSError:
         return tuple((name, "") for name in corpus.file_names)
 
@@ -247,5 +233,5 @@ def select_samples(texts: EvalTexts, outputs: Sequence[str], max_samples: int) -
     samples = zip(texts.sources, texts.references, outputs, strict=True)
     return tuple(
         ValidationSample(source=source, reference=reference, output=output)
-        for source, reference, output in select_evenly(list(samples), max_samples)
+        for source, reference, output in base.select_evenly(list(samples), max_samples)
     )

@@ -22,13 +22,7 @@ from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, Run, TrainConfig, TrainError
-from attent.training.tasks.base import (
-    RunContext,
-    check_hold_out,
-    report_unusable_test,
-    select_evenly,
-    spool_stdin,
-)
+from attent.training.tasks import base
 
 REPORT_SECONDS = 5.0  # between two progress notes
 VALID_BATCH_TOKENS = 4096
@@ -82,7 +76,7 @@ class PreparedData:
         return DataSize(num_examples=len(self.store), num_tokens=num_tokens)
 
 
-def prepare_data(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> PreparedData:
+def prepare_data(run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     splits = load_corpora(run.data, run.train.seed, context)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
@@ -90,10 +84,10 @@ def prepare_data(run: Run, tokenizer: Tokenizer | None, context: RunContext) -> 
 # ---- corpora ---------------------------------------------------------------------------------------------------------
 
 
-def load_corpora(config: DataConfig, seed: int, context: RunContext) -> CorpusSplits:
+def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
-    train = open_corpora(spool_stdin(config.train, context.data_dir), languages, config.reading)
+    train = open_corpora(base.spool_stdin(config.train, context.data_dir), languages, config.reading)
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (
@@ -119,7 +113,7 @@ def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
                 yield replace(corpus, name=name, weight=1.0, parallel_files=(part,), sibling_files=(), ignored_files=())
 
 
-def _is_scorable(corpus: Corpus, requested: bool, context: RunContext) -> bool:
+def _is_scorable(corpus: Corpus, requested: bool, context: base.RunContext) -> bool:
     """Read a test set to its end, to report a problem now and not after hours of training."""
     try:
         if sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus):
@@ -127,12 +121,12 @@ def _is_scorable(corpus: Corpus, requested: bool, context: RunContext) -> bool:
         problem = f"{', '.join(corpus.file_names)}: there is not one pair in this test set"
     except CorpusError as error:
         problem = str(error)
-    report_unusable_test(problem, requested, context)
+    base.report_unusable_test(problem, requested, context)
     return False
 
 
 def _split_validation(
-    train: list[Corpus], requested_count: int | None, seed: int, context: RunContext
+    train: list[Corpus], requested_count: int | None, seed: int, context: base.RunContext
 ) -> tuple[list[Corpus], list[Corpus]]:
     num_pairs = sum(isinstance(entry, Pair) for corpus in train for entry in corpus)
     if not num_pairs:
@@ -141,7 +135,7 @@ def _split_validation(
             f"{names}: there is not one pair to train on: a line needs a source and a target; `attent data` shows more"
         )
     size = default_validation_size(num_pairs) if requested_count is None else requested_count
-    check_hold_out(size, num_pairs, "pairs")
+    base.check_hold_out(size, num_pairs, "pairs")
     kept, held_out = hold_out(train, size, seed)
     context.note(f"{summarize_split(kept, held_out)} (name your own with --valid)")
     return kept, held_out
@@ -151,7 +145,7 @@ def _split_validation(
 
 
 def prepare_tokens(
-    splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: RunContext
+    splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: base.RunContext
 ) -> PreparedData:
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
@@ -191,7 +185,7 @@ def _check_tags(splits: CorpusSplits, tokenizer: Tokenizer) -> None:
             raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
 
 
-def _report_progress(context: RunContext) -> Callable[[int], None]:
+def _report_progress(context: base.RunContext) -> Callable[[int], None]:
     last = time.monotonic()
 
     def progress(num_pairs: int) -> None:
@@ -212,7 +206,7 @@ def _describe_dropped(store: TokenStore, max_reasons: int | None = None) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in _count_dropped(store).most_common(max_reasons))
 
 
-def _report_store(store: TokenStore, context: RunContext) -> None:
+def _report_store(store: TokenStore, context: base.RunContext) -> None:
     """Report what is used and dropped; a filter that drops half of a corpus may be wrong for it."""
     counts = _describe_dropped(store, max_reasons=4)
     dropped = f"; dropped: {counts} (`attent data` shows which)" if counts else ""
@@ -273,7 +267,7 @@ def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool, max_pairs: int | 
         for pair in corpus
         if isinstance(pair, Pair) and pair.source.strip()
     ]
-    pairs = pairs if max_pairs is None else select_evenly(pairs, max_pairs)
+    pairs = pairs if max_pairs is None else base.select_evenly(pairs, max_pairs)
     languages = {language for _, language in pairs}
     return EvalTexts(
         name=", ".join(dict.fromkeys(corpus.name for corpus in corpora)),
