@@ -485,9 +485,9 @@ def test_positions_view_shows_values(opened: Open) -> None:
     before = page.locator(".pos-values .pos-line").first.get_attribute("d")
     page.locator(".pos-word").nth(1).click()
     assert page.locator(".pos-values .pos-line").first.get_attribute("d") != before
-    page.locator(".pos-dots canvas").focus()
+    page.locator(".pos-pairwise canvas").focus()
     page.keyboard.press("ArrowDown")
-    reported = page.locator(".pos-dots .pos-say").inner_text()
+    reported = page.locator(".pos-pairwise .pos-say").inner_text()
     assert abs(number(reported.rsplit(": ", 1)[1]) - (values @ values.T)[1, 0].item()) < 0.01
 
 

@@ -51,11 +51,11 @@ function decParts() {
   };
   const bar = h("div", { class: "controls" }, parts.back, parts.slider, parts.on, parts.play, parts.count,
     h("label", { class: "field" }, dropped, "pruned hypotheses"));
-  const [legend, found] = [decLegend(), h("h2", {}, "N-best list")];
+  const [legend, resultsTitle] = [decLegend(), h("h2", {}, "N-best list")];
   const element = h("section", { class: "dec" },
     h("h2", {}, "Token by token"), parts.change, parts.words, parts.options,
-    h("h2", {}, "Beam search"), parts.intro, bar, parts.tree, legend, parts.about, found, parts.results);
-  return { ...parts, element, bar, legend, found };
+    h("h2", {}, "Beam search"), parts.intro, bar, parts.tree, legend, parts.about, resultsTitle, parts.results);
+  return { ...parts, element, bar, legend, resultsTitle };
 }
 
 function decLegend() {
@@ -414,7 +414,7 @@ function decChild(state, node) {
 
 function decResults(view) {
   const { results = [], formula, given = false } = view.store.get().doc.json.decoding;
-  for (const part of [view.parts.bar, view.parts.found, view.parts.legend]) part.hidden = given;
+  for (const part of [view.parts.bar, view.parts.resultsTitle, view.parts.legend]) part.hidden = given;
   const rows = results.map((result, i) => decResult(view, results[0].text, result, i));
   const names = ["", "text", "score", "log-probability"];
   const heads = names.map((name, i) => h("th", { scope: "col", class: i === 1 ? null : "dec-n" }, name));

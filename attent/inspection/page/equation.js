@@ -153,7 +153,7 @@ function eqMissing({ doc, layer }) {
 function eqFillPickers(parts, { doc, layer, head, weights }) {
   const groups = groupLayers(doc).map((group) => ({
     group: group.name,
-    choices: group.layers.map((one) => ({ value: one.path, label: `${group.name} ${one.layer}` })),
+    choices: group.layers.map((other) => ({ value: other.path, label: `${group.name} ${other.layer}` })),
   }));
   parts.layer.fill(groups, layer.path);
   const numbers = Array.from({ length: weights.H }, (_, number) => number);
@@ -330,7 +330,7 @@ function eqRow({ keys }, sum, row, most, biased, panel) {
   const word = h("button", { type: "button", class: "eq-pick", on: { focus: show, click: show } }, tokenSpan(keys[row.j]));
   const signed = `${row.bias < 0 ? "" : "+"}${formatDecimal(row.bias)}`;
   const weight = row.hidden ? h("span", { class: "eq-masked" }, "masked") : eqBar(row.recorded, most.bar);
-  const mixed = row.value.map((one) => one * row.recorded);
+  const mixed = row.value.map((number) => number * row.recorded);
   return h("tr", { class: row.hidden ? "eq-row eq-hidden" : "eq-row", dataset: { key: row.j }, on: { pointerenter: show } },
     h("th", { scope: "row", class: "eq-word-cell" }, word),
     h("td", { class: "eq-key" }, eqStrip(row.key, most.key, `the key: ${sum.D} numbers`)),
@@ -405,7 +405,7 @@ function eqPanel(element, chosen, sum, biased) {
   const cells = { q: eqCells("q", sum.D), k: eqCells("× k", sum.D), product: eqCells("= q × k", sum.D) };
   const title = h("p", { class: "eq-title" });
   const line = h("p", { class: "eq-line" });
-  const grid = h("div", { class: "eq-cells", style: { "--cells": sum.D } }, Object.values(cells).map((one) => one.row));
+  const grid = h("div", { class: "eq-cells", style: { "--cells": sum.D } }, Object.values(cells).map((cell) => cell.row));
   const sources = h("ol", { class: "eq-sources" });
   clear(element).append(title, grid, sources, line);
   const panel = { table: null, row: null, number: null };

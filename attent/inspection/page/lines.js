@@ -151,7 +151,7 @@ function markPins(lists, state, touched) {
 
 // --- lines ---
 
-/** Heads laid over each other stand a little apart, so that none hides another. */
+/** Overlaid heads are offset a little, so that none hides another. */
 function curve(row, q, k, place) {
   const aside = place === 0 ? 0 : (place % 2 ? 1 : -1) * 2 * Math.ceil(place / 2);
   const [from, to] = [(q + 0.5) * row + aside, (k + 0.5) * row + aside];

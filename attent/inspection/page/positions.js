@@ -57,14 +57,14 @@ async function posDraw(view) {
   const { doc } = store.get();
   state.entries = posEntries(doc.json.positions ?? []);
   state.entry = Math.min(state.entry, state.entries.length - 1);
-  const one = state.entries[state.entry];
-  parts.element.hidden = !one;
-  if (!one) return;
-  const arrays = [one.entry.values, one.entry.pairwise];
-  const [values, dots] = await Promise.all(arrays.map((array) => (array ? unpackArray(array) : null)));
+  const selected = state.entries[state.entry];
+  parts.element.hidden = !selected;
+  if (!selected) return;
+  const arrays = [selected.entry.values, selected.entry.pairwise];
+  const [values, pairwise] = await Promise.all(arrays.map((array) => (array ? unpackArray(array) : null)));
   if (turn !== state.turn) return;
-  Object.assign(state, { one, values, dots: posHeads(dots), tokens: posTokens(doc, one), doc });
-  state.head = Math.min(state.head, Math.max(0, (state.dots?.heads ?? 1) - 1));
+  Object.assign(state, { selected, values, pairwise: posHeads(pairwise), tokens: posTokens(doc, selected), doc });
+  state.head = Math.min(state.head, Math.max(0, (state.pairwise?.heads ?? 1) - 1));
   state.at = Math.max(0, Math.min(state.at, posLength(state) - 1, Math.max(0, state.tokens.length - 1)));
   posStacks(view);
   clear(parts.about).append(...posAbout(state));
@@ -72,20 +72,20 @@ async function posDraw(view) {
 }
 
 /** Pairwise values, one matrix or one per head: {heads, rows, columns, data, many}. */
-function posHeads(dots) {
-  if (!dots) return null;
-  const shape = dots.shape.length === 2 ? [1, ...dots.shape] : dots.shape;
-  const data = dots.data.map((number) => (Math.abs(number) >= POS_MASKED ? NaN : number));
-  return { heads: shape[0], rows: shape[1], columns: shape[2], data, many: dots.shape.length === 3 };
+function posHeads(pairwise) {
+  if (!pairwise) return null;
+  const shape = pairwise.shape.length === 2 ? [1, ...pairwise.shape] : pairwise.shape;
+  const data = pairwise.data.map((number) => (Math.abs(number) >= POS_MASKED ? NaN : number));
+  return { heads: shape[0], rows: shape[1], columns: shape[2], data, many: pairwise.shape.length === 3 };
 }
 
 function posTokens(doc, { stacks }) {
-  const layer = doc.layers.find((one) => one.stack === stacks[0] && one.kind === "self") ?? doc.layers[0];
+  const layer = doc.layers.find((entry) => entry.stack === stacks[0] && entry.kind === "self") ?? doc.layers[0];
   return layer ? doc.tokens(layer.keys) : [];
 }
 
-function posLength({ values, dots }) {
-  return values?.shape[0] ?? dots?.rows ?? 0;
+function posLength({ values, pairwise }) {
+  return values?.shape[0] ?? pairwise?.rows ?? 0;
 }
 
 // --- text ------------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ function posStacks(view) {
 }
 
 function posAbout(state) {
-  const { entry, stacks } = state.one;
+  const { entry, stacks } = state.selected;
   return [
     h("h2", {}, `${entry.scheme[0].toUpperCase()}${entry.scheme.slice(1)} positions in the ${stacks.join(" and the ")}`),
     entry.note ? h("p", {}, entry.note) : "",
@@ -113,7 +113,7 @@ function posAbout(state) {
 }
 
 /** The path of a token through the stack, with the point marked where its position enters. */
-function posDrawing({ doc, one: { entry, stacks } }) {
+function posDrawing({ doc, selected: { entry, stacks } }) {
   const box = (...inside) => h("span", { class: "pos-node" }, inside);
   const here = (text) => h("span", { class: "pos-node pos-here" }, text);
   const arrow = () => h("span", { class: "pos-arrow", "aria-hidden": "true" }, "→");
@@ -154,12 +154,12 @@ function posName(state, i) {
 }
 
 function posValues(state) {
-  const { values, one } = state;
+  const { values, selected } = state;
   if (!values) return null;
   const [T, E] = values.shape;
   const row = (i) => values.data.subarray(i * E, (i + 1) * E);
   const turned = "Rotation of each pair of dimensions: cosines and sines";
-  const title = one.entry.applied_as === "angles" ? turned : "Values added to the embedding";
+  const title = selected.entry.applied_as === "angles" ? turned : "Values added to the embedding";
   const tell = (i, d) => `${posName(state, i)}, dimension ${d}: ${formatDecimal(values.data[i * E + d], 3)}`;
   return posPicture(state, {
     kind: "values", title, down: "position", across: `dimension, 0 to ${E - 1}`, numbers: values.data, rows: T, columns: E,
@@ -169,18 +169,18 @@ function posValues(state) {
 
 function posPairwise(view) {
   const { state, parts } = view;
-  const { dots, one } = state;
-  if (!dots) return null;
-  const { rows, columns } = dots;
-  const numbers = dots.data.subarray(state.head * rows * columns, (state.head + 1) * rows * columns);
-  const biased = one.entry.applied_as === "bias";
+  const { pairwise, selected } = state;
+  if (!pairwise) return null;
+  const { rows, columns } = pairwise;
+  const numbers = pairwise.data.subarray(state.head * rows * columns, (state.head + 1) * rows * columns);
+  const biased = selected.entry.applied_as === "bias";
   const [down, across] = biased ? ["query position", "key position"] : ["position", "position"];
-  parts.head.fill(Array.from({ length: dots.heads }, (_, head) => ({ value: head, label: String(head) })), state.head);
+  parts.head.fill(Array.from({ length: pairwise.heads }, (_, head) => ({ value: head, label: String(head) })), state.head);
   return posPicture(state, {
-    kind: "dots", title: biased ? "Values added to the attention scores" : "Dot products of positions",
+    kind: "pairwise", title: biased ? "Values added to the attention scores" : "Dot products of positions",
     down, across, numbers, rows, columns, label: `${rows} positions down, ${columns} across`,
     tell: (i, j) => `${posName(state, i)} and ${posName(state, j)}: ${posNumber(numbers[i * columns + j])}`,
-    curve: (i) => numbers.subarray(i * columns, (i + 1) * columns), above: dots.many ? parts.head.frame : null,
+    curve: (i) => numbers.subarray(i * columns, (i + 1) * columns), above: pairwise.many ? parts.head.frame : null,
   });
 }
 
@@ -191,9 +191,9 @@ function posPatches(view) {
   const { state } = view;
   const image = posImage(state);
   const { rows, columns, num_prefix_tokens: before = 0 } = image ?? {};
-  if (!image || !state.dots || state.dots.columns !== before + rows * columns) return null;
-  const from = (state.head * state.dots.rows + state.at) * state.dots.columns + before;
-  const numbers = state.dots.data.subarray(from, from + rows * columns);
+  if (!image || !state.pairwise || state.pairwise.columns !== before + rows * columns) return null;
+  const from = (state.head * state.pairwise.rows + state.at) * state.pairwise.columns + before;
+  const numbers = state.pairwise.data.subarray(from, from + rows * columns);
   const title = "Selected position and all patches";
   const label = `${rows} x ${columns} patches; press Enter to select one`;
   const canvas = h("canvas", { class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}`, "data-own-keys": true });
@@ -216,7 +216,7 @@ function posPatches(view) {
     width: `${100 / columns}%`, height: `${100 / rows}%`,
   } });
   const field = h("div", { class: "pos-field pos-square" }, canvas, mark);
-  return h("figure", { class: "pos-figure pos-dots" }, h("figcaption", {}, h("b", {}, title)), field, say);
+  return h("figure", { class: "pos-figure pos-pairwise" }, h("figcaption", {}, h("b", {}, title)), field, say);
 }
 
 function posNumber(number) {
@@ -230,7 +230,7 @@ function posPicture(state, { kind, title, down, across, numbers, rows, columns, 
   });
   paintMatrix(canvas, numbers, rows, columns, maxAbs(numbers));
   const say = h("p", { class: "pos-say", "aria-live": "polite" }, "Point at the matrix to read a value.");
-  const shape = kind === "dots" ? "pos-field pos-square" : "pos-field";
+  const shape = kind === "pairwise" ? "pos-field pos-square" : "pos-field";
   const field = h("div", { class: shape, style: { "--rows": rows } }, canvas, posMarks(state, rows));
   const cursor = field.appendChild(h("span", { class: "pos-cursor", hidden: true }));
   posOnPointer(canvas, (i, j) => {
