@@ -112,12 +112,12 @@ FAULTS = """
 + block_mask=None
 
 # shared heads in the wrong order
-@ nn/dot_product.py::repeat_kv_heads: nn/test_attend.py
+@ nn/dot_product.py::repeat_kv_heads: nn/test_backends.py
 - x.repeat_interleave(heads // x.shape[1], dim=1)
 + x.repeat(1, heads // x.shape[1], 1, 1)
 
 # scale forgotten
-@ nn/dot_product.py::attend_explicit: nn/test_attend.py
+@ nn/dot_product.py::attend_explicit: nn/test_backends.py
 - .to(torch.promote_types(q.dtype, torch.float32)) * scale
 + .to(torch.promote_types(q.dtype, torch.float32))
 
@@ -682,7 +682,7 @@ FAULTS = """
 + rows=rows)
 
 # family: the output tied whatever the config says
-@ models/causal.py::CausalLM.__init__: models/test_sizes.py
+@ models/causal.py::CausalLM.__init__: models/test_presets.py
 - tied_to = self.embedding if config.tie_output else None
 + tied_to = self.embedding
 
@@ -986,77 +986,77 @@ FAULTS = """
 + z / (2 * count)
 
 # tiles: keys see earlier queries
-@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_tiles.py -k equation
+@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_packed_attention.py -k equation
 - rows[None, :] >= columns[:, None]
 + rows[None, :] <= columns[:, None]
 
 # tiles: a tile begins at its second sentence
-@ nn/kernels/packed_attention.py::_load_span: nn/kernels/test_tiles.py -k equation
+@ nn/kernels/packed_attention.py::_load_span: nn/kernels/test_packed_attention.py -k equation
 - low = tl.load(ends + first - 1, mask=(first > 0)
 + low = tl.load(ends + first, mask=(first > 0)
 
 # tiles: other sentences are seen
-@ nn/kernels/packed_attention.py::_forward_kernel: nn/kernels/test_tiles.py -k equation
+@ nn/kernels/packed_attention.py::_forward_kernel: nn/kernels/test_packed_attention.py -k equation
 - scores = tl.where(seen, scores, float("-inf"))
 + scores = tl.where(there[None, :], scores, float("-inf"))
 
 # tiles: the gradient of a softmax is that of an exponential
-@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_tiles.py -k equation
+@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_packed_attention.py -k equation
 - of_scores = shares * (of_shares - centre[None, :])
 + of_scores = shares * of_shares
 
 # tiles: values learn from what was dropped
-@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_tiles.py -k dropout
+@ nn/kernels/packed_attention.py::_backward_keys: nn/kernels/test_packed_attention.py -k dropout
 - dropped_probs = tl.where(keep, probs / (1 - rate), 0.0)
 + dropped_probs = probs
 
 # tiles: filler is not written
-@ nn/kernels/packed_attention.py::_forward_kernel: nn/kernels/test_tiles.py -k written
+@ nn/kernels/packed_attention.py::_forward_kernel: nn/kernels/test_packed_attention.py -k written
 - tl.store(Out + place, out.to(Out.dtype.element_ty), mask=inside[:, None])
 + tl.store(Out + place, out.to(Out.dtype.element_ty), mask=(mine >= 0)[:, None])
 
 # add and norm: the mean has no gradient
-@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_passes.py -k norm
+@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_fused.py -k norm
 - of_total -= (tl.sum(grad, 1) / width)[:, None]
 + of_total -= 0.0
 
 # add and norm: backward draws anew
-@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_passes.py -k drops
+@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_fused.py -k drops
 - of_y = tl.where(keep_mask(Seeds, place, rate)
 + of_y = tl.where(keep_mask(Seeds, place + 1, rate)
 
 # add and norm: the bias learns from what was dropped
-@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_passes.py -k drops
+@ nn/kernels/add_norm.py::_backward_kernel: nn/kernels/test_fused.py -k drops
 - grad_y_bias += grad_y
 + grad_y_bias += grad_total
 
 # add and norm: the last rows are not summed
-@ nn/kernels/row_reduce.py::_sum_rows_kernel: nn/kernels/test_passes.py -k relu
+@ nn/kernels/row_reduce.py::_sum_rows_kernel: nn/kernels/test_fused.py -k relu
 - for start in range(0, N, ROWS):
 + for start in range(0, N - 1, ROWS):
 
 # relu: what is below zero learns
-@ nn/kernels/linear_relu.py::_relu_backward_kernel: nn/kernels/test_passes.py -k relu
+@ nn/kernels/linear_relu.py::_relu_backward_kernel: nn/kernels/test_fused.py -k relu
 - tl.where(out > 0, grad, 0.0)
 + tl.where(out >= 0, grad, 0.0)
 
 # chance: one seed is not used
-@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_passes.py -k chance
+@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_fused.py -k chance
 - (drawn >> 16) ^ second)
 + (drawn >> 16))
 
 # loss: gpus do not smooth
-@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_passes.py -k loss
+@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_fused.py -k loss
 - share = smoothing / words
 + share = 0.0
 
 # loss: gpus learn from filler
-@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_passes.py -k loss
+@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_fused.py -k loss
 - p = tl.where((at < words) & real, p, 0.0)
 + p = tl.where(at < words, p, 0.0)
 
 # loss: rows that fill up the matrix are words
-@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_passes.py -k loss
+@ nn/kernels/cross_entropy.py::_cross_entropy_kernel: nn/kernels/test_fused.py -k loss
 - p = tl.where((at < words) & real, p, 0.0)
 + p = tl.where(real, p, 0.0)
 
