@@ -47,21 +47,21 @@ NOUNS = [
         "cat cats Katze Katzen f",
         "horse horses Pferd Pferde n",
         "bird birds Vogel Vögel m",
-        "cow cows Kuh Kühe f",
-        "mouse mice Maus Mäuse f",
         "child children Kind Kinder n",
         "girl girls Mädchen Mädchen n",
-        "boy boys Junge Jungen m",
         "man men Mann Männer m",
         "woman women Frau Frauen f",
-        "doctor doctors Arzt Ärzte m",
     )
 ]
 ADJECTIVES = [
-    ("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"), ("brave", "mutig"), ("kind", "freundlich"),
-    ("quiet", "ruhig"), ("clever", "klug"), ("happy", "glücklich"), ("strange", "seltsam"),
-]  # fmt: skip
-NUMBERS = [("two", "zwei"), ("three", "drei"), ("four", "vier"), ("five", "fünf"), ("six", "sechs"), ("ten", "zehn")]
+    ("small", "klein"),
+    ("big", "groß"),
+    ("old", "alt"),
+    ("young", "jung"),
+    ("brave", "mutig"),
+    ("clever", "klug"),
+]
+NUMBERS = [("two", "zwei"), ("three", "drei"), ("four", "vier"), ("five", "fünf")]
 VERBS = [
     _Verb(*row.split())
     for row in (
@@ -70,18 +70,13 @@ VERBS = [
         "wait waits waited waiting warten wartet gewartet haben",
         "sing sings sung singing singen singt gesungen haben",
         "dance dances danced dancing tanzen tanzt getanzt haben",
-        "rest rests rested resting ruhen ruht geruht haben",
-        "sit sits sat sitting sitzen sitzt gesessen haben",
         "run runs run running laufen läuft gelaufen sein",
-        "laugh laughs laughed laughing lachen lacht gelacht haben",
-        "stand stands stood standing stehen steht gestanden haben",
     )
 ]
 PREPOSITIONS = [("in", "in"), ("behind", "hinter"), ("in front of", "vor"), ("next to", "neben")]
 PLACES = [
-    ("garden", "Garten", "m"), ("park", "Park", "m"), ("forest", "Wald", "m"), ("station", "Bahnhof", "m"),
-    ("house", "Haus", "n"), ("hotel", "Hotel", "n"), ("car", "Auto", "n"), ("school", "Schule", "f"),
-    ("church", "Kirche", "f"), ("library", "Bibliothek", "f"),
+    ("garden", "Garten", "m"), ("park", "Park", "m"), ("house", "Haus", "n"), ("car", "Auto", "n"),
+    ("school", "Schule", "f"), ("church", "Kirche", "f"),
 ]  # fmt: skip
 TIMES = [("today", "heute"), ("now", "jetzt"), ("here", "hier"), ("sometimes", "manchmal"), ("often", "oft")]
 MODALS = [("can", "kann"), ("must", "muss"), ("wants to", "will")]

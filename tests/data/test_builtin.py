@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -397,13 +398,11 @@ def test_phrases_are_read_in_both_directions_and_splits_share_no_sentence(cache:
 
 
 def test_phrases_agree_in_gender_number_and_word_order() -> None:
-    pairs = dict(next(generator) for generator in [phrases.generate_pairs()] for _ in range(5_000))
-    assert all(
-        target.split()[0] in ("die", "eine", "heute", "jetzt", "hier", "manchmal", "oft") or "Kuh" not in target
-        for target in pairs.values()
-    )
+    pairs = dict(islice(phrases.generate_pairs(), 5_000))
     for source, target in pairs.items():
         words = target.split()
+        if "Katze" in words:
+            assert words[words.index("Katze") - 2] in ("die", "eine")
         if source.split()[0] in dict(phrases.TIMES):
             assert words[1] in {form for verb in phrases.VERBS for form in (verb.de, verb.de_third)}
         if " has " in source or " have " in source:
