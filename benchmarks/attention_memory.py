@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention_memory [--lengths 512 1024 ...]
 
-On CPU each measurement is the peak of a fresh process (less what torch itself takes); on CUDA the allocator's peak.
+On a CPU each measurement is the peak of a fresh process, minus the memory of torch; on CUDA, the allocator's peak.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure_in_fresh_process(case: str, length: int) -> int:
 
 
 def measure_peak(case: str, length: int) -> int:
-    """Bytes at the peak, above what was there before the first tensor."""
+    """Return the peak memory in bytes, above that before the first tensor."""
     run_step(case, 16)  # libraries load on first use
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

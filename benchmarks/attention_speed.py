@@ -1,14 +1,14 @@
-"""One attention of a packed batch, forward and backward, by each backend: which is best for which lengths?
+"""Attention of a packed batch, forward and backward, by each backend and mean length.
 
     python -m benchmarks.attention_speed                         25,600 tokens, 8 heads of 64, bfloat16, causal
     python -m benchmarks.attention_speed --mean 29 1024 --heads 16
-    python -m benchmarks.attention_speed --flex                  `flex` too, which compiles for every row width
-    python -m benchmarks.attention_speed --device cpu            small, to see that it runs
+    python -m benchmarks.attention_speed --flex                  include `flex`, which compiles for every row width
+    python -m benchmarks.attention_speed --device cpu            small, as a smoke test
 
-Lengths are log-normal around each mean, whole sentences fill rows of the width that training would take (256, or more
-for longer ones), best-fit. Forward and backward are recorded as one CUDA graph, so that Python's launches do not count;
-the time is the median of replays, in turns. The floor is q, k, v, the output and all their gradients, read or written
-once at the speed of a copy. What `auto` chooses is marked: it should be the fastest.
+Lengths are log-normal around each mean; sentences are packed best-fit into rows as wide as in training (256, or more
+for longer ones). Forward and backward are captured as one CUDA graph, so that launch overhead does not count; the time
+is the median of interleaved replays. The floor is q, k, v, the output and all their gradients, read or written once at
+the speed of a copy. The choice of `auto` is marked: it should be the fastest.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def build_request(
 
 
 def pack_lengths(mean: int, width: int, count: int) -> list[list[int]]:
-    """Sentences in rows, each into the row that it leaves the least room in; drawn until one finds none."""
+    """Draw sentence lengths and pack them best-fit, until one fits in no row."""
     dice, rows = np.random.default_rng(1), [[] for _ in range(count)]  # type: list[list[int]]
     left = np.full(count, width)
     while True:
@@ -97,7 +97,7 @@ def pack_lengths(mean: int, width: int, count: int) -> list[list[int]]:
 
 
 def compare_backends(request: AttentionInputs, names: list[str]) -> dict[str, float | None]:
-    """Seconds of each; none of what cannot do it."""
+    """Return the seconds of each backend; None if it does not support the request."""
     able = {name: build_runner(request, name) for name in names if BACKENDS[name].find_limitation(request) is None}
     seconds: dict[str, list[float]] = {name: [] for name in able}
     for _ in range(ROUNDS):
@@ -120,7 +120,7 @@ def build_runner(request: AttentionInputs, name: str) -> Callable[[], object]:
 
 
 def capture_graph(run: Callable[[], object]) -> Callable[[], object]:
-    """As a graph, where it can be one."""
+    """Capture as a CUDA graph, if possible."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:

@@ -1,9 +1,9 @@
-"""Does the GPU wait for its batches? Training steps fed by a walk beside steps on batches that lie on the GPU already.
+"""Loader overhead: training steps fed by the loader, compared with steps on batches that are on the GPU already.
 
     python -m benchmarks.data_loading [--device cuda] [--tokens 25600] [--steps 200]
 
-The text is made up, its sentences as long as those of WMT. A step is forward, backward and Adam of the base model in
-bfloat16, compiled once: all packed batches have one shape. Both kinds of step are timed in turns.
+The text is synthetic, with the sentence lengths of WMT. A step is forward, backward and Adam of the base model in
+bfloat16, compiled once, since all packed batches have one shape. Both variants are interleaved.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a big corpus takes: ten million pairs read, reported, tokenised and batched; peak memory and time of each.
+"""Peak memory and time to read, report, tokenize and batch a corpus of ten million pairs.
 
     python -m benchmarks.data_memory [PAIRS]
 
-Every stage is a process of its own; its peak is the resident memory of it and of all processes that it starts, looked
-at ten times a second (Linux). `again` is a second run on the store that the first has made: the seconds until its first
-batch, with and without starting Python and importing torch.
+Every stage is a separate process; its peak is the resident memory of the process and its descendants, sampled ten times
+a second (Linux). `again` is a second run on the existing store: the time to its first batch, with and without starting
+Python and importing torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure_stage(stage: str, command: list[str]) -> None:
-    """Time and peak memory of a process and all that it starts."""
+    """Print time and peak memory of a process and its descendants."""
     began, peak = time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, text=True) as process:
         while process.poll() is None:

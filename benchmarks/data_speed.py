@@ -1,4 +1,4 @@
-"""How fast text becomes batches, beside Hugging Face's `datasets` and `tokenizers` doing the same work in the same run.
+"""Speed of tokenization and batching, compared with Hugging Face's `datasets` and `tokenizers` in the same run.
 
     python -m benchmarks.data_speed [CORPUS SRC TGT]
 

@@ -1,8 +1,8 @@
-"""How much work an update of a Transformer is: the operations that its products need, the fewest bytes it must move.
+"""FLOPs of a training step of a Transformer, and the fewest bytes that it must move.
 
-Both are counted from the model's shape and the lengths of real sentences: filler, work done twice and everything that
-is no matrix product counts for nothing, so that two programs that train the same model are measured by one ruler.
-How fast a machine multiplies and copies is measured in `train_gpu`.
+Both are computed from the model's shape and the lengths of the sentences. Padding, recomputation and everything but
+matrix products do not count, so that two programs that train the same model have the same reference. `train_gpu`
+measures the machine's rates.
 """
 
 from __future__ import annotations

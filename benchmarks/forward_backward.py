@@ -1,10 +1,10 @@
-"""One forward + backward pass of the paper's base model beside `transformers`' Marian of the same size: the same
-sentences, the same loss, dropout on in both.
+"""Forward and backward pass of the paper's base model, compared with a Marian model of `transformers` of the same size:
+the same sentences and loss, with dropout.
 
     python -m benchmarks.forward_backward                                         on CPU: 16 sentences, float32
     python -m benchmarks.forward_backward --device cuda --rows 800 --compile      on a GPU: bfloat16
 
-Cases: both on the same padded batch; and ours on the same sentences packed into rows of 256, where no time goes into
+Cases: both on the same padded batch; and ours on the same sentences packed into rows of 256, without
 padding. Ratios are against `transformers`, within one run, rounds interleaved; above 1 we are faster.
 """
 

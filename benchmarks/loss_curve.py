@@ -1,18 +1,18 @@
-"""Does the fast way learn what the plain way learns? The same model, text and order of batches, trained many times:
+"""Compare the loss curves of the fast and the reference implementation: same model, text and batches, several runs each.
 
-    fast        as `attent train` trains on this device: on a GPU compiled, in bfloat16, with our own kernels
-    reference   uncompiled, in float32, without our kernels, attention by torch's own `fused`
+    fast        as `attent train` on this device: on a GPU compiled, in bfloat16, with our kernels
+    reference   uncompiled, in float32, without our kernels, attention by torch's `fused`
 
-    python -m benchmarks.loss_curve --svg docs/loss-curves.svg              500 updates of a small model, made-up text
+    python -m benchmarks.loss_curve --svg docs/loss-curves.svg              500 steps of a small model, synthetic text
     python -m benchmarks.loss_curve --size base --data FOLDER --src en --tgt de --svg FILE --json FILE
-    python -m benchmarks.loss_curve --exact                                 the reference's attention as equation 1
-    python -m benchmarks.loss_curve --dropout 0                             one run each: what is left is rounding
-    python -m benchmarks.loss_curve --device cpu                            a few updates, to see that it runs
+    python -m benchmarks.loss_curve --exact                                 the reference's attention by equation 1
+    python -m benchmarks.loss_curve --dropout 0                             one run each, which differ by rounding only
+    python -m benchmarks.loss_curve --device cpu                            a few steps, as a smoke test
 
-All begin with the same weights; a run differs from the next of its way by what dropout draws. When a run leaves the
-plateau at its beginning is chance: the least difference moves it by some updates, and the loss there by tenths. So one
-run of each says nothing, and `--draws` of each are compared by their means. Two ways that are the same come to means
-more than 2 standard errors apart once in eleven times with four draws each, and once in five with two (Student's t).
+All runs start with the same weights; runs of one variant differ by their dropout. When a run leaves the initial plateau
+is random: the smallest difference shifts it by some steps, and the loss there by tenths. One run of each is therefore
+not conclusive, and the means of `--draws` runs are compared. The means of identical variants are more than 2 standard
+errors apart in one of eleven cases with four draws each, and in one of five with two (Student's t).
 """
 
 from __future__ import annotations
@@ -327,7 +327,8 @@ def format_report(curves: CurvesByVariant) -> Iterator[str]:
         yield f"{figure}: {both}."
     share = compute_share_within(curves)
     if share is not None:
-        yield f"Smoothed, the means are within {MAX_STANDARD_ERRORS:g} standard errors of each other at {share:.0%} of the updates."
+        band = f"{MAX_STANDARD_ERRORS:g} standard errors"
+        yield f"Smoothed, the means are within {band} of each other at {share:.0%} of the steps."
 
 
 # ---- the plot --------------------------------------------------------------------------------------------------------
@@ -387,7 +388,8 @@ def format_verdict(curves: CurvesByVariant) -> str:
     if both.error is None or share is None:
         return f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, one run of each."
     where = "within" if both.is_within else "more than"
-    at_end = f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, {where} 2 standard errors ({MAX_STANDARD_ERRORS * both.error:.4f})"
+    band = f"2 standard errors ({MAX_STANDARD_ERRORS * both.error:.4f})"
+    at_end = f"Last {SMOOTHING_WINDOW} steps: {both.difference:+.4f}, {where} {band}"
     return f"{at_end}; within them at {share:.0%} of all updates."
 
 

@@ -1,4 +1,4 @@
-"""Summaries by ROUGE, beside the first sentence of each text, which is a baseline that is hard to beat.
+"""ROUGE of summaries, compared with the first sentence of each text, a strong baseline.
 
     pip install rouge-score
     python -m benchmarks.rouge texts.txt references.txt [written.txt ...]

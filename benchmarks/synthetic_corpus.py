@@ -1,4 +1,4 @@
-"""Parallel text that is made up: words drawn as often as in real text (Zipf), sentences as long as image captions."""
+"""Synthetic parallel text: Zipf-distributed words, sentences as long as image captions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOWELS = "a e i o u au ei ie".split()
 
 
 def write_corpus(path: Path, pairs: int, mean_words: float = 12.0, seed: int = 0) -> None:
-    """A TSV of so many pairs. The target has a word for nearly every word of the source."""
+    """Write a TSV file of pairs; the target has a word for nearly every word of the source."""
     rng = np.random.default_rng(seed)
     source, target = (np.array(build_vocabulary(rng), dtype=object) for _ in range(2))
     with open(path, "w", encoding="utf-8") as file:

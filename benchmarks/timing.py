@@ -1,4 +1,4 @@
-"""Timing for the benchmarks: interleaved rounds, medians, and a word about the machine."""
+"""Timing for the benchmarks: interleaved rounds, medians, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def interleave(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round of each: a, b, a, b ... so that a busy moment of the machine meets both."""
+    """Time rounds a, b, a, b ..., so that background load affects all alike."""
     for run in work.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in work}
@@ -31,13 +31,13 @@ def time_run(run: Callable[[], object]) -> float:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """How many times as fast as they we are: the median over rounds, each round its own comparison."""
+    """Return our speedup: the median of the ratios of each round."""
     return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakRates:
-    """What a machine can do at best, a second."""
+    """Measured peak rates of a machine, per second."""
 
     flops: float  # of one large product
     bytes: float  # read and written by a copy
@@ -62,7 +62,7 @@ def median_seconds(run: Callable[[], object], device: torch.device, tries: int) 
 
 
 def time_by_events(run: Callable[[], object]) -> float:
-    """Seconds of what it does on the GPU."""
+    """Seconds on the GPU, by CUDA events."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     run()

@@ -1,19 +1,18 @@
-"""Training on CPU beside `transformers`' Marian of the same size in a plain loop: real tokens of both sides per
-CPU-second, of whole steps (forward, label-smoothed loss, backward, optimizer).
+"""Training on a CPU, compared with a plain loop around a Marian model of `transformers` of the same size: tokens of both
+sides, without padding, per CPU-second of whole steps (forward, label-smoothed loss, backward, optimizer).
 
-    python -m benchmarks.training_cpu                            made-up pairs as long as image captions
-    python -m benchmarks.training_cpu --data FOLDER              FOLDER holds train.en.gz and train.de.gz, or the like
-    python -m benchmarks.training_cpu --same-batches             theirs gets our batches: what the step alone is worth
+    python -m benchmarks.training_cpu                            synthetic pairs as long as image captions
+    python -m benchmarks.training_cpu --data FOLDER              FOLDER contains train.en.gz and train.de.gz, for example
+    python -m benchmarks.training_cpu --same-batches             the baseline gets our batches: compares the step alone
 
-Both have the same pairs, ids, sizes and dropout, and room for 4,096 tokens a side of a batch, filler included.
+Both have the same pairs, ids, sizes and dropout, and batches of up to 4,096 tokens per side, padding included.
 
-    theirs  what a careful person writes: all pairs sorted by the source's length, then the target's, cut where a batch
-            is full, batches in random order; attention masks, `F.cross_entropy` with label smoothing on all logits,
-            `torch.optim.AdamW` as it comes
-    ours    what `attent train` does: bucketed `Batches`, `Objective`, fused Adam, a batch in pieces of `CPU_PIECE`
+    theirs  a careful plain loop: all pairs sorted by source length, then target length, split into full batches, in
+            random order; attention masks, `F.cross_entropy` with label smoothing on all logits, `torch.optim.AdamW`
+    ours    as in `attent train`: bucketed batches, `Seq2SeqObjective`, fused Adam, micro-batches
 
-They take turns batch by batch, and batches are made while no clock runs. CPU-seconds count all threads, and what the
-kernel does for the process. Filler counts for nobody. Ratios above 1: we are faster.
+They alternate batch by batch; building batches is not timed. CPU-seconds include all threads and system time. Ratios
+above 1: we are faster.
 """
 
 from __future__ import annotations

@@ -190,7 +190,9 @@ def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -
 def test_a_language_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: Capture) -> None:
     load(language_model(tmp_path)).save(tmp_path / "bare")
     convert(tmp_path / "bare", tmp_path / "theirs", to="hf")
-    assert capsys.readouterr().out.endswith("a LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n")
+    assert capsys.readouterr().out.endswith(
+        "a LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n"
+    )
 
 
 def test_ctranslate2_takes_translators_alone(tmp_path: Path) -> None:

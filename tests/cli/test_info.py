@@ -39,8 +39,10 @@ def trained(root: Path, ended: bool = True) -> None:
     root.mkdir(exist_ok=True)
     (root / "run.toml").write_text(RUN, encoding="utf-8")
     story: list[Event] = [
-        Validated(step=10, epoch=1, loss=2.0, metrics={"bleu": 31.25, "chrf": 50.0}, best=True, validations_since_best=0, seconds=1),
-        Validated(step=20, epoch=2, loss=2.5, metrics={"bleu": 30.0, "chrf": 51.0}, best=False, validations_since_best=1, seconds=2),
+        Validated(step=10, epoch=1, loss=2.0, metrics={"bleu": 31.25, "chrf": 50.0},
+            best=True, validations_since_best=0, seconds=1),
+        Validated(step=20, epoch=2, loss=2.5, metrics={"bleu": 30.0, "chrf": 51.0},
+            best=False, validations_since_best=1, seconds=2),
         Progress(
             step=25, epoch=2.5, loss=1.0, perplexity=3.0, lr=0.1, grad_norm=1.0, tokens_per_second=1.0, seconds=3,
             seconds_left=None,
@@ -241,7 +243,12 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
         ),
         (
             EncoderConfig(vocab=50, stack=ENCODER, masked_lm=True, pooler=True, segments=2),
-            ["encoder-only Transformer (text)", "use with attent fill, attent embed", "segment embedding 32, encoder", "pooler 272"],
+            [
+                "encoder-only Transformer (text)",
+                "use with attent fill, attent embed",
+                "segment embedding 32, encoder",
+                "pooler 272",
+            ],
         ),
         (
             VisionConfig(image_size=8, patch_size=4, channels=1, stack=ENCODER, labels=tuple("abcdefghijk")),

@@ -55,7 +55,8 @@ def validated(
     step: int, bleu: float | None = 30.0, best: bool = True, samples: tuple[ValidationSample, ...] = ()
 ) -> Validated:
     return Validated(
-        step=step, epoch=1.0, loss=2.0, metrics={} if bleu is None else {"bleu": bleu, "chrf": bleu}, best=best, validations_since_best=0 if best else 2,
+        step=step, epoch=1.0, loss=2.0, metrics={} if bleu is None else {"bleu": bleu, "chrf": bleu},
+        best=best, validations_since_best=0 if best else 2,
         seconds=1.0, samples=samples,
     )  # fmt: skip
 

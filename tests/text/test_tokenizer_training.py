@@ -34,7 +34,8 @@ def test_another_process_learns_the_same_bytes_and_prints_nothing() -> None:
     code = (
         "import sys; from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer\n"
         "from tests.text.corpus import lines\n"
-        "made = [train_tokenizer(*lines(), TokenizerConfig(kind=kind)).fingerprint for kind in ('bpe', 'unigram', 'char')]\n"
+        "configs = [TokenizerConfig(kind=kind) for kind in ('bpe', 'unigram', 'char')]\n"
+        "made = [train_tokenizer(*lines(), config).fingerprint for config in configs]\n"
         "made += [train_tokenizer(['a', ''], ['b']).fingerprint]\n"
         "sys.exit(' '.join(made))"
     )

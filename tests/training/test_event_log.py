@@ -48,7 +48,8 @@ STORY: list[Event] = [
     Started(step=0, steps=100, steps_per_epoch=10.0, parameters=5, trainable_parameters=5, device="CPU"),
     progress(10),
     Validated(
-        step=10, epoch=1.0, loss=2.0, metrics={"bleu": 1.0, "chrf": 2.0}, best=True, validations_since_best=0, seconds=1.0,
+        step=10, epoch=1.0, loss=2.0, metrics={"bleu": 1.0, "chrf": 2.0},
+        best=True, validations_since_best=0, seconds=1.0,
         samples=(ValidationSample(source="Käse\n\u2028", reference="\x00", output='"so"'),),
     ),
     Saved(step=10, folder="state/step-00000010", seconds=0.1),
