@@ -1,9 +1,9 @@
 """Mutation tests: each fault below is planted in a copy of the package, and the named tests must fail on the copy.
 
-    python tests/faults.py [part of a name ...]     a table of faults and the tests that caught them; exit 1 if one survives
+    python tests/faults.py [part of a name ...]     lists faults and the tests that caught them; exit 1 if one survives
 
-A fault names a file and a function, the code that it replaces (`-`) and the replacement (`+`). Code is compared token by
-token, and a variable in `-` matches any variable, so that renaming and reformatting do not break a fault.
+A fault names a file and a function, the code that it replaces (`-`) and the replacement (`+`). Code is compared token
+by token, and a variable in `-` matches any variable, so that renaming and reformatting do not break a fault.
 """
 
 from __future__ import annotations
@@ -1290,7 +1290,8 @@ def function_span(code: str, name: str) -> tuple[int, int]:
         return 0, len(code)
     nodes: list[Any] = [ast.parse(code)]
     for part in name.split("."):
-        nodes = [child for node in nodes for child in ast.walk(node) if isinstance(child, DEFINITIONS) and child.name == part]
+        children = [child for node in nodes for child in ast.walk(node)]
+        nodes = [child for child in children if isinstance(child, DEFINITIONS) and child.name == part]
     if not nodes:
         raise ValueError(f"there is no function {name}")
     line_starts = [0, *(match.end() for match in re.finditer("\n", code))]

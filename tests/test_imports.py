@@ -1,4 +1,4 @@
-"""Imports go one way: a part of the package imports only parts to its left, and modules do not import each other in cycles.
+"""Imports go one way: a part of the package imports only parts to its left, and there are no import cycles.
 
 Every file is parsed with `ast`, so an import inside a function, under TYPE_CHECKING or through `import_module("...")`
 counts. Imports for annotations alone (TYPE_CHECKING) make no cycle.

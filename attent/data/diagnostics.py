@@ -125,33 +125,33 @@ def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
 
 
 def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
-    found = test_set.contamination
-    if not found.sentences:
+    overlap = test_set.contamination
+    if not overlap.sentences:
         return Diagnostic(2, f"{test_set.name} has no pairs: nothing could be checked.")
-    same = found.same_pair + found.same_source
+    same = overlap.same_pair + overlap.same_source
     counts = (
         (same, "in this corpus"),
-        (found.same_target, "with a target that is in this corpus"),
-        (found.near_duplicates, "nearly equal to a line of this corpus"),
+        (overlap.same_target, "with a target that is in this corpus"),
+        (overlap.near_duplicates, "nearly equal to a line of this corpus"),
     )
     summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
     if not summary:
         return _diagnose_clean(test_set)
-    summary = f"{test_set.name}: of {format_count(found.sentences, 'sentence')}, {summary}"
-    if same > MAX_CONTAMINATION * found.sentences:
+    summary = f"{test_set.name}: of {format_count(overlap.sentences, 'sentence')}, {summary}"
+    if same > MAX_CONTAMINATION * overlap.sentences:
         return Diagnostic(2, f"{summary}: scores on it would be inflated.")
-    is_low = found.exact_matches + found.near_duplicates < 0.1 * found.sentences
+    is_low = overlap.exact_matches + overlap.near_duplicates < 0.1 * overlap.sentences
     return Diagnostic(1, f"{summary}: {'so few are normal' if is_low else 'check the examples below'}.")
 
 
 def _diagnose_clean(test_set: ContaminationReport) -> Diagnostic:
-    found = test_set.contamination
+    overlap = test_set.contamination
     text = f"No sentence of {test_set.name} is in this corpus, exactly or nearly"
-    if found.short_matches:
-        text += f", except {found.short_matches:,} of three words or less"
-    if limits := describe_limits(found):
+    if overlap.short_matches:
+        text += f", except {overlap.short_matches:,} of three words or less"
+    if limits := describe_limits(overlap):
         text += f"; {limits}"
-    return Diagnostic(1 if found.short_matches > MAX_SHORT_CONTAMINATION * found.sentences else 0, f"{text}.")
+    return Diagnostic(1 if overlap.short_matches > MAX_SHORT_CONTAMINATION * overlap.sentences else 0, f"{text}.")
 
 
 def describe_limits(contamination: Contamination) -> str:

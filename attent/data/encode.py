@@ -116,7 +116,9 @@ class BlockEncoder:
 
     def __call__(self, block_index: int, sources: list[str], targets: list[str], locations: list[int]) -> EncodedBlock:
         reasons = list(map(self.pair_filter.drop_reason, sources, targets))
-        dropped = [(reason, place) for reason, place in zip(reasons, locations, strict=True) if reason is not None]
+        dropped = [
+            (reason, location) for reason, location in zip(reasons, locations, strict=True) if reason is not None
+        ]
         if dropped:
             mask = [reason is None for reason in reasons]
             sources, targets = list(compress(sources, mask)), list(compress(targets, mask))

@@ -254,28 +254,28 @@ def _render_line(location: str, text: str) -> Text:
 
 
 def _render_test_set(test_set: ContaminationReport) -> RenderableType:
-    found = test_set.contamination
+    overlap = test_set.contamination
     rows: list[RenderableType] = [
-        _render_heading(f"Overlap with {test_set.name}", format_count(found.sentences, "sentence")),
+        _render_heading(f"Overlap with {test_set.name}", format_count(overlap.sentences, "sentence")),
         Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
     ]
     counts = [
-        (found.same_pair, "in the corpus, with the same translation"),
-        (found.same_source, "in the corpus, with another translation"),
-        (found.same_target, "with the translation of another line of the corpus"),
-        (found.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
-        (found.short_matches, "of three words or less that recur, as such sentences do"),
+        (overlap.same_pair, "in the corpus, with the same translation"),
+        (overlap.same_source, "in the corpus, with another translation"),
+        (overlap.same_target, "with the translation of another line of the corpus"),
+        (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
+        (overlap.short_matches, "of three words or less that recur, as such sentences do"),
         (test_set.unseen_sentences, f"with characters not in the corpus: {_format_unseen(test_set)}"),
         (test_set.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
-    if found.sentences:
+    if overlap.sentences:
         rows += lines or [Text("none of them is in the corpus, exactly or nearly", "green")]
     else:
         rows += lines or [Text("it has no pairs", "bold red")]
-    if limits := describe_limits(found):
+    if limits := describe_limits(overlap):
         rows.append(Text(limits, "yellow"))
-    rows += [line for match in found.matches for line in _render_match(match)]
+    rows += [line for match in overlap.matches for line in _render_match(match)]
     return Group(*rows)
 
 

@@ -37,14 +37,14 @@ class SpanCorruption:
     def __call__(self, epoch: int) -> TokenStore:
         lengths = self.texts.lengths.astype(np.int64)
         noise, num_spans = compute_span_counts(lengths, len(self.sentinel_ids))
-        kept = draw_partitions(lengths - noise, num_spans, (self.seed, epoch, KEPT_STREAM))
-        removed = draw_partitions(noise, num_spans, (self.seed, epoch, SPAN_STREAM))
-        before = (kept + removed).cumsum() - (kept + removed)
+        kept_lengths = draw_partitions(lengths - noise, num_spans, (self.seed, epoch, KEPT_STREAM))
+        removed_lengths = draw_partitions(noise, num_spans, (self.seed, epoch, SPAN_STREAM))
+        before = (kept_lengths + removed_lengths).cumsum() - (kept_lengths + removed_lengths)
         first_span = num_spans.cumsum() - num_spans
         starts = before - np.repeat(before[first_span] - self.texts.offsets[:-1], num_spans)
         sentinels = np.asarray(self.sentinel_ids, np.int64)[index_in_group(num_spans)]
-        source = self._build_side(starts, kept, sentinels, num_spans, sentinel_first=False)
-        target = self._build_side(starts + kept, removed, sentinels, num_spans, sentinel_first=True)
+        source = self._build_side(starts, kept_lengths, sentinels, num_spans, sentinel_first=False)
+        target = self._build_side(starts + kept_lengths, removed_lengths, sentinels, num_spans, sentinel_first=True)
         return self._build_store(source, target)
 
     def _build_side(

@@ -271,7 +271,8 @@ def test_killed_build_leaves_no_store_and_is_cleaned_up(tmp_path: Path, tokenize
         def slowly(pairs):
             print(pairs, flush=True)
             time.sleep(60)
-        prepare_store(open_corpora([str(home / "a.tsv")], LanguagePair("en", "de")), recipe, home / "stores", progress=slowly)
+        corpora = open_corpora([str(home / "a.tsv")], LanguagePair("en", "de"))
+        prepare_store(corpora, recipe, home / "stores", progress=slowly)
     """)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """A model folder written by attent 0.1.0 loads and translates in every later version.
 
-It was trained on ten number words until it knew them. Never regenerate it: a change that breaks it breaks users' models.
+It was trained on ten number words. Never regenerate it: a change that breaks it breaks the models of users.
 """
 
 from __future__ import annotations

@@ -375,7 +375,8 @@ sys.addaudithook(lambda name, _: events.append(name) if name in ("pickle.find_cl
 root = Path(sys.argv[1])
 weight = torch.ones(3)
 for step in (1, 2):
-    save_checkpoint(root / "state", Checkpoint(step=step, state={"a": 1}, tensors={"weights": {"x": weight, "y": weight}}))
+    tensors = {"weights": {"x": weight, "y": weight}}
+    save_checkpoint(root / "state", Checkpoint(step=step, state={"a": 1}, tensors=tensors))
 prune_checkpoints(root / "state", [2])
 assert load_newest(root / "state", sys.exit).step == 2
 for path in sorted(root.glob("hostile*/step-*")):
