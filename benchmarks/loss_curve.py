@@ -1,4 +1,4 @@
-"""Compare the loss curves of the fast and the reference implementation: same model, text and batches, several runs each.
+"""Compare the loss curves of the fast and the reference implementation, with the same model, text and batches.
 
     fast        as `attent train` on this device: on a GPU compiled, in bfloat16, with our kernels
     reference   uncompiled, in float32, without our kernels, attention by torch's `fused`

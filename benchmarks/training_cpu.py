@@ -1,8 +1,8 @@
-"""Training on a CPU, compared with a plain loop around a Marian model of `transformers` of the same size: tokens of both
-sides, without padding, per CPU-second of whole steps (forward, label-smoothed loss, backward, optimizer).
+"""Training on a CPU, compared with a plain loop around a Marian model of `transformers` of the same size: tokens of
+both sides, without padding, per CPU-second of whole steps (forward, label-smoothed loss, backward, optimizer).
 
     python -m benchmarks.training_cpu                            synthetic pairs as long as image captions
-    python -m benchmarks.training_cpu --data FOLDER              FOLDER contains train.en.gz and train.de.gz, for example
+    python -m benchmarks.training_cpu --data FOLDER              FOLDER contains train.en.gz and train.de.gz
     python -m benchmarks.training_cpu --same-batches             the baseline gets our batches: compares the step alone
 
 Both have the same pairs, ids, sizes and dropout, and batches of up to 4,096 tokens per side, padding included.

@@ -1,4 +1,4 @@
-"""Words to numbers: tokenizers that give any text back as it was. They know nothing of files of pairs or of models."""
+"""Tokenizers and sentence splitting. Independent of corpora and models."""
 
 from attent.text.tokenizer import SubwordSampling, Tokenizer, TokenizerError, Vocabulary
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
