@@ -1,4 +1,4 @@
-"""What a model folder holds: the model, its tokenizer, and the progress of its training.
+"""Description of a model folder: the model, its tokenizer, and the progress of its training.
 
 Reads only. Every checksum of the model is verified; checkpoints are only listed.
 """
