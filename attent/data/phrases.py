@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from attent.data.file_hashes import hash_bytes
 
-VERSION = 1  # of the grammar, part of the folder's name
+VERSION = 2  # of the grammar, part of the folder's name
 SPLIT_SIZES = {"train": 2_000, "valid": 200, "test": 200}
 
 
