@@ -18,40 +18,38 @@ COMMON, TEXT, IMAGES, RECIPE, SCORES = (
 GROUPS = {"data": TEXT, "data.images": IMAGES, "train": RECIPE, "decode": SCORES}
 
 
+DataFlag = Annotated[
+    list[str] | None,
+    Parameter(
+        group=COMMON,
+        consume_multiple=True,
+        allow_repeating=True,
+        negative_iterable="",
+        help="translate: files, folders, built-in corpora, - for stdin, each with an optional weight (own.tmx:3). "
+        "lm: .txt or .jsonl documents; mlm, spans: one text per line; classify: .tsv of text and label; "
+        "images: one folder per class, or idx files",
+    ),
+]
+SetFlag = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        group=COMMON,
+        negative_iterable="",
+        help="any setting of the run file: model.dropout=0.2, data.filters.script=false; repeatable",
+    ),
+]
+
+
 @add_config_flags({path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items()})
 def train(
     *,
-    data: Annotated[
-        list[str] | None,
-        Parameter(
-            group=COMMON,
-            consume_multiple=True,
-            allow_repeating=True,
-            negative_iterable="",
-            help="translate: files, folders, built-in corpora, - for stdin, each with an optional weight (own.tmx:3). "
-            "lm: .txt or .jsonl documents; mlm, spans: one text per line; classify: .tsv of text and label; "
-            "images: one folder per class, or idx files",
-        ),
-    ] = None,
+    data: DataFlag = None,
     out: Annotated[Path, Parameter(group=COMMON, help="folder of the model; the same folder again resumes the run")],
-    task: Annotated[
-        TaskName | None,
-        Parameter(
-            group=COMMON,
-            help=TASK_HELP,
-        ),
-    ] = None,
+    task: Annotated[TaskName | None, Parameter(group=COMMON, help=TASK_HELP)] = None,
     size: Annotated[Size | None, Parameter(group=COMMON, help="model size [default: from the amount of data]")] = None,
     config: Annotated[Path | None, Parameter(group=COMMON, help="a run file, such as the run.toml of a model")] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(
-            name="--set",
-            group=COMMON,
-            negative_iterable="",
-            help="any setting of the run file: model.dropout=0.2, data.filters.script=false; repeatable",
-        ),
-    ] = None,
+    set_: SetFlag = None,
     from_: Annotated[
         str | None, Parameter(name="--from", group=COMMON, help="a model to fine-tune, of attent or Hugging Face")
     ] = None,

@@ -582,32 +582,17 @@ def _advance_rows_kernel(
         num_ended = tl.sum(is_end.to(tl.int32), 0)
         if num_ended > 0:
             score = tl.div_rn(log_prob, tl.load(LengthPenalties + length + 1) + tl.zeros((C_PAD,), tl.float32))
-            finished_offset = source * N
-            pointer = length * K + parent
             finished_scores = _merge_finished(
-                FinishedScores + finished_offset,
-                FinishedLogProbs + finished_offset,
-                FinishedPointers + finished_offset,
-                finished_scores,
-                is_end,
-                score,
-                log_prob,
-                pointer,
-                N,
-                N_PAD,
-                C_PAD,
-            )
+                FinishedScores + source * N, FinishedLogProbs + source * N, FinishedPointers + source * N,
+                finished_scores, is_end, score, log_prob, length * K + parent, N, N_PAD, C_PAD,
+            )  # fmt: skip
 
         count = tl.load(FinishedCounts + source) + num_ended
         worst_finished = tl.max(tl.where(slot == N - 1, finished_scores, float("-inf")), 0)
-        best_possible = tl.div_rn(
-            tl.max(tl.where(beam < K, new_log_prob, float("-inf")), 0), tl.load(LengthPenalties + limit)
-        )
-        done = (
-            (length + 1 >= limit)
-            | (best_possible <= worst_finished)
-            | (count >= tl.load(Settings + SETTING_MAX_FINISHED))
-        )
+        best_log_prob = tl.max(tl.where(beam < K, new_log_prob, float("-inf")), 0)
+        best_possible = tl.div_rn(best_log_prob, tl.load(LengthPenalties + limit))
+        enough = count >= tl.load(Settings + SETTING_MAX_FINISHED)
+        done = (length + 1 >= limit) | (best_possible <= worst_finished) | enough
         tl.debug_barrier()
         tl.store(beam_log_probs + beam, new_log_prob, mask=beam < K)
         tl.store(Lengths + source, length + 1)
