@@ -242,7 +242,7 @@ FAULTS = """
 + memory_offsets[:] = source_offsets
 
 # worker sends unsupported batches again
-@ decoding/engines/gpu/worker_pool.py::RemoteEngine._search_batch: decoding/engines/gpu/test_worker_pool.py -k request_batches
+@ decoding/engines/gpu/worker_pool.py::RemoteEngine._search_batch: decoding/engines/gpu/test_worker_pool.py -k batches
 - self.unsupported.add(options)
 + pass
 
@@ -976,7 +976,7 @@ FAULTS = """
 + list_regular_ids(vocabulary.size, ())
 
 # tasks: predictions assigned to the wrong texts
-@ training/tasks/text_classification.py::TextClassificationTask.predict_labels: training/tasks/test_objectives.py -k predictions
+@ training/tasks/text_classification.py::TextClassificationTask.predict_labels: training/tasks/test_objectives.py
 - zip(batch.example_ids, label_ids
 + zip(range(len(batch.example_ids)), label_ids
 
@@ -1227,8 +1227,8 @@ class Fault:
     @classmethod
     def read(cls, text: str) -> Fault:
         name, target, *lines = text.splitlines()
-        place, _, tests = target.removeprefix("@ ").partition(": ")
-        file, _, function = place.partition("::")
+        location, _, tests = target.removeprefix("@ ").partition(": ")
+        file, _, function = location.partition("::")
         old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
         return cls(name.removeprefix("# "), Path(file), function, tests.split(), old, new)
 
@@ -1237,7 +1237,7 @@ class Fault:
         path.write_text(self.mutate(path.read_text(encoding="utf-8")), encoding="utf-8")
 
     def mutate(self, code: str) -> str:
-        """Return the code with the fault; ValueError unless `old` matches exactly one place best."""
+        """Return the code with the fault; ValueError unless `old` has exactly one best match."""
         match = self.find(code)
         names = dict(
             zip((token.text for token in tokenize_code(self.old)), (token.text for token in match), strict=True)
@@ -1255,11 +1255,13 @@ class Fault:
         windows = [tokens[i : i + len(pattern)] for i in range(len(tokens) - len(pattern) + 1)]
         scored = [(count_equal(pattern, window), window) for window in windows if matches(pattern, window)]
         best = max((score for score, _ in scored), default=0)
-        found = [window for score, window in scored if score == best]
-        if len(found) != 1:
-            place = f"attent/{self.file}, {self.function or 'module level'}"
-            raise ValueError(f"fault `{self.name}`: its code must match once in {place}, but does {len(found)} times")
-        return found[0]
+        best_windows = [window for score, window in scored if score == best]
+        if len(best_windows) != 1:
+            location = f"attent/{self.file}, {self.function or 'module level'}"
+            raise ValueError(
+                f"fault `{self.name}`: must match once in {location}, but matches {len(best_windows)} times"
+            )
+        return best_windows[0]
 
 
 def tokenize_code(code: str) -> list[Token]:
@@ -1343,10 +1345,10 @@ def pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def main(words: list[str]) -> int:
+def main(name_parts: list[str]) -> int:
     faults = [Fault.read(text) for text in FAULTS.strip().split("\n\n")]
     names = [fault.name for fault in faults]
-    faults = [fault for fault in faults if not words or any(word in fault.name for word in words)]
+    faults = [fault for fault in faults if not name_parts or any(part in fault.name for part in name_parts)]
     if not faults:
         sys.exit("no fault has that in its name; the faults are:\n" + "\n".join(names))
     caught: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A disk that fails or dies at one of the calls made to it, for tests of code that must survive that."""
+"""A simulated disk that fails at a chosen system call, for tests of crash safety."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attent.storage import atomic, manifest, tensor_files
 
 
 class SimulatedKill(BaseException):
-    """Stands for a kill -9: once raised, nothing more reaches the disk."""
+    """Simulates kill -9: once raised, nothing more is written."""
 
 
 class FaultyDisk:
@@ -31,10 +31,10 @@ class FaultyDisk:
         patch.setattr(tensor_files, "save_file", self.guard(save_file))
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             if self.calls == self.fail_at or (self.forever and self.calls > self.fail_at):
                 raise self.fault
             return function(*arguments, **options)
 
-        return guarded
+        return call

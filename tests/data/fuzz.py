@@ -27,29 +27,29 @@ NASTY_TOKENS = [
 ]
 
 
-def generate_inputs(good: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterator[bytes]:
-    """Four in five are mutations of a good file, the others are words in any order."""
-    chance = random.Random(seed)
-    tokens = [*words, *NASTY_TOKENS]
+def generate_inputs(valid_files: Sequence[bytes], format_tokens: Sequence[bytes], seed: int) -> Iterator[bytes]:
+    """Yield mutated valid files (four in five) and random sequences of tokens."""
+    rng = random.Random(seed)
+    tokens = [*format_tokens, *NASTY_TOKENS]
     for number in range(INPUT_COUNT):
         if number % 5 == 4:
-            yield b"".join(chance.choices(tokens, k=chance.randint(1, 40)))
+            yield b"".join(rng.choices(tokens, k=rng.randint(1, 40)))
         else:
-            content = chance.choice(good)
-            for _ in range(chance.choice((1, 1, 2, 3, 8))):
-                content = mutate(content, tokens, chance)
+            content = rng.choice(valid_files)
+            for _ in range(rng.choice((1, 1, 2, 3, 8))):
+                content = mutate(content, tokens, rng)
             yield content[:4000]
 
 
 def generate_trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: int) -> Iterator[bytes]:
-    """Well-formed XML: `tags` as they open (`tuv lang="de"`) and texts, inside each other in any way."""
-    chance = random.Random(seed)
+    """Yield well-formed XML with randomly nested tags, written as they open (`tuv lang="de"`), and texts."""
+    rng = random.Random(seed)
 
     def content(depth: int) -> str:
-        parts = [chance.choice(texts)]
-        for _ in range(chance.randint(0, 4 - depth // 2)):
-            tag = chance.choice(tags)
-            parts += [f"<{tag}>", content(depth + 1), f"</{tag.split()[0]}>", chance.choice(texts)]
+        parts = [rng.choice(texts)]
+        for _ in range(rng.randint(0, 4 - depth // 2)):
+            tag = rng.choice(tags)
+            parts += [f"<{tag}>", content(depth + 1), f"</{tag.split()[0]}>", rng.choice(texts)]
         return "".join(parts)
 
     for _ in range(INPUT_COUNT // 4):
@@ -57,7 +57,7 @@ def generate_trees(root: str, tags: Sequence[str], texts: Sequence[str], seed: i
 
 
 def mutate(content: bytes, tokens: Sequence[bytes], rng: random.Random) -> bytes:
-    """One change somewhere: a bit, a hole, a word, a cut, a swap, a repetition."""
+    """Apply one random change: flip a bit, delete, insert a token, truncate, swap, repeat or overwrite."""
     left, right = sorted(rng.randint(0, len(content)) for _ in range(2))
     kind = rng.randrange(7)
     if kind == 0 and left < len(content):
@@ -78,10 +78,10 @@ def mutate(content: bytes, tokens: Sequence[bytes], rng: random.Random) -> bytes
 def assert_survives(
     read: Callable[[bytes], Iterable[Pair | BadLine]], contents: Iterable[bytes]
 ) -> tuple[int, int, int]:
-    """How many pairs, bad lines and refused files there were: all three must happen, or the inputs are too tame."""
-    pairs = bads = refused = 0
+    """Return the numbers of pairs, bad lines and refused files; the caller checks that all three occur."""
+    pairs = bad_lines = refused = 0
     for content in contents:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             for item in read(content):
                 assert item.line >= 1
@@ -92,12 +92,12 @@ def assert_survives(
                 else:
                     assert item.reason
                     assert len(item.excerpt) <= 80
-                    bads += 1
+                    bad_lines += 1
         except CorpusError as error:
             if "\n" in str(error) or ": " not in str(error):
-                raise AssertionError(f"not a sentence that says what to do: {error}") from error
+                raise AssertionError(f"not an error message with advice: {error}") from error
             refused += 1
         except Exception as error:
             raise AssertionError(f"{error!r} from {content!r}") from error
-        assert time.perf_counter() - began < MAX_SECONDS, content
-    return pairs, bads, refused
+        assert time.perf_counter() - start < MAX_SECONDS, content
+    return pairs, bad_lines, refused

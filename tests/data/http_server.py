@@ -11,18 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class FakeSite:
-    """What the server has, how it behaves, and what it was asked."""
+    """Files and behavior of the server, and the requests that it received."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
-    endless: set[str] = field(default_factory=set)  # paths that send without an end
-    ranges: bool = True  # False: answers every request with the whole file
+    endless: set[str] = field(default_factory=set)  # paths with an endless response
+    ranges: bool = True  # False: ignore range requests and send the whole file
     etag: str | None = '"one"'
     sends_length: bool = True
-    extra_claimed_bytes: int = 0  # bytes that it says are coming beyond those that are
-    statuses: list[int] = field(default_factory=list)  # answered first, one for each request
-    cut_after: list[int] = field(default_factory=list)  # bytes after which the connection closes, one for each request
+    extra_claimed_bytes: int = 0  # added to the true Content-Length
+    statuses: list[int] = field(default_factory=list)  # error statuses of the first requests
+    cut_after: list[int] = field(default_factory=list)  # bytes until disconnecting, one per request
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # (path, Range)
 
 
@@ -83,9 +83,9 @@ def send_file(handler: BaseHTTPRequestHandler, site: FakeSite, content: bytes) -
 
 
 def parse_range_start(handler: BaseHTTPRequestHandler, site: FakeSite) -> int:
-    """The byte a request wants to begin with: 0 where the file has changed since, or parts are not for sale."""
-    range_header, mark = handler.headers.get("Range"), handler.headers.get("If-Range")
-    if range_header is None or not site.ranges or (mark is not None and mark != site.etag):
+    """Return the first byte of a range request; 0 if the file has changed or ranges are not supported."""
+    range_header, validator = handler.headers.get("Range"), handler.headers.get("If-Range")
+    if range_header is None or not site.ranges or (validator is not None and validator != site.etag):
         return 0
     return int(range_header.removeprefix("bytes=").rstrip("-"))
 
@@ -96,5 +96,5 @@ def send_forever(handler: BaseHTTPRequestHandler) -> None:
     try:
         while True:
             handler.wfile.write(bytes(2**16))
-    except OSError:  # the other side has hung up
+    except OSError:  # the client has disconnected
         pass

@@ -12,21 +12,21 @@ from attent.data.arrays import Array
 
 
 def encode_idx(array: Array) -> bytes:
-    """An idx file of bytes."""
+    """Encode an array of bytes as an idx file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def make_bar_images(count: int, side: int, seed: int) -> tuple[Array, Array]:
-    """Noise with a bright bar: lying (0), standing (1), or none (2)."""
+    """Return noise images with a bright bar, and labels: horizontal (0), vertical (1), no bar (2)."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.uint8) % 3
     images = rng.integers(0, 60, (count, side, side), np.uint8)
     for image, label in zip(images, labels, strict=True):
-        at = int(rng.integers(1, side - 3))
+        start = int(rng.integers(1, side - 3))
         if label == 0:
-            image[at : at + 2] = 250
+            image[start : start + 2] = 250
         elif label == 1:
-            image[:, at : at + 2] = 250
+            image[:, start : start + 2] = 250
     return images, labels
 
 
@@ -42,7 +42,7 @@ def write_idx(folder: Path, count: int = 60, side: int = 8, *, test: bool = True
 def write_class_folders(
     folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 3, side: int = 12
 ) -> Path:
-    """A folder for each class, with pictures in colour."""
+    """Write color images into one folder per class."""
     from PIL import Image
 
     rng = np.random.default_rng(0)

@@ -45,6 +45,6 @@ STRING_PIECES = [
 
 
 def make_strings(count: int, seed: int) -> list[str]:
-    """Texts that no two are alike and none is empty or only space."""
+    """Return distinct texts that are neither empty nor blank."""
     rng = random.Random(seed)
     return [f"{number}{''.join(rng.choices(STRING_PIECES, k=rng.randint(1, 12)))}." for number in range(count)]

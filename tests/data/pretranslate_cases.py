@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 
-FILES_PER_KIND = 50  # of each kind
+FILES_PER_KIND = 50
 WORDS = [
     "Open",
     "the",
@@ -37,13 +37,13 @@ PLACEHOLDERS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "${x}", "
 
 
 def translate_in_parentheses(texts: Sequence[str]) -> list[str]:
-    """A translator whose work is seen: everything is kept, between two marks that every charset has."""
+    """Translate by adding parentheses, which every charset has."""
     return [f"({text})" for text in texts]
 
 
 def fail_if_called(texts: Sequence[str]) -> list[str]:
-    """A translator that must not be asked."""
-    raise AssertionError(f"asked for {list(texts)!r}")
+    """Translator for files without empty targets: fails if it is called."""
+    raise AssertionError(f"called with {list(texts)!r}")
 
 
 def pretranslate(
@@ -56,7 +56,7 @@ def pretranslate(
 
 
 def get_error(content: bytes, name: str) -> str:
-    """What a person is told about a file that cannot be filled; nothing if it can."""
+    """Return the error message for a file that cannot be pre-translated, else an empty string."""
     try:
         pretranslate(content, name)
     except CorpusError as error:
@@ -66,13 +66,13 @@ def get_error(content: bytes, name: str) -> str:
 
 @dataclass
 class ExpectedFile:
-    """A file as it is and as it must become, and what the report must say."""
+    """A file before and after pre-translation, and the expected counts."""
 
     before: str = ""
     after: str = ""
     filled_count: int = 0
     existing_count: int = 0
-    targets: list[str] = field(default_factory=list)  # that are filled, as a parser reads them
+    targets: list[str] = field(default_factory=list)  # filled targets, unescaped
 
     def add(self, before: str, after: str | None = None) -> None:
         self.before += before
@@ -88,16 +88,16 @@ class ExpectedFile:
 
 
 def make_sentence(rng: random.Random, words: Sequence[str] = WORDS) -> str:
-    """Words and holes, with a word at both ends."""
+    """Return words and placeholders, with a word at both ends."""
     inner = rng.choices([*words, *PLACEHOLDERS], k=rng.randint(0, 5))
     return " ".join([rng.choice(words[:4]), *inner, rng.choice(words[:3])])
 
 
-# Catalogues.
+# PO catalogs.
 
 
 def make_po(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
-    """The bytes of a catalogue, what is known of it, and the bytes that it must become."""
+    """Return a catalog, the expected counts, and the expected result."""
     charset, encoding = rng.choice([("UTF-8", "utf-8"), ("UTF-8", "utf-8-sig"), ("ISO-8859-1", "latin-1")])
     words = LATIN_WORDS if encoding == "latin-1" else WORDS
     expected, forms = ExpectedFile(), rng.choice((1, 2, 3))
@@ -141,7 +141,7 @@ def _add_po_forms(
         empty = rng.choice(['""', '""', '""\n""'])
         target = f"({source}){space}"
         if is_filled:
-            absent = number > 0 and number == len(sources) - 1 and rng.random() < 0.3  # a form that is to be added
+            absent = number > 0 and number == len(sources) - 1 and rng.random() < 0.3  # a missing form
             expected.targets.append(target)
             expected.add("" if absent else f"{keyword} {empty}\n", f"{keyword} {_quote_po(target)}\n")
         else:
@@ -149,9 +149,9 @@ def _add_po_forms(
 
 
 def _format_po_string(text: str, rng: random.Random) -> str:
-    """In quotes, on one line or wrapped somewhere."""
-    at = rng.randint(0, len(text))
-    return _quote_po(text) if rng.random() < 0.6 else f'""\n{_quote_po(text[:at])}\n{_quote_po(text[at:])}'
+    """Quote a text, on one line or wrapped at a random position."""
+    middle = rng.randint(0, len(text))
+    return _quote_po(text) if rng.random() < 0.6 else f'""\n{_quote_po(text[:middle])}\n{_quote_po(text[middle:])}'
 
 
 def _quote_po(text: str) -> str:
@@ -159,7 +159,7 @@ def _quote_po(text: str) -> str:
     return f'"{escaped}"'
 
 
-# XML. A content is written in two ways: as the source has it, and as its translation must.
+# XML. Each content is generated twice: as the source, and as the expected target.
 
 PAIRS_12 = [
     ('<g id="1">', "</g>"),
@@ -179,7 +179,7 @@ ALONE_TMX = ['<ph x="4"/>', "<ph>%s &amp; &#60;</ph>", "<it pos='begin'>(</it>",
 
 
 def make_xml_text(text: str, rng: random.Random) -> str:
-    """A text as XML may hold it."""
+    """Escape a text for XML, randomly as CDATA or references."""
     way = rng.randrange(5)
     if way == 0:
         return f"<![CDATA[{text}]]>"
@@ -193,27 +193,27 @@ def make_xml_text(text: str, rng: random.Random) -> str:
 def make_xml_content(
     rng: random.Random, words: Sequence[str], pairs: list[tuple[str, str]], alone: list[str]
 ) -> tuple[str, str]:
-    """A source and its translation by `wrap`: what is around all of it stays outside of the brackets."""
+    """Return a source and its expected target; outer markup stays outside of the parentheses."""
     tail = rng.choice(["", "", " & <i>x</i>", " it's"])
     first, last = make_sentence(rng, words), make_sentence(rng, words) + tail
-    inside = [(make_xml_text(first, rng), escape(first))]
+    parts = [(make_xml_text(first, rng), escape(first))]
     if rng.random() < 0.5:
         opened, closed = rng.choice(pairs)
         middle = make_sentence(rng, words)
         code = rng.choice(alone) if rng.random() < 0.5 else ""
-        inside += [(opened, opened), (make_xml_text(middle, rng) + code, escape(middle) + code), (closed, closed)]
-    inside.append((make_xml_text(last, rng), escape(last)))
+        parts += [(opened, opened), (make_xml_text(middle, rng) + code, escape(middle) + code), (closed, closed)]
+    parts.append((make_xml_text(last, rng), escape(last)))
     before, behind = rng.choice([("", ""), ("", ""), ("  ", "\n"), pairs[0], (alone[0], alone[0]), ("\n  ", " ")])
-    if before == pairs[0][0] and any(opened == before for opened, _ in inside):
-        before, behind = "", ""  # the same code twice would be another file
+    if before == pairs[0][0] and any(opened == before for opened, _ in parts):
+        before, behind = "", ""  # codes must be distinct
     return (
-        before + "".join(one for one, _ in inside) + behind,
-        f"{before}({''.join(other for _, other in inside)}){behind}",
+        before + "".join(source for source, _ in parts) + behind,
+        f"{before}({''.join(target for _, target in parts)}){behind}",
     )
 
 
 def _make_xml_head(rng: random.Random) -> tuple[str, str, Sequence[str]]:
-    """A declaration, its encoding, and the words that it can hold."""
+    """Return an XML declaration, its encoding, and words that it can encode."""
     declared, encoding = rng.choice(
         [
             ("UTF-8", "utf-8"),
@@ -270,8 +270,10 @@ def _add_target_12(expected: ExpectedFile, rng: random.Random, indent: str, targ
             f"{indent}<target xml:lang='de' {MARK_12}>{target}</target >",
         )
     elif kind == 3:
-        mark = f'<target state="needs-review-translation" o:y=\'1\' state-qualifier="mt-suggestion">{target}</target>'
-        expected.add(f"{indent}<target state='new' o:y='1' />", indent + mark)
+        marked_target = (
+            f'<target state="needs-review-translation" o:y=\'1\' state-qualifier="mt-suggestion">{target}</target>'
+        )
+        expected.add(f"{indent}<target state='new' o:y='1' />", indent + marked_target)
     else:
         expected.add(f"<!-- - -->{indent}<target></target>", f"<!-- - -->{indent}<target {MARK_12}>{target}</target>")
 
@@ -283,15 +285,17 @@ def make_xliff_2(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
     expected.add(f"{head}<{p}xliff {space} version='2.0' srcLang='en-US' trgLang=\"de\"><{p}file id='f'>\n")
     for number in range(rng.randint(1, 12)):
         expected.add(f'<{p}unit id="{number}"><{p}ignorable><{p}source>a</{p}source></{p}ignorable>\n')
-        source, target = (_add_prefix(one, p) for one in make_xml_content(rng, words, PAIRS_2, ALONE_2))
+        source, target = (_add_prefix(content, p) for content in make_xml_content(rng, words, PAIRS_2, ALONE_2))
         is_filled, indent = rng.random() < 0.7, rng.choice(["", "\n    "])
-        marks = rng.choice([("", f" {MARK_2}"), (" id='s'", f" id='s' {MARK_2}"), (" state='initial'", f" {MARK_2}")])
-        expected.add(f"<{p}segment{marks[0]}>", f"<{p}segment{marks[is_filled]}>")
+        attributes = rng.choice(
+            [("", f" {MARK_2}"), (" id='s'", f" id='s' {MARK_2}"), (" state='initial'", f" {MARK_2}")]
+        )
+        expected.add(f"<{p}segment{attributes[0]}>", f"<{p}segment{attributes[is_filled]}>")
         expected.add(f"{indent}<{p}source>{source}</{p}source>")
-        given = rng.choice([f"<{p}target/>", f"<{p}target></{p}target>"]) if rng.random() < 0.5 else ""
+        existing_target = rng.choice([f"<{p}target/>", f"<{p}target></{p}target>"]) if rng.random() < 0.5 else ""
         if is_filled:
             expected.filled_count += 1
-            expected.add(given, f"{'' if given else indent}<{p}target>{target}</{p}target>")
+            expected.add(existing_target, f"{'' if existing_target else indent}<{p}target>{target}</{p}target>")
         else:
             expected.existing_count += 1
             expected.add(f"<{p}target>{source}</{p}target>")

@@ -41,24 +41,24 @@ def site() -> Iterator[FakeSite]:
         yield site
 
 
-def captions(split: str, language: str) -> bytes:
-    lines = "".join(f"{split} caption {number} in {language}\n" for number in range(20))
-    return gzip.compress(lines.encode(), mtime=0)
+def make_captions(split: str, language: str) -> bytes:
+    read_lines = "".join(f"{split} caption {number} in {language}\n" for number in range(20))
+    return gzip.compress(read_lines.encode(), mtime=0)
 
 
-def multi30k(site: FakeSite) -> DownloadSites:
-    """A small Multi30k on the server, and a catalogue that knows its checksums."""
+def serve_multi30k(site: FakeSite) -> DownloadSites:
+    """Put a small Multi30k on the server and return the sites with its checksums."""
     files = []
     for theirs, ours in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
         for language in ("de", "en"):
-            content = captions(ours, language)
+            content = make_captions(ours, language)
             site.files[f"/{theirs}.{language}.gz"] = content
             digest = hashlib.sha256(content).hexdigest()
             files.append(Multi30kFile(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", len(content), digest))
     return DownloadSites(multi30k_url=site.url, multi30k_files=tuple(files))
 
 
-def zipped(members: dict[str, str]) -> bytes:
+def make_zip(members: dict[str, str]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in members.items():
@@ -66,28 +66,28 @@ def zipped(members: dict[str, str]) -> bytes:
     return content.getvalue()
 
 
-def sentences(count: int = 2_000) -> list[tuple[str, str]]:
-    """Pairs in which some sentences of either side come again with another partner."""
+def make_pairs(count: int = 2_000) -> list[tuple[str, str]]:
+    """Return pairs; some sentences of each side are repeated with another translation."""
     return [
         (f"Satz {number % (count * 9 // 10)}", f"sentence {number * 7 % (count * 4 // 5)}") for number in range(count)
     ]
 
 
-def tatoeba(pairs: list[tuple[str, str]], readme: str = "") -> bytes:
-    german = "".join(f"{one}\n" for one, _ in pairs)
-    english = "".join(f"{other}\r\n" for _, other in pairs)
-    return zipped({"Tatoeba.de-en.de": german, "Tatoeba.de-en.en": english, "README": readme, "LICENSE": ""})
+def make_tatoeba_zip(pairs: list[tuple[str, str]], readme: str = "") -> bytes:
+    german = "".join(f"{source}\n" for source, _ in pairs)
+    english = "".join(f"{target}\r\n" for _, target in pairs)
+    return make_zip({"Tatoeba.de-en.de": german, "Tatoeba.de-en.en": english, "README": readme, "LICENSE": ""})
 
 
-def lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def names(place: Path) -> list[str]:
-    return sorted(path.name for path in place.iterdir())
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-# ---- the catalogue -----------------------------------------------------------------------------------------
+# ---- the list of corpora -----------------------------------------------------------------------------------
 
 
 def test_every_name_has_one_line_about_it() -> None:
@@ -112,23 +112,23 @@ def test_unknown_name_lists_the_built_in_corpora() -> None:
 
 
 def test_multi30k_is_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
-    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
-    assert place == cache / "corpora" / "multi30k"
-    assert names(place) == [
+    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    assert folder == cache / "corpora" / "multi30k"
+    assert list_names(folder) == [
         "SOURCE.json",
         *("test.de.gz", "test.en.gz", "train.de.gz", "train.en.gz", "valid.de.gz", "valid.en.gz"),
     ]
-    assert names(cache / "corpora") == [".multi30k.lock", "multi30k"]
+    assert list_names(cache / "corpora") == [".multi30k.lock", "multi30k"]
 
 
 def test_second_time_nothing_is_downloaded(site: FakeSite) -> None:
-    sites = multi30k(site)
+    sites = serve_multi30k(site)
     assert get_corpus_folder("multi30k", EN_DE, sites) == get_corpus_folder("multi30k", LanguagePair("de", "en"), sites)
     assert len(site.requests) == 6
 
 
 def test_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
-    get_corpus_folder("multi30k", EN_DE, multi30k(site))
+    get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
     (corpus,) = open_corpora(["multi30k"], EN_DE)
     pairs = [pair for pair in corpus if isinstance(pair, Pair)]
     assert [(pair.source, pair.target) for pair in pairs[:1]] == [("train caption 0 in en", "train caption 0 in de")]
@@ -139,7 +139,7 @@ def test_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
 
 
 def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, cache: Path, tmp_path: Path) -> None:
-    rows = [tuple(vars(file).values()) for file in multi30k(site).multi30k_files]
+    rows = [tuple(vars(file).values()) for file in serve_multi30k(site).multi30k_files]
     script = tmp_path / "open_multi30k.py"
     script.write_text(
         "from attent.data.builtin import *\n"
@@ -148,13 +148,13 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, ca
         "print(get_corpus_folder('multi30k', LanguagePair('en', 'de'), sites))\n"
     )
     processes = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert answers == [str(cache / "corpora" / "multi30k")] * 2
+    folders = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert folders == [str(cache / "corpora" / "multi30k")] * 2
     assert len(site.requests) == 6
 
 
 def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSite, cache: Path) -> None:
-    sites = multi30k(site)
+    sites = serve_multi30k(site)
     content = site.files.pop("/val.de.gz")
     with pytest.raises(StorageError, match="404"):
         get_corpus_folder("multi30k", EN_DE, sites)
@@ -168,7 +168,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
 
 
 def test_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
-    sites = multi30k(site)
+    sites = serve_multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
     with pytest.raises(StorageError, match=r"train\.en\.gz\.part: does not match"):
         get_corpus_folder("multi30k", EN_DE, sites)
@@ -176,66 +176,66 @@ def test_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
 
 
 def test_offline_error_says_what_to_do(cache: Path) -> None:
-    with serve_site() as gone:
-        sites = multi30k(gone)
+    with serve_site() as site:
+        sites = serve_multi30k(site)
     with pytest.raises(CorpusError) as caught:
         get_corpus_folder("multi30k", EN_DE, sites)
-    words = str(caught.value)
-    assert words.startswith(f"multi30k: cannot download {gone.url}/train.de.gz: no network (")
-    place = cache / "corpora" / "multi30k"
-    assert words.endswith(f"). Fetch it elsewhere and give its path instead of the name, or put it into {place}")
+    message = str(caught.value)
+    assert message.startswith(f"multi30k: cannot download {site.url}/train.de.gz: no network (")
+    folder = cache / "corpora" / "multi30k"
+    assert message.endswith(f"). Fetch it elsewhere and give its path instead of the name, or put it into {folder}")
 
 
 def test_manual_copy_is_used_as_it_is(site: FakeSite, cache: Path) -> None:
-    place = cache / "corpora" / "multi30k"
-    place.mkdir(parents=True)
-    (place / "train.en").write_text("a\n")
-    (place / "train.de").write_text("b\n")
-    assert get_corpus_folder("multi30k", EN_DE, multi30k(site)) == place
+    folder = cache / "corpora" / "multi30k"
+    folder.mkdir(parents=True)
+    (folder / "train.en").write_text("a\n")
+    (folder / "train.de").write_text("b\n")
+    assert get_corpus_folder("multi30k", EN_DE, serve_multi30k(site)) == folder
     assert site.requests == []
 
 
 def test_empty_folder_is_not_a_manual_copy(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / "multi30k").mkdir(parents=True)
-    assert "train.en.gz" in names(get_corpus_folder("multi30k", EN_DE, multi30k(site)))
+    assert "train.en.gz" in list_names(get_corpus_folder("multi30k", EN_DE, serve_multi30k(site)))
 
 
 @pytest.mark.parametrize(
-    ("languages", "words"),
+    ("languages", "message"),
     [
         (LanguagePair(), "multi30k: is in several languages; choose them, such as --src en --tgt de"),
         (LanguagePair("en", "it"), "multi30k: is in cs, de, en, fr, not in `it`; choose --src and --tgt from these"),
         (LanguagePair("en", "EN"), "multi30k: --src and --tgt are both `en`; give two languages"),
     ],
 )
-def test_languages_outside_multi30k_are_refused(languages: LanguagePair, words: str) -> None:
+def test_languages_outside_multi30k_are_refused(languages: LanguagePair, message: str) -> None:
     with pytest.raises(CorpusError) as caught:
         get_corpus_folder("multi30k", languages)
-    assert str(caught.value) == words
+    assert str(caught.value) == message
 
 
-# ---- what is there stays as it was -------------------------------------------------------------------------
+# ---- changed files -----------------------------------------------------------------------------------------
 
 
 def test_file_changed_later_is_noticed(site: FakeSite) -> None:
-    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
-    (place / "valid.en.gz").write_bytes(captions("other", "en"))
+    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    (folder / "valid.en.gz").write_bytes(make_captions("other", "en"))
     with pytest.raises(CorpusError, match=r"valid\.en\.gz: has changed since it was made; delete the folder"):
         get_corpus_folder("multi30k", EN_DE)
-    (place / "SOURCE.json").unlink()
-    assert get_corpus_folder("multi30k", EN_DE) == place
+    (folder / "SOURCE.json").unlink()
+    assert get_corpus_folder("multi30k", EN_DE) == folder
 
 
 def test_file_lost_later_is_noticed(site: FakeSite) -> None:
-    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
-    (place / "test.de.gz").unlink()
+    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    (folder / "test.de.gz").unlink()
     with pytest.raises(CorpusError, match=r"test\.de\.gz: is missing since it was made"):
         get_corpus_folder("multi30k", EN_DE)
 
 
 def test_damaged_source_file_is_reported(site: FakeSite) -> None:
-    place = get_corpus_folder("multi30k", EN_DE, multi30k(site))
-    (place / "SOURCE.json").write_text("{")
+    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    (folder / "SOURCE.json").write_text("{")
     with pytest.raises(ValueError, match=r"SOURCE\.json: is not valid JSON"):
         get_corpus_folder("multi30k", EN_DE)
 
@@ -244,10 +244,11 @@ def test_damaged_source_file_is_reported(site: FakeSite) -> None:
 
 
 def test_opus_splits_share_no_sentence(site: FakeSite) -> None:
-    site.files[ARCHIVE] = tatoeba(sentences())
-    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    site.files[ARCHIVE] = make_tatoeba_zip(make_pairs())
+    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     sides = {
-        tag: {split: lines(place / f"{split}.{tag}") for split in ("train", "valid", "test")} for tag in ("de", "en")
+        tag: {split: read_lines(folder / f"{split}.{tag}") for split in ("train", "valid", "test")}
+        for tag in ("de", "en")
     }
     for tag in ("de", "en"):
         train, valid, test = (set(sides[tag][split]) for split in ("train", "valid", "test"))
@@ -259,23 +260,25 @@ def test_opus_splits_share_no_sentence(site: FakeSite) -> None:
 
 
 def test_opus_pairs_stay_pairs(site: FakeSite) -> None:
-    pairs = sentences()
-    site.files[ARCHIVE] = tatoeba(pairs)
-    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    pairs = make_pairs()
+    site.files[ARCHIVE] = make_tatoeba_zip(pairs)
+    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     for split in ("train", "valid", "test"):
-        assert set(zip(lines(place / f"{split}.de"), lines(place / f"{split}.en"), strict=True)) <= set(pairs)
+        assert set(zip(read_lines(folder / f"{split}.de"), read_lines(folder / f"{split}.en"), strict=True)) <= set(
+            pairs
+        )
 
 
 def test_both_directions_share_one_folder_and_one_split(site: FakeSite, cache: Path) -> None:
-    site.files[ARCHIVE] = tatoeba(sentences(100))
+    site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
     assert get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) == get_corpus_folder(
         "tatoeba", LanguagePair("de", "en")
     )
-    assert names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
+    assert list_names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
 
 
 def test_origin_of_an_opus_corpus_is_recorded(site: FakeSite) -> None:
-    site.files[ARCHIVE] = tatoeba(sentences(100))
+    site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
     source = json.loads(
         (get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) / "SOURCE.json").read_text()
     )
@@ -286,14 +289,14 @@ def test_origin_of_an_opus_corpus_is_recorded(site: FakeSite) -> None:
 
 def test_archive_downloaded_elsewhere_is_used(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / TATOEBA).mkdir(parents=True)
-    (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(tatoeba(sentences(100)))
-    assert "train.de" in names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)))
+    (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(make_tatoeba_zip(make_pairs(100)))
+    assert "train.de" in list_names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)))
     assert site.requests == []
 
 
 def test_few_pairs_are_all_for_training(site: FakeSite) -> None:
-    site.files[ARCHIVE] = tatoeba(sentences(19))
-    assert names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))) == [
+    site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(19))
+    assert list_names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))) == [
         "SOURCE.json",
         "train.de",
         "train.en",
@@ -302,11 +305,14 @@ def test_few_pairs_are_all_for_training(site: FakeSite) -> None:
 
 def test_empty_and_overlong_lines_drop_the_pair(site: FakeSite) -> None:
     pairs = [("eins", "one"), ("", "two"), ("drei", ""), ("4" * 3_000_000, "four"), ("fünf", "five")]
-    site.files[ARCHIVE] = tatoeba(
+    site.files[ARCHIVE] = make_tatoeba_zip(
         pairs, readme=random.Random(0).randbytes(50_000).hex()
-    )  # in all as dense as real text
-    place = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
-    assert list(zip(lines(place / "train.de"), lines(place / "train.en"), strict=True)) == [pairs[0], pairs[4]]
+    )  # compresses like real text
+    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    assert list(zip(read_lines(folder / "train.de"), read_lines(folder / "train.en"), strict=True)) == [
+        pairs[0],
+        pairs[4],
+    ]
 
 
 def test_missing_opus_language_pair_is_reported(site: FakeSite) -> None:
@@ -315,10 +321,10 @@ def test_missing_opus_language_pair_is_reported(site: FakeSite) -> None:
 
 
 def test_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
-    site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = zipped(
+    site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = make_zip(
         {"KDE4.en-pt_BR.en": "a\n", "KDE4.en-pt_BR.pt_BR": "b\n"}
     )
-    assert "train.pt-BR" in names(
+    assert "train.pt-BR" in list_names(
         get_corpus_folder("kde4", LanguagePair("pt-br", "en"), DownloadSites(opus_url=site.url))
     )
 
@@ -330,7 +336,7 @@ def test_invalid_language_tag_never_reaches_a_url(tag: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "message"),
     [
         ({"../../Tatoeba.de-en.de": "x"}, r"`\.\./\.\./Tatoeba\.de-en\.de` points out of the archive"),
         ({"/etc/passwd": "x"}, "`/etc/passwd` points out of the archive"),
@@ -345,10 +351,10 @@ def test_invalid_language_tag_never_reaches_a_url(tag: str) -> None:
     ],
 )
 def test_hostile_and_damaged_archives_are_refused(
-    members: dict[str, str], words: str, site: FakeSite, tmp_path: Path
+    members: dict[str, str], message: str, site: FakeSite, tmp_path: Path
 ) -> None:
-    site.files[ARCHIVE] = zipped(members)
-    with pytest.raises(CorpusError, match=rf"was a damaged archive \(.*{words}.*\) and was removed; run again"):
+    site.files[ARCHIVE] = make_zip(members)
+    with pytest.raises(CorpusError, match=rf"was a damaged archive \(.*{message}.*\) and was removed; run again"):
         get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
@@ -361,7 +367,7 @@ def test_non_archive_is_refused(damage: bytes, site: FakeSite) -> None:
 
 
 def test_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) -> None:
-    content = bytearray(tatoeba(sentences()))
+    content = bytearray(make_tatoeba_zip(make_pairs()))
     content[2_000] ^= 1
     site.files[ARCHIVE] = bytes(content)
     with pytest.raises(CorpusError, match="damaged archive"):
@@ -373,12 +379,12 @@ def test_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) 
 
 
 def test_dates_are_generated_offline_and_once(cache: Path) -> None:
-    place = get_corpus_folder("dates", LanguagePair())
-    assert [len(lines(place / f"{split}.tsv")) for split in ("train", "valid", "test")] == [100_000, 1_000, 2_000]
-    made_at = (place / "train.tsv").stat().st_mtime_ns
-    assert get_corpus_folder("dates", LanguagePair(None, "iso")) == place
-    assert (place / "train.tsv").stat().st_mtime_ns == made_at
-    assert place.parent == cache / "corpora"
+    folder = get_corpus_folder("dates", LanguagePair())
+    assert [len(read_lines(folder / f"{split}.tsv")) for split in ("train", "valid", "test")] == [100_000, 1_000, 2_000]
+    made_at = (folder / "train.tsv").stat().st_mtime_ns
+    assert get_corpus_folder("dates", LanguagePair(None, "iso")) == folder
+    assert (folder / "train.tsv").stat().st_mtime_ns == made_at
+    assert folder.parent == cache / "corpora"
 
 
 # Phrases.
@@ -388,10 +394,10 @@ def test_phrases_are_read_in_both_directions_and_splits_share_no_sentence(cache:
     (corpus,) = open_corpora(["phrases"], EN_DE)
     (backwards,) = open_corpora(["phrases"], LanguagePair("de", "en"))
     splits = [corpus, corpus.get_sibling_split("valid"), corpus.get_sibling_split("test")]
-    sentences = [{pair.source for pair in split or () if isinstance(pair, Pair)} for split in splits]
-    assert [len(sources) for sources in sentences] == list(phrases.SPLIT_SIZES.values())
-    assert len(set.union(*sentences)) == sum(phrases.SPLIT_SIZES.values())
-    assert min(len(source.split()) for source in sentences[0]) >= 4
+    make_pairs = [{pair.source for pair in split or () if isinstance(pair, Pair)} for split in splits]
+    assert [len(sources) for sources in make_pairs] == list(phrases.SPLIT_SIZES.values())
+    assert len(set.union(*make_pairs)) == sum(phrases.SPLIT_SIZES.values())
+    assert min(len(source.split()) for source in make_pairs[0]) >= 4
     assert [(pair.target, pair.source) for pair in backwards if isinstance(pair, Pair)] == [
         (pair.source, pair.target) for pair in corpus if isinstance(pair, Pair)
     ]
@@ -400,10 +406,10 @@ def test_phrases_are_read_in_both_directions_and_splits_share_no_sentence(cache:
 def test_phrases_agree_in_gender_number_and_word_order() -> None:
     pairs = dict(islice(phrases.generate_pairs(), 5_000))
     for source, target in pairs.items():
-        words = target.split()
-        if "Katze" in words:
-            assert words[words.index("Katze") - 2] in ("die", "eine")
+        message = target.split()
+        if "Katze" in message:
+            assert message[message.index("Katze") - 2] in ("die", "eine")
         if source.split()[0] in dict(phrases.TIMES):
-            assert words[1] in {form for verb in phrases.VERBS for form in (verb.de, verb.de_third)}
+            assert message[1] in {form for verb in phrases.VERBS for form in (verb.de, verb.de_third)}
         if " has " in source or " have " in source:
-            assert words[-1] in {verb.de_participle for verb in phrases.VERBS}
+            assert message[-1] in {verb.de_participle for verb in phrases.VERBS}

@@ -1,4 +1,4 @@
-"""Test sentences found again in training data, held against the plain definition of "near"."""
+"""Contamination: test sentences in training data, compared with a brute-force search for near duplicates."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def near_misses(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     tests = draw(st.lists(st.lists(st.sampled_from(WORDS), min_size=5, max_size=14), min_size=1, max_size=6))
     lines = []
     for _ in range(draw(st.integers(1, 6))):
-        words = list(draw(st.sampled_from(tests)))
+        tokens = list(draw(st.sampled_from(tests)))
         for _ in range(draw(st.integers(0, 4))):
-            words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from([*WORDS, "xx", "yy", ""]))
-        lines.append(" ".join(words))
-    return [" ".join(words) for words in tests], lines
+            tokens[draw(st.integers(0, len(tokens) - 1))] = draw(st.sampled_from([*WORDS, "xx", "yy", ""]))
+        lines.append(" ".join(tokens))
+    return [" ".join(tokens) for tokens in tests], lines
 
 
 @settings(max_examples=150, deadline=None)
@@ -53,11 +53,15 @@ def test_near_duplicates_equal_brute_force(texts: tuple[list[str], list[str]]) -
     index = NearDuplicateIndex(fold_words(tests))
     expected = {}
     bags = [sorted(line.split()) for line in lines]
-    for i in (i for i, bag in enumerate(bags) if bag not in bags[:i]):  # of lines with the same words the first
+    for i in (i for i, bag in enumerate(bags) if bag not in bags[:i]):  # the first of lines with the same words
         for j, test in enumerate(tests):
-            words, other = set(bags[i]), set(test.split())
-            if len(other) >= MIN_NEAR_WORDS and words and len(words & other) / len(words | other) >= NEAR_THRESHOLD:
-                expected[i, int(index.text_ids[j])] = len(words & other) / len(words | other)
+            words, test_words = set(bags[i]), set(test.split())
+            if (
+                len(test_words) >= MIN_NEAR_WORDS
+                and words
+                and len(words & test_words) / len(words | test_words) >= NEAR_THRESHOLD
+            ):
+                expected[i, int(index.text_ids[j])] = len(words & test_words) / len(words | test_words)
     result = {(i, j): overlap for part in index.find_near(fold_words(lines)) for i, j, overlap in list_matches(part)}
     assert result == expected
 
@@ -133,7 +137,7 @@ def test_newlines_in_a_text_do_not_shift_lines() -> None:
     assert checker.compute().matches[0].train.line == 2
 
 
-# ---- text of a template, and test sets of any size -------------------------------------------------------------------
+# ---- limits of time and memory ---------------------------------------------------------------------------------------
 
 
 def make_template(numbers: range, file: str) -> list[Pair]:
@@ -161,15 +165,15 @@ def test_template_lines_are_found_in_bounded_memory() -> None:
         0,
         0,
     )
-    assert memory < 150e6  # all (line, sentence) that meet at once would take a gigabyte
+    assert memory < 150e6  # all (line, sentence) candidates at once would take 1 GB
 
 
 def test_repeated_line_is_compared_once() -> None:
     text = "Click OK now please", "Jetzt bitte OK klicken"
-    began = time.process_time()
+    start = time.process_time()
     result = check(make_pairs(*[text] * 3_000, file="test"), make_pairs(*[text] * 12_000))
     assert (result.same_pair, result.near_duplicates) == (3_000, 0)
-    assert time.process_time() - began < 5  # every line with every sentence takes minutes
+    assert time.process_time() - start < 5  # comparing all lines with all sentences takes minutes
 
 
 def test_text_is_retired_after_enough_near_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +203,7 @@ def test_uncompared_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(near_misses(), st.integers(1, 40))
 def test_slice_size_does_not_change_matches(texts: tuple[list[str], list[str]], size: int) -> None:
     tests, lines = texts
-    whole = {
+    unsliced = {
         row for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines)) for row in list_matches(part)
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -209,10 +213,12 @@ def test_slice_size_does_not_change_matches(texts: tuple[list[str], list[str]], 
             for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines))
             for row in list_matches(part)
         }
-    done = {test for _, test, overlap in whole if overlap == 1}  # found whole, and then looked for no longer
-    assert sliced <= whole
-    assert {test for _, test, _ in sliced} == {test for _, test, _ in whole}
-    assert all(row in sliced or row[1] in done for row in whole)
+    exact_matches = {
+        test for _, test, overlap in unsliced if overlap == 1
+    }  # no longer searched for after an exact match
+    assert sliced <= unsliced
+    assert {test for _, test, _ in sliced} == {test for _, test, _ in unsliced}
+    assert all(row in sliced or row[1] in exact_matches for row in unsliced)
 
 
 def test_exact_matches_are_found_in_the_whole_test_set(monkeypatch: pytest.MonkeyPatch) -> None:

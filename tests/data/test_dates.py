@@ -15,7 +15,7 @@ from attent.data.pairs import CorpusError, LanguagePair
 
 SMALL = {"train": 8_000, "valid": 400, "test": 800}
 
-# Written by hand from grammar books, not taken from CLDR: the months as they stand in a date.
+# Month names in the form used in dates, written by hand from grammar books, independent of CLDR.
 MONTHS = {
     "en": "January February March April May June July August September October November December",
     "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
@@ -38,25 +38,25 @@ MONTHS = {
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
     folder = tmp_path_factory.mktemp("dates")
     dates.write_corpus(folder, LanguagePair(), SMALL)
-    return {split: read(folder / f"{split}.tsv") for split in SMALL}
+    return {split: read_pairs(folder / f"{split}.tsv") for split in SMALL}
 
 
-def read(path: Path) -> list[tuple[str, str]]:
+def read_pairs(path: Path) -> list[tuple[str, str]]:
     lines = path.read_bytes().decode().split("\n")
     assert lines.pop() == ""
     pairs = [line.split("\t") for line in lines]
     return [(text, iso) for text, iso in pairs]
 
 
-def year_of(year: int) -> list[datetime.date]:
+def list_days(year: int) -> list[datetime.date]:
     first = datetime.date(year, 1, 1)
     return [
         first + datetime.timedelta(days=day) for day in range(366) if (first + datetime.timedelta(day)).year == year
     ]
 
 
-def numbers(text: str) -> list[int]:
-    """The numbers in a text, whatever digits they are written in."""
+def find_numbers(text: str) -> list[int]:
+    """Return the numbers in a text, in any script's digits."""
     plain = "".join(str(unicodedata.decimal(letter, letter)) for letter in text)
     return [int(number) for number in re.findall("[0-9]+", plain)]
 
@@ -91,15 +91,15 @@ def test_native_digits_occur(zero: str, corpus: dict[str, list[tuple[str, str]]]
     assert any(zero in text for text, _ in corpus["train"])
 
 
-# ---- one text, one date ------------------------------------------------------------------------------------
+# ---- unambiguous dates -------------------------------------------------------------------------------------
 
 
 def test_no_text_means_two_dates_in_any_language() -> None:
-    """Every form of every language over a leap year, whether or not a corpus would take it."""
+    """Checks every format of every language over a leap year, used by the corpus or not."""
     meaning: dict[str, datetime.date] = {}
     for tag in dates.LANGUAGE_TAGS:
         for form in dates.list_date_formats(tag):
-            for date in year_of(2024):
+            for date in list_days(2024):
                 text = form.format_date(date)
                 assert meaning.setdefault(text, date) == date, (tag, text, meaning[text])
     assert len(meaning) > 50_000
@@ -114,13 +114,13 @@ def test_year_and_day_can_be_read_off_every_line(corpus: dict[str, list[tuple[st
     for split in corpus.values():
         for text, iso in split:
             date = datetime.date.fromisoformat(iso)
-            found = numbers(text)
-            assert date.year in found, text
-            found.remove(date.year)
-            assert date.day in found, text
-            found.remove(date.day)
-            assert len(found) <= 2, text  # a numbered month, and Vietnam's numbered weekdays
-            assert all(number <= 12 for number in found), text
+            numbers = find_numbers(text)
+            assert date.year in numbers, text
+            numbers.remove(date.year)
+            assert date.day in numbers, text
+            numbers.remove(date.day)
+            assert len(numbers) <= 2, text  # a numbered month, and Vietnam's numbered weekdays
+            assert all(number <= 12 for number in numbers), text
 
 
 @pytest.mark.parametrize("tag", MONTHS)
@@ -129,10 +129,10 @@ def test_dates_in_words_are_read_back_by_dateutil(tag: str) -> None:
     for form in dates.list_date_formats(tag):
         if "MMMM" not in form.pattern.pattern:
             continue
-        for date in year_of(2024):
+        for date in list_days(2024):
             text = form.format_date(date)
             (month,) = [number for number, name in enumerate(names, 1) if re.search(rf"(?<!\w){name}(?!\w)", text)]
-            day, year = sorted(numbers(text))
+            day, year = sorted(find_numbers(text))
             assert datetime.date(year, month, day) == date, text
 
 
@@ -168,15 +168,15 @@ def test_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -> 
 def test_split_of_a_date_does_not_depend_on_the_language(tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("fi", "iso"), SMALL)
     for split in SMALL:
-        assert {dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in read(tmp_path / f"{split}.tsv")} == {
-            split
-        }
+        assert {
+            dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in read_pairs(tmp_path / f"{split}.tsv")
+        } == {split}
 
 
 def test_split_sizes_are_as_requested(corpus: dict[str, list[tuple[str, str]]], tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("lt"), SMALL)  # the language with the fewest forms
     assert {split: len(pairs) for split, pairs in corpus.items()} == SMALL
-    assert {split: len(read(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
+    assert {split: len(read_pairs(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
 
 
 def test_every_language_can_fill_the_real_sizes() -> None:
@@ -188,11 +188,11 @@ def test_every_language_can_fill_the_real_sizes() -> None:
 
 
 def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, list[tuple[str, str]]]) -> None:
-    seen = [datetime.date.fromisoformat(iso) for _, iso in corpus["train"]]
-    assert {date.month for date in seen} == set(range(1, 13))
-    assert {date.day for date in seen} == set(range(1, 32))
-    assert min(seen).year < 1910
-    assert max(seen).year > 2090
+    dates = [datetime.date.fromisoformat(iso) for _, iso in corpus["train"]]
+    assert {date.month for date in dates} == set(range(1, 13))
+    assert {date.day for date in dates} == set(range(1, 32))
+    assert min(dates).year < 1910
+    assert max(dates).year > 2090
 
 
 def test_corpus_is_reproducible(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_hash_is_the_same_on_every_machine() -> None:
     assert dates.choose_split(datetime.date(2019, 3, 7)) == "train"
 
 
-# ---- what may be asked -------------------------------------------------------------------------------------
+# ---- language options --------------------------------------------------------------------------------------
 
 
 def test_one_language_has_its_own_folder() -> None:
@@ -217,7 +217,7 @@ def test_one_language_has_its_own_folder() -> None:
 
 def test_one_language_contains_only_that_language(tmp_path: Path) -> None:
     dates.write_corpus(tmp_path, LanguagePair("ja"), {"test": 300})
-    assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read(tmp_path / "test.tsv"))
+    assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read_pairs(tmp_path / "test.tsv"))
 
 
 def test_unknown_language_lists_the_known_ones() -> None:

@@ -33,64 +33,66 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
         yield site
 
 
-def ignore(done: int, total: int | None) -> None:
+def ignore_progress(done: int, total: int | None) -> None:
     pass
 
 
-def get(site: FakeSite, path: Path, name: str = "/data", sha256: str | None = SHA256, most: int = len(CONTENT)) -> str:
-    return download_file(RemoteFile(site.url + name, most, sha256), path, ignore, NO_PAUSES)
+def download(
+    site: FakeSite, path: Path, name: str = "/data", sha256: str | None = SHA256, max_bytes: int = len(CONTENT)
+) -> str:
+    return download_file(RemoteFile(site.url + name, max_bytes, sha256), path, ignore_progress, NO_PAUSES)
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# ---- whole files -------------------------------------------------------------------------------------------
+# ---- complete files ----------------------------------------------------------------------------------------
 
 
 def test_download_leaves_only_the_file(site: FakeSite, tmp_path: Path) -> None:
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
-    assert names(tmp_path) == ["data"]
+    assert list_names(tmp_path) == ["data"]
 
 
 def test_progress_counts_up_to_the_total(site: FakeSite, tmp_path: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
+    steps: list[tuple[int, int | None]] = []
     download_file(
-        RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", lambda *step: seen.append(step)
+        RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", lambda *step: steps.append(step)
     )
-    assert seen == sorted(seen)
-    assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert len(seen) > 3
+    assert steps == sorted(steps)
+    assert steps[-1] == (len(CONTENT), len(CONTENT))
+    assert len(steps) > 3
 
 
 def test_existing_file_is_not_requested(site: FakeSite, tmp_path: Path) -> None:
-    get(site, tmp_path / "data")
-    get(site, tmp_path / "data")
+    download(site, tmp_path / "data")
+    download(site, tmp_path / "data")
     assert len(site.requests) == 1
 
 
 def test_checksum_is_returned_without_a_published_one(site: FakeSite, tmp_path: Path) -> None:
-    assert get(site, tmp_path / "data", sha256=None) == SHA256
+    assert download(site, tmp_path / "data", sha256=None) == SHA256
 
 
 def test_response_without_length_is_read_to_the_end(site: FakeSite, tmp_path: Path) -> None:
     site.sends_length = False
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
 
 
 def test_redirect_is_followed(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/old"] = site.url + "/data"
-    assert get(site, tmp_path / "data", "/old") == SHA256
+    assert download(site, tmp_path / "data", "/old") == SHA256
 
 
-# ---- files that are not what they should be ----------------------------------------------------------------
+# ---- wrong files -------------------------------------------------------------------------------------------
 
 
 def test_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_path: Path) -> None:
     site.files["/data"] = CONTENT[:-1] + b"x"
     with pytest.raises(StorageError, match=r"does not match http.*/data \(SHA-256 .*was removed; run again"):
-        get(site, tmp_path / "data")
+        download(site, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.part").exists()
 
@@ -98,21 +100,21 @@ def test_wrong_checksum_is_refused_and_the_file_is_not_used(site: FakeSite, tmp_
 def test_existing_file_must_match_the_checksum(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"something else")
     with pytest.raises(StorageError, match="does not match"):
-        get(site, tmp_path / "data")
-    assert get(site, tmp_path / "data") == SHA256
+        download(site, tmp_path / "data")
+    assert download(site, tmp_path / "data") == SHA256
 
 
 def test_endless_response_is_cut_off(site: FakeSite, tmp_path: Path) -> None:
     site.endless.add("/flood")
     with pytest.raises(StorageError, match="sends more than the 300,000 bytes it may have"):
-        get(site, tmp_path / "data", "/flood")
+        download(site, tmp_path / "data", "/flood")
     assert not (tmp_path / "data").exists()
     assert (tmp_path / "data.part").stat().st_size == 0
 
 
 def test_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="has 300,000 bytes, more than the 1,000 it may have"):
-        get(site, tmp_path / "data", most=1000)
+        download(site, tmp_path / "data", max_bytes=1000)
     assert not (tmp_path / "data.part").exists()
 
 
@@ -121,46 +123,46 @@ def test_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp
 
 def test_interrupted_download_resumes(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after = [100_000]
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert site.requests == [("/data", None), ("/data", "bytes=100000-")]
 
 
 def test_server_without_ranges_sends_the_whole_file(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.ranges = [100_000], False
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
 
 
 def test_changed_file_is_downloaded_again(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after = [100_000]
     with pytest.raises(DownloadError):
-        download_file(RemoteFile(site.url + "/data", 400_000), tmp_path / "data", ignore, retry_delays=())
+        download_file(RemoteFile(site.url + "/data", 400_000), tmp_path / "data", ignore_progress, retry_delays=())
     site.files["/data"], site.etag = bytes(reversed(CONTENT)), '"two"'
-    get(site, tmp_path / "data", sha256=None)
+    download(site, tmp_path / "data", sha256=None)
     assert (tmp_path / "data").read_bytes() == bytes(reversed(CONTENT))
 
 
 def test_part_without_validator_and_checksum_is_not_trusted(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.etag = [100_000], None
-    get(site, tmp_path / "data", sha256=None)
+    download(site, tmp_path / "data", sha256=None)
     assert site.requests == [("/data", None), ("/data", None)]
 
 
 def test_weak_etag_is_not_a_validator(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after, site.etag = [100_000], 'W/"one"'
-    get(site, tmp_path / "data", sha256=None)
+    download(site, tmp_path / "data", sha256=None)
     assert site.requests == [("/data", None), ("/data", None)]
 
 
 def test_part_longer_than_the_file_is_discarded(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(bytes(400_000))
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert [requested for _, requested in site.requests] == ["bytes=400000-", None]
 
 
 def test_complete_part_needs_no_request(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").write_bytes(CONTENT)
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert site.requests == []
 
 
@@ -171,62 +173,62 @@ def test_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         download_file(RemoteFile(site.url + "/data", len(CONTENT)), tmp_path / "data", interrupt)
-    kept = (tmp_path / "data.part").stat().st_size
-    assert 150_000 < kept < len(CONTENT)
-    assert get(site, tmp_path / "data", sha256=None) == SHA256
-    assert site.requests[-1] == ("/data", f"bytes={kept}-")
+    part_size = (tmp_path / "data.part").stat().st_size
+    assert 150_000 < part_size < len(CONTENT)
+    assert download(site, tmp_path / "data", sha256=None) == SHA256
+    assert site.requests[-1] == ("/data", f"bytes={part_size}-")
 
 
 def test_transient_errors_are_retried(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [500, 503]
-    assert get(site, tmp_path / "data") == SHA256
+    assert download(site, tmp_path / "data") == SHA256
     assert len(site.requests) == 3
 
 
 def test_retries_end_after_the_last_delay(site: FakeSite, tmp_path: Path) -> None:
     site.statuses = [502] * 9
     with pytest.raises(DownloadError, match="the server answered 502 Bad Gateway, after 4 attempts"):
-        get(site, tmp_path / "data")
+        download(site, tmp_path / "data")
     assert len(site.requests) == 4
 
 
-# ---- what cannot be had ------------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------------------
 
 
 def test_missing_file_is_requested_once(site: FakeSite, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"cannot download http.*/nothing: the server answered 404 Not Found"):
-        get(site, tmp_path / "data", "/nothing")
+        download(site, tmp_path / "data", "/nothing")
     assert len(site.requests) == 1
 
 
 def test_no_network_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    with socket.socket() as taken:  # bound and not listening: nobody answers there
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/data"
+    with socket.socket() as unused:  # bound but not listening
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/data"
         with pytest.raises(DownloadError, match=r"cannot download http.*: no network \(.+\)"):
-            download_file(RemoteFile(url, 10), tmp_path / "data", ignore)
+            download_file(RemoteFile(url, 10), tmp_path / "data", ignore_progress)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://127.0.0.1/data", "data:,hello", "/etc/hostname"])
 def test_only_http_urls_are_accepted(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must begin with https:// or http://"):
-        download_file(RemoteFile(url, 1000), tmp_path / "data", ignore)
-    assert names(tmp_path) == []
+        download_file(RemoteFile(url, 1000), tmp_path / "data", ignore_progress)
+    assert list_names(tmp_path) == []
 
 
 def test_redirect_to_another_scheme_is_refused(site: FakeSite, tmp_path: Path) -> None:
     site.redirects["/trap"] = "file:///etc/hostname"
     with pytest.raises(StorageError, match="cannot download"):
-        get(site, tmp_path / "data", "/trap")
+        download(site, tmp_path / "data", "/trap")
     assert not (tmp_path / "data").exists()
 
 
 def test_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", site.url)
-    site.files["http://corpus.invalid/data"] = CONTENT  # a proxy is asked for the whole address
-    download_file(RemoteFile("http://corpus.invalid/data", len(CONTENT), SHA256), tmp_path / "data", ignore)
+    site.files["http://corpus.invalid/data"] = CONTENT  # a proxy request has the absolute URL
+    download_file(RemoteFile("http://corpus.invalid/data", len(CONTENT), SHA256), tmp_path / "data", ignore_progress)
     assert site.requests == [("http://corpus.invalid/data", None)]
 
 
@@ -234,17 +236,17 @@ def test_proxy_of_the_environment_is_used(site: FakeSite, tmp_path: Path, monkey
 def test_full_disk_is_reported(site: FakeSite, tmp_path: Path) -> None:
     (tmp_path / "data.part").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=f"the disk is full .*; free some space, or set {CACHE_ENV_VAR}"):
-        get(site, tmp_path / "data")
+        download(site, tmp_path / "data")
 
 
 def test_too_small_disk_is_reported_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
     site.extra_claimed_bytes = 10**18
     with pytest.raises(StorageError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
-        get(site, tmp_path / "data", most=10**19)
-    assert names(tmp_path) == []
+        download(site, tmp_path / "data", max_bytes=10**19)
+    assert list_names(tmp_path) == []
 
 
-# ---- what a person sees ------------------------------------------------------------------------------------
+# ---- progress ----------------------------------------------------------------------------------------------
 
 
 def test_progress_without_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,12 +273,12 @@ def test_progress_at_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
         with show_progress("multi30k") as show:
             show(500_000, 2_000_000)
             show(2_000_000, 2_000_000)
-        seen = b""
+        output = b""
         while select.select([reader], [], [], 0.3)[0]:
-            seen += os.read(reader, 2**16)
+            output += os.read(reader, 2**16)
     os.close(reader)
-    assert b"multi30k" in seen
-    assert b"2.0/2.0 MB" in seen
+    assert b"multi30k" in output
+    assert b"2.0/2.0 MB" in output
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
     assert get_cache_folder() == tmp_path / "own"
     monkeypatch.delenv(CACHE_ENV_VAR)
     assert get_cache_folder() == tmp_path / "xdg" / "attent"
-    assert names(tmp_path) == []
+    assert list_names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -316,30 +318,30 @@ def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
 
 
 def test_folder_is_built_once_by_concurrent_callers(tmp_path: Path) -> None:
-    makings: list[Path] = []
-    begin = threading.Barrier(4)
+    builds: list[Path] = []
+    barrier = threading.Barrier(4)
 
-    def make(aside: Path) -> None:
-        makings.append(aside)
-        (aside / "train.tsv").write_text("a\tb\n")
+    def make(part_folder: Path) -> None:
+        builds.append(part_folder)
+        (part_folder / "train.tsv").write_text("a\tb\n")
 
-    def ask() -> None:
-        begin.wait()
+    def request_folder() -> None:
+        barrier.wait()
         build_folder(tmp_path / "corpus", make, Path.is_dir)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=request_folder) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(makings) == 1
-    assert names(tmp_path / "corpus") == ["train.tsv"]
+    assert len(builds) == 1
+    assert list_names(tmp_path / "corpus") == ["train.tsv"]
     assert not (tmp_path / "corpus.part").exists()
 
 
 def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
-    def make(aside: Path) -> None:
-        (aside / "train.tsv").write_text("half")
+    def make(part_folder: Path) -> None:
+        (part_folder / "train.tsv").write_text("half")
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(StorageError, match=re.escape(os.strerror(errno.EIO))):

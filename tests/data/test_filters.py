@@ -1,4 +1,4 @@
-"""What the filters drop, and above all what they leave alone; keys and duplicates against a plain Python set."""
+"""Pair filters: dropped and kept pairs; duplicate detection compared with a Python set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drop_reason(
     return PairFilter(filters, infer_scripts(languages, [])).drop_reason(source, target)
 
 
-# ---- what stays ------------------------------------------------------------------------------------------------------
+# ---- kept pairs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_languages_in_their_own_script_are_kept(tag: str, text: str) -> None:
     assert drop_reason("All human beings are born free", text, LanguagePair("en", tag)) is None
 
 
-# ---- what goes -------------------------------------------------------------------------------------------------------
+# ---- dropped pairs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ WESTERN = "äöüßéèçñíøåæêîôëïÄÖÜÉ"
 
 @given(st.text(WESTERN + "abc ,.", max_size=20), st.sampled_from(WESTERN))
 def test_mojibake_is_found_and_correct_text_is_not(text: str, letter: str) -> None:
-    whole = text + letter
-    assert is_mojibake(whole.encode("utf-8").decode("latin-1"))
-    assert not is_mojibake(whole)
+    sentence = text + letter
+    assert is_mojibake(sentence.encode("utf-8").decode("latin-1"))
+    assert not is_mojibake(sentence)
 
 
 @pytest.mark.parametrize("filters", [{"max_chars": -1}, {"length_ratio": 0.5}, {"length_ratio": float("nan")}])
@@ -217,7 +217,7 @@ UNICODE_NAMES = {"Latn": "LATIN", "Grek": "GREEK", "Cyrl": "CYRILLIC", "Armn": "
 
 @pytest.fixture(scope="module")
 def name_letters() -> dict[str, str]:
-    """Every character that has a name, with its name."""
+    """Yield every character that has a name, with its name."""
     return {chr(c): name for c in range(0x2FFFF) if (name := unicodedata.name(chr(c), ""))}
 
 
@@ -235,8 +235,8 @@ def test_script_letters_match_unicode_names(code: str, name_letters: dict[str, s
         and unicodedata.category(char) in ("Ll", "Lu", "Lo")
     }
     assert not named_letters & theirs
-    common = {char for char in named_letters if char < "\u1d00" or code == "Hani"}  # later ones are for scholars
-    assert len(common - mine) <= 0.03 * len(common)  # each version of Unicode adds a few
+    common = {char for char in named_letters if char < "\u1d00" or code == "Hani"}  # later blocks are historic scripts
+    assert len(common - mine) <= 0.03 * len(common)  # each Unicode version adds a few
 
 
 @pytest.mark.parametrize(
@@ -262,30 +262,30 @@ def test_unknown_languages_have_no_scripts(tag: str) -> None:
     assert scripts.get_language_scripts(tag) is None
 
 
-# ---- pairs that came before ------------------------------------------------------------------------------------------
+# ---- duplicates ------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=30), max_size=30))
 def test_key_set_equals_a_set(calls: list[list[int]]) -> None:
-    seen, known = KeySet(), set[int]()
+    key_set, known = KeySet(), set[int]()
     for keys in calls:
         expected = []
         for key in keys:
             expected.append(key not in known)
             known.add(key)
-        assert seen.add(np.array(keys, dtype=np.uint64)).tolist() == expected
-    assert len(seen) == len(known)
+        assert key_set.add(np.array(keys, dtype=np.uint64)).tolist() == expected
+    assert len(key_set) == len(known)
 
 
 def test_key_set_uses_few_bytes_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeySet, "MAX_MERGED_RUN", 20_000)
-    seen, random = KeySet(), np.random.default_rng(0)
+    key_set, random = KeySet(), np.random.default_rng(0)
     keys = random.integers(0, 2**64, 200_000, dtype=np.uint64)
     for chunk in keys.reshape(-1, 1_000):
-        assert seen.add(chunk).all()
-    assert not seen.add(keys).any()
-    assert sum(run.nbytes for run in seen._runs) == 8 * len(keys)
-    assert len(seen._runs) < 35
+        assert key_set.add(chunk).all()
+    assert not key_set.add(keys).any()
+    assert sum(run.nbytes for run in key_set._runs) == 8 * len(keys)
+    assert len(key_set._runs) < 35
 
 
 def test_pair_keys_are_stable_and_ordered() -> None:

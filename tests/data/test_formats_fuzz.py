@@ -151,7 +151,7 @@ def test_tsv_reader_survives_ten_thousand_broken_files() -> None:
 
 
 def test_jsonl_reader_survives_ten_thousand_broken_files() -> None:
-    words = [
+    tokens = [
         b"[" * 3000,
         b'{"a":' * 2000,
         b'"\\ud800"',
@@ -164,7 +164,8 @@ def test_jsonl_reader_survives_ten_thousand_broken_files() -> None:
         b"\\u",
     ]
     counts = fuzz.assert_survives(
-        lambda data: jsonl.read_pairs(content(data, "a.jsonl"), "a.jsonl", ASKED), fuzz.generate_inputs(JSONL, words, 2)
+        lambda data: jsonl.read_pairs(content(data, "a.jsonl"), "a.jsonl", ASKED),
+        fuzz.generate_inputs(JSONL, tokens, 2),
     )
     assert min(counts) > 50
 
@@ -216,8 +217,8 @@ def test_decompression_survives_ten_thousand_broken_files() -> None:
         lzma.compress(text, preset=0),
         zstd.compress(text),
     ]
-    words = [lzma.compress(b"a\tb\n", preset=0), zstd.compress(b"a\tb\n"), gzip.compress(b"a\tb\n", mtime=0)]
+    tokens = [lzma.compress(b"a\tb\n", preset=0), zstd.compress(b"a\tb\n"), gzip.compress(b"a\tb\n", mtime=0)]
     counts = fuzz.assert_survives(
-        lambda data: tsv.read_pairs(content(data, "a.tsv"), "a.tsv", ASKED), fuzz.generate_inputs(good, words, 7)
+        lambda data: tsv.read_pairs(content(data, "a.tsv"), "a.tsv", ASKED), fuzz.generate_inputs(good, tokens, 7)
     )
     assert min(counts) > 50

@@ -28,34 +28,34 @@ EN_DE = LanguagePair("en", "de")
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd.compress}
 
 
-def blocks(data: bytes, name: str = "a.tsv") -> Iterator[bytes]:
+def read_blocks(data: bytes, name: str = "a.tsv") -> Iterator[bytes]:
     return streams.read_blocks(io.BytesIO(data), name)
 
 
 def read_tsv(data: bytes, languages: LanguagePair = ANY_LANGUAGES) -> list[Pair | BadLine]:
-    return list(tsv.read_pairs(blocks(data), "a.tsv", languages))
+    return list(tsv.read_pairs(read_blocks(data), "a.tsv", languages))
 
 
 def read_jsonl(text: str, languages: LanguagePair = ANY_LANGUAGES) -> list[Pair | BadLine]:
-    return list(jsonl.read_pairs(blocks(text.encode(), "a.jsonl"), "a.jsonl", languages))
+    return list(jsonl.read_pairs(read_blocks(text.encode(), "a.jsonl"), "a.jsonl", languages))
 
 
 def read_moses(source: bytes, target: bytes) -> list[Pair | BadLine]:
-    return list(moses.read_pairs(blocks(source, "a.en"), blocks(target, "a.de"), ("a.en", "a.de")))
+    return list(moses.read_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de")))
 
 
-def texts(found: list[Pair | BadLine]) -> list[tuple[str, str]]:
-    return [(item.source, item.target) for item in found if isinstance(item, Pair)]
+def list_texts(items: list[Pair | BadLine]) -> list[tuple[str, str]]:
+    return [(item.source, item.target) for item in items if isinstance(item, Pair)]
 
 
-def reasons(found: list[Pair | BadLine]) -> list[tuple[int, str]]:
-    return [(item.line, item.reason) for item in found if isinstance(item, BadLine)]
+def list_reasons(items: list[Pair | BadLine]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in items if isinstance(item, BadLine)]
 
 
-def until_error(found: Iterator[Pair | BadLine]) -> tuple[list[Pair | BadLine], str]:
+def read_until_error(pairs: Iterator[Pair | BadLine]) -> tuple[list[Pair | BadLine], str]:
     items = []
     try:
-        items.extend(found)  # what comes before the error is in the list all the same
+        items.extend(pairs)  # keeps the items before the error
     except CorpusError as error:
         return items, str(error)
     raise AssertionError("no error")
@@ -75,24 +75,24 @@ def test_crlf_and_byte_order_mark_are_removed() -> None:
 
 def test_carriage_returns_end_lines_if_there_is_no_newline() -> None:
     assert read_tsv(b"a b\tc d\re f\tg h\r") == [Pair("a b", "c d", "a.tsv", 1), Pair("e f", "g h", "a.tsv", 2)]
-    assert texts(read_tsv("\ufeffé\tß\rc\td\r".encode("utf-16-le"))) == [("é", "ß"), ("c", "d")]
-    assert texts(read_tsv(gzip.compress(b"a\tb\r\rc\td"))) == [("a", "b"), ("c", "d")]
+    assert list_texts(read_tsv("\ufeffé\tß\rc\td\r".encode("utf-16-le"))) == [("é", "ß"), ("c", "d")]
+    assert list_texts(read_tsv(gzip.compress(b"a\tb\r\rc\td"))) == [("a", "b"), ("c", "d")]
     assert list(streams.read_lines([b"a\rb\n"], "a")) == ["a\rb"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 2**16])
 def test_carriage_returns_are_handled_across_blocks_of_any_size(size: int) -> None:
     data = b"".join(b"%d\t%d\r" % (n, n) for n in range(9000)) + b"later\ta\r\nlast\tb\nend\tc"
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    found = list(streams.read_lines(pieces, "a"))
-    assert found == [*(f"{n}\t{n}" for n in range(9000)), "later\ta", "last\tb", "end\tc"]
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
+    lines = list(streams.read_lines(blocks, "a"))
+    assert lines == [*(f"{n}\t{n}" for n in range(9000)), "later\ta", "last\tb", "end\tc"]
 
 
 @given(st.text(), st.integers(1, 7))
 def test_lines_do_not_depend_on_block_sizes(text: str, size: int) -> None:
     data = text.encode()
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert list(streams.read_lines(pieces, "a")) == list(streams.read_lines([data], "a"))
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
+    assert list(streams.read_lines(blocks, "a")) == list(streams.read_lines([data], "a"))
 
 
 @given(st.lists(st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))))
@@ -104,24 +104,24 @@ def test_written_lines_round_trip(written: list[str]) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16_as_spreadsheets_export_it_is_read(encoding: str) -> None:
     text = "é\tß\n😀\tz\r\n" if encoding == "utf-16" else "\ufeffé\tß\n😀\tz\r\n"
-    assert texts(read_tsv(text.encode(encoding))) == [("é", "ß"), ("😀", "z")]
+    assert list_texts(read_tsv(text.encode(encoding))) == [("é", "ß"), ("😀", "z")]
 
 
 def test_truncated_utf16_character_loses_only_its_line() -> None:
     data = "\ufeffa\tb\n".encode("utf-16-le") + b"\x00\xd8" + "\tc\nd\te\n".encode("utf-16-le") + b"x"
-    found = read_tsv(data)
-    assert texts(found) == [("a", "b"), ("d", "e")]
-    assert reasons(found) == [(2, "not UTF-8"), (4, "not UTF-8")]
+    pairs = read_tsv(data)
+    assert list_texts(pairs) == [("a", "b"), ("d", "e")]
+    assert list_reasons(pairs) == [(2, "not UTF-8"), (4, "not UTF-8")]
 
 
 def test_invalid_utf8_line_is_a_bad_line() -> None:
-    found = read_tsv(b"a\tb\n" + "schön\tgut\n".encode("latin-1") + b"c\td\n")
-    assert texts(found) == [("a", "b"), ("c", "d")]
-    assert found[1] == BadLine("not UTF-8", "a.tsv", 2, "sch�n\tgut")
+    pairs = read_tsv(b"a\tb\n" + "schön\tgut\n".encode("latin-1") + b"c\td\n")
+    assert list_texts(pairs) == [("a", "b"), ("c", "d")]
+    assert pairs[1] == BadLine("not UTF-8", "a.tsv", 2, "sch�n\tgut")
 
 
 def test_control_characters_are_kept() -> None:
-    assert texts(read_tsv(b"a\x00b\tc\x07d\n")) == [("a\x00b", "c\x07d")]
+    assert list_texts(read_tsv(b"a\x00b\tc\x07d\n")) == [("a\x00b", "c\x07d")]
 
 
 def test_overlong_line_is_skipped_in_constant_memory(tmp_path: Path) -> None:
@@ -132,20 +132,20 @@ def test_overlong_line_is_skipped_in_constant_memory(tmp_path: Path) -> None:
             file.write(b"x" * 10**6)
         file.write(b"\tend\nc\td\n")
     tracemalloc.start()
-    found = list(tsv.read_pairs(streams.InputFile(path).read_blocks(), str(path), ANY_LANGUAGES))
+    pairs = list(tsv.read_pairs(streams.InputFile(path).read_blocks(), str(path), ANY_LANGUAGES))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert texts(found) == [("a", "b"), ("c", "d")]
-    assert found[1] == BadLine("longer than 1 MiB", str(path), 2, "x" * 80)
-    assert found[2].line == 3
+    assert list_texts(pairs) == [("a", "b"), ("c", "d")]
+    assert pairs[1] == BadLine("longer than 1 MiB", str(path), 2, "x" * 80)
+    assert pairs[2].line == 3
     assert peak < 5 * 2**20
 
 
 @pytest.mark.parametrize("length", [2**20, 2**20 + 1])
 def test_line_may_be_exactly_1_mib_long(length: int) -> None:
-    found = list(streams.read_lines([b"a" * length + b"\n", b"b\n"], "a"))
-    assert found[1] == "b"
-    assert isinstance(found[0], str) == (length == 2**20)
+    lines = list(streams.read_lines([b"a" * length + b"\n", b"b\n"], "a"))
+    assert lines[1] == "b"
+    assert isinstance(lines[0], str) == (length == 2**20)
 
 
 # Compression.
@@ -156,8 +156,8 @@ def test_each_compression_is_read_also_in_several_members_and_under_any_name(tmp
     data = COMPRESS[suffix](b"a\tb\nc") + COMPRESS[suffix](b"\td\n")
     for name in (f"x.tsv{suffix}", "x.tsv"):
         (tmp_path / name).write_bytes(data)
-        found = list(tsv.read_pairs(streams.InputFile(tmp_path / name).read_blocks(), name, ANY_LANGUAGES))
-        assert texts(found) == [("a", "b"), ("c", "d")]
+        pairs = list(tsv.read_pairs(streams.InputFile(tmp_path / name).read_blocks(), name, ANY_LANGUAGES))
+        assert list_texts(pairs) == [("a", "b"), ("c", "d")]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -165,9 +165,9 @@ def test_truncated_file_keeps_the_pairs_before_the_cut(suffix: str) -> None:
     noise = random.Random(1)
     data = "".join(f"{noise.random()}\t{number}\n" for number in range(40_000)).encode()
     cut = COMPRESS[suffix](data)
-    items, message = until_error(tsv.read_pairs(blocks(cut[: len(cut) // 2], "x"), "x", ANY_LANGUAGES))
+    items, message = read_until_error(tsv.read_pairs(read_blocks(cut[: len(cut) // 2], "x"), "x", ANY_LANGUAGES))
     assert len(items) > 1000
-    assert texts(items) == [tuple(line.split("\t")) for line in data.decode().split("\n")[: len(items)]]
+    assert list_texts(items) == [tuple(line.split("\t")) for line in data.decode().split("\n")[: len(items)]]
     assert message == f"x is cut short after line {len(items):,}: fetch or copy it again"
 
 
@@ -175,13 +175,13 @@ def test_truncated_file_keeps_the_pairs_before_the_cut(suffix: str) -> None:
 def test_damaged_data_is_reported_with_the_line(suffix: str) -> None:
     data = bytearray(COMPRESS[suffix](b"".join(b"%d\t%d\n" % (n * n, n) for n in range(9000))))
     data[len(data) // 2 : len(data) // 2 + 20] = b"\xff" * 20
-    _, message = until_error(tsv.read_pairs(blocks(bytes(data), "x"), "x", ANY_LANGUAGES))
+    _, message = read_until_error(tsv.read_pairs(read_blocks(bytes(data), "x"), "x", ANY_LANGUAGES))
     assert message.startswith("x is damaged (")
     assert "after line " in message
 
 
 def test_compression_suffix_must_match_the_content() -> None:
-    _, message = until_error(tsv.read_pairs(blocks(b"plain\ttext\n", "a.tsv.gz"), "a.tsv.gz", ANY_LANGUAGES))
+    _, message = read_until_error(tsv.read_pairs(read_blocks(b"plain\ttext\n", "a.tsv.gz"), "a.tsv.gz", ANY_LANGUAGES))
     assert message.startswith("a.tsv.gz is not gz data, though its name says so: fetch it again, or rename it")
 
 
@@ -197,19 +197,19 @@ def test_columns_one_and_two_are_the_pair() -> None:
 
 
 def test_missing_columns_are_bad_lines() -> None:
-    assert reasons(read_tsv(b"a\tb\nonly\n\n")) == [(2, "one column only"), (3, "empty line")]
+    assert list_reasons(read_tsv(b"a\tb\nonly\n\n")) == [(2, "one column only"), (3, "empty line")]
 
 
 @pytest.mark.parametrize("header", ["id\tde\ten", "id\tDE_at\ten-US", '"id"\t"target"\t"source"', "n\tTgt\tSRC"])
 def test_header_chooses_the_columns(header: str) -> None:
-    found = read_tsv(f"{header}\n1\tHallo\tHello\n2\tx\n".encode(), EN_DE)
-    assert texts(found) == [("Hello", "Hallo")]
-    assert reasons(found) == [(3, "too few columns")]
+    pairs = read_tsv(f"{header}\n1\tHallo\tHello\n2\tx\n".encode(), EN_DE)
+    assert list_texts(pairs) == [("Hello", "Hallo")]
+    assert list_reasons(pairs) == [(3, "too few columns")]
 
 
 def test_first_line_similar_to_a_header_is_text() -> None:
-    assert texts(read_tsv(b"en\tde\n")) == [("en", "de")]  # no languages were asked for
-    assert texts(read_tsv(b"no\tnein, danke\n", EN_DE)) == [("no", "nein, danke")]
+    assert list_texts(read_tsv(b"en\tde\n")) == [("en", "de")]  # no languages requested
+    assert list_texts(read_tsv(b"no\tnein, danke\n", EN_DE)) == [("no", "nein, danke")]
 
 
 @pytest.mark.parametrize("header", ["en\tde", "EN\tDE", "en-US\tde_AT", '"en"\t"de"', "eng\tdeu", "twi\ten"])
@@ -233,7 +233,7 @@ def test_first_line_of_languages_above_text_is_a_header(header: str) -> None:
 )
 def test_ambiguous_language_words_are_text(text: str) -> None:
     first = text.split("\n")[0].split("\t")
-    assert texts(read_tsv(text.encode()))[0] == (first[0], first[1])
+    assert list_texts(read_tsv(text.encode()))[0] == (first[0], first[1])
     assert tsv.read_languages([text.encode()], "a") == ANY_LANGUAGES
 
 
@@ -241,7 +241,7 @@ def test_header_with_more_than_two_languages_needs_a_choice() -> None:
     data = b"id\ten\tde\nA dog barks.\tA dog barks.\tEin Hund bellt.\n"
     with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, id"):
         read_tsv(data)
-    assert texts(read_tsv(data, LanguagePair("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
+    assert list_texts(read_tsv(data, LanguagePair("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
 
 
 def test_header_of_unrequested_languages_is_not_text() -> None:
@@ -268,7 +268,7 @@ def test_header_of_other_languages_is_an_error() -> None:
     ],
 )
 def test_spreadsheet_quotes_are_removed_and_others_kept(cell: str, text: str) -> None:
-    assert texts(read_tsv(f"{cell}\tx\n".encode())) == [(text, "x")]
+    assert list_texts(read_tsv(f"{cell}\tx\n".encode())) == [(text, "x")]
 
 
 TORN = "a quoted cell with a tab or line break in it"
@@ -288,17 +288,17 @@ TORN = "a quoted cell with a tab or line break in it"
     ],
 )
 def test_quoted_cell_with_tab_or_line_break_is_one_bad_line(torn: str) -> None:
-    found = read_tsv(f"one\teins\ntwo\tzwei\n{torn}\nlast\tletzt\n".encode())
-    assert texts(found) == [("one", "eins"), ("two", "zwei"), ("last", "letzt")]
-    assert reasons(found) == [(3, TORN)]
-    assert found[2] == BadLine(TORN, "a.tsv", 3, torn.split("\n")[0])
+    pairs = read_tsv(f"one\teins\ntwo\tzwei\n{torn}\nlast\tletzt\n".encode())
+    assert list_texts(pairs) == [("one", "eins"), ("two", "zwei"), ("last", "letzt")]
+    assert list_reasons(pairs) == [(3, TORN)]
+    assert pairs[2] == BadLine(TORN, "a.tsv", 3, torn.split("\n")[0])
 
 
 def test_broken_cells_are_found_in_three_columns_and_at_the_start() -> None:
     rows = '1\tone\teins\n"a\nb"\t"c\nd"\te\n2\ttwo\tzwei\n'
-    assert reasons(read_tsv(rows.encode())) == [(2, TORN)]
-    assert reasons(read_tsv(b'"He said ""hi"" to\tme"\t"x"\n')) == [(1, TORN)]
-    assert reasons(read_tsv(b'"a\nb"\tc d\n"x y"\tz\n')) == [(1, TORN)]
+    assert list_reasons(read_tsv(rows.encode())) == [(2, TORN)]
+    assert list_reasons(read_tsv(b'"He said ""hi"" to\tme"\t"x"\n')) == [(1, TORN)]
+    assert list_reasons(read_tsv(b'"a\nb"\tc d\n"x y"\tz\n')) == [(1, TORN)]
 
 
 @pytest.mark.parametrize(
@@ -314,37 +314,37 @@ def test_broken_cells_are_found_in_three_columns_and_at_the_start() -> None:
     ],
 )
 def test_stray_quotes_lose_no_pair(raw: str) -> None:
-    found = read_tsv(raw.encode())
-    assert [(item.source, item.target) for item in found if isinstance(item, Pair)] == [
+    pairs = read_tsv(raw.encode())
+    assert [(item.source, item.target) for item in pairs if isinstance(item, Pair)] == [
         tuple(line.split("\t")[:2]) for line in raw.splitlines()
     ]
 
 
 @given(st.lists(st.tuples(*[st.text(alphabet='"a ', min_size=1)] * 2), min_size=1))
 def test_every_line_of_two_columns_is_a_pair_with_any_quotes(rows: list[tuple[str, str]]) -> None:
-    found = read_tsv("".join(f"{left}\t{right}\n" for left, right in rows).encode())
-    assert [item.line for item in found if isinstance(item, Pair)] == list(range(1, len(rows) + 1))
+    pairs = read_tsv("".join(f"{left}\t{right}\n" for left, right in rows).encode())
+    assert [item.line for item in pairs if isinstance(item, Pair)] == list(range(1, len(rows) + 1))
 
 
 @pytest.mark.parametrize("lines", [3, 200])
 def test_open_quote_without_an_end_loses_no_line(lines: int) -> None:
     rest = [f"{n}" for n in range(lines)]
-    found = read_tsv("\n".join(["one\teins", 'two\t"zwei', *rest, "three\tdrei"]).encode())
-    assert [item.line for item in found] == list(range(1, lines + 4))
-    assert texts(found) == [("one", "eins"), ("two", '"zwei'), ("three", "drei")]
-    assert texts(read_tsv(b'one\teins\ntwo\t"zwei')) == [("one", "eins"), ("two", '"zwei')]
+    pairs = read_tsv("\n".join(["one\teins", 'two\t"zwei', *rest, "three\tdrei"]).encode())
+    assert [item.line for item in pairs] == list(range(1, lines + 4))
+    assert list_texts(pairs) == [("one", "eins"), ("two", '"zwei'), ("three", "drei")]
+    assert list_texts(read_tsv(b'one\teins\ntwo\t"zwei')) == [("one", "eins"), ("two", '"zwei')]
 
 
 def test_open_quote_before_a_bad_line_or_truncation_is_read() -> None:
-    found = read_tsv(b'one\t"eins\n\xff"\ntwo\tzwei\n')
-    assert (texts(found), reasons(found)) == ([("one", '"eins'), ("two", "zwei")], [(2, "not UTF-8")])
+    pairs = read_tsv(b'one\t"eins\n\xff"\ntwo\tzwei\n')
+    assert (list_texts(pairs), list_reasons(pairs)) == ([("one", '"eins'), ("two", "zwei")], [(2, "not UTF-8")])
 
-    def broken() -> Iterator[bytes]:
+    def read_damaged_blocks() -> Iterator[bytes]:
         yield b'one\t"eins\nmore\n'
         raise streams.DamagedFileError("x", "is cut short")
 
-    items, message = until_error(tsv.read_pairs(broken(), "x", ANY_LANGUAGES))
-    assert (texts(items), reasons(items)) == ([("one", '"eins')], [(2, "one column only")])
+    items, message = read_until_error(tsv.read_pairs(read_damaged_blocks(), "x", ANY_LANGUAGES))
+    assert (list_texts(items), list_reasons(items)) == ([("one", '"eins')], [(2, "one column only")])
     assert message == "x is cut short after line 2: fetch or copy it again"
 
 
@@ -366,7 +366,7 @@ def test_all_json_layouts_are_read(line: str) -> None:
 
 def test_first_object_decides_the_direction() -> None:
     text = '{"translation": {"en": "a", "de": "b"}}\n{"translation": {"de": "d", "en": "c"}}\n'
-    assert texts(read_jsonl(text)) == [("a", "b"), ("c", "d")]
+    assert list_texts(read_jsonl(text)) == [("a", "b"), ("c", "d")]
     assert jsonl.read_languages([text.encode()], "a") == LanguagePair("en", "de")
 
 
@@ -374,7 +374,7 @@ def test_first_object_decides_the_direction() -> None:
 def test_any_text_round_trips_through_json(source: str, target: str) -> None:
     for ascii_only in (True, False):
         line = json.dumps({"src": source, "tgt": target}, ensure_ascii=ascii_only)
-        assert texts(read_jsonl(line)) == [(source, target)]
+        assert list_texts(read_jsonl(line)) == [(source, target)]
 
 
 @pytest.mark.parametrize(
@@ -394,13 +394,13 @@ def test_any_text_round_trips_through_json(source: str, target: str) -> None:
     ],
 )
 def test_json_without_a_pair_is_a_bad_line(line: str, why: str) -> None:
-    found = read_jsonl(f'{{"src": "a", "tgt": "b"}}\n{line}\n{{"src": "c", "tgt": "d"}}\n', EN_DE)
-    assert texts(found) == [("a", "b"), ("c", "d")]
-    assert reasons(found) == [(2, why)]
+    pairs = read_jsonl(f'{{"src": "a", "tgt": "b"}}\n{line}\n{{"src": "c", "tgt": "d"}}\n', EN_DE)
+    assert list_texts(pairs) == [("a", "b"), ("c", "d")]
+    assert list_reasons(pairs) == [(2, why)]
 
 
 def test_duplicate_json_key_takes_the_last_value() -> None:
-    assert texts(read_jsonl('{"src": "a", "src": "b", "tgt": "c"}')) == [("b", "c")]
+    assert list_texts(read_jsonl('{"src": "a", "src": "b", "tgt": "c"}')) == [("b", "c")]
 
 
 def test_json_without_the_requested_languages_lists_its_keys() -> None:
@@ -421,20 +421,22 @@ def test_lines_are_paired_by_number() -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_bad_line_on_one_side_keeps_the_sides_in_step(bad: bytes, side: int) -> None:
     good, spoilt = b"1\n2\n3\n", b"1\n" + bad + b"\n3\n"
-    found = read_moses(*((spoilt, good) if side == 0 else (good, spoilt)))
-    assert texts(found) == [("1", "1"), ("3", "3")]
-    assert found[1].line == 2
-    assert found[1].file == ("a.en", "a.de")[side]
+    pairs = read_moses(*((spoilt, good) if side == 0 else (good, spoilt)))
+    assert list_texts(pairs) == [("1", "1"), ("3", "3")]
+    assert pairs[1].line == 2
+    assert pairs[1].file == ("a.en", "a.de")[side]
 
 
 @pytest.mark.parametrize(("left", "right"), [(1000, 999), (3, 5000), (5000, 3), (1, 0), (0, 2)])
 def test_files_of_unequal_length_fail_after_the_common_pairs(left: int, right: int) -> None:
     source, target = (b"".join(b"%d\n" % n for n in range(count)) for count in (left, right))
-    items, message = until_error(moses.read_pairs(blocks(source, "a.en"), blocks(target, "a.de"), ("a.en", "a.de")))
-    assert len(texts(items)) == min(left, right)
+    items, message = read_until_error(
+        moses.read_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de"))
+    )
+    assert len(list_texts(items)) == min(left, right)
     assert f"a.en has {left:,} lines but a.de {right:,}" in message
 
 
 def test_two_files_may_be_compressed_differently() -> None:
-    found = read_moses(gzip.compress(b"a\nb\n"), lzma.compress(b"x\ny\n"))
-    assert texts(found) == [("a", "x"), ("b", "y")]
+    pairs = read_moses(gzip.compress(b"a\nb\n"), lzma.compress(b"x\ny\n"))
+    assert list_texts(pairs) == [("a", "x"), ("b", "y")]

@@ -33,7 +33,7 @@ HEADER = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; cha
 needs_gettext = pytest.mark.skipif(shutil.which("msgcat") is None, reason="gettext's tools are not installed")
 
 
-def read(
+def read_po(
     data: str | bytes, languages: LanguagePair = ANY_LANGUAGES, *, fuzzy: bool = False, obsolete: bool = False
 ) -> list[Pair | BadLine]:
     raw = data.encode() if isinstance(data, str) else data
@@ -41,28 +41,28 @@ def read(
     return list(po.read_pairs(content, "a.po", languages, ReadOptions(fuzzy=fuzzy, obsolete=obsolete)))
 
 
-def texts(items: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
+def list_texts(items: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
     return [(item.source, item.target) for item in items if isinstance(item, Pair)]
 
 
-def reasons(items: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
+def list_reasons(items: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
     return [(item.line, item.reason) for item in items if isinstance(item, BadLine)]
 
 
 # Files of other programs.
 
 
-def catalogue(count: int) -> polib.POFile:
-    """Everything that a catalogue can hold, with odd strings."""
-    made = polib.POFile(wrapwidth=40)
-    made.metadata = {
+def make_catalog(count: int) -> polib.POFile:
+    """Return a catalog with all kinds of entries and odd strings."""
+    catalog = polib.POFile(wrapwidth=40)
+    catalog.metadata = {
         "Language": "de",
         "Content-Type": "text/plain; charset=UTF-8",
         "Plural-Forms": "nplurals=3; plural=(n%10);",
     }
     ids, translations = make_strings(count, 5), make_strings(count, 6)
-    for number, (one, other) in enumerate(zip(ids, translations, strict=True)):
-        entry = polib.POEntry(msgid=one, msgstr=other, comment="é #~ msgid", occurrences=[("a.c", str(number))])
+    for number, (source, target) in enumerate(zip(ids, translations, strict=True)):
+        entry = polib.POEntry(msgid=source, msgstr=target, comment="é #~ msgid", occurrences=[("a.c", str(number))])
         if number % 7 == 1:
             entry.msgctxt = f'context "{number}"'
         if number % 7 == 2:
@@ -73,33 +73,33 @@ def catalogue(count: int) -> polib.POFile:
         if number % 7 == 4:
             entry.obsolete = True
         if number % 7 == 5:
-            entry.msgid_plural, entry.msgstr = f"{one} many", ""
-            entry.msgstr_plural = {form: f"{other} {form}" for form in range(3)}
-        made.append(entry)
-    return made
+            entry.msgid_plural, entry.msgstr = f"{source} many", ""
+            entry.msgstr_plural = {form: f"{target} {form}" for form in range(3)}
+        catalog.append(entry)
+    return catalog
 
 
-def expected(made: polib.POFile) -> list[tuple[str, str]]:
-    """The pairs of a catalogue as polib itself knows them, by our rule for plurals."""
-    items = []
-    for entry in made:
+def list_expected_pairs(catalog: polib.POFile) -> list[tuple[str, str]]:
+    """Return the pairs of a catalog as parsed by polib, with our rule for plurals."""
+    pairs = []
+    for entry in catalog:
         if entry.obsolete or "fuzzy" in entry.flags:
             continue
         if entry.msgid_plural:
             forms = [entry.msgstr_plural[form] for form in sorted(entry.msgstr_plural)]
             ids = [entry.msgid] + [entry.msgid_plural] * (len(forms) - 1)
-            items += list(zip(ids, forms, strict=True))
+            pairs += list(zip(ids, forms, strict=True))
         elif entry.msgstr:
-            items.append((entry.msgid, entry.msgstr))
-    return items
+            pairs.append((entry.msgid, entry.msgstr))
+    return pairs
 
 
 def test_catalog_of_polib_is_read_as_by_polib(tmp_path: Path) -> None:
-    made = catalogue(350)
-    made.save(str(tmp_path / "a.po"))
-    items = read((tmp_path / "a.po").read_bytes())
-    assert sorted(texts(items)) == sorted(expected(polib.pofile(str(tmp_path / "a.po"))))
-    assert sorted(why for _, why in reasons(items)) == ["fuzzy"] * 50 + ["no translation"] * 50 + ["obsolete"] * 50
+    catalog = make_catalog(350)
+    catalog.save(str(tmp_path / "a.po"))
+    items = read_po((tmp_path / "a.po").read_bytes())
+    assert sorted(list_texts(items)) == sorted(list_expected_pairs(polib.pofile(str(tmp_path / "a.po"))))
+    assert sorted(why for _, why in list_reasons(items)) == ["fuzzy"] * 50 + ["no translation"] * 50 + ["obsolete"] * 50
 
 
 @needs_gettext
@@ -114,30 +114,30 @@ def test_catalog_of_polib_is_read_as_by_polib(tmp_path: Path) -> None:
     ],
 )
 def test_gettext_tools_keep_the_pairs(tmp_path: Path, command: list[str]) -> None:
-    made = catalogue(210)
-    made.save(str(tmp_path / "a.po"))
+    catalog = make_catalog(210)
+    catalog.save(str(tmp_path / "a.po"))
     written = subprocess.run([*command, str(tmp_path / "a.po")], capture_output=True, check=True, timeout=60).stdout
-    assert sorted(texts(read(written))) == sorted(expected(made))
+    assert sorted(list_texts(read_po(written))) == sorted(list_expected_pairs(catalog))
 
 
 @needs_gettext
 def test_compiled_and_decompiled_catalog_has_the_same_pairs(tmp_path: Path) -> None:
-    made = catalogue(210)
-    made.save(str(tmp_path / "a.po"))
+    catalog = make_catalog(210)
+    catalog.save(str(tmp_path / "a.po"))
     subprocess.run(["msgfmt", "-o", tmp_path / "a.mo", tmp_path / "a.po"], check=True, timeout=60)
     written = subprocess.run(["msgunfmt", tmp_path / "a.mo"], capture_output=True, check=True, timeout=60).stdout
-    assert sorted(texts(read(written))) == sorted(expected(made))
+    assert sorted(list_texts(read_po(written))) == sorted(list_expected_pairs(catalog))
 
 
 @needs_gettext
 @pytest.mark.parametrize("charset", ["ISO-8859-15", "CP1252", "SHIFT_JIS", "GB18030", "BIG5", "EUC-JP", "KOI8-R"])
 def test_catalogs_in_other_charsets_are_read(tmp_path: Path, charset: str) -> None:
-    words = {"KOI8-R": "да", "ISO-8859-15": "Größe €", "CP1252": "Größe €", "GB18030": "中文 é"}.get(charset, "表示")
-    (tmp_path / "a.po").write_text(f'{HEADER}msgid "a"\nmsgstr "{words}"\n', encoding="utf-8")
+    text = {"KOI8-R": "да", "ISO-8859-15": "Größe €", "CP1252": "Größe €", "GB18030": "中文 é"}.get(charset, "表示")
+    (tmp_path / "a.po").write_text(f'{HEADER}msgid "a"\nmsgstr "{text}"\n', encoding="utf-8")
     command = ["msgconv", f"--to-code={charset}", str(tmp_path / "a.po")]
     written = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
-    assert words.encode() not in written
-    assert texts(read(written)) == [("a", words)]
+    assert text.encode() not in written
+    assert list_texts(read_po(written)) == [("a", text)]
 
 
 def test_catalog_of_the_translate_toolkit_is_read() -> None:
@@ -147,17 +147,19 @@ def test_catalog_of_the_translate_toolkit_is_read() -> None:
         store.addsourceunit(source).target = target
     plural = store.addsourceunit("one")
     plural.source, plural.target = multistring(["one", "%d many"]), multistring(["eins", "%d viele", "%d mehr"])
-    expected = [*pairs, ("one", "eins"), ("%d many", "%d viele"), ("%d many", "%d mehr")]
-    assert texts(read(bytes(store))) == expected
+    list_expected_pairs = [*pairs, ("one", "eins"), ("%d many", "%d viele"), ("%d many", "%d mehr")]
+    assert list_texts(read_po(bytes(store))) == list_expected_pairs
 
 
 @given(st.text(), st.text(min_size=1))
 def test_any_text_round_trips_through_a_catalog(source: str, target: str) -> None:
-    def quoted(text: str) -> str:
-        named = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-        return f'"{named}"'
+    def quote(text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+        return f'"{escaped}"'
 
-    assert texts(read(f'{HEADER}msgctxt "c"\nmsgid {quoted(source)}\nmsgstr {quoted(target)}\n')) == [(source, target)]
+    assert list_texts(read_po(f'{HEADER}msgctxt "c"\nmsgid {quote(source)}\nmsgstr {quote(target)}\n')) == [
+        (source, target)
+    ]
 
 
 # Corners.
@@ -166,47 +168,47 @@ def test_any_text_round_trips_through_a_catalog(source: str, target: str) -> Non
 def test_plural_forms_are_paired_with_singular_and_plural_ids() -> None:
     entry = 'msgid "a file"\nmsgid_plural "%d files"\n'
     three = 'msgstr[0] "plik"\nmsgstr[1] "%d pliki"\nmsgstr[2] "%d plików"\n'
-    assert texts(read(HEADER + entry + three)) == [
+    assert list_texts(read_po(HEADER + entry + three)) == [
         ("a file", "plik"),
         ("%d files", "%d pliki"),
         ("%d files", "%d plików"),
     ]
-    assert texts(read(HEADER + entry + 'msgstr[0] "%d ファイル"\n')) == [("%d files", "%d ファイル")]
-    half = read(HEADER + entry + 'msgstr[0] ""\nmsgstr[1] "%d pliki"\n')
-    assert texts(half) == [("%d files", "%d pliki")]
+    assert list_texts(read_po(HEADER + entry + 'msgstr[0] "%d ファイル"\n')) == [("%d files", "%d ファイル")]
+    half = read_po(HEADER + entry + 'msgstr[0] ""\nmsgstr[1] "%d pliki"\n')
+    assert list_texts(half) == [("%d files", "%d pliki")]
 
 
 def test_same_id_in_two_contexts_is_two_pairs() -> None:
     data = 'msgctxt "verb"\nmsgid "Open"\nmsgstr "Öffnen"\n\nmsgctxt "state"\nmsgid "Open"\nmsgstr "Offen"\n'
-    assert texts(read(HEADER + data)) == [("Open", "Öffnen"), ("Open", "Offen")]
+    assert list_texts(read_po(HEADER + data)) == [("Open", "Öffnen"), ("Open", "Offen")]
 
 
 def test_fuzzy_and_obsolete_entries_are_read_on_request() -> None:
     data = HEADER + '#, c-format, fuzzy\nmsgid "a"\nmsgstr "b"\n\n#~ msgid "c"\n#~ msgstr ""\n#~ "d"\n'
-    assert reasons(read(data)) == [(7, "fuzzy"), (10, "obsolete")]
-    assert texts(read(data, fuzzy=True)) == [("a", "b")]
-    assert texts(read(data, obsolete=True)) == [("c", "d")]
-    assert texts(read(data, fuzzy=True, obsolete=True)) == [("a", "b"), ("c", "d")]
+    assert list_reasons(read_po(data)) == [(7, "fuzzy"), (10, "obsolete")]
+    assert list_texts(read_po(data, fuzzy=True)) == [("a", "b")]
+    assert list_texts(read_po(data, obsolete=True)) == [("c", "d")]
+    assert list_texts(read_po(data, fuzzy=True, obsolete=True)) == [("a", "b"), ("c", "d")]
 
 
 def test_comment_that_says_fuzzy_is_a_comment() -> None:
-    assert texts(read(HEADER + '# a, fuzzy\n#. b, fuzzy\n#: c, fuzzy\nmsgid "a"\nmsgstr "b"\n')) == [("a", "b")]
+    assert list_texts(read_po(HEADER + '# a, fuzzy\n#. b, fuzzy\n#: c, fuzzy\nmsgid "a"\nmsgstr "b"\n')) == [("a", "b")]
 
 
 def test_previous_id_is_not_text() -> None:
     data = '#| msgid "old"\n#| "er"\nmsgid "new"\nmsgstr "neu"\n\n#~| msgid "x"\n#~ msgid "y"\n#~ msgstr "z"\n'
-    assert texts(read(HEADER + data, obsolete=True)) == [("new", "neu"), ("y", "z")]
+    assert list_texts(read_po(HEADER + data, obsolete=True)) == [("new", "neu"), ("y", "z")]
 
 
 def test_entries_without_blank_lines_are_separated() -> None:
     data = 'msgid "a"\nmsgstr "b"\n# comment\nmsgid "c"\nmsgstr "d"\n'
     data += 'msgctxt "x"\nmsgid "e"\nmsgstr "f"\nmsgid "g"\nmsgstr "h"'
-    assert texts(read(HEADER + data)) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+    assert list_texts(read_po(HEADER + data)) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
 
 
 def test_escapes_are_those_of_c() -> None:
     data = r'msgid "\a\b\f\v\t\\n\"" "joined" ' + "\n" + r'msgstr "\303\244 \x41\xc3\xb6 \101"' + "\n"
-    assert texts(read(HEADER + data)) == [('\a\b\f\v\t\\n"joined', "ä Aö A")]
+    assert list_texts(read_po(HEADER + data)) == [('\a\b\f\v\t\\n"joined', "ä Aö A")]
 
 
 @pytest.mark.parametrize(
@@ -223,14 +225,14 @@ def test_escapes_are_those_of_c() -> None:
     ],
 )
 def test_malformed_entry_is_a_bad_line_and_the_next_is_read(wrong: str) -> None:
-    items = read(f'{HEADER}msgid "1"\nmsgstr "eins"\n\n{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')
-    assert texts(items) == [("1", "eins"), ("2", "zwei")]
-    assert reasons(items) == [(9, "not PO")]
+    items = read_po(f'{HEADER}msgid "1"\nmsgstr "eins"\n\n{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')
+    assert list_texts(items) == [("1", "eins"), ("2", "zwei")]
+    assert list_reasons(items) == [(9, "not PO")]
 
 
 @pytest.mark.parametrize(("wrong", "why"), [('msgid "a"', "no msgstr"), ('msgctxt "a"\nmsgstr "b"', "no msgid")])
 def test_incomplete_entry_is_a_bad_line(wrong: str, why: str) -> None:
-    assert reasons(read(f'{HEADER}{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')) == [(6, why)]
+    assert list_reasons(read_po(f'{HEADER}{wrong}\n\nmsgid "2"\nmsgstr "zwei"\n')) == [(6, why)]
 
 
 def test_invalid_bytes_lose_their_entry_but_not_in_comments() -> None:
@@ -238,23 +240,23 @@ def test_invalid_bytes_lose_their_entry_but_not_in_comments() -> None:
         HEADER.encode()
         + '# Müller\nmsgid "a"\nmsgstr "b"\n\nmsgid "c"\nmsgstr "ü"\n\nmsgid "d"\nmsgstr "e"\n'.encode("cp1252")
     )
-    items = read(data)
-    assert texts(items) == [("a", "b"), ("d", "e")]
-    assert reasons(items) == [(10, "not UTF-8")]
+    items = read_po(data)
+    assert list_texts(items) == [("a", "b"), ("d", "e")]
+    assert list_reasons(items) == [(10, "not UTF-8")]
 
 
 @pytest.mark.parametrize("charset", ["nonsense", "hex", "idna", "utf-16", "KOI8"])
 def test_unknown_charset_is_reported(charset: str) -> None:
     with pytest.raises(CorpusError, match=f"a.po is in charset {charset.lower()}, which attent does not know: convert"):
-        read(HEADER.replace("UTF-8", charset))
+        read_po(HEADER.replace("UTF-8", charset))
 
 
 def test_catalog_is_read_backwards_on_request() -> None:
     data = HEADER + 'msgid "a"\nmsgstr "b"\n'
     for languages in (LanguagePair("de", "en"), LanguagePair("de", None), LanguagePair(None, "en")):
-        assert texts(read(data, languages)) == [("b", "a")]
+        assert list_texts(read_po(data, languages)) == [("b", "a")]
     for languages in (LanguagePair("en", "de"), LanguagePair("en", None), LanguagePair(None, "de"), ANY_LANGUAGES):
-        assert texts(read(data, languages)) == [("a", "b")]
+        assert list_texts(read_po(data, languages)) == [("a", "b")]
     assert po.read_languages([data.encode()], "a") == LanguagePair(None, "de")
 
 
@@ -262,7 +264,7 @@ def test_catalog_in_another_language_is_an_error() -> None:
     with pytest.raises(
         LanguageMismatchError, match=r"a\.po does not contain en and fr: it has de; change --src or --tgt"
     ):
-        read(HEADER, LanguagePair("en", "fr"))
+        read_po(HEADER, LanguagePair("en", "fr"))
 
 
 def test_truncated_catalog_keeps_the_entries_before() -> None:
@@ -273,15 +275,15 @@ def test_truncated_catalog_keeps_the_entries_before() -> None:
         items.extend(
             po.read_pairs(streams.read_blocks(io.BytesIO(data[: len(data) // 2]), "a.po"), "a.po", ANY_LANGUAGES)
         )
-    assert len(texts(items)) > 200
+    assert len(list_texts(items)) > 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_catalog_does_not_depend_on_block_sizes(size: int) -> None:
     data = HEADER.replace("UTF-8", "SHIFT_JIS").encode() + 'msgid "a\\n"\nmsgstr "表示"\n'.encode("shift_jis")
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
     assert (
-        list(po.read_pairs(pieces, "a", ANY_LANGUAGES))
+        list(po.read_pairs(blocks, "a", ANY_LANGUAGES))
         == list(po.read_pairs([data], "a", ANY_LANGUAGES))
         == [Pair("a\n", "表示", "a", 6)]
     )
@@ -297,6 +299,6 @@ def test_endless_text_is_read_in_constant_memory() -> None:
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert reasons(items) == [(1, "longer than 1 MiB")]
-    assert texts(items) == [("b", "c")]
+    assert list_reasons(items) == [(1, "longer than 1 MiB")]
+    assert list_texts(items) == [("b", "c")]
     assert peak < 3 * 2**20

@@ -27,12 +27,12 @@ EN_DE = LanguagePair("en", "de")
 Reader = Callable[[Iterable[bytes], str, LanguagePair], Iterator[Pair | BadLine]]
 
 
-def texts(found: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
-    return [(item.source, item.target) for item in found if isinstance(item, Pair)]
+def list_texts(items: Iterable[Pair | BadLine]) -> list[tuple[str, str]]:
+    return [(item.source, item.target) for item in items if isinstance(item, Pair)]
 
 
-def reasons(found: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
-    return [(item.line, item.reason) for item in found if isinstance(item, BadLine)]
+def list_reasons(items: Iterable[Pair | BadLine]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in items if isinstance(item, BadLine)]
 
 
 def read_tmx(data: str | bytes, languages: LanguagePair = EN_DE) -> list[Pair | BadLine]:
@@ -45,25 +45,25 @@ def read_xliff(data: str | bytes, languages: LanguagePair = EN_DE) -> list[Pair 
     return list(xliff.read_pairs(streams.read_blocks(io.BytesIO(raw), "a.xlf"), "a.xlf", languages))
 
 
-def memory(*units: str, header: str = '<header srclang="en"/>') -> str:
+def make_tmx(*units: str, header: str = '<header srclang="en"/>') -> str:
     return f'<tmx version="1.4">{header}<body>\n' + "\n".join(units) + "\n</body></tmx>"
 
 
-def unit(**variants: str) -> str:
+def make_unit(**variants: str) -> str:
     inside = "".join(
         f'<tuv xml:lang="{tag.replace("_", "-")}"><seg>{text}</seg></tuv>' for tag, text in variants.items()
     )
     return f"<tu>{inside}</tu>"
 
 
-def xliff12(*units: str, languages: str = 'source-language="en" target-language="de"') -> str:
+def make_xliff_12(*units: str, languages: str = 'source-language="en" target-language="de"') -> str:
     body = "\n".join(units)
     namespace = 'xmlns="urn:oasis:names:tc:xliff:document:1.2"'
     return f'<xliff version="1.2" {namespace}><file original="x" {languages}><body>\n{body}\n</body></file></xliff>'
 
 
-def xliff20(*units: str, languages: str = 'srcLang="en" trgLang="de"') -> str:
-    body = "\n".join(f"<unit>{one}</unit>" for one in units)
+def make_xliff_20(*units: str, languages: str = 'srcLang="en" trgLang="de"') -> str:
+    body = "\n".join(f"<unit>{unit}</unit>" for unit in units)
     namespace = 'xmlns="urn:oasis:names:tc:xliff:document:2.0"'
     return f'<xliff version="2.0" {namespace} {languages}><file id="f">\n{body}\n</file></xliff>'
 
@@ -76,9 +76,9 @@ def test_tmx_of_the_translate_toolkit_is_read() -> None:
     store = toolkit_tmx.tmxfile(sourcelanguage="en")
     for source, target in pairs:
         store.addtranslation(source, "en", target, "de")
-    assert texts(read_tmx(bytes(store))) == pairs
-    assert texts(read_tmx(bytes(store), LanguagePair("de", "en"))) == [(b, a) for a, b in pairs]
-    assert [(one.source, one.target) for one in toolkit_tmx.tmxfile.parsestring(bytes(store)).units] == pairs
+    assert list_texts(read_tmx(bytes(store))) == pairs
+    assert list_texts(read_tmx(bytes(store), LanguagePair("de", "en"))) == [(b, a) for a, b in pairs]
+    assert [(unit.source, unit.target) for unit in toolkit_tmx.tmxfile.parsestring(bytes(store)).units] == pairs
 
 
 @pytest.mark.parametrize("kind", [toolkit_xliff.xlifffile, toolkit_xliff2.Xliff2File])
@@ -86,119 +86,121 @@ def test_xliff_of_the_translate_toolkit_is_read(kind: type) -> None:
     pairs = list(zip(make_strings(300, 3), make_strings(300, 4), strict=True))
     store = kind(sourcelanguage="en", targetlanguage="de")
     for number, (source, target) in enumerate(pairs):
-        one = store.addsourceunit(source)
+        unit = store.addsourceunit(source)
         if number % 3:
-            one.target = target
+            unit.target = target
     translated = [pair for number, pair in enumerate(pairs) if number % 3]
-    found = read_xliff(bytes(store))
-    assert texts(found) == translated
-    assert [why for _, why in reasons(found)] == ["no translation"] * 100
+    items = read_xliff(bytes(store))
+    assert list_texts(items) == translated
+    assert [why for _, why in list_reasons(items)] == ["no translation"] * 100
     again = kind.parsestring(bytes(store))  # type: ignore[attr-defined]
-    assert [(one.source, one.target) for one in again.units if one.target] == translated
+    assert [(unit.source, unit.target) for unit in again.units if unit.target] == translated
 
 
 # TMX.
 
 
 def test_native_codes_are_dropped_and_highlighted_text_is_kept() -> None:
-    found = read_tmx(
-        memory(
-            unit(
+    items = read_tmx(
+        make_tmx(
+            make_unit(
                 en='Press <bpt i="1">&lt;b&gt;</bpt><hi>here</hi><ept i="1">&lt;/b></ept><ph>{<sub>x</sub>}</ph> now',
                 de="<it pos='begin'>&lt;i&gt;</it>Hier <ut>code</ut><g id='1'>drücken</g><bx id='2'/>",
             )
         )
     )
-    assert texts(found) == [("Press here now", "Hier drücken")]
+    assert list_texts(items) == [("Press here now", "Hier drücken")]
 
 
 def test_line_number_of_a_unit_is_its_first_line() -> None:
-    data = memory(unit(en="a", de="b"), "", "<tu>\n" + unit(en="c", de="d").removeprefix("<tu>"))
+    data = make_tmx(make_unit(en="a", de="b"), "", "<tu>\n" + make_unit(en="c", de="d").removeprefix("<tu>"))
     assert [item.line for item in read_tmx(data)] == [2, 4]
 
 
 def test_requested_variant_is_found_in_any_order_case_and_spelling() -> None:
-    data = memory(unit(de_CH="Velo", EN="bike", de="Fahrrad", de_AT="Radl"))
-    assert texts(read_tmx(data)) == [("bike", "Fahrrad")]
-    assert texts(read_tmx(data, LanguagePair("en", "de_at"))) == [("bike", "Radl")]
-    assert texts(read_tmx(memory(unit(de_CH="Velo", en="bike")))) == [("bike", "Velo")]
-    assert texts(read_tmx(memory(unit(en_GB="lift", en_US="elevator")), LanguagePair("en", "en-GB"))) == [
+    data = make_tmx(make_unit(de_CH="Velo", EN="bike", de="Fahrrad", de_AT="Radl"))
+    assert list_texts(read_tmx(data)) == [("bike", "Fahrrad")]
+    assert list_texts(read_tmx(data, LanguagePair("en", "de_at"))) == [("bike", "Radl")]
+    assert list_texts(read_tmx(make_tmx(make_unit(de_CH="Velo", en="bike")))) == [("bike", "Velo")]
+    assert list_texts(read_tmx(make_tmx(make_unit(en_GB="lift", en_US="elevator")), LanguagePair("en", "en-GB"))) == [
         ("elevator", "lift")
     ]
 
 
 def test_first_of_two_variants_in_one_language_counts() -> None:
-    data = memory('<tu><tuv xml:lang="de"><seg>eins</seg></tuv>' + unit(de="zwei", en="one").removeprefix("<tu>"))
-    found = read_tmx(data)
-    assert texts(found) == [("one", "eins")]
-    assert found[1:] == [BadLine("a second de side", "a.tmx", 2, "zwei")]
+    data = make_tmx(
+        '<tu><tuv xml:lang="de"><seg>eins</seg></tuv>' + make_unit(de="zwei", en="one").removeprefix("<tu>")
+    )
+    items = read_tmx(data)
+    assert list_texts(items) == [("one", "eins")]
+    assert items[1:] == [BadLine("a second de side", "a.tmx", 2, "zwei")]
 
 
 def test_duplicate_variants_are_bad_lines_in_requested_languages() -> None:
     first = "".join(f'<tuv xml:lang="{tag}"><seg>{tag}</seg></tuv>' for tag in ("de-AT", "fr", "DE_at", "fr", "en"))
-    data = memory(f"<tu>{first}</tu>", unit(en="a", de="b"))
-    found = read_tmx(data)
-    assert texts(found) == [("en", "de-AT"), ("a", "b")]
-    assert reasons(found) == [(2, "a second de side")]
-    assert reasons(read_tmx(data, LanguagePair("en", "fr"))) == [(2, "a second fr side"), (3, "no fr side")]
+    data = make_tmx(f"<tu>{first}</tu>", make_unit(en="a", de="b"))
+    items = read_tmx(data)
+    assert list_texts(items) == [("en", "de-AT"), ("a", "b")]
+    assert list_reasons(items) == [(2, "a second de side")]
+    assert list_reasons(read_tmx(data, LanguagePair("en", "fr"))) == [(2, "a second fr side"), (3, "no fr side")]
 
 
 def test_line_break_code_becomes_a_newline() -> None:
-    data = memory(unit(en='Hello<ph type="lb">&lt;br/></ph>you<ph type="image">x</ph>!', de="Hallo<ph>x</ph>"))
-    assert texts(read_tmx(data)) == [("Hello\nyou!", "Hallo")]
+    data = make_tmx(make_unit(en='Hello<ph type="lb">&lt;br/></ph>you<ph type="image">x</ph>!', de="Hallo<ph>x</ph>"))
+    assert list_texts(read_tmx(data)) == [("Hello\nyou!", "Hallo")]
 
 
 def test_lang_attribute_of_old_tmx_is_read() -> None:
-    data = memory('<tu><tuv lang="EN-US"><seg>a</seg></tuv><tuv lang="DE-DE"><seg>b</seg></tuv></tu>')
-    assert texts(read_tmx(data)) == [("a", "b")]
+    data = make_tmx('<tu><tuv lang="EN-US"><seg>a</seg></tuv><tuv lang="DE-DE"><seg>b</seg></tuv></tu>')
+    assert list_texts(read_tmx(data)) == [("a", "b")]
 
 
 def test_header_language_is_the_default_source() -> None:
-    data = memory(unit(de_DE="b", en_US="a"), unit(en_GB="c", de_DE="d"))
-    assert texts(read_tmx(data, ANY_LANGUAGES)) == [("a", "b"), ("c", "d")]
+    data = make_tmx(make_unit(de_DE="b", en_US="a"), make_unit(en_GB="c", de_DE="d"))
+    assert list_texts(read_tmx(data, ANY_LANGUAGES)) == [("a", "b"), ("c", "d")]
     assert tmx.read_languages([data.encode()], "a") == LanguagePair("en", "de")
 
 
 def test_unit_without_a_requested_language_is_a_bad_line() -> None:
-    found = read_tmx(memory(unit(en="a", fr="b"), unit(en="c", de="d")))
-    assert reasons(found) == [(2, "no de side")]
-    assert texts(found) == [("c", "d")]
+    items = read_tmx(make_tmx(make_unit(en="a", fr="b"), make_unit(en="c", de="d")))
+    assert list_reasons(items) == [(2, "no de side")]
+    assert list_texts(items) == [("c", "d")]
 
 
 def test_tmx_without_the_requested_languages_lists_its_languages() -> None:
     with pytest.raises(
         LanguageMismatchError, match=r"a\.tmx does not contain en and de: it has en-gb, es, fr; choose two"
     ):
-        read_tmx(memory(unit(en_GB="a", fr="b"), unit(es="c")))
+        read_tmx(make_tmx(make_unit(en_GB="a", fr="b"), make_unit(es="c")))
     with pytest.raises(LanguageMismatchError, match="does not say which two languages to read: it has de, en, fr"):
-        read_tmx(memory(unit(en="a", fr="b", de="c")), ANY_LANGUAGES)
+        read_tmx(make_tmx(make_unit(en="a", fr="b", de="c")), ANY_LANGUAGES)
 
 
 def test_third_language_is_an_error_with_open_languages() -> None:
     with pytest.raises(LanguageMismatchError, match="it has de, en, fr"):
-        read_tmx(memory(unit(en="a", de="b"), unit(en="a", fr="b")), ANY_LANGUAGES)
+        read_tmx(make_tmx(make_unit(en="a", de="b"), make_unit(en="a", fr="b")), ANY_LANGUAGES)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1", "windows-1252", "koi8-r"])
 def test_tmx_in_other_encodings_is_read(encoding: str) -> None:
     text = "да" if encoding == "koi8-r" else "é€ü" if encoding == "windows-1252" else "éü"
     declared = {"utf-8-sig": "utf-8"}.get(encoding, encoding)
-    data = f'<?xml version="1.0" encoding="{declared}"?>{memory(unit(en=text, de="x"))}'
-    assert texts(read_tmx(data.encode(encoding))) == [(text, "x")]
+    data = f'<?xml version="1.0" encoding="{declared}"?>{make_tmx(make_unit(en=text, de="x"))}'
+    assert list_texts(read_tmx(data.encode(encoding))) == [(text, "x")]
 
 
 @pytest.mark.parametrize("encoding", ["shift_jis", "nonsense", "hex", "idna", "utf-7"])
 def test_unsupported_encoding_is_reported(encoding: str) -> None:
     with pytest.raises(CorpusError, match=r"a\.tmx is in an encoding that attent does not read .*: save it as UTF-8"):
-        read_tmx(f'<?xml version="1.0" encoding="{encoding}"?>{memory()}')
+        read_tmx(f'<?xml version="1.0" encoding="{encoding}"?>{make_tmx()}')
 
 
 # XLIFF.
 
 
 def test_xliff_1_2_corner_cases() -> None:
-    found = read_xliff(
-        xliff12(
+    items = read_xliff(
+        make_xliff_12(
             "<trans-unit id='1'><source>Hi <g id='1'>you</g><x id='2'/><ph id='3'>%s</ph>!</source>"
             "<seg-source><mrk mtype='seg'>no</mrk></seg-source>"
             "<target><mrk mtype='seg'>Hallo <bpt id='4'>&lt;b></bpt>du</mrk><it id='5' pos='open'>{</it>!</target>"
@@ -211,8 +213,8 @@ def test_xliff_1_2_corner_cases() -> None:
             "<trans-unit><alt-trans><source>q</source><target>r</target></alt-trans><source>s</source></trans-unit>",
         )
     )
-    assert texts(found) == [("Hi you!", "Hallo du!"), ("a\n b ", " c\n")]
-    assert reasons(found) == [(line, "no translation") for line in (7, 8, 9)]
+    assert list_texts(items) == [("Hi you!", "Hallo du!"), ("a\n b ", " c\n")]
+    assert list_reasons(items) == [(line, "no translation") for line in (7, 8, 9)]
 
 
 def test_untranslated_and_unreviewed_targets_are_not_read() -> None:
@@ -220,11 +222,11 @@ def test_untranslated_and_unreviewed_targets_are_not_read() -> None:
     units = [
         f"<trans-unit><source>s{n}</source><target{state}>t{n}</target></trans-unit>" for n, state in enumerate(states)
     ]
-    found = read_xliff(xliff12(*units))
-    assert texts(found) == [("s0", "t0"), ("s4", "t4")]
-    assert [why for _, why in reasons(found)] == ["no translation", "no translation", "fuzzy"]
-    raw = streams.read_blocks(io.BytesIO(xliff12(*units).encode()), "a.xlf")
-    assert texts(xliff.read_pairs(raw, "a.xlf", EN_DE, ReadOptions(fuzzy=True))) == [
+    items = read_xliff(make_xliff_12(*units))
+    assert list_texts(items) == [("s0", "t0"), ("s4", "t4")]
+    assert [why for _, why in list_reasons(items)] == ["no translation", "no translation", "fuzzy"]
+    raw = streams.read_blocks(io.BytesIO(make_xliff_12(*units).encode()), "a.xlf")
+    assert list_texts(xliff.read_pairs(raw, "a.xlf", EN_DE, ReadOptions(fuzzy=True))) == [
         ("s0", "t0"),
         ("s3", "t3"),
         ("s4", "t4"),
@@ -236,8 +238,8 @@ def test_xliff_2_corner_cases() -> None:
         '<mtc:matches xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0"><mtc:match><source>q</source>'
         "<target>r</target></mtc:match></mtc:matches>"
     )
-    found = read_xliff(
-        xliff20(
+    items = read_xliff(
+        make_xliff_20(
             f"{matches}<segment><source>Hi <pc id='1'>you</pc><ph id='2'/><sc id='3'/><cp hex='0007'/>!</source>"
             "<target><mrk id='m'>Hallo</mrk> du<ec startRef='3'/></target></segment>"
             "<ignorable><source> </source><target> </target></ignorable>"
@@ -247,8 +249,8 @@ def test_xliff_2_corner_cases() -> None:
             "<segment><source>open</source></segment>",
         )
     )
-    assert texts(found) == [("Hi you\x07!", "Hallo du"), ("two", "zwei"), ("bad code", "t")]
-    assert reasons(found) == [(4, "no translation")]
+    assert list_texts(items) == [("Hi you\x07!", "Hallo du"), ("two", "zwei"), ("bad code", "t")]
+    assert list_reasons(items) == [(4, "no translation")]
 
 
 @pytest.mark.parametrize(
@@ -266,51 +268,55 @@ def test_xliff_2_corner_cases() -> None:
     ],
 )
 def test_codes_for_white_space_become_it_and_others_are_dropped(code: str, text: str) -> None:
-    one = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
-    assert texts(read_xliff(xliff12(f"<trans-unit>{one}</trans-unit>"))) == [(f"Hello{text}World", f"Hallo{text}Welt")]
+    unit = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
+    assert list_texts(read_xliff(make_xliff_12(f"<trans-unit>{unit}</trans-unit>"))) == [
+        (f"Hello{text}World", f"Hallo{text}Welt")
+    ]
 
 
 def test_line_breaks_of_xliff_2_have_a_sub_type() -> None:
     codes = '<ph id="1" type="fmt" subType="xlf:lb"/>', '<ph id="2" equiv=" "/>', '<ph id="3" equiv="{}"/>'
-    found = read_xliff(xliff20(f"<segment><source>a{'b'.join(codes)}c</source><target>d</target></segment>"))
-    assert texts(found) == [("a\nb bc", "d")]
+    items = read_xliff(make_xliff_20(f"<segment><source>a{'b'.join(codes)}c</source><target>d</target></segment>"))
+    assert list_texts(items) == [("a\nb bc", "d")]
 
 
-@pytest.mark.parametrize("write", [xliff12, xliff20])
+@pytest.mark.parametrize("write", [make_xliff_12, make_xliff_20])
 def test_xliff_is_read_backwards_on_request(write: Callable[..., str]) -> None:
-    one = "<source>a</source><target>b</target>"
-    data = write(f"<trans-unit>{one}</trans-unit>" if write is xliff12 else f"<segment>{one}</segment>")
-    assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
-    assert texts(read_xliff(data, LanguagePair("de", None))) == [("b", "a")]
-    assert texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")]
+    pair = "<source>a</source><target>b</target>"
+    data = write(f"<trans-unit>{pair}</trans-unit>" if write is make_xliff_12 else f"<segment>{pair}</segment>")
+    assert list_texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
+    assert list_texts(read_xliff(data, LanguagePair("de", None))) == [("b", "a")]
+    assert list_texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")]
     assert xliff.read_languages([data.encode()], "a") == EN_DE
     with pytest.raises(LanguageMismatchError, match="does not contain en and fr: it has de, en"):
         read_xliff(data, LanguagePair("en", "fr"))
 
 
 def test_file_with_only_a_source_language_matches_any_target() -> None:
-    data = xliff12("<trans-unit><source>a</source><target>b</target></trans-unit>", languages='source-language="en-US"')
-    assert texts(read_xliff(data)) == [("a", "b")]
-    assert texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
+    data = make_xliff_12(
+        "<trans-unit><source>a</source><target>b</target></trans-unit>", languages='source-language="en-US"'
+    )
+    assert list_texts(read_xliff(data)) == [("a", "b")]
+    assert list_texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
 
 
 def test_regional_variants_match_the_language() -> None:
-    one = (
+    file = (
         "<file source-language='{}'><trans-unit><source>a</source><target xml:lang='de'>b</target></trans-unit></file>"
     )
-    data = f"<xliff>{one.format('en-US')}{one.format('en_GB')}</xliff>"
-    assert texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")] * 2
+    data = f"<xliff>{file.format('en-US')}{file.format('en_GB')}</xliff>"
+    assert list_texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")] * 2
     assert xliff.read_languages([data.encode()], "a") == LanguagePair("en", None)
 
 
 def test_only_files_in_the_requested_languages_are_read() -> None:
-    one = '<x:file source-language="en" target-language="{}"><trans-unit/><x:trans-unit>{}</x:trans-unit></x:file>'
+    file = '<x:file source-language="en" target-language="{}"><trans-unit/><x:trans-unit>{}</x:trans-unit></x:file>'
     pair = "<x:source>{}</x:source><x:target>{}</x:target>"
-    body = one.format("fr", pair.format("a", "b")) + one.format("de", pair.format("c", "d"))
+    body = file.format("fr", pair.format("a", "b")) + file.format("de", pair.format("c", "d"))
     data = f'<x:xliff version="1.2" xmlns:x="urn:q">{body}</x:xliff>'
-    found = read_xliff(data)
-    assert texts(found) == [("c", "d")]
-    assert reasons(found) == [(1, "no de side")]
+    items = read_xliff(data)
+    assert list_texts(items) == [("c", "d")]
+    assert list_reasons(items) == [(1, "no de side")]
     with pytest.raises(LanguageMismatchError, match="it has de, en, fr"):
         read_xliff(data, ANY_LANGUAGES)
 
@@ -318,9 +324,9 @@ def test_only_files_in_the_requested_languages_are_read() -> None:
 @pytest.mark.parametrize("size", [1, 3, 10])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_xml_does_not_depend_on_block_sizes(size: int, encoding: str) -> None:
-    data = memory(unit(en="é &amp; <hi>b</hi>", de="ß"), unit(en="c")).encode(encoding)
-    pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert list(tmx.read_pairs(pieces, "a", EN_DE)) == list(tmx.read_pairs([data], "a", EN_DE))
+    data = make_tmx(make_unit(en="é &amp; <hi>b</hi>", de="ß"), make_unit(en="c")).encode(encoding)
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
+    assert list(tmx.read_pairs(blocks, "a", EN_DE)) == list(tmx.read_pairs([data], "a", EN_DE))
 
 
 # Broken and hostile files.
@@ -328,21 +334,21 @@ def test_xml_does_not_depend_on_block_sizes(size: int, encoding: str) -> None:
 
 @pytest.mark.parametrize("cut", [0.5, 0.9, 0.999])
 def test_truncated_tmx_keeps_the_units_before(cut: float) -> None:
-    data = memory(*(unit(en=str(n), de=str(n)) for n in range(1000))).encode()
-    found: list[Pair | BadLine] = []
+    data = make_tmx(*(make_unit(en=str(n), de=str(n)) for n in range(1000))).encode()
+    items: list[Pair | BadLine] = []
     with pytest.raises(CorpusError, match=r"a\.tmx is cut short after line [\d,]+: fetch or copy it again"):
-        found.extend(tmx.read_pairs([data[: int(len(data) * cut)]], "a.tmx", EN_DE))
-    assert abs(len(found) - 1000 * cut) < 5
-    assert texts(found) == [(str(n), str(n)) for n in range(len(found))]
+        items.extend(tmx.read_pairs([data[: int(len(data) * cut)]], "a.tmx", EN_DE))
+    assert abs(len(items) - 1000 * cut) < 5
+    assert list_texts(items) == [(str(n), str(n)) for n in range(len(items))]
 
 
 def test_malformed_xml_is_reported_after_the_units_before_it() -> None:
-    found: list[Pair | BadLine] = []
+    items: list[Pair | BadLine] = []
     with pytest.raises(
         CorpusError, match=r"a\.tmx is not well-formed XML at line 3, column 6 \(mismatched tag\): corr"
     ):
-        found.extend(tmx.read_pairs([memory(unit(en="a", de="b"), "<a></b>").encode()], "a.tmx", EN_DE))
-    assert texts(found) == [("a", "b")]
+        items.extend(tmx.read_pairs([make_tmx(make_unit(en="a", de="b"), "<a></b>").encode()], "a.tmx", EN_DE))
+    assert list_texts(items) == [("a", "b")]
 
 
 def test_wrong_root_element_is_reported() -> None:
@@ -354,8 +360,8 @@ def test_wrong_root_element_is_reported() -> None:
 
 def test_external_doctype_is_ignored_and_never_fetched() -> None:
     for address in ("tmx14.dtd", "file:///etc/passwd", "http://127.0.0.1:9/tmx.dtd"):
-        data = f'<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "{address}">' + memory(unit(en="a", de="b"))
-        assert texts(read_tmx(data)) == [("a", "b")]
+        data = f'<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "{address}">' + make_tmx(make_unit(en="a", de="b"))
+        assert list_texts(read_tmx(data)) == [("a", "b")]
 
 
 ATTACKS = {
@@ -373,7 +379,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("read", [read_tmx, read_xliff])
 def test_doctype_attacks_are_refused(attack: str, read: Callable[[str], list[Pair | BadLine]]) -> None:
-    data = memory(unit(en="&x;" * 1000, de="b")) if read is read_tmx else xliff12("<trans-unit/>")
+    data = make_tmx(make_unit(en="&x;" * 1000, de="b")) if read is read_tmx else make_xliff_12("<trans-unit/>")
     with pytest.raises(CorpusError, match=r"declares entities or the like in its DOCTYPE.* \(at line 1\): remove that"):
         read(ATTACKS[attack] + data)
 
@@ -381,33 +387,37 @@ def test_doctype_attacks_are_refused(attack: str, read: Callable[[str], list[Pai
 @pytest.mark.parametrize("doctype", ["", '<!DOCTYPE tmx SYSTEM "tmx14.dtd">'])
 def test_undeclared_entity_is_an_error_with_its_line(doctype: str) -> None:
     with pytest.raises(CorpusError, match=r"(undefined entity|uses &nbsp;).*") as caught:
-        read_tmx(doctype + memory(unit(en="a&nbsp;b", de="c")))
+        read_tmx(doctype + make_tmx(make_unit(en="a&nbsp;b", de="c")))
     assert "line 2" in str(caught.value)
 
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(CorpusError, match="over 256 elements inside each other"):
-        read_tmx(memory("<a>" * 100_000))
+        read_tmx(make_tmx("<a>" * 100_000))
     with pytest.raises(CorpusError, match="over 256 elements inside each other"):
-        read_tmx(memory(unit(en="<hi>" * 100_000, de="b")))
+        read_tmx(make_tmx(make_unit(en="<hi>" * 100_000, de="b")))
 
 
 def test_overlong_text_is_a_bad_line_and_the_next_unit_is_read() -> None:
-    found = read_tmx(memory(unit(en="x" * 2**20, de="fits"), unit(en="y" * (2**20 + 1), de="b"), unit(en="c", de="d")))
-    assert reasons(found) == [(3, "longer than 1 MiB")]
-    assert [len(source) for source, _ in texts(found)] == [2**20, 1]
+    items = read_tmx(
+        make_tmx(
+            make_unit(en="x" * 2**20, de="fits"), make_unit(en="y" * (2**20 + 1), de="b"), make_unit(en="c", de="d")
+        )
+    )
+    assert list_reasons(items) == [(3, "longer than 1 MiB")]
+    assert [len(source) for source, _ in list_texts(items)] == [2**20, 1]
 
 
-def endless(begin: str, middle: str, times: int) -> Iterator[bytes]:
+def repeat_block(begin: str, middle: str, times: int) -> Iterator[bytes]:
     yield begin.encode()
     for _ in range(times):
         yield middle.encode()
 
 
-def peak_of(found: Iterator[Pair | BadLine]) -> tuple[int, int]:
+def measure_peak(pairs: Iterator[Pair | BadLine]) -> tuple[int, int]:
     tracemalloc.start()
     try:
-        count = sum(1 for _ in found)
+        count = sum(1 for _ in pairs)
     except CorpusError:
         count = -1
     peak = tracemalloc.get_traced_memory()[1]
@@ -416,14 +426,14 @@ def peak_of(found: Iterator[Pair | BadLine]) -> tuple[int, int]:
 
 
 def test_large_tmx_is_read_in_constant_memory() -> None:
-    block = "\n".join(unit(en="Hello, you", de="Hallo, du") for _ in range(500)) + "\n"
-    content = [*endless("<tmx><body>", block, 25), b"</body></tmx>"]
-    count, peak = peak_of(tmx.read_pairs(iter(content), "a.tmx", EN_DE))
+    block = "\n".join(make_unit(en="Hello, you", de="Hallo, du") for _ in range(500)) + "\n"
+    content = [*repeat_block("<tmx><body>", block, 25), b"</body></tmx>"]
+    count, peak = measure_peak(tmx.read_pairs(iter(content), "a.tmx", EN_DE))
     assert count == 12_500
     assert peak < 2**20  # of 1.3 MB
 
 
 @pytest.mark.parametrize("begin", ["<tmx><!--", '<tmx a="', "<tmx><body><tu><tuv xml:lang='en'><seg>", "<tmx><?x "])
 def test_endless_tags_and_texts_are_read_in_constant_memory(begin: str) -> None:
-    _, peak = peak_of(tmx.read_pairs(endless(begin, "x" * 2**16, 400), "a.tmx", EN_DE))
+    _, peak = measure_peak(tmx.read_pairs(repeat_block(begin, "x" * 2**16, 400), "a.tmx", EN_DE))
     assert peak < 16 * 2**20

@@ -112,12 +112,12 @@ def test_image_is_rotated_resized_and_converted(tmp_path: Path) -> None:
     pixels = np.zeros((10, 20, 3), np.uint8)
     pixels[:, 10:] = 255  # the right half is white
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter to the right
+    exif[0x0112] = 6  # EXIF: rotate by 90 degrees clockwise
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path, exif=exif)
     dataset = read_image(path, ImageShape(10, 1))
     assert dataset.shape == (1, 10, 10)
-    assert int(dataset[0, :4].max()) == 0  # the left half is above now
+    assert int(dataset[0, :4].max()) == 0  # the left half is now on top
     assert int(dataset[0, 6:].min()) == 255
     coloured = read_image(path, ImageShape(4, 3))
     assert coloured.shape == (3, 4, 4)
@@ -202,7 +202,7 @@ def test_held_out_images_are_stratified_by_label(tmp_path: Path) -> None:
         1,
         1,
         1,
-    ]  # one of each to learn from
+    ]  # at least one of each class stays in training
     again = images.hold_out_images(dataset, 12, seed=1)[1]
     assert again.indices is not None
     assert np.array_equal(held.indices, again.indices)
@@ -222,9 +222,9 @@ def test_channel_stats_match_numpy(tmp_path: Path) -> None:
         find_splits(write_class_folders(tmp_path / "set"))["train"], ImageShape(12, 3), tmp_path / "store"
     )
     mean, std = images.compute_channel_stats(dataset)
-    whole = dataset.pixels / 255
-    assert np.allclose(mean, whole.mean((0, 2, 3)), atol=1e-4)
-    assert np.allclose(std, whole.std((0, 2, 3)), atol=1e-4)
+    pixels = dataset.pixels / 255
+    assert np.allclose(mean, pixels.mean((0, 2, 3)), atol=1e-4)
+    assert np.allclose(std, pixels.std((0, 2, 3)), atol=1e-4)
 
 
 @pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image_size": 2}])
@@ -242,7 +242,7 @@ def test_non_square_image_is_cropped_or_squashed(tmp_path: Path) -> None:
     assert squashed[0, [0, 5, 11]].tolist() == [0, 200, 0]
     pixels[:2] = 255
     Image.fromarray(pixels[:, 12:24]).save(tmp_path / "top.png")
-    assert int(read_image(tmp_path / "top.png", ImageShape(8, 1, resize_to=12)).max()) == 200  # the edge is cut off
+    assert int(read_image(tmp_path / "top.png", ImageShape(8, 1, resize_to=12)).max()) == 200  # cropped
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_non_square_image_is_cropped_or_squashed(tmp_path: Path) -> None:
         (np.array([[0.0, 32768.0, 65535.0]], np.float32), [0, 128, 255]),
         (np.array([[0, 7, 200]], np.int32), [0, 7, 200]),
         (np.array([[0, 700, 60000]], np.int32), [0, 2, 234]),
-        (np.array([[0, 7, 200]], np.uint16), [0, 0, 0]),  # 16 bits say themselves what white is
+        (np.array([[0, 7, 200]], np.uint16), [0, 0, 0]),  # 16-bit images have a fixed maximum
     ],
 )
 def test_numeric_pixels_are_scaled_by_their_maximum(values: images.Array, dataset: list[int], tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_split_is_detected_by_any_word_of_the_name(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "set")
     for path in sorted(folder.iterdir()):
         path.rename(folder / f"emnist-letters-{path.name.replace('t10k', 'test')}")
-    assert {part: Path(one.name).name for part, one in find_splits(folder).items()} == {
+    assert {part: Path(split.name).name for part, split in find_splits(folder).items()} == {
         "train": "emnist-letters-train-images-idx3-ubyte.gz",
         "test": "emnist-letters-test-images-idx3-ubyte.gz",
     }

@@ -1,4 +1,4 @@
-"""Laws of batches: nothing is lost, nothing comes twice, and where a walk stands is two integers."""
+"""Batches: every pair once per epoch, within the token budget, and resumable from (epoch, step)."""
 
 import hashlib
 from collections import Counter
@@ -22,17 +22,19 @@ from attent.data.token_store import CorpusPart, StoreMeta, TokenSequences, Token
 from attent.models.seq2seq import shift_right
 from attent.nn import Packing
 
-unhurried = hypothesis_settings(deadline=None, max_examples=30)  # a busy machine is no failure
+without_deadline = hypothesis_settings(deadline=None, max_examples=30)  # no failures on busy machines
 
 
 def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
-    """A store with sentences of these lengths; every id tells its pair, so that a mix-up shows."""
+    """Return a store with sentences of these lengths; ids depend on the pair, so that swapped pairs are detected."""
     sides = []
     for side in range(2):
-        each = [pair[side] for pair in lengths]
-        ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(each)] or [np.empty(0)]).astype("<u4")
-        sides.append(TokenSequences(ids, np.concatenate([[0], np.cumsum(each)]).astype("<i8")))
-    description = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
+        side_lengths = [pair[side] for pair in lengths]
+        ids = np.concatenate([np.arange(n) + 10 + 100 * i for i, n in enumerate(side_lengths)] or [np.empty(0)]).astype(
+            "<u4"
+        )
+        sides.append(TokenSequences(ids, np.concatenate([[0], np.cumsum(side_lengths)]).astype("<i8")))
+    parts = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
     meta = StoreMeta(
         format_version=1,
         pairs=len(lengths),
@@ -40,13 +42,13 @@ def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
         token_counts={},
         pad_ids={"source": 0, "target": pad},
         files=["corpus.tsv"],
-        parts=description,
+        parts=parts,
     )
     return TokenStore(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, len(lengths) + 1).astype("<u8"))
 
 
-def wmt_like(n: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Lengths as in news text: log-normal, about 29 source and 30 target tokens."""
+def draw_wmt_lengths(n: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Draw lengths as in news text: log-normal, about 29 source and 30 target tokens."""
     rng = np.random.default_rng(seed)
     source = np.exp(np.log(29) - 0.18 + 0.6 * rng.standard_normal(n)).round().clip(1, 200)
     target = (source * 1.03 * np.exp(0.15 * rng.standard_normal(n))).round().clip(1, 200)
@@ -57,16 +59,16 @@ def list_epoch(batches: PairLoader, epoch: int = 0) -> list[PairBatch]:
     return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
 
 
-def sentences(text: TokenBatch) -> list[tuple[int, ...]]:
-    """What stands in a side of a batch, sentence by sentence, read off the tensors."""
+def list_sentences(text: TokenBatch) -> list[tuple[int, ...]]:
+    """Return the sentences of one side of a batch, from its tensors."""
     if text.packing is None:
         assert text.lengths is not None
         rows = zip(text.ids.tolist(), text.lengths.tolist(), strict=True)
         return [tuple(row[:length]) for row, length in rows if length]
-    batches_of_epoch = []
+    packed_sentences = []
     for ids, segments in zip(text.ids, text.packing.segments, strict=True):
-        batches_of_epoch += [tuple(ids[segments == s].tolist()) for s in range(int(segments.max()) + 1)]
-    return batches_of_epoch
+        packed_sentences += [tuple(ids[segments == s].tolist()) for s in range(int(segments.max()) + 1)]
+    return packed_sentences
 
 
 def is_equal(first: PairBatch, second: PairBatch) -> bool:
@@ -75,9 +77,9 @@ def is_equal(first: PairBatch, second: PairBatch) -> bool:
         for batch in (first, second)
         for side in (batch.source, batch.target)
     ]
-    both = zip(tensors[0] + tensors[1], tensors[2] + tensors[3], strict=True)
+    pairs = zip(tensors[0] + tensors[1], tensors[2] + tensors[3], strict=True)
     return np.array_equal(first.example_ids, second.example_ids) and all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in both
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs
     )
 
 
@@ -93,21 +95,21 @@ configs = st.builds(
 )
 
 
-@unhurried
+@without_deadline
 @given(lengths, configs, st.integers(0, 3), st.integers(0, 2))
 def test_every_kept_pair_appears_once_per_epoch(
     lengths: list[tuple[int, int]], config: BatchConfig, seed: int, epoch: int
 ) -> None:
     batches = PairLoader(make_store(lengths), config, seed=seed)
-    seen = [pair for batch in list_epoch(batches, epoch) for pair in batch.example_ids.tolist()]
+    pair_ids = [pair for batch in list_epoch(batches, epoch) for pair in batch.example_ids.tolist()]
     limits = batches.shape.max_source_length, batches.shape.max_target_length
     long = {i for i, (s, t) in enumerate(lengths) if s > limits[0] or t > limits[1]}
     assert set(batches.get_epoch(epoch).plan.too_long_pairs.tolist()) == long
     expected = set(range(len(lengths))) - (long if config.too_long == "drop" else set())
-    assert sorted(seen) == sorted(expected)
+    assert sorted(pair_ids) == sorted(expected)
 
 
-@unhurried
+@without_deadline
 @given(lengths, configs)
 def test_batch_has_whole_aligned_pairs(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
     store = make_store(lengths)
@@ -118,11 +120,11 @@ def test_batch_has_whole_aligned_pairs(lengths: list[tuple[int, int]], config: B
             (batch.target, store.target, batches.shape.max_target_length),
         ):
             expected = [tuple(side[pair][:limit].tolist()) for pair in batch.example_ids.tolist()]
-            assert sentences(text) == expected
+            assert list_sentences(text) == expected
             assert text.num_tokens == sum(map(len, expected))
 
 
-@unhurried
+@without_deadline
 @given(lengths, configs)
 @example([(1, 1 + n % 24) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
 @example([(1 + n % 24, 1) for n in range(200)], BatchConfig(layout="bucketed", batch_tokens=100, max_tokens=32))
@@ -134,7 +136,7 @@ def test_no_batch_exceeds_its_token_budget(lengths: list[tuple[int, int]], confi
         assert batch.target.ids.numel() <= rows * room.target <= config.batch_tokens
 
 
-@unhurried
+@without_deadline
 @given(lengths, configs, st.integers(1, 5))
 def test_ranks_partition_the_batches_of_one_rank(
     lengths: list[tuple[int, int]], config: BatchConfig, ranks: int
@@ -149,31 +151,31 @@ def test_ranks_partition_the_batches_of_one_rank(
     assert all(len(rest.example_ids) == 0 for rest in dealt[len(alone) :])
 
 
-@unhurried
+@without_deadline
 @given(lengths.filter(bool), st.sampled_from(LAYOUTS), st.integers(0, 1), st.data())
 def test_get_batch_equals_iteration(
     lengths: list[tuple[int, int]], layout: Layout, epoch: int, data: st.DataObject
 ) -> None:
     batches = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=48, max_tokens=24), seed=3)
     step = data.draw(st.integers(0, batches.num_steps(epoch) - 1))
-    walked = next(batch for at, batch in batches.iter_batches(workers=0) if at == (epoch, step))
-    sought = PairLoader(batches.store, batches.config, seed=3)
-    assert is_equal(walked, sought.get_batch(epoch, step))
-    assert is_equal(walked, next(sought.iter_batches(LoaderPosition(epoch, step), workers=0))[1])
+    iterated = next(batch for position, batch in batches.iter_batches(workers=0) if position == (epoch, step))
+    loader = PairLoader(batches.store, batches.config, seed=3)
+    assert is_equal(iterated, loader.get_batch(epoch, step))
+    assert is_equal(iterated, next(loader.iter_batches(LoaderPosition(epoch, step), workers=0))[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_number_of_workers_does_not_change_batches(layout: Layout) -> None:
-    batches = PairLoader(make_store(wmt_like(300)), BatchConfig(layout=layout, batch_tokens=512), seed=1)
-    steps = 2 * batches.num_steps(0) + 3  # into the third epoch
-    alone = list(islice(batches.iter_batches(workers=0), steps))
-    helped = list(islice(batches.iter_batches(workers=4), steps))
-    assert [at for at, _ in alone] == [at for at, _ in helped]
-    assert all(is_equal(first, second) for (_, first), (_, second) in zip(alone, helped, strict=True))
-    assert alone[-1][0].epoch == 2
+    batches = PairLoader(make_store(draw_wmt_lengths(300)), BatchConfig(layout=layout, batch_tokens=512), seed=1)
+    steps = 2 * batches.num_steps(0) + 3  # until the third epoch
+    sequential = list(islice(batches.iter_batches(workers=0), steps))
+    parallel = list(islice(batches.iter_batches(workers=4), steps))
+    assert [position for position, _ in sequential] == [position for position, _ in parallel]
+    assert all(is_equal(first, second) for (_, first), (_, second) in zip(sequential, parallel, strict=True))
+    assert sequential[-1][0].epoch == 2
 
 
-@unhurried
+@without_deadline
 @given(lengths, st.integers(4, 32), st.sampled_from(["drop", "cut"]))
 def test_packed_and_bucketed_have_the_same_sentences(
     lengths: list[tuple[int, int]], max_tokens: int, too_long: Literal["drop", "cut"]
@@ -183,12 +185,14 @@ def test_packed_and_bucketed_have_the_same_sentences(
         config = BatchConfig(layout=layout, batch_tokens=96, max_tokens=max_tokens, too_long=too_long)
         batches_of_epoch = list_epoch(PairLoader(store, config))
         sentence_counts.append(
-            Counter(s for batch in batches_of_epoch for side in (batch.source, batch.target) for s in sentences(side))
+            Counter(
+                s for batch in batches_of_epoch for side in (batch.source, batch.target) for s in list_sentences(side)
+            )
         )
     assert sentence_counts[0] == sentence_counts[1] == sentence_counts[2]
 
 
-@unhurried
+@without_deadline
 @given(lengths, configs)
 def test_packing_matches_rows(lengths: list[tuple[int, int]], config: BatchConfig) -> None:
     batches = PairLoader(make_store(lengths), config)
@@ -207,7 +211,9 @@ def test_packing_matches_rows(lengths: list[tuple[int, int]], config: BatchConfi
 
 @pytest.mark.parametrize("layout", ["packed", "flat"])
 def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
-    batches = PairLoader(make_store(wmt_like(2000)), BatchConfig(layout=layout, batch_tokens=2048), world_size=3)
+    batches = PairLoader(
+        make_store(draw_wmt_lengths(2000)), BatchConfig(layout=layout, batch_tokens=2048), world_size=3
+    )
     shapes = {
         (tuple(side.ids.shape), tuple(side.packing.ends.shape), side.packing.max_length, number)
         for epoch in range(2)
@@ -215,12 +221,12 @@ def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
         for number, side in enumerate((batch.source, batch.target))
         if side.packing is not None
     }
-    assert len(shapes) == 2  # one for each side
+    assert len(shapes) == 2  # one per side
 
 
 @pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95)])
 def test_padding_is_small(layout: Layout, least: float) -> None:
-    batches = PairLoader(make_store(wmt_like(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
+    batches = PairLoader(make_store(draw_wmt_lengths(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
     batches_of_epoch = list_epoch(batches)
     tokens = sum(batch.source.num_tokens + batch.target.num_tokens for batch in batches_of_epoch)
     assert tokens / sum(batch.source.ids.numel() + batch.target.ids.numel() for batch in batches_of_epoch) >= least
@@ -230,7 +236,7 @@ def test_row_capacity_follows_the_longer_side() -> None:
     summaries = [(200, 10)] * 990 + [(200, 90)] * 10
     batches = PairLoader(make_store(summaries), BatchConfig(max_tokens=256, batch_tokens=1024))
     assert batches.shape.row_capacity.source == 256
-    assert batches.shape.row_capacity.target == 96  # in proportion it would be 16, and lose the ten
+    assert batches.shape.row_capacity.target == 96  # a proportional capacity would be 16 and drop the ten
     assert len(batches.get_epoch(0).plan.too_long_pairs) == 0
 
 
@@ -246,7 +252,7 @@ def test_too_long_pairs_are_described_with_location(too_long: Literal["drop", "c
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
-    store = make_store(wmt_like(200))
+    store = make_store(draw_wmt_lengths(200))
     orders = [
         np.concatenate(
             [
@@ -259,7 +265,7 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
     assert len({order.tobytes() for order in orders}) == 3
 
 
-@unhurried
+@without_deadline
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.data())
 def test_corpus_weight_repeats_pairs(sizes: list[int], data: st.DataObject) -> None:
     weights = [data.draw(st.sampled_from([0.25, 0.5, 1.0, 1.5, 3.0])) for _ in sizes]
@@ -273,7 +279,7 @@ def test_corpus_weight_repeats_pairs(sizes: list[int], data: st.DataObject) -> N
 
 
 def test_epoch_order_is_pinned() -> None:
-    """Training that goes on with another version of attent or numpy must meet the batches that it would have met."""
+    """Resumed training must get the same batches with another version of attent or numpy."""
     assert draw_epoch_order([12], [1.0], seed=1, epoch=2).tolist() == [5, 1, 3, 4, 11, 9, 8, 6, 2, 10, 7, 0]
 
 
@@ -290,7 +296,7 @@ def test_epoch_batches_are_pinned(layout: Layout, expected: str) -> None:
 def test_short_side_drops_at_most_one_pair_in_1000() -> None:
     lengths = [(200, 10)] * 4995 + [(200, 60)] * 5
     batches = PairLoader(make_store(lengths), BatchConfig(max_tokens=256, batch_tokens=1024))
-    assert batches.shape.max_target_length < 60  # room for them would leave most of every row empty
+    assert batches.shape.max_target_length < 60  # a capacity for them would leave rows mostly empty
     assert len(batches.get_epoch(0).plan.too_long_pairs) == 5
     assert (
         len(
@@ -308,7 +314,7 @@ def test_capacity_of_32767_tokens_does_not_overflow() -> None:
 
 
 def test_epoch_loss_does_not_depend_on_layout() -> None:
-    store = make_store([(s % 7 + 1, t % 6 + 1) for s, t in wmt_like(40)])
+    store = make_store([(s % 7 + 1, t % 6 + 1) for s, t in draw_wmt_lengths(40)])
     torch.manual_seed(0)
     model = attent.build(attent.presets.tiny(vocab=4200)).double().eval()
     losses = []
@@ -323,8 +329,8 @@ def test_epoch_loss_does_not_depend_on_layout() -> None:
 
 def negative_log_likelihood(model: torch.nn.Module, batch: PairBatch) -> torch.Tensor:
     source, target = batch.source, batch.target
-    read = shift_right(target.ids, 1, target.packing)
-    logits = model(source.ids, read, source.lengths, target.lengths, packing=batch.packing)
+    decoder_input = shift_right(target.ids, 1, target.packing)
+    logits = model(source.ids, decoder_input, source.lengths, target.lengths, packing=batch.packing)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), target.ids.flatten(), ignore_index=0, reduction="sum"
     )
@@ -343,7 +349,7 @@ def test_empty_batch_of_the_last_step_runs_through_a_model() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batch_is_copied_as_one_tensor(layout: Layout) -> None:
-    batch = PairLoader(make_store(wmt_like(50)), BatchConfig(layout=layout, batch_tokens=512)).get_batch(0, 0)
+    batch = PairLoader(make_store(draw_wmt_lengths(50)), BatchConfig(layout=layout, batch_tokens=512)).get_batch(0, 0)
     moved = batch.to("cpu")
     assert is_equal(batch, moved)
     assert moved.flat_tensor is not None
@@ -368,8 +374,8 @@ def test_subword_sampling_uses_one_store_per_epoch() -> None:
     batches = PairLoader(
         stores[0], BatchConfig(batch_tokens=32, max_tokens=16), store_for_epoch=lambda epoch: stores[epoch % 2]
     )
-    assert {len(s) for batch in list_epoch(batches, 1) for s in sentences(batch.source)} == {4}
-    assert {len(s) for batch in list_epoch(batches, 2) for s in sentences(batch.source)} == {3}
+    assert {len(s) for batch in list_epoch(batches, 1) for s in list_sentences(batch.source)} == {4}
+    assert {len(s) for batch in list_epoch(batches, 2) for s in list_sentences(batch.source)} == {3}
 
 
 def test_empty_store_is_refused() -> None:
@@ -400,18 +406,18 @@ def test_invalid_arguments_are_refused() -> None:
 def test_plan_is_cached_on_disk(tmp_path: Path) -> None:
     plans: list[BatchPlan] = []
 
-    def make() -> BatchPlan:
+    def build_plan() -> BatchPlan:
         plans.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
         return plans[-1]
 
-    first = load_or_build_plan(tmp_path / "plans", ("key", 1), make)
-    again = load_or_build_plan(tmp_path / "plans", ("key", 1), make)
+    first = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
+    again = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
     assert len(plans) == 1
     assert all(np.array_equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
-    for times, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
+    for expected_count, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
         next((tmp_path / "plans").glob("*.npz")).write_bytes(damage)
-        load_or_build_plan(tmp_path / "plans", ("key", 1), make)
-        assert len(plans) == times
-    for other in range(2, 12):
-        load_or_build_plan(tmp_path / "plans", ("key", other), make)
+        load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
+        assert len(plans) == expected_count
+    for number in range(2, 12):
+        load_or_build_plan(tmp_path / "plans", ("key", number), build_plan)
     assert len(list((tmp_path / "plans").iterdir())) <= 4

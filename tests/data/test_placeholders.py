@@ -59,21 +59,21 @@ def test_ordinary_text_has_no_placeholders(text: str) -> None:
     ],
 )
 def test_translation_must_keep_the_placeholders(source: str, target: str, problem: str) -> None:
-    found = placeholders.find_problem((source,), (target,))
-    assert (problem in found) if problem else not found
+    reported = placeholders.find_problem((source,), (target,))
+    assert (problem in reported) if problem else not reported
 
 
 def test_lost_placeholders_at_the_ends_are_restored() -> None:
     requested: list[list[str]] = []
 
-    def forgetful(texts: Sequence[str]) -> list[str]:
+    def drop_placeholders(texts: Sequence[str]) -> list[str]:
         requested.append(list(texts))
         return [" ".join(word.upper() for word in text.split() if "%" not in word) for text in texts]
 
-    result = pretranslate("%s: not found (%d)\nAll is well\nlost %s here\n", "a.txt", forgetful)
+    result = pretranslate("%s: not found (%d)\nAll is well\nlost %s here\n", "a.txt", drop_placeholders)
     assert result.content == b"%s: NOT FOUND (%d)\nALL IS WELL\nlost %s here\n"
     assert requested == [["%s: not found (%d)", "All is well", "lost %s here"], ["not found"]]
-    assert [(one.line, one.source, one.reason) for one in result.skipped] == [
+    assert [(unit.line, unit.source, unit.reason) for unit in result.skipped] == [
         (3, "lost %s here", "its translation lost %s")
     ]
 
@@ -99,27 +99,29 @@ codes = st.builds(
 
 @given(st.lists(st.one_of(codes, st.text("ab %s{}<>1/\n\t.", max_size=8)), max_size=8))
 def test_joined_runs_are_the_content(parts: list[str | InlineCode]) -> None:
-    found = text_runs.split_runs(tuple(parts))
-    again = [part for run in found for part in (*run.prefix, *run.core, *run.suffix)]
-    assert _raw(again) == _raw(parts)
-    for run in found:
+    runs = text_runs.split_runs(tuple(parts))
+    joined = [part for run in runs for part in (*run.prefix, *run.core, *run.suffix)]
+    assert _join_raw(joined) == _join_raw(parts)
+    for run in runs:
         assert run.text == run.text.strip()
         assert "\n" not in run.text
         bare = text_runs.strip_end_placeholders(run) if run.core else None
         if bare is not None:
-            assert _raw((*bare.prefix, *bare.core, *bare.suffix)) == _raw((*run.prefix, *run.core, *run.suffix))
+            assert _join_raw((*bare.prefix, *bare.core, *bare.suffix)) == _join_raw(
+                (*run.prefix, *run.core, *run.suffix)
+            )
             assert len(bare.text) < len(run.text)
 
 
 @given(st.lists(st.one_of(codes, st.text("ab <>1/", max_size=8)), max_size=8))
 def test_codes_are_restored_from_the_display_text(parts: list[str | InlineCode]) -> None:
     content = text_runs.number_codes(tuple(parts))
-    again = text_runs.restore_codes(get_display_text(content), content)
-    assert _raw(again) == _raw(content)
-    assert [part for part in again if isinstance(part, InlineCode)] == [
+    restored = text_runs.restore_codes(get_display_text(content), content)
+    assert _join_raw(restored) == _join_raw(content)
+    assert [part for part in restored if isinstance(part, InlineCode)] == [
         part for part in content if isinstance(part, InlineCode)
     ]
 
 
-def _raw(parts: Sequence[str | InlineCode]) -> str:
+def _join_raw(parts: Sequence[str | InlineCode]) -> str:
     return "".join(part if isinstance(part, str) else part.raw for part in parts)

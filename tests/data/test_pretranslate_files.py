@@ -22,14 +22,14 @@ from tests.data.pretranslate_cases import fail_if_called, pretranslate, translat
 NAMES = list(pretranslate_cases.GENERATORS)
 
 
-def files(name: str) -> Iterator[tuple[bytes, pretranslate_cases.Made, bytes]]:
+def make_files(name: str) -> Iterator[tuple[bytes, pretranslate_cases.Made, bytes]]:
     for seed in range(pretranslate_cases.FILES_PER_KIND):
         yield pretranslate_cases.GENERATORS[name](random.Random(f"{name} {seed}"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_empty_targets_change(name: str) -> None:
-    for before, expected, after in files(name):
+    for before, expected, after in make_files(name):
         result = pretranslate(before, name)
         assert result.content == after
         assert (result.filled_count, result.existing_count, result.skipped) == (
@@ -41,7 +41,7 @@ def test_only_the_empty_targets_change(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_complete_file_is_unchanged_and_translates_nothing(name: str) -> None:
-    for _, expected, after in files(name):
+    for _, expected, after in make_files(name):
         result = pretranslate(after, name, fail_if_called)
         assert result.content == after
         assert (result.filled_count, result.existing_count) == (0, expected.filled_count + expected.existing_count)
@@ -49,75 +49,75 @@ def test_complete_file_is_unchanged_and_translates_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lossy_translator_fills_only_units_without_placeholders(name: str) -> None:
-    for before, expected, _ in files(name):
+    for before, expected, _ in make_files(name):
         result = pretranslate(before, name, lambda texts: ["x"] * len(texts))
         assert result.filled_count + len(result.skipped) == expected.filled_count
         again = pretranslate(result.content, name, lambda texts: ["x"] * len(texts))
         assert again.content == result.content
-        assert all("lost" in one.reason and one.source for one in result.skipped)
+        assert all("lost" in unit.reason and unit.source for unit in result.skipped)
 
 
-# What other programs make of it.
+# The result as read by other programs.
 
 
 def test_polib_and_the_translate_toolkit_read_the_result_as_fuzzy() -> None:
-    for before, expected, _ in files("a.po"):
+    for before, expected, _ in make_files("a.po"):
         after = pretranslate(before, "a.po").content
-        old, new = (list(polib.pofile(_text(one))) for one in (before, after))
-        assert [_facts(entry) for entry in old] == [_facts(entry) for entry in new]
-        changed = [entry for was, entry in zip(old, new, strict=True) if _forms(was) != _forms(entry)]
-        assert [form for entry in changed for form in _forms(entry)] == expected.targets
+        old, new = (list(polib.pofile(_decode_for_polib(content))) for content in (before, after))
+        assert [_list_metadata(entry) for entry in old] == [_list_metadata(entry) for entry in new]
+        changed = [entry for was, entry in zip(old, new, strict=True) if _list_forms(was) != _list_forms(entry)]
+        assert [form for entry in changed for form in _list_forms(entry)] == expected.targets
         assert all(entry.fuzzy for entry in changed)
         store = pypo.pofile.parsestring(after.removeprefix(b"\xef\xbb\xbf"))
         assert sum(unit.isfuzzy() for unit in store.units) == sum(entry.fuzzy for entry in new)
 
 
-def _text(content: bytes) -> str:
-    """For polib, which wants a space behind `#,`."""
+def _decode_for_polib(content: bytes) -> str:
+    """Decode and add the space after `#,` that polib requires."""
     text = content.decode("latin-1" if b"ISO-8859-1" in content else "utf-8-sig")
     return text.replace("\r\n", "\n").replace("#,no", "#, no")
 
 
-def _facts(entry: polib.POEntry) -> tuple[object, ...]:
+def _list_metadata(entry: polib.POEntry) -> tuple[object, ...]:
     flags = [flag for flag in entry.flags if flag != "fuzzy"]
     ids = (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.previous_msgid)
     return (*ids, flags, entry.comment, entry.tcomment, entry.occurrences, entry.obsolete)
 
 
-def _forms(entry: polib.POEntry) -> list[str]:
+def _list_forms(entry: polib.POEntry) -> list[str]:
     return list(entry.msgstr_plural.values()) or [entry.msgstr]
 
 
 @pytest.mark.parametrize(("name", "unit"), [("a.xlf", "trans-unit"), ("b.xliff", "segment"), ("a.tmx", "tu")])
 def test_lxml_tree_differs_only_in_targets_and_marks(name: str, unit: str) -> None:
-    for before, expected, _ in files(name):
-        trees = [etree.fromstring(one) for one in (before, pretranslate(before, name).content)]
-        empty = [not _targets_text(one) for one in trees[0].iterfind(f".//{{*}}{unit}")]
+    for before, expected, _ in make_files(name):
+        trees = [etree.fromstring(element) for element in (before, pretranslate(before, name).content)]
+        empty = [not _get_target_text(element) for element in trees[0].iterfind(f".//{{*}}{unit}")]
         assert sum(empty) == expected.filled_count
         for tree in trees:
-            for one, strip in zip(tree.iterfind(f".//{{*}}{unit}"), empty, strict=True):
-                assert tree is trees[0] or _targets_text(one)
+            for element, strip in zip(tree.iterfind(f".//{{*}}{unit}"), empty, strict=True):
+                assert tree is trees[0] or _get_target_text(element)
                 if strip:
-                    _strip(one)
+                    _remove_targets(element)
         old, new = (etree.tostring(tree, method="c14n") for tree in trees)
         assert b"".join(old.split()) == b"".join(new.split())
 
 
-def _target_elements(unit: etree._Element) -> list[etree._Element]:
+def _find_targets(unit: etree._Element) -> list[etree._Element]:
     language = "{http://www.w3.org/XML/1998/namespace}lang"
     targets = unit.findall("{*}target")
-    return targets + [one for one in unit.findall("{*}tuv") if one.get(language, "").startswith("de")]
+    return targets + [variant for variant in unit.findall("{*}tuv") if variant.get(language, "").startswith("de")]
 
 
-def _targets_text(unit: etree._Element) -> str:
-    segments = [seg for one in _target_elements(unit) for seg in (one.findall("{*}seg") or [one])]
-    return "".join("".join(one.itertext()) for one in segments).strip()
+def _get_target_text(unit: etree._Element) -> str:
+    segments = [seg for element in _find_targets(unit) for seg in (element.findall("{*}seg") or [element])]
+    return "".join("".join(element.itertext()) for element in segments).strip()
 
 
-def _strip(unit: etree._Element) -> None:
+def _remove_targets(unit: etree._Element) -> None:
     unit.attrib.pop("state", None)
     unit.attrib.pop("subState", None)
-    for target in _target_elements(unit):
+    for target in _find_targets(unit):
         unit.remove(target)
 
 
@@ -126,7 +126,7 @@ def _strip(unit: etree._Element) -> None:
     [("a.xlf", toolkit_xliff.xlifffile), ("b.xliff", toolkit_xliff2.Xliff2File), ("a.tmx", toolkit_tmx.tmxfile)],
 )
 def test_translate_toolkit_reads_every_translation(name: str, store: type) -> None:
-    for before, expected, _ in files(name):
+    for before, expected, _ in make_files(name):
         after = pretranslate(before, name).content
         units = [unit for unit in store.parsestring(after).units if unit.source and unit.source != "a"]
         assert len(units) >= expected.filled_count
@@ -154,16 +154,16 @@ def test_entities_are_refused(attack: str, name: str, root: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_truncated_file_is_refused_or_filled_as_far_as_it_goes(name: str) -> None:
-    whole = next(
-        before for before, expected, _ in files(name) if expected.filled_count > 4 and before.isascii() is False
+    content = next(
+        before for before, expected, _ in make_files(name) if expected.filled_count > 4 and before.isascii() is False
     )
-    for cut in range(0, len(whole), 37):
-        told = pretranslate_cases.get_error(whole[:cut], name)
-        if told:
-            assert re.match(f"{name} .*: ", told)
+    for cut in range(0, len(content), 37):
+        message = pretranslate_cases.get_error(content[:cut], name)
+        if message:
+            assert re.match(f"{name} .*: ", message)
         else:
             assert name == "a.po"
-            assert pretranslate(pretranslate(whole[:cut], name).content, name, fail_if_called).filled_count == 0
+            assert pretranslate(pretranslate(content[:cut], name).content, name, fail_if_called).filled_count == 0
 
 
 @pytest.mark.parametrize(

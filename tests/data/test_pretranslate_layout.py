@@ -68,17 +68,20 @@ The end[^1] costs $x + y$ or 5 %.
 """
 
 
-def shape(text: str, markup: MarkdownIt) -> list[tuple[str, ...]]:
-    """What a renderer makes of it, apart from the words."""
+def list_structure(text: str, markup: MarkdownIt) -> list[tuple[str, ...]]:
+    """Return the parsed structure of a Markdown document, without its text."""
     body = text.split("---\n", 2)[2]
-    match = []
+    structure = []
     for token in markup.parse(body):
         if token.type == "inline":
-            inside = [one for one in token.children or [] if one.type not in ("text", "softbreak")]
-            match += [(one.type, one.content if "code" in one.type else "", str(one.attrGet("href"))) for one in inside]
+            children = [child for child in token.children or [] if child.type not in ("text", "softbreak")]
+            structure += [
+                (child.type, child.content if "code" in child.type else "", str(child.attrGet("href")))
+                for child in children
+            ]
         elif token.type != "html_block":
-            match.append((token.type, token.tag, token.content, str(token.level)))
-    return match
+            structure.append((token.type, token.tag, token.content, str(token.level)))
+    return structure
 
 
 def test_markdown_structure_is_kept() -> None:
@@ -86,11 +89,23 @@ def test_markdown_structure_is_kept() -> None:
     result = pretranslate(PAGE, "a.md")
     after = result.content.decode()
     assert result.skipped == ()
-    assert shape(after, markup) == shape(PAGE, markup)
-    for kept in ("title: not touched", 'print("code")', "    indented code", "of two lines -->", "\nraw\n", "* * *"):
-        assert kept in after
-    for put in ("# (Heading with `code`) #", "- [ ] (task)", "| (a head) | (b) |", "<summary>(More of it)</summary>"):
-        assert put in after
+    assert list_structure(after, markup) == list_structure(PAGE, markup)
+    for unchanged in (
+        "title: not touched",
+        'print("code")',
+        "    indented code",
+        "of two lines -->",
+        "\nraw\n",
+        "* * *",
+    ):
+        assert unchanged in after
+    for translated in (
+        "# (Heading with `code`) #",
+        "- [ ] (task)",
+        "| (a head) | (b) |",
+        "<summary>(More of it)</summary>",
+    ):
+        assert translated in after
     assert "[^1]: (A note.)" in after
     assert "\n    (still the item)\n" in after
     assert "\n  (a second paragraph)\n" in after
@@ -122,12 +137,12 @@ def test_model_sees_sentences() -> None:
 def test_paragraph_with_lost_markup_is_skipped(before: str, after: str) -> None:
     result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])
     assert result.content.decode() == after
-    assert [one.reason for one in result.skipped] == ([] if before != after else ["its translation lost **"])
+    assert [unit.reason for unit in result.skipped] == ([] if before != after else ["its translation lost **"])
 
 
 def test_wrapped_lines_do_not_begin_with_markup() -> None:
-    words = "one - two 3. four # five > six + seven | eight = nine ``` ten eleven [x]: twelve"
-    result = pretranslate("first line\nsecond\n", "a.md", lambda texts: [words]).content.decode()
+    text = "one - two 3. four # five > six + seven | eight = nine ``` ten eleven [x]: twelve"
+    result = pretranslate("first line\nsecond\n", "a.md", lambda texts: [text]).content.decode()
     markup = MarkdownIt("commonmark").enable("table")
     assert [token.type for token in markup.parse(result)] == ["paragraph_open", "inline", "paragraph_close"]
     assert result.count("\n") > 3
@@ -155,7 +170,7 @@ def test_utf_16_stays_utf_16() -> None:
 def test_invalid_utf_8_line_is_unchanged() -> None:
     result = pretranslate(b"a \xff\nb\n", "a.txt")
     assert result.content == b"a \xff\n(b)\n"
-    assert [(one.line, one.reason) for one in result.skipped] == [(1, "it is not in the file's encoding")]
+    assert [(unit.line, unit.reason) for unit in result.skipped] == [(1, "it is not in the file's encoding")]
 
 
 # Broken files of every kind.

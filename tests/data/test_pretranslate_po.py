@@ -21,8 +21,8 @@ HEADER = (
 needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")
 
 
-def after(entry: str, header: str = HEADER) -> str:
-    """What an entry becomes; all before it must be as it was."""
+def pretranslate_entry(entry: str, header: str = HEADER) -> str:
+    """Return the pre-translated entry; the header must not change."""
     result = pretranslate(f"{header}\n{entry}", "a.po").content.decode()
     assert result.startswith(f"{header}\n")
     return result[len(header) + 1 :]
@@ -45,7 +45,7 @@ def after(entry: str, header: str = HEADER) -> str:
     ],
 )
 def test_entry_is_filled_and_flagged(before: str, expected: str) -> None:
-    assert after(before) == expected
+    assert pretranslate_entry(before) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ PLURAL = 'msgid "one file"\nmsgid_plural "%d files"\n'
 def test_plural_forms_follow_the_header(forms: int, expected: list[str]) -> None:
     header = HEADER.replace("nplurals=2", f"nplurals={forms}")
     lines = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(expected))
-    assert after(f'{PLURAL}msgstr[0] ""\n', header) == f"#, fuzzy\n{PLURAL}{lines}"
+    assert pretranslate_entry(f'{PLURAL}msgstr[0] ""\n', header) == f"#, fuzzy\n{PLURAL}{lines}"
 
 
 def test_template_has_the_plural_forms_it_lists() -> None:
@@ -89,7 +89,7 @@ def test_template_has_the_plural_forms_it_lists() -> None:
         .replace("Language: de", "Language: ")
     )
     entry = f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
-    assert after(entry, header) == f'#, fuzzy\n{PLURAL}msgstr[0] "(one file)"\nmsgstr[1] "(%d files)"\n'
+    assert pretranslate_entry(entry, header) == f'#, fuzzy\n{PLURAL}msgstr[0] "(one file)"\nmsgstr[1] "(%d files)"\n'
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,13 @@ def test_unfillable_entries_are_skipped_with_a_reason(entry: str, reason: str) -
     content = f"{HEADER}\n{entry}"
     result = pretranslate(content, "a.po", fail_if_called)
     assert result.content.decode() == content
-    assert [(one.line, one.reason) for one in result.skipped] == [(7, reason)]
+    assert [(unit.line, unit.reason) for unit in result.skipped] == [(7, reason)]
 
 
 def test_lost_placeholder_in_one_form_skips_the_entry() -> None:
     content = f'{HEADER}\n{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
     result = pretranslate(content, "a.po", lambda texts: [text.replace("%d", "") for text in texts if text])
-    assert result.content.decode().endswith(
-        'msgstr[0] "one file"\nmsgstr[1] "%d files"\n'
-    )  # put back at the second try
+    assert result.content.decode().endswith('msgstr[0] "one file"\nmsgstr[1] "%d files"\n')  # restored on the retry
     lossy = pretranslate(content, "a.po", lambda texts: [text.replace("%d", "") or "x" for text in texts], tgt="de")
     assert lossy.filled_count == 1
 
@@ -123,7 +121,7 @@ def test_invalid_bytes_skip_only_their_entry() -> None:
     result = pretranslate(content, "a.po")
     expected = content.replace(b'msgid "a"\nmsgstr ""', b'#, fuzzy\nmsgid "a"\nmsgstr "(a)"')
     assert result.content == expected
-    assert [(one.line, one.reason) for one in result.skipped] == [(11, "it is not in the file's encoding")]
+    assert [(unit.line, unit.reason) for unit in result.skipped] == [(11, "it is not in the file's encoding")]
 
 
 def test_translation_outside_the_charset_is_skipped() -> None:
@@ -166,12 +164,12 @@ def test_msgfmt_accepts_every_filled_format_string(tmp_path: Path) -> None:
     rng = random.Random(3)
     formats = ["%s", "%d", "%5.2f", "%lu", "%%", "%-3s", "%c"]
     sources = [" and ".join(rng.choices(formats, k=rng.randint(1, 3))) for _ in range(300)]
-    entries = [f'#, c-format\nmsgid "{n} word {one} end"\nmsgstr ""\n' for n, one in enumerate(sources)]
+    entries = [f'#, c-format\nmsgid "{n} word {source} end"\nmsgstr ""\n' for n, source in enumerate(sources)]
 
-    def careless(texts: Sequence[str]) -> list[str]:
-        return [_damaged(text, rng) for text in texts]
+    def translate(texts: Sequence[str]) -> list[str]:
+        return [_damage_placeholders(text, rng) for text in texts]
 
-    result = pretranslate("\n".join([HEADER, *entries]), "a.po", careless)
+    result = pretranslate("\n".join([HEADER, *entries]), "a.po", translate)
     assert result.filled_count > 50
     assert len(result.skipped) > 50
     path = tmp_path / "a.po"
@@ -180,8 +178,8 @@ def test_msgfmt_accepts_every_filled_format_string(tmp_path: Path) -> None:
     assert not re.findall(r".*(?:msgstr|format).*", done.stderr), done.stderr
 
 
-def _damaged(text: str, rng: random.Random) -> str:
-    """What models do to placeholders: nothing, drop one, double one, swap two, put a space in, write a lone `%`."""
+def _damage_placeholders(text: str, rng: random.Random) -> str:
+    """Imitate errors of models: drop, repeat or swap words, split a placeholder, add a lone `%`, or none."""
     words = text.split(" ")
     first, second = rng.randrange(len(words)), rng.randrange(len(words))
     match rng.randrange(6):

@@ -11,37 +11,39 @@ from attent.data.formats.units import InlineCode
 from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 
-Offers = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
+ConstrainedTranslate = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
 
 
-def forgetful(texts: Sequence[str]) -> list[str]:
+def drop_placeholders(texts: Sequence[str]) -> list[str]:
     return [placeholders._PLACEHOLDER.sub("", text).replace("*", "").upper() for text in texts]
 
 
-def filled(text: str, insist: Offers, name: str = "a.txt") -> PretranslateResult:
-    return pretranslate_file(text.encode(), name, forgetful, translate_constrained=insist)
+def pretranslate(text: str, translate_constrained: ConstrainedTranslate, name: str = "a.txt") -> PretranslateResult:
+    return pretranslate_file(text.encode(), name, drop_placeholders, translate_constrained=translate_constrained)
 
 
-def offering(*offers: str) -> Offers:
-    return lambda texts, needed: [list(offers) for _ in texts]
+def return_candidates(*candidates: str) -> ConstrainedTranslate:
+    return lambda texts, required: [list(candidates) for _ in texts]
 
 
 def test_only_failed_runs_are_retried_with_their_placeholders() -> None:
     requested: list[tuple[list[str], list[tuple[str, ...]]]] = []
 
-    def insist(texts: Sequence[str], needed: Sequence[tuple[str, ...]]) -> list[list[str]]:
-        requested.append((list(texts), list(needed)))
+    def translate_constrained(texts: Sequence[str], required: Sequence[tuple[str, ...]]) -> list[list[str]]:
+        requested.append((list(texts), list(required)))
         return [[text.upper().replace("%S", "%s").replace("{N}", "{n}")] for text in texts]
 
-    result = filled("all well\n%s at the end: %s\na %s and {n} here\na %s and {n} here\n%s has {n} of it\n", insist)
+    result = pretranslate(
+        "all well\n%s at the end: %s\na %s and {n} here\na %s and {n} here\n%s has {n} of it\n", translate_constrained
+    )
     assert requested == [(["a %s and {n} here", "has {n} of it"], [("%s", "{n}"), ("{n}",)])]
     assert result.content == (b"ALL WELL\n%s AT THE END: %s\nA %s AND {n} HERE\nA %s AND {n} HERE\n%s HAS {n} OF IT\n")
     assert (result.filled_count, result.skipped) == (5, ())
 
 
 def test_first_valid_candidate_is_used() -> None:
-    offers = offering("B %d C %s D", "B %s C", "", "B %s C %d D", "better not %s %d")
-    assert filled("a %s b %d c\n", offers).content == b"B %s C %d D\n"
+    offers = return_candidates("B %d C %s D", "B %s C", "", "B %s C %d D", "better not %s %d")
+    assert pretranslate("a %s b %d c\n", offers).content == b"B %s C %d D\n"
 
 
 @pytest.mark.parametrize(
@@ -49,14 +51,14 @@ def test_first_valid_candidate_is_used() -> None:
     [(), ("B C",), ("B </b>C<b>",), ("B <b></b> C",), ("B <b> </b> C",), ("B C. <b>D</b>",), ("B <b>C</b> <b>D</b>",)],
 )
 def test_failed_retry_is_skipped_with_the_first_reason(offers: tuple[str, ...]) -> None:
-    result = filled("a <b>b</b> c\n", offering(*offers))
+    result = pretranslate("a <b>b</b> c\n", return_candidates(*offers))
     assert result.content == b"a <b>b</b> c\n"
-    assert [one.reason for one in result.skipped] == ["its translation lost <b>, </b>"]
+    assert [unit.reason for unit in result.skipped] == ["its translation lost <b>, </b>"]
 
 
 def test_wrong_number_of_candidates_is_an_error() -> None:
     with pytest.raises(CorpusError, match="must be 1 translations, but there are 0"):
-        filled("a %s b\n", lambda texts, needed: [])
+        pretranslate("a %s b\n", lambda texts, needed: [])
 
 
 @pytest.mark.parametrize(
@@ -75,18 +77,18 @@ def test_wrong_number_of_candidates_is_an_error() -> None:
     ],
 )
 def test_placeholders_are_spaced_as_in_the_source(source: str, offer: str, expected_text: str) -> None:
-    assert filled(f"{source}\n", offering(offer)).content == f"{expected_text}\n".encode()
+    assert pretranslate(f"{source}\n", return_candidates(offer)).content == f"{expected_text}\n".encode()
 
 
 def test_emphasis_has_no_inner_space() -> None:
-    result = filled("a **b** c\n", offering("D ** E ** F"), "a.md")
+    result = pretranslate("a **b** c\n", return_candidates("D ** E ** F"), "a.md")
     assert (result.content, result.skipped) == (b"D **E** F\n", ())
 
 
 def test_codes_stay_codes() -> None:
     opened, closed = InlineCode("<1>", "<g>", "open", "1"), InlineCode("</1>", "</g>", "close", "1")
-    found = placeholders.restore_spacing(("a ", opened, "b", closed, " c"), ("D ", opened, " %s ", closed, "E"))
-    assert found == ("D ", opened, "%s", closed, " E")
+    restored = placeholders.restore_spacing(("a ", opened, "b", closed, " c"), ("D ", opened, " %s ", closed, "E"))
+    assert restored == ("D ", opened, "%s", closed, " E")
 
 
 def test_no_full_stop_before_a_placeholder_at_the_end() -> None:

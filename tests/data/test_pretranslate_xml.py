@@ -21,33 +21,33 @@ SEGMENTS = '<mrk mtype="seg" mid="1">a</mrk> <mrk mtype="seg" mid="2">b</mrk>'
 SEGMENTS_FILLED = SEGMENTS.replace(">a<", ">(a)<").replace(">b<", ">(b)<")
 
 
-def xliff12(units: str, languages: str = 'source-language="en" target-language="de"') -> str:
+def make_xliff_12(units: str, languages: str = 'source-language="en" target-language="de"') -> str:
     space = 'xmlns="urn:oasis:names:tc:xliff:document:1.2"'
     return f'<xliff version="1.2" {space}><file original="x" {languages}><body>{units}</body></file></xliff>'
 
 
-def unit12(inside: str, attributes: str = "") -> str:
-    return xliff12(f'<trans-unit id="1"{attributes}>{inside}</trans-unit>')
+def make_unit_12(inside: str, attributes: str = "") -> str:
+    return make_xliff_12(f'<trans-unit id="1"{attributes}>{inside}</trans-unit>')
 
 
-def xliff20(inside: str, above: str = "") -> str:
+def make_xliff_20(inside: str, above: str = "") -> str:
     space = 'xmlns="urn:oasis:names:tc:xliff:document:2.0"'
     unit = f'<file id="f"{above}><unit id="u">{inside}</unit></file>'
     return f'<xliff version="2.0" {space} srcLang="en" trgLang="de">{unit}</xliff>'
 
 
-def tmx(*units: str, source: str = "en") -> str:
-    body = "".join(f"<tu>{one}</tu>" for one in units)
+def make_tmx(*units: str, source: str = "en") -> str:
+    body = "".join(f"<tu>{unit}</tu>" for unit in units)
     return f'<tmx version="1.4"><header srclang="{source}"/><body>{body}</body></tmx>'
 
 
-def variant(language: str, text: str) -> str:
+def make_variant(language: str, text: str) -> str:
     return f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>'
 
 
-def result12(source: str, translate: Callable[..., list[str]] = translate_in_parentheses) -> str:
-    """What stands in the target of this source."""
-    content = pretranslate(unit12(f"<source>{source}</source>"), "a.xlf", translate).content.decode()
+def pretranslate_12(source: str, translate: Callable[..., list[str]] = translate_in_parentheses) -> str:
+    """Return the target that is inserted for a source."""
+    content = pretranslate(make_unit_12(f"<source>{source}</source>"), "a.xlf", translate).content.decode()
     return content.split(MARKED)[1].split("</target>")[0] if MARKED in content else ""
 
 
@@ -72,7 +72,7 @@ def result12(source: str, translate: Callable[..., list[str]] = translate_in_par
     ],
 )
 def test_target_is_inserted_and_marked(before: str, after: str) -> None:
-    assert pretranslate(unit12(before), "a.xlf").content.decode() == unit12(after)
+    assert pretranslate(make_unit_12(before), "a.xlf").content.decode() == make_unit_12(after)
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,21 @@ def test_target_is_inserted_and_marked(before: str, after: str) -> None:
     ],
 )
 def test_translated_and_empty_units_are_unchanged(unit: str) -> None:
-    assert pretranslate(unit12(unit), "a.xlf", fail_if_called).content.decode() == unit12(unit)
+    assert pretranslate(make_unit_12(unit), "a.xlf", fail_if_called).content.decode() == make_unit_12(unit)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (unit12("<source>a</source>", ' translate="no"'), 'the file says translate="no"'),
-        (xliff12('<group translate="no"><trans-unit><source>a</source></trans-unit></group>'), 'translate="no"'),
-        (unit12("<source>a</source><target/>", ' approved="yes"'), "its empty target is approved"),
-        (unit12('<source>a</source><target state="final"/>'), "its empty target is approved"),
-        (unit12("<source>a</source><target><!-- why --></target>"), "its empty target contains a comment"),
-        (unit12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside markup"),
-        (unit12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it contains <q:x>"),
-        (xliff20("<segment><source>a</source></segment>", ' translate="no"'), 'translate="no"'),
-        (xliff20('<segment state="final"><source>a</source><target/></segment>'), "empty target is approved"),
+        (make_unit_12("<source>a</source>", ' translate="no"'), 'the file says translate="no"'),
+        (make_xliff_12('<group translate="no"><trans-unit><source>a</source></trans-unit></group>'), 'translate="no"'),
+        (make_unit_12("<source>a</source><target/>", ' approved="yes"'), "its empty target is approved"),
+        (make_unit_12('<source>a</source><target state="final"/>'), "its empty target is approved"),
+        (make_unit_12("<source>a</source><target><!-- why --></target>"), "its empty target contains a comment"),
+        (make_unit_12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside markup"),
+        (make_unit_12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it contains <q:x>"),
+        (make_xliff_20("<segment><source>a</source></segment>", ' translate="no"'), 'translate="no"'),
+        (make_xliff_20('<segment state="final"><source>a</source><target/></segment>'), "empty target is approved"),
     ],
 )
 def test_intentionally_empty_targets_are_skipped_with_a_reason(content: str, reason: str) -> None:
@@ -114,11 +114,11 @@ def test_intentionally_empty_targets_are_skipped_with_a_reason(content: str, rea
 
 
 def test_xliff_2_segment_stays_initial_with_a_sub_state() -> None:
-    before = xliff20('<segment id="s" subState="my:x" state="initial"><source>a</source></segment>')
-    mark = 'subState="attent:needs-review" state="initial"'
-    after = xliff20(f'<segment id="s" {mark}><source>a</source><target>(a)</target></segment>')
+    before = make_xliff_20('<segment id="s" subState="my:x" state="initial"><source>a</source></segment>')
+    attributes = 'subState="attent:needs-review" state="initial"'
+    after = make_xliff_20(f'<segment id="s" {attributes}><source>a</source><target>(a)</target></segment>')
     assert pretranslate(before, "a.xlf").content.decode() == after
-    assert MARK_2 in pretranslate(xliff20("<segment><source>a</source></segment>"), "a.xlf").content.decode()
+    assert MARK_2 in pretranslate(make_xliff_20("<segment><source>a</source></segment>"), "a.xlf").content.decode()
 
 
 # Texts.
@@ -144,7 +144,7 @@ def test_xliff_2_segment_stays_initial_with_a_sub_state() -> None:
     ],
 )
 def test_inline_markup_is_kept(source: str, target: str) -> None:
-    assert result12(source) == target
+    assert pretranslate_12(source) == target
 
 
 def test_codes_get_unused_numbers() -> None:
@@ -154,7 +154,7 @@ def test_codes_get_unused_numbers() -> None:
         requested.extend(texts)
         return texts
 
-    result12('a &lt;3&gt; <g id="1">b</g><x id="2"/> c', translate)
+    pretranslate_12('a &lt;3&gt; <g id="1">b</g><x id="2"/> c', translate)
     assert requested == ["a <3> <4>b</4><5/> c"]
 
 
@@ -170,24 +170,24 @@ def test_codes_get_unused_numbers() -> None:
     ],
 )
 def test_target_has_all_codes_well_nested_or_is_skipped(translation: str, target: str) -> None:
-    assert result12('a <g id="7">b</g> c <x id="8"/> d', lambda texts: [translation]) == target
+    assert pretranslate_12('a <g id="7">b</g> c <x id="8"/> d', lambda texts: [translation]) == target
 
 
 def test_crossing_codes_must_keep_their_order() -> None:
     source = 'a <bx id="1"/>b<bx id="2"/>c<ex id="1"/>d<ex id="2"/> e'
-    assert result12(source) == f"({source})"
-    assert result12(source, lambda texts: ["<2>a<1>b</1>c</2>"]) == ""
+    assert pretranslate_12(source) == f"({source})"
+    assert pretranslate_12(source, lambda texts: ["<2>a<1>b</1>c</2>"]) == ""
 
 
 def test_characters_outside_the_encoding_become_references() -> None:
     head = '<?xml version="1.0" encoding="ISO-8859-1"?>'
-    content = (head + unit12("<source>é</source>")).encode("latin-1")
+    content = (head + make_unit_12("<source>é</source>")).encode("latin-1")
     result = pretranslate(content, "a.xlf", lambda texts: ["日é"])
     assert f"{MARKED}&#26085;é</target>".encode("latin-1") in result.content
 
 
 def test_characters_invalid_in_xml_are_skipped() -> None:
-    result = pretranslate(unit12("<source>a</source>"), "a.xlf", lambda texts: ["\x07"])
+    result = pretranslate(make_unit_12("<source>a</source>"), "a.xlf", lambda texts: ["\x07"])
     assert result.skipped[0].reason == "its translation has '\\x07', which XML cannot contain"
 
 
@@ -203,7 +203,7 @@ def test_characters_invalid_in_xml_are_skipped() -> None:
 )
 def test_xliff_of_other_languages_is_refused(requested: dict[str, str], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        pretranslate(unit12("<source>a</source>"), "a.xlf", fail_if_called, **requested)
+        pretranslate(make_unit_12("<source>a</source>"), "a.xlf", fail_if_called, **requested)
 
 
 def test_only_files_in_the_requested_languages_are_filled() -> None:
@@ -212,46 +212,68 @@ def test_only_files_in_the_requested_languages_are_filled() -> None:
     content = f'<xliff version="1.2">{"".join(files)}</xliff>'
     for requested in ({}, {"src": "en", "tgt": "de"}):
         result = pretranslate(content, "a.xlf", **requested)
-        assert [one.reason for one in result.skipped] == ["no de side"]
+        assert [skipped.reason for skipped in result.skipped] == ["no de side"]
         assert result.content.decode() == content.replace("</source>", f"</source>{MARKED}(a)</target>", 1)
 
 
-def added(language: str, text: str, attribute: str = "xml:lang") -> str:
+def make_added_variant(language: str, text: str, attribute: str = "xml:lang") -> str:
     return f'<tuv {attribute}="{language}" creationtool="attent">{MARK_TMX}<seg>{text}</seg></tuv>'
 
 
 @pytest.mark.parametrize(
     ("units", "requested", "expected"),
     [
-        ([variant("en", "a")], {"tgt": "de"}, [added("de", "(a)")]),
-        ([variant("en", "a"), variant("en", "b") + variant("de-AT", "c")], {}, [added("de-AT", "(a)"), ""]),
-        ([variant("fr", "a") + variant("en", "b")], {"src": "fr", "tgt": "de"}, [added("de", "(a)")]),
-        ([variant("fr", "a") + variant("en", "b")], {"tgt": "de"}, [added("de", "(b)")]),
-        ([variant("pt-PT", "a"), variant("pt-BR", "b")], {"src": "pt", "tgt": "pt-BR"}, [added("pt-BR", "(a)"), ""]),
-        ([variant("en", "a") + variant("de", "b") + variant("de", "")], {}, [""]),
-        (['<tuv lang="EN"><seg>a</seg></tuv>'], {"src": "en", "tgt": "de"}, [added("de", "(a)", "lang")]),
-        ([variant("en", " ") + variant("de", "")], {}, [""]),
+        ([make_variant("en", "a")], {"tgt": "de"}, [make_added_variant("de", "(a)")]),
+        (
+            [make_variant("en", "a"), make_variant("en", "b") + make_variant("de-AT", "c")],
+            {},
+            [make_added_variant("de-AT", "(a)"), ""],
+        ),
+        (
+            [make_variant("fr", "a") + make_variant("en", "b")],
+            {"src": "fr", "tgt": "de"},
+            [make_added_variant("de", "(a)")],
+        ),
+        ([make_variant("fr", "a") + make_variant("en", "b")], {"tgt": "de"}, [make_added_variant("de", "(b)")]),
+        (
+            [make_variant("pt-PT", "a"), make_variant("pt-BR", "b")],
+            {"src": "pt", "tgt": "pt-BR"},
+            [make_added_variant("pt-BR", "(a)"), ""],
+        ),
+        ([make_variant("en", "a") + make_variant("de", "b") + make_variant("de", "")], {}, [""]),
+        (['<tuv lang="EN"><seg>a</seg></tuv>'], {"src": "en", "tgt": "de"}, [make_added_variant("de", "(a)", "lang")]),
+        ([make_variant("en", " ") + make_variant("de", "")], {}, [""]),
     ],
 )
 def test_variant_is_added_where_the_language_is_missing(
     units: list[str], requested: dict[str, str], expected: list[str]
 ) -> None:
-    result = pretranslate(tmx(*units), "a.tmx", **requested)
-    assert result.content.decode() == tmx(*(unit + more for unit, more in zip(units, expected, strict=True)))
+    result = pretranslate(make_tmx(*units), "a.tmx", **requested)
+    assert result.content.decode() == make_tmx(*(unit + more for unit, more in zip(units, expected, strict=True)))
 
 
 def test_empty_variant_is_filled_and_marked() -> None:
-    before = tmx(variant("en", "a") + "\n<tuv xml:lang='de' creationid='me'>\n <seg/></tuv>")
-    after = tmx(variant("en", "a") + f"\n<tuv xml:lang='de' creationid='me'>\n {MARK_TMX}\n <seg>(a)</seg></tuv>")
+    before = make_tmx(make_variant("en", "a") + "\n<tuv xml:lang='de' creationid='me'>\n <seg/></tuv>")
+    after = make_tmx(
+        make_variant("en", "a") + f"\n<tuv xml:lang='de' creationid='me'>\n {MARK_TMX}\n <seg>(a)</seg></tuv>"
+    )
     assert pretranslate(before, "a.tmx").content.decode() == after
 
 
 @pytest.mark.parametrize(
     ("content", "requested", "message"),
     [
-        (tmx(variant("en", "a")), {}, "a.tmx does not say which two languages to read: it has en"),
-        (tmx(variant("en", "a") + variant("de", "b") + variant("fr", "c")), {}, "it has de, en, fr; choose two"),
-        (tmx(variant("en", "a"), source="*all*"), {"src": "fr", "tgt": "de"}, "a.tmx does not contain fr: it has en"),
+        (make_tmx(make_variant("en", "a")), {}, "a.tmx does not say which two languages to read: it has en"),
+        (
+            make_tmx(make_variant("en", "a") + make_variant("de", "b") + make_variant("fr", "c")),
+            {},
+            "it has de, en, fr; choose two",
+        ),
+        (
+            make_tmx(make_variant("en", "a"), source="*all*"),
+            {"src": "fr", "tgt": "de"},
+            "a.tmx does not contain fr: it has en",
+        ),
     ],
 )
 def test_tmx_with_ambiguous_languages_is_refused(content: str, requested: dict[str, str], message: str) -> None:
@@ -261,6 +283,10 @@ def test_tmx_with_ambiguous_languages_is_refused(content: str, requested: dict[s
 
 def test_unit_without_the_source_is_skipped() -> None:
     result = pretranslate(
-        tmx(variant("en", "a") + variant("de", "b"), variant("fr", "c")), "a.tmx", fail_if_called, src="en", tgt="de"
+        make_tmx(make_variant("en", "a") + make_variant("de", "b"), make_variant("fr", "c")),
+        "a.tmx",
+        fail_if_called,
+        src="en",
+        tgt="de",
     )
-    assert [(one.reason, one.source) for one in result.skipped] == [("no en side", "c")]
+    assert [(unit.reason, unit.source) for unit in result.skipped] == [("no en side", "c")]

@@ -1,4 +1,4 @@
-"""A crew of processes: in order, and no trouble for whoever calls it."""
+"""The process pool: results in order, errors in the caller, and workers that exit with it."""
 
 import os
 import signal
@@ -28,23 +28,23 @@ def test_caller_may_stop_early() -> None:
     results.close()  # type: ignore[attr-defined]
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(textwrap.dedent(script), encoding="utf-8")
     command = [sys.executable, str(folder / "script.py")]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_script_needs_no_main_guard(tmp_path: Path) -> None:
-    done = run(
+    result = run_script(
         """
-        print("begun")
+        print("started")
         from attent.data.process_pool import map_in_order
         print(list(map_in_order(divmod, [(5, 2), (7, 2)], workers=2)), __file__.endswith("script.py"))
         """,
         tmp_path,
     )
-    assert done.stdout.splitlines() == ["begun", "[(2, 1), (3, 1)] True"]
-    assert done.stderr == ""
+    assert result.stdout.splitlines() == ["started", "[(2, 1), (3, 1)] True"]
+    assert result.stderr == ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs kill -9 and /proc-like process ids")
@@ -65,13 +65,13 @@ def test_workers_exit_when_the_parent_is_killed(tmp_path: Path) -> None:
         worker = int(caller.stdout.readline())
         caller.send_signal(signal.SIGKILL)
     for _ in range(100):
-        if not alive(worker):
+        if not is_alive(worker):
             return
         time.sleep(0.1)
     pytest.fail(f"process {worker} is still there")
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A corpus with planted faults: every one is counted, and shown with its line."""
+"""The corpus report: on a corpus with planted faults, each fault is counted and reported with its line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ VERBEN = "sieht mag findet verfolgt zeichnet erinnert".split()
 LANGUAGES = LanguagePair("en", "de")
 
 
-def sentence(number: int) -> tuple[str, str]:
-    """A different pair for each number, of the same length on both sides."""
+def make_pair(number: int) -> tuple[str, str]:
+    """Return a distinct pair for each number, with sides of similar length."""
     a, rest = number % 15, number // 15
     b, rest = rest % 15, rest // 15
     v, house = rest % 6, rest // 6
@@ -43,12 +43,12 @@ def survey_file(path: Path, *, keep_all: bool = False, against: tuple[Pair, ...]
     return survey
 
 
-def write(path: Path, lines: list[str]) -> Path:
+def write_lines(path: Path, lines: list[str]) -> Path:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     return path
 
 
-PLANTED = {
+FAULTY_PAIRS = {
     "empty": ("Nothing on the other side.", ""),
     "control": ("A bell\x07 rings at seven.", "Um sieben läutet es."),
     "max_chars": ("Word " * 500, "Wort " * 500),
@@ -58,33 +58,33 @@ PLANTED = {
 }
 
 
-@pytest.fixture(params=[100, 20_000], ids=["small", "of several chunks"])
-def planted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, list[int]]]:
-    """Good lines with each fault once, twice, ... at random places, and two repeats; and on which lines they are."""
-    good = [sentence(i) for i in range(request.param)]
-    faults = [(name, pair) for n, (name, pair) in enumerate(PLANTED.items(), 1) for pair in [pair] * n]
+@pytest.fixture(params=[100, 20_000], ids=["small", "several chunks"])
+def corpus_with_faults(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, list[int]]]:
+    """Write good lines with random faults and two duplicates; return the path and the lines of each fault."""
+    good = [make_pair(i) for i in range(request.param)]
+    faults = [(name, pair) for n, (name, pair) in enumerate(FAULTY_PAIRS.items(), 1) for pair in [pair] * n]
     faults += [("mojibake", ("It is for you.", "Es ist fÃ¼r dich.")), ("one column", ("alone", ""))]
     random.Random(7).shuffle(faults)
     lines: list[str] = []
-    where: dict[str, list[int]] = {}
+    fault_lines: dict[str, list[int]] = {}
     step = len(good) // len(faults)
     for i, (name, (source, target)) in enumerate(faults):
         lines += [f"{a}\t{b}" for a, b in good[i * step : (i + 1) * step]]
         lines.append(source if name == "one column" else f"{source}\t{target}")
-        where.setdefault(name, []).append(len(lines))
+        fault_lines.setdefault(name, []).append(len(lines))
     lines += [f"{a}\t{b}" for a, b in good[len(faults) * step :]]
     lines += [lines[0], f"  {lines[1]} "]
-    where["duplicates"] = [len(lines) - 1, len(lines)]
-    return write(tmp_path / "corpus.tsv", lines), where
+    fault_lines["duplicates"] = [len(lines) - 1, len(lines)]
+    return write_lines(tmp_path / "corpus.tsv", lines), fault_lines
 
 
-def test_planted_faults_are_counted_with_their_lines(planted: tuple[Path, dict[str, list[int]]]) -> None:
-    path, where = planted
+def test_planted_faults_are_counted_with_their_lines(corpus_with_faults: tuple[Path, dict[str, list[int]]]) -> None:
+    path, fault_lines = corpus_with_faults
     report = survey_file(path).build_report()
     total = len(path.read_text(encoding="utf-8").split("\n")) - 1
     assert report.pairs == total - 1
-    assert [(bad.count, [e.line for e in bad.examples]) for bad in report.bad_lines] == [(1, where["one column"])]
-    lines = {**where, "control": sorted([*where["control"], *where["mojibake"]])}
+    assert [(bad.count, [e.line for e in bad.examples]) for bad in report.bad_lines] == [(1, fault_lines["one column"])]
+    lines = {**fault_lines, "control": sorted([*fault_lines["control"], *fault_lines["mojibake"]])}
     for finding in report.dropped:
         expected = lines[finding.name]
         assert (finding.name, finding.count) == (finding.name, len(expected))
@@ -94,15 +94,18 @@ def test_planted_faults_are_counted_with_their_lines(planted: tuple[Path, dict[s
     assert report.kept_pairs == report.pairs - sum(finding.count for finding in report.dropped)
 
 
-def test_keep_all_counts_but_keeps(planted: tuple[Path, dict[str, list[int]]]) -> None:
-    filtered, unfiltered = survey_file(planted[0]).build_report(), survey_file(planted[0], keep_all=True).build_report()
+def test_keep_all_counts_but_keeps(corpus_with_faults: tuple[Path, dict[str, list[int]]]) -> None:
+    filtered, unfiltered = (
+        survey_file(corpus_with_faults[0]).build_report(),
+        survey_file(corpus_with_faults[0], keep_all=True).build_report(),
+    )
     assert unfiltered.dropped == filtered.dropped
     assert unfiltered.kept_pairs == unfiltered.pairs > filtered.kept_pairs
     assert not unfiltered.filters_applied
 
 
 def test_counts_are_exact(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", ["one two\teins", "a  b c\tä", "x\ty z €"])
+    path = write_lines(tmp_path / "c.tsv", ["one two\teins", "a  b c\tä", "x\ty z €"])
     report = survey_file(path).build_report()
     assert (report.source.words, report.target.words) == (6, 5)
     assert (report.source.characters, report.target.characters) == (7 + 6 + 1, 4 + 1 + 5)
@@ -120,7 +123,7 @@ def test_summarize_lengths() -> None:
 
 
 def test_languages_without_spaces_are_measured_in_characters(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", ["你好世界\tHello world", "谢谢\tThanks"])
+    path = write_lines(tmp_path / "c.tsv", ["你好世界\tHello world", "谢谢\tThanks"])
     survey = CorpusSurvey()
     survey.read_corpus(open_corpora([str(path)], LanguagePair("zh", "en"))[0])
     source, target = survey.build_report().source, survey.build_report().target
@@ -129,7 +132,9 @@ def test_languages_without_spaces_are_measured_in_characters(tmp_path: Path) -> 
 
 
 def test_retranslations_are_counted_and_kept(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", ["Good day.\tGuten Tag.", "Good day.\tTag.", "Good day.\tGuten Tag.", "OK\tOK"])
+    path = write_lines(
+        tmp_path / "c.tsv", ["Good day.\tGuten Tag.", "Good day.\tTag.", "Good day.\tGuten Tag.", "OK\tOK"]
+    )
     report = survey_file(path).build_report()
     assert (
         report.retranslated_pairs,
@@ -141,7 +146,7 @@ def test_retranslations_are_counted_and_kept(tmp_path: Path) -> None:
 
 def test_target_languages_are_no_retranslations(tmp_path: Path) -> None:
     for tag, text in (("en", "Good day."), ("de", "Guten Tag."), ("fr", "Bonjour.")):
-        write(tmp_path / f"c.{tag}", [text])
+        write_lines(tmp_path / f"c.{tag}", [text])
     survey = CorpusSurvey()
     for corpus in open_corpora([str(tmp_path / "c")], LanguagePair("en", "de,fr")):
         survey.read_corpus(corpus)
@@ -152,7 +157,7 @@ def test_target_languages_are_no_retranslations(tmp_path: Path) -> None:
 
 def test_pair_in_another_target_language_is_no_duplicate(tmp_path: Path) -> None:
     for tag, text in (("en", "OK"), ("de", "OK."), ("fr", "OK.")):
-        write(tmp_path / f"c.{tag}", [text, text])
+        write_lines(tmp_path / f"c.{tag}", [text, text])
     result = {}
     for by_target in (True, False):
         survey = CorpusSurvey(per_target=by_target)
@@ -165,25 +170,25 @@ def test_pair_in_another_target_language_is_no_duplicate(tmp_path: Path) -> None
 def test_duplicates_across_corpora_without_language(tmp_path: Path) -> None:
     survey = CorpusSurvey()
     for name, languages in (("a.tsv", LanguagePair()), ("b.tsv", LANGUAGES)):
-        survey.read_corpus(open_corpora([str(write(tmp_path / name, ["Good day.\tGuten Tag."]))], languages)[0])
+        survey.read_corpus(open_corpora([str(write_lines(tmp_path / name, ["Good day.\tGuten Tag."]))], languages)[0])
     assert survey.build_report().count_dropped("duplicates") == 1
 
 
 def test_keep_all_sample_has_all_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = [f"{a}\t{b}" for a, b in map(sentence, range(20))]
-    path = write(tmp_path / "c.tsv", [*good, good[0], "Only one side.\t", "x\t" + "y" * 5_000])
+    good = [f"{a}\t{b}" for a, b in map(make_pair, range(20))]
+    path = write_lines(tmp_path / "c.tsv", [*good, good[0], "Only one side.\t", "x\t" + "y" * 5_000])
     assert len(survey_file(path, keep_all=True).sample.pairs()) == 23
     assert len(survey_file(path).sample.pairs()) == 20
     monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 100)
-    path = write(tmp_path / "d.tsv", [line for line in good for _ in range(200)])
+    path = write_lines(tmp_path / "d.tsv", [line for line in good for _ in range(200)])
     sample = survey_file(path, keep_all=True).sample.pairs()
     assert len(sample) == 100
-    assert len(set(sample)) > 15  # and not all of the few pairs that stand lowest
+    assert len(set(sample)) > 15  # not only the few pairs with the lowest hashes
 
 
 def test_ignored_files_are_reported(tmp_path: Path) -> None:
     for name in ("train.tsv", "more.tsv", "x.en"):
-        write(tmp_path / name, ["Good day.\tGuten Tag."])
+        write_lines(tmp_path / name, ["Good day.\tGuten Tag."])
     report = survey_file(tmp_path).build_report()
     messages = list(format_diagnostics(report))
     assert any(text.startswith("2 Not read: more.tsv (") for text in messages)
@@ -201,7 +206,7 @@ def test_file_read_for_another_language_pair_is_not_ignored() -> None:
 
 
 def test_unseen_characters_of_the_test_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
+    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
     test = (Pair("A tree ☃ here", "Baum ☃ ß Ж", "test.tsv", 1), Pair("The dog.", "Hund.", "test.tsv", 2))
     (result,) = survey_file(path, against=test).build_report().test_sets
     assert "☃" in result.unseen_characters[0]
@@ -211,8 +216,8 @@ def test_unseen_characters_of_the_test_set(tmp_path: Path) -> None:
 
 
 def test_truncated_corpus_is_reported_up_to_the_error(tmp_path: Path) -> None:
-    write(tmp_path / "c.en", [sentence(i)[0] for i in range(30)])
-    write(tmp_path / "c.de", [sentence(i)[1] for i in range(20)])
+    write_lines(tmp_path / "c.en", [make_pair(i)[0] for i in range(30)])
+    write_lines(tmp_path / "c.de", [make_pair(i)[1] for i in range(20)])
     survey = CorpusSurvey()
     with pytest.raises(CorpusError, match="30"):
         survey.read_corpus(open_corpora([str(tmp_path / "c")], LANGUAGES)[0])
@@ -223,7 +228,7 @@ def test_truncated_corpus_is_reported_up_to_the_error(tmp_path: Path) -> None:
 
 def test_chunk_without_pairs_does_not_end_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "CHUNK_PAIRS", 4)
-    path = write(tmp_path / "c.tsv", [*["alone"] * 9, "Good day.\tGuten Tag.", *["alone"] * 8, "One\tEins"])
+    path = write_lines(tmp_path / "c.tsv", [*["alone"] * 9, "Good day.\tGuten Tag.", *["alone"] * 8, "One\tEins"])
     report = survey_file(path).build_report()
     assert (report.pairs, report.bad_lines[0].count) == (2, 17)
 
@@ -231,16 +236,16 @@ def test_chunk_without_pairs_does_not_end_reading(tmp_path: Path, monkeypatch: p
 def test_sample_is_uniform_and_order_independent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 50)
     monkeypatch.setattr(reports, "CHUNK_PAIRS", 100)
-    lines = [f"{a}\t{b}" for a, b in map(sentence, range(3_000))]
-    forward = survey_file(write(tmp_path / "a.tsv", lines)).sample.pairs()
-    backward = survey_file(write(tmp_path / "b.tsv", lines[::-1])).sample.pairs()
+    lines = [f"{a}\t{b}" for a, b in map(make_pair, range(3_000))]
+    forward = survey_file(write_lines(tmp_path / "a.tsv", lines)).sample.pairs()
+    backward = survey_file(write_lines(tmp_path / "b.tsv", lines[::-1])).sample.pairs()
     assert forward == backward
     assert len(set(forward)) == 50
     numbers = [lines.index(f"{a}\t{b}") for a, b in forward]
     assert 900 < sum(numbers) / 50 < 2_100
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
+# ---- diagnostics -----------------------------------------------------------------------------------------------------
 
 
 def format_diagnostics(report: CorpusReport) -> Iterator[str]:
@@ -248,14 +253,14 @@ def format_diagnostics(report: CorpusReport) -> Iterator[str]:
 
 
 def test_clean_corpus_has_no_problems(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(10_500))])
+    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(10_500))])
     assert list(format_diagnostics(survey_file(path).build_report())) == ["0 No serious problems found."]
 
 
 def test_diagnostics_are_sorted_by_severity(tmp_path: Path) -> None:
-    good = [f"{a}\t{b}" for a, b in map(sentence, range(200))]
-    path = write(tmp_path / "c.tsv", [*good, *good[:20], *["alone"] * 30])
-    test = tuple(Pair(*sentence(i), "test.tsv", i + 1) for i in range(190, 250))
+    good = [f"{a}\t{b}" for a, b in map(make_pair, range(200))]
+    path = write_lines(tmp_path / "c.tsv", [*good, *good[:20], *["alone"] * 30])
+    test = tuple(Pair(*make_pair(i), "test.tsv", i + 1) for i in range(190, 250))
     messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
     assert messages == sorted(messages, reverse=True, key=lambda text: text[0])
     assert any("10 in this corpus" in text and "inflated" in text for text in messages)
@@ -266,7 +271,7 @@ def test_diagnostics_are_sorted_by_severity(tmp_path: Path) -> None:
 
 
 def test_singular_forms(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", ["Good day to all of you here.\tGuten Tag."])
+    path = write_lines(tmp_path / "c.tsv", ["Good day to all of you here.\tGuten Tag."])
     test = (Pair("Good day to all of you here.", "Einen guten Tag euch allen.", "test.tsv", 1),)
     messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
     assert any(text.startswith("2 Only 1 pair: a model would overfit.") for text in messages)
@@ -274,7 +279,7 @@ def test_singular_forms(tmp_path: Path) -> None:
 
 
 def test_empty_test_set_is_reported(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
+    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
     survey = CorpusSurvey(
         test_sets=[
             HeldOutSet(
@@ -291,8 +296,8 @@ def test_empty_test_set_is_reported(tmp_path: Path) -> None:
 
 
 def test_short_matches_are_reported(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "c.tsv", ["Click OK now\tJetzt OK klicken", *(f"{a}\t{b}" for a, b in map(sentence, range(50)))]
+    path = write_lines(
+        tmp_path / "c.tsv", ["Click OK now\tJetzt OK klicken", *(f"{a}\t{b}" for a, b in map(make_pair, range(50)))]
     )
     test = (Pair("Click OK now", "Jetzt OK klicken", "test.tsv", 1),) * 3
     messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
@@ -301,7 +306,7 @@ def test_short_matches_are_reported(tmp_path: Path) -> None:
 
 def test_limits_of_the_search_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contamination, "MAX_NEAR_SENTENCES", 20)
-    path = write(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(sentence, range(50))])
+    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
     test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
     report = survey_file(path, against=test).build_report()
     assert any(
@@ -317,12 +322,12 @@ def test_limits_of_the_search_are_reported(tmp_path: Path, monkeypatch: pytest.M
 def test_swapped_sides_are_suspected(tmp_path: Path) -> None:
     lines = [f"Это предложение номер {i} на русском\tThis is sentence number {i} in English" for i in range(40)]
     survey = CorpusSurvey()
-    survey.read_corpus(open_corpora([str(write(tmp_path / "c.tsv", lines))], LanguagePair("en", "ru"))[0])
+    survey.read_corpus(open_corpora([str(write_lines(tmp_path / "c.tsv", lines))], LanguagePair("en", "ru"))[0])
     assert any("--src and --tgt swapped" in text for text in format_diagnostics(survey.build_report()))
 
 
-def test_json_has_every_field(planted: tuple[Path, dict[str, list[int]]]) -> None:
-    report = survey_file(planted[0], against=(Pair(*sentence(3), "test.tsv", 9),)).build_report()
+def test_json_has_every_field(corpus_with_faults: tuple[Path, dict[str, list[int]]]) -> None:
+    report = survey_file(corpus_with_faults[0], against=(Pair(*make_pair(3), "test.tsv", 9),)).build_report()
     data = json.loads(json.dumps(to_json(report)))
     assert data["pairs"] == report.pairs
     assert data["test_sets"][0]["contamination"]["matches"][0]["test"]["line"] == 9
@@ -330,19 +335,21 @@ def test_json_has_every_field(planted: tuple[Path, dict[str, list[int]]]) -> Non
     assert data["diagnostics"][0]["severity"] == 2
 
 
-# ---- tokens and time -------------------------------------------------------------------------------------------------
+# ---- estimates -------------------------------------------------------------------------------------------------------
 
 
 def test_estimate_has_tokens_and_speed() -> None:
-    sample = [sentence(i) for i in range(600)]
+    sample = [make_pair(i) for i in range(600)]
     result = estimate_corpus(
         sample, num_pairs=6_000, num_characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01
     )
     assert result is not None
     assert result.tokens.sampled_pairs == 600
-    words = sum(len(source.split()) for source, _ in sample) * 10
-    assert words < result.tokens.source_tokens < 4 * words
-    assert result.tokens.source_tokens == pytest.approx(words * result.tokens.source_tokens_per_word + 6_000, rel=0.02)
+    word_count = sum(len(source.split()) for source, _ in sample) * 10
+    assert word_count < result.tokens.source_tokens < 4 * word_count
+    assert result.tokens.source_tokens == pytest.approx(
+        word_count * result.tokens.source_tokens_per_word + 6_000, rel=0.02
+    )
     training = result.training
     assert (training.size, training.epochs) == ("tiny", 60)
     exact = (result.tokens.source_tokens + result.tokens.target_tokens) * 60 / training.tokens_per_second

@@ -1,4 +1,4 @@
-"""What is held out: nothing of it is in training, on either side, and it is the same everywhere."""
+"""Validation split: disjoint from training on both sides, and reproducible on every machine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def list_pairs(corpora: list[Corpus]) -> list[tuple[str, str]]:
     return [(entry.source, entry.target) for corpus in corpora for entry in corpus if isinstance(entry, Pair)]
 
 
-def fold_pairs(corpora: list[tuple[str, str]]) -> set[str]:
-    """As they are compared, written down a second time: letters and digits alone, in small."""
-    return {"".join(filter(str.isalnum, text.casefold())) or text.strip() for pair in corpora for text in pair}
+def fold_pairs(pairs: list[tuple[str, str]]) -> set[str]:
+    """Fold texts by an independent implementation: casefolded letters and digits only."""
+    return {"".join(filter(str.isalnum, text.casefold())) or text.strip() for pair in pairs for text in pair}
 
 
 def test_parts_are_disjoint_and_complete(tmp_path: Path) -> None:
-    corpora = write_corpora(tmp_path, LINES[:300], LINES[200:])  # a hundred are in both files
+    corpora = write_corpora(tmp_path, LINES[:300], LINES[200:])  # a hundred pairs are in both files
     train, held_out = hold_out(corpora, 40, seed=1)
     assert len(list_pairs(held_out)) in range(40, 44)
     assert len({corpus.name for corpus in held_out}) == 2
@@ -60,18 +60,18 @@ def test_pairs_of_one_source_go_together(tmp_path: Path) -> None:
 
 
 def test_pairs_that_share_a_text_are_excluded(tmp_path: Path) -> None:
-    other = [f"the house, which is small, has number {n}\t«Ein kleines Haus,  NUMMER {n}.»" for n in range(500)]
-    turned = ["\t".join(reversed(line.split("\t"))) for line in LINES]
-    corpora = write_corpora(tmp_path, LINES, other, turned)
+    paraphrases = [f"the house, which is small, has number {n}\t«Ein kleines Haus,  NUMMER {n}.»" for n in range(500)]
+    reversed_lines = ["\t".join(reversed(line.split("\t"))) for line in LINES]
+    corpora = write_corpora(tmp_path, LINES, paraphrases, reversed_lines)
     train, held_out = hold_out(corpora, 40, seed=1)
     assert len(list_pairs(held_out)) >= 40
     assert not fold_pairs(list_pairs(train)) & fold_pairs(list_pairs(held_out))
     assert len(list_pairs(train)) >= 1200
-    lost = 1500 - len(list_pairs(train)) - len(list_pairs(held_out))
-    assert lost > 0
+    num_excluded = 1500 - len(list_pairs(train)) - len(list_pairs(held_out))
+    assert num_excluded > 0
     assert summarize_split(train, held_out) == (
         f"held out {len(list_pairs(held_out))} of 1,500 pairs for validation; "
-        f"excluded {lost} more from training, which share a text with them"
+        f"excluded {num_excluded} more from training, which share a text with them"
     )
 
 
@@ -79,8 +79,8 @@ def test_pairs_that_share_a_text_are_excluded(tmp_path: Path) -> None:
 def test_split_does_not_depend_on_order(tmp_path: Path, seed: int) -> None:
     corpora = write_corpora(tmp_path, LINES[:300], LINES[200:])
     first, again, another = (
-        [Counter(list_pairs(part)) for part in hold_out(given, 40, chance)]
-        for given, chance in ((corpora, seed), (corpora[::-1], seed), (corpora, seed + 7))
+        [Counter(list_pairs(part)) for part in hold_out(ordered, 40, seed_used)]
+        for ordered, seed_used in ((corpora, seed), (corpora[::-1], seed), (corpora, seed + 7))
     )
     assert first == again != another
     mixed = write_corpora(tmp_path, LINES[::-1], LINES[200:300])
@@ -88,7 +88,7 @@ def test_split_does_not_depend_on_order(tmp_path: Path, seed: int) -> None:
 
 
 def test_split_is_pinned(tmp_path: Path) -> None:
-    """Python's own hash differs between processes; the numbers here are from the day that this was written."""
+    """The split must not depend on Python's hash, which differs between processes."""
     write_corpora(tmp_path, LINES)
     script = "import sys; from attent.data.corpus import open_corpora; from attent.data.split import hold_out; "
     script += "print(*(pair.line for pair in hold_out(open_corpora(sys.argv[1:]), 5, 3)[1][0]))"
@@ -117,7 +117,7 @@ def test_a_frequent_source_or_target_is_never_held_out(tmp_path: Path) -> None:
 
 def test_label_targets_may_be_shared(tmp_path: Path) -> None:
     lines = [f"some text of number {n}\t{'good' if n % 3 else 'bad'}" for n in range(298)]
-    lines += ["another text\tunclear", "and another\tboth"]  # with labels of their own, but what would these tell
+    lines += ["another text\tunclear", "and another\tboth"]  # with unique labels
     train, held_out = hold_out(write_corpora(tmp_path, lines), 30, seed=1)
     assert (len(list_pairs(train)), len(list_pairs(held_out))) == (270, 30)
     assert not {source for source, _ in list_pairs(train)} & {source for source, _ in list_pairs(held_out)}
@@ -130,7 +130,7 @@ def test_empty_texts_are_not_held_out(tmp_path: Path) -> None:
     train, held_out = hold_out(write_corpora(tmp_path, lines), 4, seed=1)
     assert len(list_pairs(held_out)) == 4
     assert all(source.strip() and target.strip() for source, target in list_pairs(held_out))
-    assert len(list_pairs(train)) == 232  # without those, and without the same sources untranslated
+    assert len(list_pairs(train)) == 232  # without the held-out pairs and their untranslated copies
 
 
 @pytest.mark.parametrize("lines", [[], LINES[:1], ["A house.\tein Haus", "a HOUSE\tdas Haus"], ["\ta", "\tb"]])
@@ -195,12 +195,12 @@ def test_default_validation_size(available: int, held_out: int) -> None:
 
 
 def test_texts_are_compared_without_case_spaces_and_punctuation() -> None:
-    text, same, other, mark, marks, none, blank = hash_folded_texts(
+    text, same, other, punctuation, more_punctuation, empty, blank = hash_folded_texts(
         ["It's  2!", "its 2", "its 3", "!", "! !", "", " \t"]
     ).tolist()
     assert text == same != other
-    assert len({other, mark, marks, none}) == 4
-    assert none == blank == 0
+    assert len({other, punctuation, more_punctuation, empty}) == 4
+    assert empty == blank == 0
     assert hash_folded_texts([]).tolist() == []
 
 
@@ -216,8 +216,8 @@ FILES = st.lists(st.lists(st.tuples(TEXT, TEXT), max_size=12), min_size=1, max_s
 def test_random_corpora_have_disjoint_parts(files: list[list[tuple[str, str]]], num_pairs: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpora = write_corpora(Path(folder), *[[f"{source}\t{target}" for source, target in lines] for lines in files])
-        everything = [pair for pair in list_pairs(corpora) if pair[0].strip() and pair[1].strip()]
-        if len(fold_pairs([(source, source) for source, _ in everything])) < 2:
+        nonempty_pairs = [pair for pair in list_pairs(corpora) if pair[0].strip() and pair[1].strip()]
+        if len(fold_pairs([(source, source) for source, _ in nonempty_pairs])) < 2:
             with pytest.raises(CorpusError):
                 hold_out(corpora, num_pairs, seed)
             return
@@ -229,9 +229,9 @@ def test_random_corpora_have_disjoint_parts(files: list[list[tuple[str, str]]], 
         sources = [fold_pairs([(source, source) for source, _ in list_pairs(part)]) for part in (train, held_out)]
         assert not sources[0] & sources[1]
         if all(corpus.split and corpus.split.has_disjoint_targets for corpus in train):
-            left = Counter(list_pairs(corpora)) - Counter(list_pairs(train)) - Counter(list_pairs(held_out))
+            excluded = Counter(list_pairs(corpora)) - Counter(list_pairs(train)) - Counter(list_pairs(held_out))
             assert not fold_pairs(list_pairs(train)) & fold_pairs(list_pairs(held_out)) - {""}
-            assert all(fold_pairs([pair]) & fold_pairs(list_pairs(held_out)) for pair in left)
+            assert all(fold_pairs([pair]) & fold_pairs(list_pairs(held_out)) for pair in excluded)
         again = hold_out(corpora[::-1], num_pairs, seed)
         assert [Counter(list_pairs(part)) for part in again] == [
             Counter(list_pairs(train)),

@@ -1,5 +1,5 @@
-"""Batches of text that is read by itself: every token is told once an epoch, none sees another document, words are
-hidden at the rates of BERT, and spans can be put back.
+"""Text batches: every token is a label once per epoch, documents are separated, and masking and spans have the rates of
+BERT and T5.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ PAD, MASK, BEFORE, AFTER = 0, 4, 1, 2
 
 
 def make_documents(*lengths: int) -> EncodedTexts:
-    """Every token another number, from 100 on, so that each is known again."""
+    """Return documents of distinct token ids, from 100 on."""
     total = sum(lengths)
     return EncodedTexts(np.arange(100, 100 + total).astype("<u4"), np.concatenate([[0], np.cumsum(lengths)]), "key")
 
 
 def make_texts(count: int, seed: int = 0) -> EncodedTexts:
-    """Texts of 3 to 30 tokens between a start and an end."""
+    """Return texts of 3 to 30 tokens, including a start and an end token."""
     lengths = np.random.default_rng(seed).integers(3, 31, count)
     rows = [np.array([BEFORE, *range(100 + i, 100 + i + n - 2), AFTER]) for i, n in enumerate(lengths)]
     return EncodedTexts(np.concatenate(rows).astype("<u4"), np.concatenate([[0], lengths.cumsum()]), "key")
 
 
-def all_rows(batches: WindowLoader | TextLoader, epoch: int) -> list[LabeledBatch]:
+def list_epoch(batches: WindowLoader | TextLoader, epoch: int) -> list[LabeledBatch]:
     return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
 
 
 @pytest.mark.parametrize("lengths", [(1000,), (700, 300, 1), (20, 3, 50, 7, 1, 2, 9)], ids=["one", "long", "short"])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_windows_predict_every_token_once(lengths: tuple[int, ...], epoch: int) -> None:
-    of = make_documents(*lengths)
-    windows = WindowLoader(of, batch_tokens=128, window_size=32, pad=PAD, seed=3)
+    documents = make_documents(*lengths)
+    windows = WindowLoader(documents, batch_tokens=128, window_size=32, pad=PAD, seed=3)
     is_label: Counter[tuple[int, int]] = Counter()
-    for batch in all_rows(windows, epoch):
+    for batch in list_epoch(windows, epoch):
         assert batch.inputs.ids.shape == batch.labels.shape == (4, 32)
         known = batch.labels >= 0
         assert batch.num_targets == int(known.sum())
         is_label.update(zip(batch.inputs.ids[known].tolist(), batch.labels[known].tolist(), strict=True))
-    firsts = set((of.offsets[:-1] + 100).tolist())
+    firsts = set((documents.offsets[:-1] + 100).tolist())
     assert is_label == Counter({(i - 1, i): 1 for i in range(100, 100 + sum(lengths)) if i not in firsts})
 
 
 def test_windows_differ_between_epochs() -> None:
     windows = WindowLoader(make_documents(1000), batch_tokens=64, window_size=16, pad=PAD, seed=1)
     assert len({windows.draw_offset(epoch) for epoch in range(8)}) > 3
-    first = [int(batch.example_ids[0]) for batch in all_rows(windows, 0)]
+    first = [int(batch.example_ids[0]) for batch in list_epoch(windows, 0)]
     assert first != sorted(first)
     fixed = WindowLoader(make_documents(1000), batch_tokens=64, window_size=16, pad=PAD, fixed=True)
-    assert [int(batch.example_ids[0]) for batch in all_rows(fixed, 0)] == list(range(0, 999, 64))
+    assert [int(batch.example_ids[0]) for batch in list_epoch(fixed, 0)] == list(range(0, 999, 64))
 
 
 def test_short_documents_are_packed_into_windows() -> None:
     windows = WindowLoader(make_documents(5, 9, 3, 14, 2, 7, 30, 4), batch_tokens=64, window_size=16, pad=PAD, seed=1)
     shapes = set()
-    for batch in (batch for epoch in range(4) for batch in all_rows(windows, epoch)):
+    for batch in (batch for epoch in range(4) for batch in list_epoch(windows, epoch)):
         packing = batch.inputs.packing
         assert packing is not None
         shapes.add(packing.ends.shape)
@@ -92,7 +92,7 @@ def test_iteration_does_not_depend_on_start_or_workers() -> None:
             assert (batch.labels == windows.get_batch(*expected).labels).all()
 
 
-# ---- masks -----------------------------------------------------------------------------------------------------------
+# ---- masking ---------------------------------------------------------------------------------------------------------
 
 
 def make_masked_loader(layout: Literal["packed", "bucketed"], count: int = 2000) -> tuple[TextLoader, EncodedTexts]:
@@ -106,35 +106,33 @@ def make_masked_loader(layout: Literal["packed", "bucketed"], count: int = 2000)
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
 def test_masking_rates_are_those_of_bert(layout: Literal["packed", "bucketed"]) -> None:
     batches, texts = make_masked_loader(layout)
-    seen: Counter[str] = Counter()
-    for batch in all_rows(batches, 0):
+    counts: Counter[str] = Counter()
+    for batch in list_epoch(batches, 0):
         assert batch.label_positions is not None
         inputs, labels = batch.inputs.ids.gather(1, batch.label_positions), batch.labels
         is_label = labels >= 0
-        seen["labels"] += int(is_label.sum())
-        seen["masked"] += int((inputs[is_label] == MASK).sum())
-        seen["other"] += int((inputs[is_label] >= 5000).sum())
-        seen["same"] += int((inputs[is_label] == labels[is_label]).sum())
-        assert (labels[is_label] >= 100).all()  # never a start or an end
+        counts["labels"] += int(is_label.sum())
+        counts["masked"] += int((inputs[is_label] == MASK).sum())
+        counts["other"] += int((inputs[is_label] >= 5000).sum())
+        counts["same"] += int((inputs[is_label] == labels[is_label]).sum())
+        assert (labels[is_label] >= 100).all()  # no start or end tokens
         assert int((batch.inputs.ids == MASK).sum()) == int((inputs[is_label] == MASK).sum())
-    words = len(texts.ids) - 2 * len(texts)
-    assert 0.14 < seen["labels"] / words < 0.18  # at least one in each row
-    assert abs(seen["masked"] / seen["labels"] - 0.8) < 0.02
-    assert abs(seen["other"] / seen["labels"] - 0.1) < 0.015
-    assert seen["masked"] + seen["other"] + seen["same"] == seen["labels"]
+    num_tokens = len(texts.ids) - 2 * len(texts)
+    assert 0.14 < counts["labels"] / num_tokens < 0.18  # at least one per row
+    assert abs(counts["masked"] / counts["labels"] - 0.8) < 0.02
+    assert abs(counts["other"] / counts["labels"] - 0.1) < 0.015
+    assert counts["masked"] + counts["other"] + counts["same"] == counts["labels"]
 
 
 def test_masking_differs_between_epochs_and_is_reproducible() -> None:
-    batches, again = (
-        make_masked_loader("packed", 1)[0] for _ in range(2)
-    )  # one text: it always stands at the same place
+    batches, again = (make_masked_loader("packed", 1)[0] for _ in range(2))  # one text, always at the same position
     assert (batches.get_batch(0, 0).inputs.ids == again.get_batch(0, 0).inputs.ids).all()
     assert len({tuple(batches.get_batch(epoch, 0).inputs.ids.flatten().tolist()) for epoch in range(8)}) > 4
 
 
 def test_packed_batches_have_one_shape_and_slices_keep_all_labels() -> None:
     batches, _ = make_masked_loader("packed")
-    epoch_batches = all_rows(batches, 0)
+    epoch_batches = list_epoch(batches, 0)
     assert len({(batch.inputs.ids.shape, batch.labels.shape) for batch in epoch_batches}) == 1
     batch = epoch_batches[0]
     pieces = [batch.slice_rows(0, 10), batch.slice_rows(10, len(batch))]
@@ -158,9 +156,11 @@ def test_packed_batches_have_one_shape_and_slices_keep_all_labels() -> None:
 def test_every_text_has_one_label(layout: Literal["packed", "bucketed"]) -> None:
     texts = make_texts(300)
     config = BatchConfig(batch_tokens=512, max_tokens=64, layout=layout)
-    batches = TextLoader(texts, config, TextLabeler(np.arange(300)), pad=PAD, seed=1)  # its number is its label
+    batches = TextLoader(
+        texts, config, TextLabeler(np.arange(300)), pad=PAD, seed=1
+    )  # the label is the index of the text
     is_label: list[int] = []
-    for batch in all_rows(batches, 0):
+    for batch in list_epoch(batches, 0):
         packing = batch.inputs.packing
         for row, labels in enumerate(batch.labels.tolist()):
             for position, label in enumerate(labels):
@@ -172,15 +172,15 @@ def test_every_text_has_one_label(layout: Literal["packed", "bucketed"]) -> None
     assert sorted(is_label) == list(range(300))
 
 
-# ---- spans -----------------------------------------------------------------------------------------------------------
+# ---- span corruption -------------------------------------------------------------------------------------------------
 
 
 def test_source_and_target_spans_restore_the_text() -> None:
     lengths = np.random.default_rng(0).integers(2, 80, 300)
     texts = make_documents(*lengths.tolist())
     corruption = SpanCorruption(texts, range(10, 30), AFTER, PAD, seed=1)
-    taken: dict[int, list[int]] = {0: [], 1: []}
-    for epoch, lengths_of_spans in taken.items():
+    span_lengths_by_epoch: dict[int, list[int]] = {0: [], 1: []}
+    for epoch, span_lengths in span_lengths_by_epoch.items():
         store = corruption(epoch)
         for i in range(len(texts)):
             source, target = store.source[i].tolist(), store.target[i].tolist()
@@ -192,14 +192,18 @@ def test_source_and_target_spans_restore_the_text() -> None:
                 else:
                     spans[max(spans)].append(token)
             assert list(spans) == list(range(10, 10 + len(spans)))
-            lengths_of_spans += map(len, spans.values())
-            back = [token for actual in source[:-1] for token in (spans[actual] if actual < 30 else [actual])]
-            assert back == texts.ids[texts.offsets[i] : texts.offsets[i + 1]].tolist()
+            span_lengths += map(len, spans.values())
+            restored = [
+                token
+                for source_token in source[:-1]
+                for token in (spans[source_token] if source_token < 30 else [source_token])
+            ]
+            assert restored == texts.ids[texts.offsets[i] : texts.offsets[i + 1]].tolist()
     assert (corruption(0).source.ids == corruption(0).source.ids).all()
     assert (corruption(0).source.ids != corruption(1).source.ids).any()
-    assert taken[0] != taken[1]
-    assert min(taken[0]) == 1
-    assert (corruption(0).source.offsets == corruption(1).source.offsets).all()  # one shape for all epochs
+    assert span_lengths_by_epoch[0] != span_lengths_by_epoch[1]
+    assert min(span_lengths_by_epoch[0]) == 1
+    assert (corruption(0).source.offsets == corruption(1).source.offsets).all()  # the same shape in all epochs
 
 
 def test_noise_density_and_span_length_are_those_of_t5() -> None:

@@ -66,7 +66,7 @@ def test_validation_files_among_all_files_are_not_trained_on(tmp_path: Path) -> 
     assert find_text_files([str(valid), str(test)]).train == (
         valid,
         test,
-    )  # without one that is called so, they are the data
+    )  # without a train file they are the data
 
 
 def test_folder_gives_its_requested_split(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_last_tenth_of_one_text_is_held_out() -> None:
 
 
 def test_held_out_texts_are_not_trained_on() -> None:
-    texts = [f"text {i % 50}" for i in range(100)]  # each twice
+    texts = [f"text {i % 50}" for i in range(100)]  # each text twice
     labeled_text = [f"of {i % 50 % 3}" for i in range(100)]
     train, valid = hold_out_texts(TextCorpus("a", texts, labeled_text), None, seed=1)
     assert len(valid.texts) == 10
@@ -142,7 +142,7 @@ def test_copies_are_held_out_together() -> None:
     assert not set(valid.texts) & set(train.texts)
     assert len(valid.texts) == 40
     train, valid = hold_out_texts(TextCorpus("a", ["x"] * 5 + ["y"] * 4), 1, seed=1)
-    assert valid.texts == ["y"] * 4  # fewer cannot be had
+    assert valid.texts == ["y"] * 4  # the smallest possible number
     with pytest.raises(CorpusError, match="all its texts are the same, so that none can be held out"):
         hold_out_texts(TextCorpus("a", ["x"] * 9), None, seed=1)
 
@@ -238,7 +238,7 @@ def test_unnamed_header_is_recognized(tmp_path: Path) -> None:
     assert len(corpus.texts) == 20
     assert set(corpus.labels) == {"0", "1"}
     assert "texts are `tweet`, labels are `polarity`" in corpus.notes[0]
-    for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text, and a label that others have
+    for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text with a label that others have
         assert len(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
 
 
@@ -267,7 +267,7 @@ def test_files_without_labels_are_reported(tmp_path: Path, content: str, message
     assert message in str(caught.value)
 
 
-# ---- ids -------------------------------------------------------------------------------------------------------------
+# ---- token ids -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
@@ -281,7 +281,7 @@ def test_long_text_in_stretches_gives_the_ids_of_the_whole(
         assert list(iter_document_ids(TEXT, vocabulary)) == whole
     assert vocabulary.decode(whole) == TEXT
     if kind == "char":
-        assert len(whole) == len(TEXT) + 1  # SentencePiece's own space before all
+        assert len(whole) == len(TEXT) + 1  # the leading space that SentencePiece adds
 
 
 def test_tokenizers_have_a_mask_or_sentinels_where_they_are_asked_for() -> None:

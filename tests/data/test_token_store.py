@@ -1,4 +1,4 @@
-"""The token store: what the corpus says, once, in order, and whole or not there at all."""
+"""The token store: pairs in corpus order without duplicates, complete or absent."""
 
 import os
 import signal
@@ -84,7 +84,7 @@ def test_second_run_opens_the_store_of_the_first(
 ) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     first = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
-    monkeypatch.setattr(stores, "encode_corpus", None)  # must not be needed again
+    monkeypatch.setattr(stores, "encode_corpus", None)  # must not be read again
     assert read_files(prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == read_files(
         first
     )
@@ -108,7 +108,7 @@ def test_key_depends_on_everything_that_determines_the_ids(tmp_path: Path, token
     assert len(set(keys)) == len(keys)
     assert store_key([replace(corpora[0], weight=3.0)], config, tmp_path) == store_key(
         corpora, config, tmp_path
-    )  # weights belong to the batches
+    )  # weights affect batches, not the store
 
 
 def test_changed_content_of_same_size_and_mtime_changes_the_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -219,12 +219,15 @@ def test_large_vocabulary_uses_a_wider_dtype(tmp_path: Path, tokenizer: Tokenize
 def test_damaged_store_is_rebuilt(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     store = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")
-    whole = read_files(store)
+    original_files = read_files(store)
     for name, damage in (("source.ids", b"\0"), ("store.json", b"{"), ("store.json", b"{}"), ("target.offsets", b"")):
         (store.folder / name).write_bytes(damage)
         with pytest.raises(ValueError, match=name):
             TokenStore.open(store.folder)
-        assert read_files(prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores")) == whole
+        assert (
+            read_files(prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), tmp_path / "stores"))
+            == original_files
+        )
 
 
 def test_unreadable_corpus_leaves_no_store(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -276,10 +279,10 @@ def test_killed_build_leaves_no_store_and_is_cleaned_up(tmp_path: Path, tokenize
     """)
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert int(process.stdout.readline()) > 0  # it has begun to write
+        assert int(process.stdout.readline()) > 0  # writing has started
         process.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-    (left,) = (tmp_path / "stores").glob("*.part")
-    assert list_visible(tmp_path / "stores") == [left.name]
+    (part_folder,) = (tmp_path / "stores").glob("*.part")
+    assert list_visible(tmp_path / "stores") == [part_folder.name]
     config = EncodingConfig(tokenizer=tokenizer, filters=FilterConfig.disabled())
     store = prepare_store(corpora, config, tmp_path / "stores")
     assert len(store) == 50 * len(LINES)
