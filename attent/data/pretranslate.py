@@ -2,8 +2,8 @@
 and plain text come out translated in their layout. Every other byte stays.
 
 A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and
-markup around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without it; for
-placeholders inside a run, constrained decoding is tried. A unit that still lacks one is skipped.
+markup around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without
+it; for placeholders inside a run, constrained decoding is tried. A unit that still lacks one is skipped.
 """
 
 from __future__ import annotations

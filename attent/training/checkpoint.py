@@ -223,8 +223,8 @@ def load_newest(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         except CheckpointError as error:
             errors.append(error)
             continue
-        for error in errors:
-            warn(f"{error}. The older checkpoint of step {step} is used instead")
+        for damage in errors:
+            warn(f"{damage}. The older checkpoint of step {step} is used instead")
         return checkpoint
     if not errors:
         return None
