@@ -100,7 +100,9 @@ def _explain_size(size: Size, num_pairs: int, device_type: str) -> str:
     if size == "base":
         return f"for {num_pairs:,} pairs"
     on_cpu = device_type == "cpu" and size == "small" and num_pairs >= 2_000_000
-    return f"for {num_pairs:,} pairs: a larger model would overfit" + " (base would take weeks on a CPU)" * on_cpu
+    return f"for {num_pairs:,} pairs: " + (
+        "base would take weeks on a CPU" if on_cpu else "a larger model would overfit"
+    )
 
 
 def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConfig:

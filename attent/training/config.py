@@ -104,7 +104,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     where = str(file) if file else "--set"
     in_file = dict(flatten_settings(requested))
     for path, value in flags.items():
-        _set_path(requested, path.split("."), value)
+        set_path(requested, path.split("."), value)
     for override in overrides:
         if override.partition("=")[0].strip() == "task":
             settings.apply_override(Run, requested, override)
@@ -184,7 +184,8 @@ def build_model_config(requested: UserSettings, preset: M, where: str = "run.tom
         raise settings.SettingsError(f"{where}: {error}") from error
 
 
-def _set_path(tables: UserSettings, path: list[str], value: Any) -> None:
+def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
+    """Set a value in nested tables; `path` is ["train", "lr"]."""
     for name in path[:-1]:
         tables = tables.setdefault(name, {})
     tables[path[-1]] = list(value) if isinstance(value, tuple) else value
@@ -239,9 +240,11 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
     return merged
 
 
-def merge_with_previous(requested: UserSettings, previous: UserSettings) -> UserSettings:
-    """Complete a command that resumes a run: without --data, all other settings are the previous ones."""
-    return requested if requested.get("data", {}).get("train") else _merge_tables(previous, requested)
+def merge_with_previous(requested: UserSettings, previous: UserSettings, *, keep_omitted: bool = False) -> UserSettings:
+    """Complete a command that resumes a run: without --data, or with `keep_omitted`, settings that are not given keep
+    their previous values."""
+    has_data = bool(requested.get("data", {}).get("train"))
+    return requested if has_data and not keep_omitted else _merge_tables(previous, requested)
 
 
 def diff_settings(previous: UserSettings, current: UserSettings) -> dict[str, tuple[Any, Any]]:

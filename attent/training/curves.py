@@ -69,6 +69,8 @@ class CurveWriter:
                 self._disable("drawing needs matplotlib: pip install 'attent[viz]'")
             except OSError as error:
                 self._disable(f"cannot be written ({error.strerror or error})")
+            except Exception as error:  # noqa: BLE001 - matplotlib's are of many types
+                self._disable(f"cannot be drawn ({type(error).__name__}: {error})")
 
     def _disable(self, reason: str) -> None:
         self._failed = True
@@ -102,7 +104,7 @@ def _metric_lines(validated: Sequence[Validated]) -> Iterator[CurveLine]:
     for name in names:
         title = f"{METRICS[name].title} {METRICS[name].unit}".strip()
         line = _build_line(title, ((e.step, e.metrics.get(name)) for e in validated), has_markers=True)
-        too_low = name == "exact" and len(names) > 1 and max(y for _, y in line.points) < MIN_EXACT
+        too_low = name == "exact" and len(names) > 1 and max((y for _, y in line.points), default=0.0) < MIN_EXACT
         if line.points and not too_low:
             yield line
 

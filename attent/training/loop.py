@@ -34,6 +34,7 @@ from attent.training.objective import Seq2SeqObjective
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.schedule import compute_lr
 from attent.training.state import PendingReport, StepMetrics, TrainState
+from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
 
 REPORT_INTERVAL = 0.5  # seconds between progress events; reading the sums synchronizes a GPU
@@ -42,10 +43,6 @@ MAX_ROLLBACKS = 3
 ROLLBACK_LR_FACTOR = 0.5  # of the learning rate, per rollback
 
 StopReason = Literal["steps", "patience", "stopped"]
-
-
-class StopRequested(Exception):
-    """Training was asked to stop during work that is repeated when the run is resumed."""
 
 
 class Trainer:

@@ -385,15 +385,17 @@ def _check_inputs(
     if not 0 <= rates[1] < float("inf"):
         raise ValueError(f"`alpha` must be 0 or more, but is {rates[1]}")
     if chunk_size is not None:
-        check_size("chunk", chunk_size)
+        check_size("chunk_size", chunk_size)
     tokens = states.shape[1:2]
     if states.dim() != 3 or weight.dim() != 2 or states.shape[2] != weight.shape[1]:
         shapes = f"{tuple(states.shape[1:])} and {tuple(weight.shape)}"
-        raise ValueError(f"states must be (N, E) and weight (V, E), one E, but are {shapes}; flatten rows first")
+        raise ValueError(
+            f"states must be (N, E) and weight (V, E), with the same E, but are {shapes}; flatten rows first"
+        )
     if targets.shape != tokens or (
         token_mask is not None and (token_mask.shape != tokens or token_mask.dtype != torch.bool)
     ):
         actual = f"{tuple(targets.shape)}" + (
             "" if token_mask is None else f" and {token_mask.dtype} of {tuple(token_mask.shape)}"
         )
-        raise ValueError(f"targets and (bool) token_mask must be of {tuple(tokens)}, one a token, but are {actual}")
+        raise ValueError(f"targets and (bool) token_mask must be of {tuple(tokens)}, one per token, but are {actual}")

@@ -104,11 +104,7 @@ def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: b
     if config.optimizer == "muon":
         if any(parameter.device.type == "cpu" for parameter in parameters.values()):
             raise TrainError("`train.optimizer` muon needs a GPU (a step takes 300 times as long on a CPU); use adamw")
-        matrices = {
-            name: p
-            for name, p in parameters.items()
-            if p.dim() == 2 and "embedding" not in name and "output" not in name
-        }
+        matrices = select_block_matrices(parameters)
         rest = {name: parameter for name, parameter in parameters.items() if name not in matrices}
         if matrices:
             # Updates are scaled to AdamW's RMS, so that one learning rate serves both.
@@ -125,6 +121,14 @@ def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: b
     ]
     groups = [group for group in groups if group["params"]]
     yield optimizer_class(groups, lr=1e-3, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def select_block_matrices(parameters: NamedParameters) -> dict[str, nn.Parameter]:
+    """Return the matrices of the linear layers in transformer blocks, which Muon is made for.
+
+    All 2-D parameters in `blocks` are such matrices; embeddings, position tables and output layers are outside of it.
+    """
+    return {name: p for name, p in parameters.items() if p.dim() == 2 and "blocks" in name.split(".")}
 
 
 def _can_fuse(parameters: Iterable[nn.Parameter]) -> bool:

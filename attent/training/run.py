@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,6 +33,7 @@ from attent.training.config import (
     merge_with_previous,
     read_run,
     read_user_settings,
+    set_path,
     validate_settings,
 )
 from attent.training.curves import CurveWriter
@@ -40,7 +41,7 @@ from attent.training.distributed import DistributedContext, explain_lost_process
 from attent.training.event_log import LOG_FILE, EventLog, read_events
 from attent.training.events import Ended, Event, EventHandler, Note
 from attent.training.hardware import pick_device
-from attent.training.loop import StopReason, StopRequested, Trainer
+from attent.training.loop import StopReason, Trainer
 from attent.training.run_folder import (
     CARD_FILE,
     CURVES_FILE,
@@ -53,7 +54,7 @@ from attent.training.run_folder import (
     lock_folder,
 )
 from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS
-from attent.training.stop_signals import StopSignals
+from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.task_heads import describe_new_heads, find_new_heads
 from attent.training.tasks import TASKS, TaskName, get_task_class
 from attent.training.tasks.base import FinalScores, RunContext, Task
@@ -134,7 +135,8 @@ def train(
             stack.enter_context(lock_folder(folder))
         distributed.barrier()
         signals = stack.enter_context(StopSignals(force_exit=force_exit))
-        return TrainSession(folder, requested, distributed, listeners, signals, should_stop).run()
+        session = TrainSession(folder, requested, distributed, listeners, signals, should_stop)
+        return stack.enter_context(closing(session)).run()
 
 
 def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,6 +166,11 @@ class TrainSession:
         self.listeners: list[EventHandler] = list(listeners) if distributed.is_main else []
         self.early_events: list[Event] | None = []  # until the log is open
         self.new_parameters: list[str] = []  # heads that the pretrained model lacks
+        self._open_files = ExitStack()
+
+    def close(self) -> None:
+        """Close the log and the TensorBoard files."""
+        self._open_files.close()
 
     def emit(self, event: Event) -> None:
         for listener in self.listeners:
@@ -208,7 +215,8 @@ class TrainSession:
         is_new = not checkpoint.list_steps(self.state)  # without a checkpoint there is nothing to resume
         path = self.state / REQUESTED_FILE
         previous = settings.read_json(path) if path.exists() else self.requested
-        self.requested = merge_with_previous(self.requested, previous)
+        # A resumed run keeps the value of a flag that is no longer given.
+        self.requested = merge_with_previous(self.requested, previous, keep_omitted=not is_new)
         if is_new:
             run = validate_settings(self.requested, "--set")
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
@@ -340,7 +348,7 @@ class TrainSession:
 
     def open_log(self, trainer: Trainer, title: str) -> None:
         step = trainer.state.step
-        log = EventLog(self.out / LOG_FILE, from_step=step)
+        log = self._open_files.enter_context(closing(EventLog(self.out / LOG_FILE, from_step=step)))
         history = read_events(self.out / LOG_FILE)
         for event in (self.early_events or []) if not step else ():
             log(event)
@@ -351,7 +359,8 @@ class TrainSession:
         if trainer.config.tensorboard:
             from attent.training.tensorboard import TensorBoardWriter
 
-            self.listeners.append(TensorBoardWriter(self.out / "tensorboard", step))
+            writer = TensorBoardWriter(self.out / "tensorboard", step)
+            self.listeners.append(self._open_files.enter_context(closing(writer)))
 
     def is_finished(self, trainer: Trainer) -> bool:
         """True if the folder holds a complete run and its settings ask for no more steps."""
@@ -362,7 +371,7 @@ class TrainSession:
         return True
 
     def read_finished(self, trainer: Trainer) -> dict[str, Any]:
-        """The summary that was written when the run was complete; empty if it has trained on since."""
+        """The summary that was written when the run was complete; empty if training has continued since."""
         path = self.state / FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == trainer.state.step else {}
@@ -396,14 +405,21 @@ def apply_changes(run: Run, previous: UserSettings, requested: UserSettings) -> 
     tables = settings.to_dict(run)
     for path, (_, value) in diff_settings(previous, requested).items():
         if value is not None:
-            table, _, name = path.partition(".")
-            tables[table][name] = value
+            set_path(tables, path.split("."), value)
     return settings.from_dict(type(run), tables, where=RUN_FILE)
 
 
 def get_scoring_settings(run: Run) -> dict[str, Any]:
     """The settings that influence the final scores, besides the model."""
     return {"decode": settings.to_dict(run.decode), "test": list(run.data.test)}
+
+
+def describe_average(num_checkpoints: int, metric: str, score: float | None, previous: float | None) -> str:
+    """Compare averaged weights to the best before; `score` is None if they are no better, `previous` if there is none.
+    Scores of losses are negative."""
+    result = "no better" if score is None else f"{metric} {abs(score):.2f}"
+    before = "" if previous is None else f" (best before: {abs(previous):.2f})"
+    return f"average of the last {num_checkpoints} checkpoints: {result}{before}"
 
 
 class Finalizer:
@@ -429,12 +445,12 @@ class Finalizer:
         trainer.load_weights(weights)
         previous = trainer.state.best_score
         event = trainer.evaluate(trainer.gather_model())
-        metric = config.metric if trainer.evaluator else "loss"
         if event.best:
             trainer.export_model()
             self.weights = f"average of the last {len(steps)} checkpoints"
-        score = f"{metric} {abs(trainer.state.best_score or 0):.2f}" if event.best else "no better"
-        text = f"average of the last {len(steps)} checkpoints: {score} (best before: {abs(previous or 0):.2f})"
+        metric = str(config.metric) if trainer.evaluator else "loss"
+        score = trainer.state.best_score if event.best else None
+        text = describe_average(len(steps), metric, score, previous)
         self.session.emit(Note(text=text, step=trainer.state.step))
 
     def write_results(self) -> None:

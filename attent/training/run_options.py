@@ -26,7 +26,7 @@ class TrainError(ValueError):
 class DataConfig:
     """Corpora and their preprocessing."""
 
-    train: Annotated[tuple[str, ...], "training corpora, each with an optional weight: own.tmx:3 europarl"] = ()
+    train: tuple[str, ...] = ()  # corpora, each with an optional weight (own.tmx:3); the flag is --data
     src: Annotated[str | None, "source language, such as en; several separated by commas"] = None
     tgt: Annotated[str | None, "target language; several separated by commas train a multilingual model"] = None
     valid: Annotated[
@@ -67,7 +67,9 @@ class TrainConfig:
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
     accumulate: Annotated[int, "batches per step (gradient accumulation)"] = 1
     micro_batch_tokens: Annotated[int | None, "tokens per forward pass; affects only memory and speed"] = None
-    optimizer: Annotated[Literal["adam", "adamw", "muon"], "muon: for matrices, adamw for the rest; GPU only"] = "adam"
+    optimizer: Annotated[
+        Literal["adam", "adamw", "muon"], "muon: for the matrices of blocks, adamw for the rest; GPU only"
+    ] = "adam"
     lr: Annotated[float | None, "peak learning rate, after the warm-up"] = None
     schedule: Annotated[
         Literal["inverse_sqrt", "cosine", "constant"], "of the learning rate; inverse_sqrt: equation 3 of the paper"
@@ -130,6 +132,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         check_at_least("beam_size", self.beam_size, 1)
+        check_at_least("length_penalty", self.length_penalty, 0)
 
 
 # The tables of a run file whose fields are flags, and flags for fields that are nested deeper.

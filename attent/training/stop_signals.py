@@ -14,6 +14,10 @@ from typing import Any
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 
 
+class StopRequested(Exception):
+    """Training was asked to stop during work that is repeated when the run is resumed."""
+
+
 class StopSignals:
     """A context manager that turns signals into a stop request once `can_save` is set; before that they end the run.
 

@@ -1,4 +1,4 @@
-"""The figures of training for TensorBoard, for those who have it: `pip install tensorboard`, then `--tensorboard`."""
+"""Write training metrics for TensorBoard: `pip install tensorboard`, then `--tensorboard`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class TensorBoardWriter:
             self.write("train", {name: getattr(event, name) for name in PROGRESS_SCALARS}, event.step)
         elif isinstance(event, Validated):
             self.write("valid", {"loss": event.loss, **event.metrics}, event.step)
+
+    def close(self) -> None:
+        self.writer.close()
 
     def write(self, prefix: str, scalars: Mapping[str, float | None], step: int) -> None:
         for name, value in scalars.items():

@@ -558,3 +558,8 @@ def test_a_disk_that_fills_up_while_it_begins(
         patch.setattr(os, "fsync", full_disk)
         refused(capsys, lambda: train(corpus, tmp_path / "run"), "the disk is full")
     assert train(corpus, tmp_path / "run") == 0
+
+
+def test_corpora_have_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--train", "corpus.tsv", "--out", "run"]) != 0
+    assert "--train" in capsys.readouterr().err

@@ -51,6 +51,15 @@ def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str
     assert f"dropout {dropout:g}" in reason
 
 
+@pytest.mark.parametrize(
+    ("pairs", "reason"), [(600_000, "a larger model would overfit"), (3_000_000, "base would take weeks on a CPU")]
+)
+def test_one_reason_is_given_for_a_small_model_on_a_cpu(pairs: int, reason: str) -> None:
+    size, _, given = choose_model(Run(), {}, amount(pairs), tokenizer(), "cpu")
+    assert size == "small"
+    assert given.startswith(f"for {pairs:,} pairs: {reason}; dropout")
+
+
 def test_requested_settings_are_kept() -> None:
     requested = read_user_settings(None, {"model.dropout": 0.05}, [])
     size, model, reason = choose_model(Run(size="base"), requested, amount(1000), tokenizer(), "cpu")

@@ -42,6 +42,10 @@ def run(steps: int = 1000, every: int = 10) -> list[Event]:
     return events
 
 
+def fail_to_draw(*_: object) -> None:
+    raise ValueError("no such font")
+
+
 def metric_names(*events: Event) -> list[str]:
     return [line.name for line in collect_curves(events).metrics]
 
@@ -83,6 +87,7 @@ def test_exact_matches_are_drawn_only_where_they_measure_the_task() -> None:
     assert metric_names(validated(1, bleu=20.0, exact=90.0)) == ["BLEU", "exact %"]
     assert metric_names(validated(1, exact=4.0)) == ["exact %"]
     assert metric_names(validated(1)) == []
+    assert metric_names(validated(1, bleu=20.0, exact=math.nan)) == ["BLEU"]
 
 
 @pytest.mark.parametrize("name", ["curves.svg", "curves.png"])
@@ -106,13 +111,15 @@ def test_the_listener_draws_at_most_once_a_minute_and_at_the_end(
     assert drawn == [4, 6]
 
 
-@pytest.mark.parametrize("missing", ["folder", "matplotlib"])
+@pytest.mark.parametrize("missing", ["folder", "matplotlib", "font"])
 def test_a_problem_is_reported_once_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     monkeypatch.setattr(curves, "draw_curves", draw_curves)
     if missing == "matplotlib":
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    elif missing == "font":
+        monkeypatch.setattr(curves, "draw_curves", fail_to_draw)
     else:
         pytest.importorskip("matplotlib")
     listen = CurveWriter(tmp_path / "none" / "curves.svg", past_events=[progress(1)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from attent.models import build, presets
+from attent.nn.positions import LearnedConfig
 from attent.training.config import TrainConfig, TrainError
-from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
+from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm, select_block_matrices
 
 GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
 
@@ -132,6 +135,17 @@ def test_what_fills_one_does_not_change_with_it() -> None:
 def test_muon_on_a_cpu_is_refused_with_a_sentence() -> None:
     with pytest.raises(TrainError, match=r"muon needs a GPU .*; use adamw"):
         CombinedOptimizer(named(layers()), TrainConfig(optimizer="muon"))
+
+
+def test_muon_gets_the_matrices_of_blocks_only() -> None:
+    config = presets.tiny(11)
+    stacks = [
+        replace(stack, layers=1, positions=LearnedConfig(max_length=9)) for stack in (config.encoder, config.decoder)
+    ]
+    model = build(replace(config, encoder=stacks[0], decoder=stacks[1], share_embeddings=False))
+    linears = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and "blocks" in name}
+    assert any(name.endswith("cross_attn.output") for name in linears)
+    assert {name.removesuffix(".weight") for name in select_block_matrices(named(model))} == linears
 
 
 def test_gradients_that_are_too_long_are_shortened_and_others_stay() -> None:

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from attent.training.config import TrainError
+from attent.models import Seq2SeqConfig
+from attent.settings import read_json
+from attent.training.config import TrainError, read_run
+from attent.training.event_log import EventLog
 from attent.training.events import Event, Started
-from attent.training.run import TrainResult, train
+from attent.training.run import TrainResult, describe_average, train
+from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
 from tests.training.runs import write_corpus
 
 SETTINGS = {"model.width": 32, "model.ffn_width": 64, "model.layers": 1}
@@ -25,9 +29,16 @@ def train_small(folder: Path, **options: object) -> TrainResult:
         src="en",
         tgt="xx",
         out=folder / "run",
-        size="tiny",
         settings=SETTINGS,
-        **{"batch_tokens": 256, "hold_out": 6, "steps": 4, "valid_sentences": 4, "beam_size": 1, **options},
+        **{
+            "size": "tiny",
+            "batch_tokens": 256,
+            "hold_out": 6,
+            "steps": 4,
+            "valid_sentences": 4,
+            "beam_size": 1,
+            **options,
+        },
     )
 
 
@@ -48,6 +59,40 @@ def test_train_in_a_thread_is_stopped_by_its_caller_and_resumed(tmp_path: Path) 
     assert (stopped.stop_reason, stopped.exit_code, stopped.scores) == ("stopped", 130, ())
     assert stopped.resume_command == f"attent train --out {tmp_path / 'run'}"
     assert train_small(tmp_path).stop_reason == "steps"
+
+
+def test_a_resumed_run_accepts_chosen_values_and_keeps_flags_that_are_no_longer_given(tmp_path: Path) -> None:
+    chosen = train_small(tmp_path, size=None, patience=3, steps=2)
+    assert chosen.stop_reason == "steps"
+    run = read_run(tmp_path / "run" / RUN_FILE)
+    assert run.size == "tiny"
+    assert isinstance(run.model, Seq2SeqConfig)
+    again = train_small(tmp_path, dropout=run.model.encoder.dropout, steps=3)
+    assert again.step == 3
+    assert read_run(tmp_path / "run" / RUN_FILE).train.patience == 3
+    requested = read_json(tmp_path / "run" / "state" / REQUESTED_FILE)
+    assert requested["train"]["patience"] == 3
+    assert (requested["size"], requested["train"]["steps"]) == ("tiny", 3)
+
+
+def test_an_average_is_compared_to_the_best_before_if_there_is_one() -> None:
+    assert (
+        describe_average(2, "bleu", 30.5, 29.0) == "average of the last 2 checkpoints: bleu 30.50 (best before: 29.00)"
+    )
+    assert describe_average(3, "loss", -1.5, None) == "average of the last 3 checkpoints: loss 1.50"
+    assert describe_average(3, "loss", None, -1.5) == "average of the last 3 checkpoints: no better (best before: 1.50)"
+
+
+def test_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[EventLog] = []
+    monkeypatch.setattr(EventLog, "close", lambda log: closed.append(log))
+    train_small(tmp_path, steps=1)
+    assert len(closed) == 1
+
+
+def test_a_negative_length_penalty_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`length_penalty` must be 0 or more, but is -1"):
+        train_small(tmp_path, length_penalty=-1.0)
 
 
 def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:

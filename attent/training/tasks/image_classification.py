@@ -35,7 +35,7 @@ from attent.nn import LearnedConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fill_defaults, format_schedule, look_up
 from attent.training.config import DataConfig, Run, Size, TrainConfig, TrainError, UserSettings, build_model_config
-from attent.training.loop import StopRequested
+from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
 from attent.training.tasks.text_classification import score_accuracy
@@ -184,11 +184,7 @@ class ImageClassificationTask(base.Task):
             f"{model.num_patches} patches of {model.patch_size} x {model.patch_size}; {size_reason}"
         )
         yield from format_schedule(train, f"batches of {batches.batch_size:,} images", epochs)
-        flip = ", random flip (--set data.images.flip=0 where left and right matter)" if self.config.flip else ""
-        yield (
-            f"augmentation: shift by up to {round(self.config.shift * self.shape.size)} pixels{flip}, random erasing "
-            f"of {self.config.erase:.0%}"
-        )
+        yield describe_augmentation(self.config, self.shape.size)
 
     # ---- batches and scores
 
@@ -377,3 +373,10 @@ def fit_positions(config: VisionConfig) -> VisionConfig:
 def count_positions(config: VisionConfig) -> int:
     """Patches, and the class token if there is one."""
     return config.num_patches + config.class_token
+
+
+def describe_augmentation(config: ImageDataConfig, image_size: int) -> str:
+    flip = ", random flip (--set data.images.flip=0 where left and right matter)" if config.flip else ""
+    mixup = f", mixup with alpha {config.mixup:g}" if config.mixup else ""
+    shift = round(config.shift * image_size)
+    return f"augmentation: shift by up to {shift} pixels{flip}, random erasing of {config.erase:.0%}{mixup}"

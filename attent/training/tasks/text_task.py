@@ -37,7 +37,7 @@ from attent.training.config import (
     get_stack_names,
 )
 from attent.training.events import EventHandler, Note
-from attent.training.loop import StopRequested
+from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 
 VALID_BATCH_TOKENS = 4096

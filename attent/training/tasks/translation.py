@@ -23,8 +23,8 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import Run, Size, TrainConfig, UserSettings
 from attent.training.events import ValidationSample
-from attent.training.loop import StopRequested
 from attent.training.objective import Seq2SeqObjective
+from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base, translation_data
 from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
 

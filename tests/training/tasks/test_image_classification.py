@@ -15,7 +15,12 @@ from attent.cli import main
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
 from attent.models import VisionTransformer, build
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective, erase_random, flip_random, shift_random
-from attent.training.tasks.image_classification import build_vision_config, choose_patch, measure_accuracy
+from attent.training.tasks.image_classification import (
+    build_vision_config,
+    choose_patch,
+    describe_augmentation,
+    measure_accuracy,
+)
 from tests.data.image_sets import make_bar_images, write_class_folders, write_idx
 
 PLAIN = ImageDataConfig(flip=0, shift=0, erase=0)
@@ -102,6 +107,13 @@ def test_images_are_erased_at_the_rate() -> None:
     share = (pixels > 0).mean((1, 2, 3))
     assert 70 < (share > 0).sum() < 130
     assert share.max() < 0.3
+
+
+def test_the_description_names_mixup_if_it_is_on() -> None:
+    config = ImageDataConfig(shift=0.1, flip=0.0, erase=0.25)
+    without = "augmentation: shift by up to 3 pixels, random erasing of 25%"
+    assert describe_augmentation(config, 28) == without
+    assert describe_augmentation(replace(config, mixup=0.2), 28) == f"{without}, mixup with alpha 0.2"
 
 
 def test_mixed_images_count_by_their_weights() -> None:
