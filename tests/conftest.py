@@ -1,8 +1,8 @@
-"""Where the tests run, and what makes them repeatable.
+"""Device selection and reproducibility of the tests.
 
-    pytest tests/laws --device cuda     the same laws on an accelerator
+    pytest tests/laws --device cuda     run the same laws on an accelerator
 
-The laws need pytest and torch only, so that they run wherever these are.
+The laws need only pytest and torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    torch.set_num_threads(1)  # workers stand side by side, and toy tensors are quickest on one thread
+    torch.set_num_threads(1)  # xdist workers run in parallel, and toy tensors are fastest on one thread
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a `dtype` argument runs in each number format that its device is used with."""
+    """Parametrize a `dtype` argument with each dtype that is used on the device."""
     if "dtype" in metafunc.fixturenames:
         kind = torch.device(metafunc.config.getoption("--device")).type
         dtypes = DTYPES.get(kind, (torch.float32,))
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: by itself at the end, it would keep one worker busy and the others idle."""
+    """Run the slowest tests first: at the end, one would keep a single worker busy and the others idle."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
@@ -48,7 +48,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def no_curves_by_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every little run would draw for half a second; the tests of curves call it by name."""
+    """Skip drawing curves, which takes half a second per run; the tests of curves call the function directly."""
     curves = sys.modules.get("attent.training.curves")
     if curves is not None:
         monkeypatch.setattr(curves, "draw_curves", lambda *_: None)

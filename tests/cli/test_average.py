@@ -1,4 +1,4 @@
-"""`attent average` of models that are no translators: of images, and of text without a tokenizer."""
+"""`attent average` of other models than translators: vision models, and text models without a tokenizer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CONFIGS: list[ModelConfig] = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_the_mean_of_two_models(config: ModelConfig, tmp_path: Path) -> None:
+def test_average_of_two_models(config: ModelConfig, tmp_path: Path) -> None:
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
         shake(build(config)).save(tmp_path / name)
     average([tmp_path / "a", tmp_path / "b"], out=tmp_path / "mean")
-    one, other, mean = (load(tmp_path / name).state_dict() for name in ("a", "b", "mean"))
-    assert all(torch.allclose(mean[name], (one[name] + other[name]) / 2) for name in mean)
-    assert any(not torch.equal(one[name], other[name]) for name in mean)
+    first, second, mean = (load(tmp_path / name).state_dict() for name in ("a", "b", "mean"))
+    assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)
+    assert any(not torch.equal(first[name], second[name]) for name in mean)
 
 
-def test_models_of_two_kinds_have_no_mean(tmp_path: Path) -> None:
+def test_models_of_different_kinds_are_rejected(tmp_path: Path) -> None:
     for config, name in zip(CONFIGS, ("a", "b"), strict=True):
         build(config).save(tmp_path / name)
     with pytest.raises(FolderError, match="one of the models: missing:"):

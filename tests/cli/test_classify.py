@@ -34,20 +34,20 @@ def vision(tmp_path: Path) -> str:
 
 def test_one_line_per_text(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["classify", model, *TEXTS, "--device", "cpu"]) == 0
-    given = capsys.readouterr().out
+    output = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
     assert main(["classify", model, "--top", "2"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == TEXTS
-    assert ["\t".join(row[:3]) for row in rows] == given.splitlines()
+    assert ["\t".join(row[:3]) for row in rows] == output.splitlines()
     assert all(float(row[2]) + float(row[4]) == pytest.approx(1, abs=1e-3) for row in rows)
 
 
 def test_json_has_every_label(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", model, TEXTS[0], "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["labels"]) == {"good", "bad"}
-    assert found["labels"][found["label"]] == found["probability"]
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["labels"]) == {"good", "bad"}
+    assert result["labels"][result["label"]] == result["probability"]
 
 
 def test_pairs_are_separated_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,10 +78,10 @@ def test_accuracy_on_labelled_images(vision: str, tmp_path: Path, capsys: pytest
     facts = json.loads(capsys.readouterr().out)
     files = [str(path) for path in sorted(folder.rglob("*.png"))]
     assert main(["classify", vision, *files, "--json"]) == 0
-    found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    right = sum(label == Path(file).parent.name for label, file in zip(found, files, strict=True))
+    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    right = sum(label == Path(file).parent.name for label, file in zip(labels, files, strict=True))
     assert (facts["count"], facts["correct"]) == (8, right)
-    assert sum(one["count"] for one in facts["confusions"]) == 8 - right
+    assert sum(confusion["count"] for confusion in facts["confusions"]) == 8 - right
     assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
     (folder / "dog").rename(folder / "wolf")
     assert main(["classify", vision, "--data", str(folder)]) == 1

@@ -1,4 +1,4 @@
-"""The `attent` command as a person meets it: quick help, plain words, honest exit codes."""
+"""The `attent` command: help without importing torch, error messages and exit codes."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ TORCH_PACKAGE = system_info.Package("torch", "", ">=2.11", "2.13.0+cpu")
 
 
 def attent_command(arguments: list[str], before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run in a process of its own, where nothing is imported yet."""
+    """Run the command in a new process, where nothing is imported yet."""
     code = f"import sys\n{before}\nfrom attent.cli import main\nsys.exit(main({arguments!r}))"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -50,7 +50,7 @@ def test_python_m_runs_the_same_command() -> None:
     assert subprocess.check_output(command, cwd=ROOT, text=True).strip() == attent.__version__
 
 
-# ---- a wrong command ---------------------------------------------------------------------------------------
+# ---- unknown commands ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_unknown_command_gets_a_suggestion(
     assert output.out == ""
 
 
-# ---- a command that fails ----------------------------------------------------------------------------------
+# ---- failing commands -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A command `fail` whose body a test writes."""
+    """Add a command `fail` whose body is written by the test."""
     monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
     monkeypatch.setitem(cli.COMMANDS, "fail", "Fails.")
     monkeypatch.delitem(sys.modules, "attent.cli.fail", raising=False)
@@ -121,7 +121,7 @@ def test_missing_package_is_named(failing: Path, capsys: pytest.CaptureFixture[s
     assert "pip install 'attent[serve]'" in capsys.readouterr().err
 
 
-def test_own_error_is_a_sentence() -> None:
+def test_attent_errors_are_printed_as_one_sentence() -> None:
     ours = type("BadFolder", (Exception,), {"__module__": "attent.interop.folder"})
     assert cli.format_failure(ours("runs/x: no config.json")) == "runs/x: no config.json"
 
@@ -161,7 +161,7 @@ def test_doctor_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("torch ") for line in lines)
 
 
-def test_doctor_json_holds_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
     code = cli.main(["doctor", "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert facts["ready"] == (code == 0)
@@ -175,9 +175,9 @@ def test_doctor_fits_a_terminal_of_80_columns() -> None:
 
     console = Console(width=80)
     missing = tuple(system_info.Package(name, "serve", ">=1", None) for name in system_info.PURPOSES)
-    found = doctor.DoctorReport(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
+    report = doctor.DoctorReport(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
     with console.capture() as shown:
-        console.print(doctor.package_table(found))
+        console.print(doctor.package_table(report))
     rows = [line for line in shown.get().splitlines() if "pip install 'attent[serve]'" in line]
     assert len(rows) == len(missing)  # none is wrapped
 
@@ -185,39 +185,39 @@ def test_doctor_fits_a_terminal_of_80_columns() -> None:
 def test_doctor_is_not_ready_without_torch() -> None:
     broken = system_info.TorchInfo(None, None, (), None, None, error="torch cannot be imported: no libgomp")
     problems = list(doctor.find_problems(broken, (TORCH_PACKAGE,)))
-    found = doctor.DoctorReport(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
-    assert found.verdict == "not ready: torch cannot be imported: no libgomp"
-    assert doctor.format_text(found).endswith(found.verdict)
+    report = doctor.DoctorReport(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
+    assert report.verdict == "not ready: torch cannot be imported: no libgomp"
+    assert doctor.format_text(report).endswith(report.verdict)
 
 
-def test_doctor_says_how_to_mend_an_old_package() -> None:
+def test_doctor_says_how_to_upgrade_an_old_package() -> None:
     old = system_info.Package("torch", "", ">=2.11", "2.9.1")
     assert list(doctor.find_problems(HEALTHY_TORCH, (old,))) == [
         "torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
     ]
 
 
-def test_doctor_notices_a_torch_that_cannot_use_the_gpu() -> None:
+def test_doctor_reports_a_torch_build_without_gpu_support() -> None:
     with_driver = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
     assert "this torch is a CPU build" in advice
 
 
-def test_requirements_of_other_pythons_and_extras_are_left_out() -> None:
+def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
     assert system_info.parse_requirement("ruff>=1; extra == 'dev'") is None
 
 
-def test_every_package_that_is_declared_has_a_purpose() -> None:
+def test_every_declared_package_has_a_purpose() -> None:
     assert {package.name for package in system_info.list_packages()} <= set(system_info.PURPOSES)
 
 
-# ---- the machine -------------------------------------------------------------------------------------------
+# ---- system info -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted", "fits"),
+    ("version", "required", "fits"),
     [
         ("2.13.0+cpu", ">=2.11", True),
         ("2.9.1", ">=2.11", False),
@@ -228,8 +228,8 @@ def test_every_package_that_is_declared_has_a_purpose() -> None:
         ("1.0", "", True),
     ],
 )
-def test_versions_are_compared_by_number(version: str, wanted: str, fits: bool) -> None:
-    assert system_info.Package("x", "", wanted, version).is_compatible is fits
+def test_versions_are_compared_by_number(version: str, required: str, fits: bool) -> None:
+    assert system_info.Package("x", "", required, version).is_compatible is fits
 
 
 def test_requirements_are_read_with_their_extra() -> None:

@@ -1,4 +1,4 @@
-"""`attent convert` as a person meets it: the same translations from the new folder, and nothing overwritten."""
+"""`attent convert`: the converted model computes the same, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ODD = [
 ]
 
 
-def folder_of(root: Path, joint: bool = True, **changes: Any) -> Path:
+def write_seq2seq_folder(root: Path, joint: bool = True, **changes: Any) -> Path:
     words = tokenizer(joint=joint)
     encoder = replace(StackConfig(layers=1, width=16, heads=2, ffn_width=24), **changes)
     config = Seq2SeqConfig(
@@ -58,40 +58,39 @@ def folder_of(root: Path, joint: bool = True, **changes: Any) -> Path:
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Path:
-    return folder_of(tmp_path)
+    return write_seq2seq_folder(tmp_path)
 
 
-def logits(made: Seq2Seq) -> torch.Tensor:
+def compute_logits(model: Seq2Seq) -> torch.Tensor:
     torch.manual_seed(1)
-    size = min(made.config.vocab, made.config.output_vocab)
-    return made(torch.randint(4, size, (3, 7)), torch.randint(4, size, (3, 5)))
+    size = min(model.config.vocab, model.config.output_vocab)
+    return model(torch.randint(4, size, (3, 7)), torch.randint(4, size, (3, 5)))
 
 
-def varied(count: int = 150) -> list[str]:
-    """Text of the corpus, odd cases, and letters of many scripts by chance."""
-    chance = random.Random(1)
+def make_varied_texts(count: int = 150) -> list[str]:
+    """Return lines of the corpus, edge cases, and random characters of many scripts."""
+    rng = random.Random(1)
     alphabets = [(32, 127), (160, 0x250), (0x370, 0x600), (0x4E00, 0x9FFF), (0x1F300, 0x1F600)]
-    drawn = [
-        "".join(chr(chance.randrange(*chance.choice(alphabets))) for _ in range(chance.randrange(1, 40)))
-        for _ in range(count)
+    random_texts = [
+        "".join(chr(rng.randrange(*rng.choice(alphabets))) for _ in range(rng.randrange(1, 40))) for _ in range(count)
     ]
-    return [*lines()[0][:count], *lines()[1][:count], *ODD, *(text.replace("▁", "") for text in drawn)]
+    return [*lines()[0][:count], *lines()[1][:count], *ODD, *(text.replace("▁", "") for text in random_texts)]
 
 
 # --- to Hugging Face and back ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_transformers_reads_what_was_converted(joint: bool, tmp_path: Path, capsys: Capture) -> None:
+def test_transformers_loads_the_converted_model(joint: bool, tmp_path: Path, capsys: Capture) -> None:
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
-    ours = folder_of(tmp_path, joint)
+    ours = write_seq2seq_folder(tmp_path, joint)
     convert(ours, tmp_path / "theirs", to="hf")
     assert "a MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids, except for" in (
         capsys.readouterr().out
     )
     words, their_words = Tokenizer.load(ours), transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
-    texts = varied()
+    texts = make_varied_texts()
     assert [their_words(text).input_ids for text in texts] == words.encode_source(texts)
     assert [their_words(text_target=text).input_ids for text in texts] == words.encode_target(texts)
     rows = words.target.encode(texts)
@@ -103,7 +102,7 @@ def test_transformers_reads_what_was_converted(joint: bool, tmp_path: Path, caps
         assert torch.allclose(load(ours)(source, target), theirs, atol=1e-4)
 
 
-def test_a_language_is_asked_for_as_marian_does(ours: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_target_language_tags_match_marian(ours: Path, tmp_path: Path, capsys: Capture) -> None:
     transformers = pytest.importorskip("transformers")
     convert(ours, tmp_path / "theirs", to="hf")
     words = Tokenizer.load(ours)
@@ -115,12 +114,12 @@ def test_a_language_is_asked_for_as_marian_does(ours: Path, tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_there_and_back_gives_the_same_model(joint: bool, tmp_path: Path) -> None:
-    ours = folder_of(tmp_path, joint)
+def test_round_trip_through_hugging_face_gives_the_same_model(joint: bool, tmp_path: Path) -> None:
+    ours = write_seq2seq_folder(tmp_path, joint)
     convert(ours, tmp_path / "theirs", to="hf")
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")
-    assert torch.allclose(logits(load(tmp_path / "back")), logits(load(ours)), atol=1e-4)
-    texts = varied(30)
+    assert torch.allclose(compute_logits(load(tmp_path / "back")), compute_logits(load(ours)), atol=1e-4)
+    texts = make_varied_texts(30)
     assert load_tokenizer(tmp_path / "back").encode_source(texts) == load_tokenizer(ours).encode_source(texts)
     manifest = json.loads((tmp_path / "back" / "manifest.json").read_text())
     assert {"source.spm", "target.spm", "vocab.json"} <= manifest["files"].keys()
@@ -128,18 +127,18 @@ def test_there_and_back_gives_the_same_model(joint: bool, tmp_path: Path) -> Non
     assert (tmp_path / "again" / "vocab.json").read_bytes() == (tmp_path / "theirs" / "vocab.json").read_bytes()
 
 
-def test_a_copy_of_ours_is_ours(ours: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_conversion_to_attent_copies_the_model(ours: Path, tmp_path: Path, capsys: Capture) -> None:
     convert(ours, tmp_path / "copy", to="attent")
     assert capsys.readouterr().out == f"{tmp_path / 'copy'}: an attent model, with its tokenizer\n"
-    assert torch.equal(logits(load(tmp_path / "copy")), logits(load(ours)))
+    assert torch.equal(compute_logits(load(tmp_path / "copy")), compute_logits(load(ours)))
     assert Tokenizer.load(tmp_path / "copy") == Tokenizer.load(ours)
 
 
-# --- models that are no translators --------------------------------------------------------------------------------
+# --- other models than translators ---------------------------------------------------------------------------------
 
 
-def language_model(root: Path) -> Path:
-    """A LLaMA of ours with a tokenizer as GPT-2's and LLaMA 3's are stored."""
+def write_causal_lm_folder(root: Path) -> Path:
+    """Save a LLaMA model with a tokenizer in the files of GPT-2 and LLaMA 3."""
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.BPE({"</s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
     files = {
@@ -153,9 +152,9 @@ def language_model(root: Path) -> Path:
     return root / "lm"
 
 
-def test_a_language_model_travels_there_and_back(tmp_path: Path, capsys: Capture) -> None:
+def test_a_language_model_survives_a_round_trip(tmp_path: Path, capsys: Capture) -> None:
     transformers = pytest.importorskip("transformers")
-    folder = language_model(tmp_path)
+    folder = write_causal_lm_folder(tmp_path)
     convert(folder, tmp_path / "theirs", to="hf")
     assert "a LlamaForCausalLM of transformers, with its tokenizer" in capsys.readouterr().out
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
@@ -169,11 +168,11 @@ def test_a_language_model_travels_there_and_back(tmp_path: Path, capsys: Capture
 
 
 def test_a_model_is_stored_in_another_precision(tmp_path: Path) -> None:
-    convert(language_model(tmp_path), tmp_path / "half", to="attent", dtype="bfloat16")
+    convert(write_causal_lm_folder(tmp_path), tmp_path / "half", to="attent", dtype="bfloat16")
     assert {weight.dtype for weight in load(tmp_path / "half").parameters()} == {torch.bfloat16}
 
 
-def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> None:
+def test_a_vision_model_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> None:
     stack = replace(presets.VIT, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=5))
     model = shake(build(VisionConfig(image_size=8, patch_size=4, stack=stack, labels=("cat", "dog"))))
     model.save(tmp_path / "ours")
@@ -187,16 +186,16 @@ def test_a_model_of_images_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -
     assert torch.equal(load(tmp_path / "back")(pixels), load(tmp_path / "ours")(pixels))
 
 
-def test_a_language_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: Capture) -> None:
-    load(language_model(tmp_path)).save(tmp_path / "bare")
+def test_a_missing_tokenizer_is_reported(tmp_path: Path, capsys: Capture) -> None:
+    load(write_causal_lm_folder(tmp_path)).save(tmp_path / "bare")
     convert(tmp_path / "bare", tmp_path / "theirs", to="hf")
     assert capsys.readouterr().out.endswith(
         "a LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n"
     )
 
 
-def test_ctranslate2_takes_translators_alone(tmp_path: Path) -> None:
-    folder = language_model(tmp_path)
+def test_ctranslate2_accepts_only_translators(tmp_path: Path) -> None:
+    folder = write_causal_lm_folder(tmp_path)
     with pytest.raises(
         ConvertError,
         match=r"must be a .* for CTranslate2, but is a language model.*; use --to hf or",
@@ -209,7 +208,7 @@ def test_ctranslate2_takes_translators_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "float32"])
-def test_ctranslate2_reads_what_was_converted(
+def test_ctranslate2_loads_the_converted_model(
     quantization: Quantization, ours: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     package = pytest.importorskip("ctranslate2")
@@ -219,13 +218,13 @@ def test_ctranslate2_reads_what_was_converted(
     assert words == Tokenizer.load(ours)
     translator = package.Translator(str(tmp_path / "quick"), intra_threads=1)
     pieces = words.source.to_pieces(words.encode_source(["A man walks."])[0])
-    found = translator.translate_batch([pieces], max_decoding_length=9)[0].hypotheses[0]
+    hypothesis = translator.translate_batch([pieces], max_decoding_length=9)[0].hypotheses[0]
     known = set(words.target.to_pieces(range(words.target.size)))
-    assert found
-    assert set(found) <= known - {"<pad>", "<s>"}
+    assert hypothesis
+    assert set(hypothesis) <= known - {"<pad>", "<s>"}
 
 
-# --- what goes wrong -----------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
@@ -239,7 +238,7 @@ def test_nothing_is_overwritten(to: TargetFormat, ours: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("to", ["attent", "hf", "ctranslate2"])
-def test_an_empty_folder_is_filled(to: TargetFormat, ours: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(to: TargetFormat, ours: Path, tmp_path: Path) -> None:
     if to == "ctranslate2":
         pytest.importorskip("ctranslate2")
     (tmp_path / "deep" / "empty").mkdir(parents=True)
@@ -248,20 +247,20 @@ def test_an_empty_folder_is_filled(to: TargetFormat, ours: Path, tmp_path: Path)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["empty"]
 
 
-def test_a_model_that_marian_cannot_express_leaves_nothing_behind(tmp_path: Path) -> None:
-    folder_of(tmp_path, norm_order="pre")
+def test_a_failed_conversion_leaves_no_files(tmp_path: Path) -> None:
+    write_seq2seq_folder(tmp_path, norm_order="pre")
     with pytest.raises(ValueError, match=r"`encoder.norm_order` must be 'post' for a Marian model, but is 'pre'"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_a_ctranslate2_model_cannot_be_taken_back(ours: Path, tmp_path: Path) -> None:
+def test_a_ctranslate2_model_cannot_be_converted_back(ours: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(ours, tmp_path / "quick", to="ctranslate2")
     with pytest.raises(ConvertError, match="is a CTranslate2 model, which cannot be converted back"):
         convert(tmp_path / "quick", tmp_path / "back", to="attent")
 
 
-def test_a_missing_model_is_told(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="must be a model folder, but does not exist"):
         convert(tmp_path / "nowhere", tmp_path / "out", to="hf")

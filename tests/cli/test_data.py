@@ -1,4 +1,4 @@
-"""`attent data` as a person meets it: a page that fits, JSON that parses, errors in one sentence."""
+"""`attent data`: the report, JSON output, and error messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_report_fits_80_columns(odd: str, capsys: pytest.CaptureFixture[str]) ->
     assert all(char.isprintable() or char == "\n" for char in text)
     assert "\\x1b[31mred" in text
     assert "\\u202e" in text
-    assert text.count("…\n") >= 2  # what is long is cut, and shows it
+    assert text.count("…\n") >= 2  # long values are truncated with an ellipsis
 
 
 def test_report_has_counts_and_locations(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_estimate_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "tokens per second" in text
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_truncated_file_is_reported_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +271,7 @@ def test_closed_pipe_is_no_error(odd: str) -> None:
     assert done.stderr == ""
 
 
-# ---- small things ----------------------------------------------------------------------------------------------------
+# ---- formatting ------------------------------------------------------------------------------------------------------
 
 
 def test_bar_grows_by_eighths() -> None:

@@ -1,4 +1,4 @@
-"""`attent demo`: its test dates are unseen, it runs to its end, and it learns its task."""
+"""`attent demo`: its test dates are unseen, it finishes, and it learns its task."""
 
 from __future__ import annotations
 

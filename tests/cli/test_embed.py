@@ -29,10 +29,10 @@ def test_vectors_are_written_as_npy_and_safetensors(model: str, tmp_path: Path, 
     (tmp_path / "lines.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     out = tmp_path / f"vectors{ending}"
     assert main(["embed", model, str(tmp_path / "lines.txt"), "-o", str(out), "--normalize", "--pooling", "class"]) == 0
-    found = np.load(out, allow_pickle=False) if ending == ".npy" else load_file(out)["vectors"]
-    wanted = Predictor.load(model, device="cpu").embed(TEXTS, "class", normalize=True)
-    assert found.dtype == np.float32
-    assert np.allclose(found, wanted.numpy(), atol=1e-5)
+    vectors = np.load(out, allow_pickle=False) if ending == ".npy" else load_file(out)["vectors"]
+    expected = Predictor.load(model, device="cpu").embed(TEXTS, "class", normalize=True)
+    assert vectors.dtype == np.float32
+    assert np.allclose(vectors, expected.numpy(), atol=1e-5)
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
@@ -40,8 +40,8 @@ def test_json_has_one_line_per_text(model: str, capsys: pytest.CaptureFixture[st
     assert main(["embed", model, *TEXTS[:2], "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == TEXTS[:2]
-    wanted = Predictor.load(model, device="cpu").embed(TEXTS[:2])
-    assert np.allclose([row["vector"] for row in rows], wanted.numpy(), atol=1e-5)
+    expected = Predictor.load(model, device="cpu").embed(TEXTS[:2])
+    assert np.allclose([row["vector"] for row in rows], expected.numpy(), atol=1e-5)
 
 
 def test_images_are_embedded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,8 +83,8 @@ def test_lines_without_a_mask_are_unchanged_and_counted(
     assert [line.count("\t") for line in lines] == [2, 2, 0, 0, 2, 2]
     assert "2 lines without a mask, printed unchanged" in err
     assert main(["fill", model, str(tmp_path / "lines.txt"), "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found[2] == {"source": "No mask here.", "text": "No mask here.", "masks": []}
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert results[2] == {"source": "No mask here.", "text": "No mask here.", "masks": []}
 
 
 def test_line_numbers_continue_across_blocks(

@@ -95,10 +95,12 @@ def test_json_fields(model_folder: Path, capsys: Capture, tmp_path: Path) -> Non
         PROMPTS, GenerationOptions(n=2, max_new_tokens=6, seed=5)
     )
     assert code == 0
-    assert [(one["prompt"], one["text"], tuple(one["token_ids"]), one["finish_reason"]) for one in facts] == [
-        (one.prompt, one.text, one.token_ids, one.finish_reason) for some in whole for one in some
+    assert [
+        (sample["prompt"], sample["text"], tuple(sample["token_ids"]), sample["finish_reason"]) for sample in facts
+    ] == [
+        (sample.prompt, sample.text, sample.token_ids, sample.finish_reason) for samples in whole for sample in samples
     ]
-    assert {one["seed"] for one in facts} == {5}
+    assert {sample["seed"] for sample in facts} == {5}
 
 
 def test_several_texts_are_separated(model_folder: Path, capsys: Capture) -> None:
@@ -130,8 +132,8 @@ def test_several_texts_are_separated(model_folder: Path, capsys: Capture) -> Non
 def test_invalid_flags_are_rejected(
     model_folder: Path, capsys: Capture, arguments: list[str], code: int, words: str
 ) -> None:
-    found, out, err = run(capsys, model_folder, *arguments)
-    assert (found, out) == (code, "")
+    exit_code, out, err = run(capsys, model_folder, *arguments)
+    assert (exit_code, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
 
@@ -161,12 +163,12 @@ def test_translate_rejects_a_language_model(model_folder: Path, capsys: Capture)
 def test_streamed_text_stays_when_interrupted(
     model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Generator, prompt: str, writing: GenerationOptions) -> Any:
+    def stream_then_interrupt(self: Generator, prompt: str, options: GenerationOptions) -> Any:
         yield " one"
         yield " two"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Generator, "stream", interrupted)
+    monkeypatch.setattr(Generator, "stream", stream_then_interrupt)
     assert run(capsys, model_folder, "A man", "--seed", 1) == (130, "A man one two\n", "attent: interrupted\n")
 
 
@@ -175,9 +177,9 @@ def test_help_does_not_import_torch() -> None:
         "import sys; from attent import cli; code = cli.main(['generate', '--help']); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.returncode == 0
-    assert "--max-new-tokens" in found.stdout
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0
+    assert "--max-new-tokens" in process.stdout
 
 
 def test_generator_is_public() -> None:

@@ -1,4 +1,4 @@
-"""`attent info` on what people have in their folders: whole, half trained, damaged, or of someone else."""
+"""`attent info` on complete, unfinished and damaged runs, and on Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def trained(root: Path, ended: bool = True) -> None:
+def write_run(root: Path, ended: bool = True) -> None:
     root.mkdir(exist_ok=True)
     (root / "run.toml").write_text(RUN, encoding="utf-8")
-    story: list[Event] = [
+    events: list[Event] = [
         Validated(step=10, epoch=1, loss=2.0, metrics={"bleu": 31.25, "chrf": 50.0},
             best=True, validations_since_best=0, seconds=1),
         Validated(step=20, epoch=2, loss=2.5, metrics={"bleu": 30.0, "chrf": 51.0},
@@ -49,14 +49,14 @@ def trained(root: Path, ended: bool = True) -> None:
         ),
     ]  # fmt: skip
     log = EventLog(root / "log.jsonl")
-    for event in [*story, *([Ended(step=25, reason="patience", seconds=3.0)] if ended else [])]:
+    for event in [*events, *([Ended(step=25, reason="patience", seconds=3.0)] if ended else [])]:
         log(event)
     log.close()
 
 
 STARTED = Started(step=25, steps=40, steps_per_epoch=10.0, parameters=1, trainable_parameters=1, device="CPU")
 END = Ended(step=25, reason="steps", seconds=3.0)
-NOTE = Note(text="the model is there", step=25)
+NOTE = Note(text="the model is saved", step=25)
 FINISHED = {
     "step": 25,
     "reason": "steps",
@@ -73,14 +73,14 @@ FINISHED = {
 }
 
 
-def tell(root: Path, *events: Event) -> None:
+def append_events(root: Path, *events: Event) -> None:
     log = EventLog(root / "log.jsonl", from_step=25)
     for event in events:
         log(event)
     log.close()
 
 
-def page_of(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+def run_info(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
     assert info(folder) == code
     page = capsys.readouterr().out
     assert all(cell_len(line) <= 80 for line in page.splitlines())
@@ -88,19 +88,19 @@ def page_of(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> 
 
 
 def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = page_of(folder, capsys)
+    page = run_info(folder, capsys)
     model = attent.load(folder)
     count = sum(parameter.numel() for parameter in model.parameters())
-    for told in (
+    for text in (
         "saved by attent",
         "all checksums match",
         "2 layers, width 16, 2 heads, FFN width 32",
         f"{count:,} in",
     ):
-        assert told in page
+        assert text in page
 
 
-def test_the_parts_add_up_and_what_is_shared_counts_once(folder: Path) -> None:
+def test_parameter_counts_add_up_and_count_tied_weights_once(folder: Path) -> None:
     model = inspect_folder(folder).model
     assert model is not None
     assert sum(model.parts.values()) == model.parameters
@@ -109,7 +109,7 @@ def test_the_parts_add_up_and_what_is_shared_counts_once(folder: Path) -> None:
 
 
 def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder)
+    write_run(folder)
     assert info(folder, json=True) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["model"]["encoder"]["layers"] == 2
@@ -117,26 +117,26 @@ def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert facts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("kind", "told"), [("bpe", "BPE"), ("unigram", "unigram"), ("char", "characters")])
+@pytest.mark.parametrize(("kind", "name"), [("bpe", "BPE"), ("unigram", "unigram"), ("char", "characters")])
 def test_a_tokenizer_is_described(
-    folder: Path, capsys: pytest.CaptureFixture[str], kind: TokenizerKind, told: str
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: TokenizerKind, name: str
 ) -> None:
     lines = [f"a small line, number {i}, of some text about {i * i} things" for i in range(300)]
     vocab = None if kind == "char" else 340
     tokenizer = train_tokenizer(lines, lines, TokenizerConfig(kind=kind, vocab=vocab), tags=("de", "fr"))
     tokenizer.save(folder)
-    page = page_of(folder, capsys)
-    assert f"SentencePiece {told}, {tokenizer.source.size} pieces for both sides" in page
+    page = run_info(folder, capsys)
+    assert f"SentencePiece {name}, {tokenizer.source.size} pieces for both sides" in page
     assert "target languages: de, fr" in page
     assert tokenizer.fingerprint[:16] in page
 
 
-def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder)
+def test_training_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder)
     for step in (10, 20):
         save_checkpoint(folder / "state", Checkpoint(step=step, state={}, tensors={"weights": {}}))
-    page = page_of(folder, capsys)
-    for told in (
+    page = run_info(folder, capsys)
+    for text in (
         "25 steps; stopped early",
         "2, the newest at step 20",
         "last validated step 20: loss 2.500, BLEU 30.0",
@@ -144,19 +144,19 @@ def test_the_training_of_a_folder_is_described(folder: Path, capsys: pytest.Capt
         "data.train own.tmx, data.src en, data.tgt de, steps 40, lr 0.002",
         "only for resuming",
     ):
-        assert told in page
+        assert text in page
     assert "steps_of_mine" not in page
 
 
-def test_a_run_that_has_saved_no_model_yet_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(tmp_path, ended=False)
-    page = page_of(tmp_path, capsys)
+def test_a_run_without_a_saved_model_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, ended=False)
+    page = run_info(tmp_path, capsys)
     assert "model none" in page
     assert "25 steps; running or interrupted" in page
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "status"),
     [
         ((END, NOTE, NOTE), "complete"),
         ((END, NOTE, STARTED), "running or interrupted"),
@@ -164,19 +164,19 @@ def test_a_run_that_has_saved_no_model_yet_is_no_problem(tmp_path: Path, capsys:
         ((NOTE,), "running or interrupted"),
     ],
 )
-def test_notes_may_follow_the_end_and_a_run_that_goes_on_has_none(
-    folder: Path, capsys: pytest.CaptureFixture[str], events: tuple[Event, ...], told: str
+def test_run_status_is_that_of_the_last_start_or_end(
+    folder: Path, capsys: pytest.CaptureFixture[str], events: tuple[Event, ...], status: str
 ) -> None:
-    trained(folder, ended=False)
-    tell(folder, *events)
-    assert f"25 steps; {told}" in page_of(folder, capsys)
+    write_run(folder, ended=False)
+    append_events(folder, *events)
+    assert f"25 steps; {status}" in run_info(folder, capsys)
 
 
-def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder)
+def test_final_scores_of_a_complete_run_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder)
     (folder / "state").mkdir()
     (folder / "state" / "finished.json").write_text(json.dumps(FINISHED), encoding="utf-8")
-    page = page_of(folder, capsys)
+    page = run_info(folder, capsys)
     assert "weights mean of the last 2 checkpoints" in page
     assert "scores test flickr of 1,000 pairs: BLEU 38.6, chrF 62.0, exact 4.1%" in page
     training = inspect_folder(folder).training
@@ -184,41 +184,39 @@ def test_the_scores_of_a_complete_run_are_told(folder: Path, capsys: pytest.Capt
     assert training.scores[0]["metrics"]["bleu"] == 38.64
 
 
-def test_the_scores_of_a_run_that_has_gone_on_since_are_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder)
+def test_final_scores_of_a_resumed_run_are_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder)
     (folder / "state").mkdir()
     (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "step": 20}), encoding="utf-8")
-    assert "scored" not in page_of(folder, capsys)
+    assert "scored" not in run_info(folder, capsys)
     (folder / "state" / "finished.json").write_text("{", encoding="utf-8")
-    assert "finished.json" in page_of(folder, capsys, code=1)
+    assert "finished.json" in run_info(folder, capsys, code=1)
 
 
-def test_a_damaged_model_of_a_run_is_a_problem_and_the_rest_is_still_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(folder)
+def test_a_damaged_model_is_reported_with_the_rest_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder)
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    page = page_of(folder, capsys, code=1)
+    page = run_info(folder, capsys, code=1)
     assert "PROBLEM" in page
     assert "SHA-256" in page
     assert "25 steps" in page
 
 
-def test_a_damaged_model_alone_is_an_error_that_names_the_file(folder: Path) -> None:
+def test_a_damaged_model_without_a_run_is_an_error(folder: Path) -> None:
     (folder / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(FolderError, match=r"config\.json"):
         info(folder)
 
 
-def test_a_broken_run_file_is_a_problem_in_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_run_file_is_reported_as_a_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "run.toml").write_text("lr = = 3", encoding="utf-8")
-    assert "is not valid TOML" in page_of(folder, capsys, code=1)
+    assert "is not valid TOML" in run_info(folder, capsys, code=1)
 
 
-def test_no_folder_at_all_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="does not exist"):
         info(tmp_path / "nowhere")
 
@@ -227,7 +225,7 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
     decoder = replace(mirror_encoder(ENCODER), layers=1)
     config = Seq2SeqConfig(vocab=50, encoder=ENCODER, decoder=decoder, output_bias=True)
     marian.save(attent.build(config), tmp_path / "hf", pad=0)
-    page = page_of(tmp_path / "hf", capsys)
+    page = run_info(tmp_path / "hf", capsys)
     assert "saved by Hugging Face" in page
     assert "no checksums" in page
     assert "encoder 2 layers" in page
@@ -235,7 +233,7 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         (
             CausalConfig(vocab=50, stack=replace(ENCODER, causal=True)),
@@ -262,19 +260,19 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_every_kind_of_model_is_described_with_the_commands_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: ModelConfig, told: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: ModelConfig, expected: list[str]
 ) -> None:
     attent.build(config).save(tmp_path / "model")
-    page = page_of(tmp_path / "model", capsys)
-    for words in told:
+    page = run_info(tmp_path / "model", capsys)
+    for words in expected:
         assert words in page
     model = inspect_folder(tmp_path / "model").model
     assert model is not None
     assert sum(model.parts.values()) == model.parameters
 
 
-def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder, ended=False)
+def test_accuracy_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder, ended=False)
     better = Validated(
         step=25,
         epoch=3,
@@ -284,33 +282,33 @@ def test_accuracy_is_told_where_there_is_one(folder: Path, capsys: pytest.Captur
         seconds=3,
         metrics={"accuracy": 91.25},
     )
-    tell(folder, better, END)
+    append_events(folder, better, END)
     scores = [
         {"name": "held-out part", "split": "test", "num_examples": 20, "unit": "image", "metrics": {"accuracy": 90.0}}
     ]
     (folder / "state").mkdir()
     (folder / "state" / "finished.json").write_text(json.dumps({**FINISHED, "scores": scores}), encoding="utf-8")
-    page = page_of(folder, capsys)
+    page = run_info(folder, capsys)
     assert "best step 25: loss 1.500, accuracy 91.25%" in page
     assert "scores test held-out part of 20 images: accuracy 90.00%" in page
 
 
-def test_long_words_are_broken_and_odd_letters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_words_are_wrapped_and_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     lines = list(format_row("folder", "x" * 200 + " \x1b[31m " + "語" * 60))
     assert all(cell_len(line) <= 80 for line in lines)
     assert "\\x1b[31m" in "".join(lines)
 
 
-def test_a_model_for_spans_has_its_own_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(folder)
-    assert "use with attent translate, attent score, attent look" in page_of(folder, capsys)
+def test_a_span_model_has_its_own_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(folder)
+    assert "use with attent translate, attent score, attent look" in run_info(folder, capsys)
     (folder / "run.toml").write_text(f'task = "spans"\n{RUN}', encoding="utf-8")
-    assert "use with attent train --from, attent fill, attent look" in page_of(folder, capsys)
+    assert "use with attent train --from, attent fill, attent look" in run_info(folder, capsys)
 
 
-def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_one_are_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stack = replace(ENCODER, layers=1, heads=1)
     attent.build(VisionConfig(image_size=8, patch_size=8, stack=stack, fit="squash")).save(tmp_path / "vit")
-    page = page_of(tmp_path / "vit", capsys)
+    page = run_info(tmp_path / "vit", capsys)
     assert "1 layer, width 16, 1 head, FFN width 32" in page
     assert "8 x 8, RGB, 1 patch of 8 x 8; resized to a square" in page

@@ -38,18 +38,18 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def document(text: str) -> dict[str, object]:
+def read_page_data(text: str) -> dict[str, object]:
     (block,) = re.findall('<script type="application/json" id="document">(.*?)</script>', text, re.DOTALL)
-    found: dict[str, object] = json.loads(block)
-    return found
+    data: dict[str, object] = json.loads(block)
+    return data
 
 
 def test_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["look", str(folder), TEXT, "--to", "de"]) == 0
     assert capsys.readouterr().out == "look.html\n"
-    found = document(Path("look.html").read_text(encoding="utf-8"))
-    assert (found["title"], found["model"]["name"]) == (TEXT, "toy")  # type: ignore[index]
-    assert "live" not in found
+    page_data = read_page_data(Path("look.html").read_text(encoding="utf-8"))
+    assert (page_data["title"], page_data["model"]["name"]) == (TEXT, "toy")  # type: ignore[index]
+    assert "live" not in page_data
 
 
 def test_json_to_file_or_stdout(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -112,9 +112,9 @@ def test_figures(folder: Path) -> None:
 def test_positions_need_no_sentence(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     assert cli.main(["look", str(folder), "--positions"]) == 0
-    found = document(Path("positions.html").read_text(encoding="utf-8"))
-    assert found["layers"] == []
-    assert [entry["scheme"] for entry in found["positions"]] == ["sinusoidal"] * 2  # type: ignore[attr-defined]
+    page_data = read_page_data(Path("positions.html").read_text(encoding="utf-8"))
+    assert page_data["layers"] == []
+    assert [entry["scheme"] for entry in page_data["positions"]] == ["sinusoidal"] * 2  # type: ignore[attr-defined]
     assert cli.main(["look", str(folder), "--positions", "--png", "p.png"]) == 0
     assert Path("p.png").exists()
 
@@ -156,12 +156,16 @@ def test_damaged_statistics_give_a_warning(folder: Path, capsys: pytest.CaptureF
 
 
 def test_head_aligned_on_input_is_labeled_by_input() -> None:
-    def inspected(read: float, written: float) -> str:
+    def get_query_side(read: float, written: float) -> str:
         heads = [{"path": "p", "head": 1, "values": {"aligned_on_input": read, "aligned_on_output": written}}]
-        found = {"head_stats": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
-        return Inspection(found).label_rows("p", 1)["layers"][0]["queries"]
+        data = {"head_stats": {"heads": heads}, "layers": [{"path": "p", "queries": "target"}]}
+        return Inspection(data).label_rows("p", 1)["layers"][0]["queries"]
 
-    assert (inspected(0.9, 0.4), inspected(0.4, 0.9), inspected(0.5, 0.5)) == ("decoder_input", "target", "target")
+    assert (get_query_side(0.9, 0.4), get_query_side(0.4, 0.9), get_query_side(0.5, 0.5)) == (
+        "decoder_input",
+        "target",
+        "target",
+    )
 
 
 def test_masked_part(folder: Path) -> None:
@@ -233,7 +237,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in created} | {"ring": models.write_ring(root)}
 
 
-def asked_of(family: dict[str, Path], name: str) -> list[str]:
+def make_arguments(family: dict[str, Path], name: str) -> list[str]:
     """Return the arguments: model and input."""
     read = {"gpt": models.TEXT, "bert": models.HIDDEN, "labels": models.TEXT, "vit": str(family["ring"])}
     return ["look", str(family[name]), read[name]]
@@ -241,20 +245,20 @@ def asked_of(family: dict[str, Path], name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "labels", "vit"])
 def test_every_family(family: dict[str, Path], name: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """As a page, JSON, text and figure, with a masked part."""
+    """Page, JSON, text and figure, with a masked head."""
     pytest.importorskip("PIL")
     pytest.importorskip("matplotlib")
     stack = "decoder" if name == "gpt" else "encoder"
     masked = ["--mask", f"{stack}.blocks.1.self_attn:2"]
-    assert cli.main([*asked_of(family, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *masked]) == 0
-    found = document(Path("a.html").read_text(encoding="utf-8"))
-    assert found == json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert cli.main([*make_arguments(family, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *masked]) == 0
+    page_data = read_page_data(Path("a.html").read_text(encoding="utf-8"))
+    assert page_data == json.loads(Path("a.json").read_text(encoding="utf-8"))
     layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
     assert list(layers) == [f"{stack}.blocks.{i}.self_attn" for i in range(2)]
-    assert found["layers"][1]["masked_heads"] == [2]  # type: ignore[index]
+    assert page_data["layers"][1]["masked_heads"] == [2]  # type: ignore[index]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     capfdbinary.readouterr()
-    assert cli.main([*asked_of(family, name), "--terminal"]) == 0
+    assert cli.main([*make_arguments(family, name), "--terminal"]) == 0
     out = capfdbinary.readouterr().out.decode()
     assert f"{stack}.blocks." in out
     description = {"gpt": "continuation: ", "bert": "filled in: ", "labels": "neither", "vit": "ring"}
@@ -264,15 +268,15 @@ def test_every_family(family: dict[str, Path], name: str, capfdbinary: pytest.Ca
 def test_one_head_of_an_image(family: dict[str, Path]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
-    assert cli.main([*asked_of(family, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
+    assert cli.main([*make_arguments(family, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
     assert "layer 1, head 3" in Path("a.svg").read_text(encoding="utf-8")
 
 
 def test_positions_of_every_family(family: dict[str, Path]) -> None:
     for name, scheme in (("gpt", "rotary"), ("bert", "learned"), ("vit", "learned")):
         assert cli.main(["look", str(family[name]), "--positions"]) == 0
-        found = document(Path("positions.html").read_text(encoding="utf-8"))
-        assert [entry["scheme"] for entry in found["positions"]] == [scheme]  # type: ignore[attr-defined]
+        page_data = read_page_data(Path("positions.html").read_text(encoding="utf-8"))
+        assert [entry["scheme"] for entry in page_data["positions"]] == [scheme]  # type: ignore[attr-defined]
 
 
 def test_second_text(family: dict[str, Path]) -> None:
@@ -335,23 +339,23 @@ def test_live_page(folder: Path) -> None:
             address = process.stdout.readline().decode().strip().removeprefix("http://").rstrip("/")
             connection = http.client.HTTPConnection(address, timeout=30)
             connection.request("GET", "/")
-            assert document(connection.getresponse().read().decode())["live"] is True
+            assert read_page_data(connection.getresponse().read().decode())["live"] is True
 
             def ask(question: dict[str, object]) -> tuple[int, dict[str, object]]:
                 connection.request("POST", "/api/look", json.dumps(question), {"Content-Type": "application/json"})
                 response = connection.getresponse()
                 return response.status, json.loads(response.read())
 
-            status, found = ask({"text": TEXT})
-            assert (status, found["title"], found["live"]) == (200, TEXT, True)
+            status, reply = ask({"text": TEXT})
+            assert (status, reply["title"], reply["live"]) == (200, TEXT, True)
             status, quiet = ask({"text": TEXT, "masked_parts": ["decoder.blocks.1"], "beam_size": 2})
             assert status == 200
-            assert quiet["sides"] != found["sides"]
+            assert quiet["sides"] != reply["sides"]
             status, error = ask({"text": TEXT, "masked_parts": ["decoder.blocks.9"]})
             assert (status, "has no part" in str(error["error"])) == (422, True)
             status, error = ask({"text": " "})
             assert (status, "must not be empty" in str(error["error"])) == (422, True)
         finally:
             process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
-    assert b"Traceback" not in told
+        _, stderr = process.communicate(timeout=20)
+    assert b"Traceback" not in stderr

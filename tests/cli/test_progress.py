@@ -1,4 +1,4 @@
-"""Training as a person watches it: at a terminal, in a narrow one, in a pipe, and quietly."""
+"""The training display: in terminals of any size, in a pipe, and with --quiet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Clock:
         return self.now
 
 
-def progress(step: int = 1_200, loss: float = 2.412) -> Progress:
+def make_progress(step: int = 1_200, loss: float = 2.412) -> Progress:
     return Progress(
         step=step,
         epoch=9.6,
@@ -51,7 +51,7 @@ def progress(step: int = 1_200, loss: float = 2.412) -> Progress:
     )
 
 
-def validated(
+def make_validation(
     step: int, bleu: float | None = 30.0, best: bool = True, samples: tuple[ValidationSample, ...] = ()
 ) -> Validated:
     return Validated(
@@ -61,58 +61,60 @@ def validated(
     )  # fmt: skip
 
 
-def watched(
+def print_events(
     events: list[Event], *, terminal: bool = False, width: int = 80, height: int = 40, quiet: bool = False
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=width, height=height, color_system=None)
-    with TrainingDisplay(console, title="en-de", quiet=quiet, clock=Clock()) as watch:
+    with TrainingDisplay(console, title="en-de", quiet=quiet, clock=Clock()) as display:
         for event in events:
-            watch(event)
+            display(event)
     return out.getvalue()
 
 
-def shown(story: list[Event], width: int, height: int = 40, *, plain: bool = False) -> list[str]:
-    seen = EventHistory()
-    for event in story:
-        seen.add(event)
+def render_lines(events: list[Event], width: int, height: int = 40, *, plain: bool = False) -> list[str]:
+    history = EventHistory()
+    for event in events:
+        history.add(event)
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     with console.capture() as lines:
-        console.print(render_display(seen, "en-de", width, height, plain=plain))
+        console.print(render_display(history, "en-de", width, height, plain=plain))
     return lines.get().rstrip("\n").split("\n")
 
 
-# ---- in a file or a pipe
+# ---- files and pipes
 
 
-def test_a_plain_line_says_it_all() -> None:
-    assert watched([STARTED, progress()]).splitlines()[1] == LINE
+def test_plain_progress_line() -> None:
+    assert print_events([STARTED, make_progress()]).splitlines()[1] == LINE
 
 
-def test_plain_lines_hold_no_escape_codes_and_are_never_broken() -> None:
-    page = watched([STARTED, Note(text="long " * 60), progress(), validated(1_200, samples=(SAMPLE,))], width=40)
+def test_plain_lines_have_no_escape_codes_and_are_not_wrapped() -> None:
+    page = print_events(
+        [STARTED, Note(text="long " * 60), make_progress(), make_validation(1_200, samples=(SAMPLE,))], width=40
+    )
     assert "\x1b" not in page
     assert "\\x1b[31mman[bold]" in page
     assert len(page.splitlines()) == 1 + 1 + 1 + 1 + 3
 
 
-def test_plain_lines_come_every_ten_seconds_and_always_first_and_last() -> None:
+def test_plain_lines_are_printed_every_ten_seconds_and_first_and_last() -> None:
     out, clock = io.StringIO(), Clock()
-    with TrainingDisplay(Console(file=out, width=200), clock=clock) as watch:
-        watch(STARTED)
+    with TrainingDisplay(Console(file=out, width=200), clock=clock) as display:
+        display(STARTED)
         for second in range(25):
             clock.now = float(second)
-            watch(progress(step=second))
-        watch(Ended(step=24, reason="steps", seconds=25.0))
-    steps = [int(found) for found in re.findall(r"step +(\d+)/8,000", out.getvalue())]
+            display(make_progress(step=second))
+        display(Ended(step=24, reason="steps", seconds=25.0))
+    steps = [int(step) for step in re.findall(r"step +(\d+)/8,000", out.getvalue())]
     assert steps == [0, 10, 20, 24]
 
 
-def test_validations_notes_and_samples_are_always_told() -> None:
-    page = watched(
+def test_validations_notes_and_samples_are_always_printed() -> None:
+    page = print_events(
         [
             STARTED,
-            *(validated(step, best=step == 1, samples=(SAMPLE,)) for step in (1, 2)),
+            *(make_validation(step, best=step == 1, samples=(SAMPLE,)) for step in (1, 2)),
             Note(text="one"),
             Note(text="two"),
         ]
@@ -123,32 +125,35 @@ def test_validations_notes_and_samples_are_always_told() -> None:
     assert "one\ntwo\n" in page
 
 
-def test_quiet_tells_warnings_and_the_end_only() -> None:
-    story: list[Event] = [
-        STARTED, Note(text="chosen"), Note(text="split", level="warning"), progress(), validated(5),
+def test_quiet_prints_only_warnings_and_the_end() -> None:
+    events: list[Event] = [
+        STARTED, Note(text="chosen"), Note(text="split", level="warning"), make_progress(), make_validation(5),
         Ended(step=5, reason="patience", seconds=60.0),
     ]  # fmt: skip
     for terminal in (False, True):
-        page = re.sub(r"\x1b\[[^m]*m", "", watched(story, quiet=True, terminal=terminal, width=200))
+        page = re.sub(r"\x1b\[[^m]*m", "", print_events(events, quiet=True, terminal=terminal, width=200))
         warning, end = page.splitlines()
         assert warning == "warning: split"
         assert end.startswith("done: stopped early, no improvement after 5 steps in 1 min 0 s; best at step 5: ")
 
 
-# ---- at a terminal
+# ---- terminals
 
 
-STORY: list[Event] = [
+EVENTS: list[Event] = [
     STARTED,
-    *(progress(step, loss=9 - step / 200) for step in range(100, 1_300, 100)),
-    *(validated(step, bleu=step / 40, best=step <= 1_000, samples=(SAMPLE, SAMPLE)) for step in range(100, 1_300, 100)),
+    *(make_progress(step, loss=9 - step / 200) for step in range(100, 1_300, 100)),
+    *(
+        make_validation(step, bleu=step / 40, best=step <= 1_000, samples=(SAMPLE, SAMPLE))
+        for step in range(100, 1_300, 100)
+    ),
     Saved(step=1_200, folder="state", seconds=1.0),
 ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_the_display_fits_its_width(width: int) -> None:
-    lines = shown(STORY, width)
+    lines = render_lines(EVENTS, width)
     assert all(cell_len(line) <= width for line in lines)
     assert any("1,200/8,000" in line for line in lines)
     assert not any("\x1b[31m" in line for line in lines)
@@ -156,30 +161,30 @@ def test_the_display_fits_its_width(width: int) -> None:
 
 @pytest.mark.parametrize("height", [10, 16, 20, 24, 30, 50])
 def test_the_display_fits_the_height(height: int) -> None:
-    lines = shown(STORY, 80, height)
+    lines = render_lines(EVENTS, 80, height)
     assert len(lines) < height
     assert any("loss" in line for line in lines)
 
 
 def test_the_last_validations_are_shown_and_the_best_is_marked() -> None:
-    lines = [line for line in shown(STORY, 80) if re.match(r" +[\d,]+ +1\.0 ", line)]
+    lines = [line for line in render_lines(EVENTS, 80) if re.match(r" +[\d,]+ +1\.0 ", line)]
     assert len(lines) == MAX_VALIDATIONS
     assert [line.split()[0] for line in lines if "★ best" in line] == ["1,000"]
 
 
-def test_scores_that_were_not_made_have_no_column() -> None:
-    assert not any("BLEU" in line for line in shown([STARTED, validated(1, bleu=None)], 80))
+def test_missing_metrics_have_no_column() -> None:
+    assert not any("BLEU" in line for line in render_lines([STARTED, make_validation(1, bleu=None)], 80))
 
 
 def test_a_terminal_without_unicode_gets_ascii_only() -> None:
-    lines = shown([STARTED, progress(1, 9.0), progress(2, 2.0), validated(2)], 80, plain=True)
+    lines = render_lines([STARTED, make_progress(1, 9.0), make_progress(2, 2.0), make_validation(2)], 80, plain=True)
     assert any("* best" in line for line in lines)
     assert not any("█" in line or "★" in line for line in lines)
 
 
 def test_notes_stay_above_the_display_and_the_last_state_stays() -> None:
-    page = watched(
-        [STARTED, progress(), Note(text="a batch was split"), Ended(step=9, reason="stopped", seconds=5.0)],
+    page = print_events(
+        [STARTED, make_progress(), Note(text="a batch was split"), Ended(step=9, reason="stopped", seconds=5.0)],
         terminal=True,
     )
     assert page.count("a batch was split") == 1
@@ -188,73 +193,75 @@ def test_notes_stay_above_the_display_and_the_last_state_stays() -> None:
 
 
 def test_the_display_is_drawn_at_most_four_times_a_second() -> None:
-    def drawings(seconds: float) -> int:
+    def count_redraws(seconds: float) -> int:
         out, clock = io.StringIO(), Clock()
-        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), clock=clock) as watch:
-            watch(STARTED)
+        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), clock=clock) as display:
+            display(STARTED)
             for i in range(1_000):
                 clock.now = i * seconds / 1_000
-                watch(progress(i))
+                display(make_progress(i))
         return out.getvalue().count("tokens/s")
 
-    assert drawings(0.2) <= 2  # the first, and what is left behind
-    assert 30 <= drawings(10.0) <= 42
+    assert count_redraws(0.2) <= 2  # the first and the final one
+    assert 30 <= count_redraws(10.0) <= 42
 
 
-def test_an_error_leaves_the_terminal_as_it_was() -> None:
+def test_an_error_restores_the_terminal() -> None:
     out = io.StringIO()
 
     def fail() -> None:
-        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40)) as watch:
-            watch(STARTED)
+        with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40)) as display:
+            display(STARTED)
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
         fail()
-    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is there again
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is shown again
 
 
-def test_standard_output_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingDisplay(Console(file=io.StringIO(), force_terminal=True, width=80, height=40)) as watch:
-        watch(STARTED)
+def test_standard_output_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingDisplay(Console(file=io.StringIO(), force_terminal=True, width=80, height=40)) as display:
+        display(STARTED)
         print("a result", file=sys.stdout)
     assert capsys.readouterr().out == "a result\n"
 
 
-def test_a_resumed_run_shows_what_was_validated_before() -> None:
+def test_a_resumed_run_shows_earlier_validations() -> None:
     out = io.StringIO()
-    with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), history=[validated(77)]) as watch:
-        watch(STARTED)
+    with TrainingDisplay(
+        Console(file=out, force_terminal=True, width=80, height=40), history=[make_validation(77)]
+    ) as display:
+        display(STARTED)
     assert "77" in out.getvalue()
 
 
 # ---- numbers
 
 
-def test_little_is_remembered_however_long_the_run() -> None:
-    story = EventHistory()
+def test_loss_history_is_bounded() -> None:
+    history = EventHistory()
     for step in range(20_000):
-        story.add(progress(step, loss=float(step)))
-    assert MAX_LOSSES // 2 - 1 <= len(story.losses) < MAX_LOSSES
-    assert story.losses == sorted(story.losses)
-    assert story.losses[-1] > 19_900
+        history.add(make_progress(step, loss=float(step)))
+    assert MAX_LOSSES // 2 - 1 <= len(history.losses) < MAX_LOSSES
+    assert history.losses == sorted(history.losses)
+    assert history.losses[-1] > 19_900
 
 
-def test_a_sparkline_shows_the_shape() -> None:
+def test_sparkline() -> None:
     assert draw_sparkline([4, 3, 2, 1], 10) == "█▆▃▁"
     assert draw_sparkline([5, 5], 10) == "▁▁"
     assert len(draw_sparkline(list(range(1_000)), 30)) == 30
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("text", "seconds"),
     [("", None), ("5 s left", 5), ("12 min left", 720), ("2 h 10 min left", 7_800), ("3 days left", 260_000)],
 )
-def test_time_left_is_rough(told: str, seconds: float | None) -> None:
-    assert format_time_left(seconds) == told
+def test_time_left_is_rounded(text: str, seconds: float | None) -> None:
+    assert format_time_left(seconds) == text
 
 
-def test_numbers_that_are_none_do_not_break_a_line() -> None:
+def test_nonfinite_numbers_are_formatted() -> None:
     assert format_perplexity(float("inf")) == "inf"
     assert format_speed(float("nan")) == "-"
-    assert "nan" in watched([STARTED, progress(loss=float("nan"))])
+    assert "nan" in print_events([STARTED, make_progress(loss=float("nan"))])

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> list[str]:
-    """The flags of a test set."""
+    """Return the flags of a test set."""
     for name, side in (("test.en", SOURCES), ("test.de", REFERENCES), ("out.txt", WORSE)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
     (tmp_path / "gold").write_text("0-0 1-1\n" * COUNT, encoding="utf-8")
@@ -45,7 +45,7 @@ def run(capsys: Capture, *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-def refused(capsys: Capture, *arguments: object, code: int = 1) -> str:
+def run_failing(capsys: Capture, *arguments: object, code: int = 1) -> str:
     capsys.readouterr()
     assert cli.main(["score", *map(str, arguments)]) == code
     printed = capsys.readouterr()
@@ -118,7 +118,7 @@ def test_the_test_part_of_a_folder_is_scored(data: list[str], tmp_path: Path, ca
         (whole / name.replace("test", "train")).write_text("a dog\n" * 3, encoding="utf-8")
     languages = ["--src", "en", "--tgt", "de", "--hypotheses", tmp_path / "test.de"]
     assert run(capsys, "--data", whole, *languages, "-b", "-m", "bleu") == "100.00\n"
-    error = refused(capsys, "--data", whole / "train.en", *languages)
+    error = run_failing(capsys, "--data", whole / "train.en", *languages)
     assert f"a line for each of the 3 pairs of {whole / 'train.en'}" in error
 
 
@@ -152,7 +152,7 @@ def test_search_options_are_applied_and_reported(folder: Path, data: list[str], 
     assert [line.split(maxsplit=1)[1] for line in page if line.startswith("search ")] == [summary]
     longer = json.loads(run(capsys, folder, *data, "-m", "chrf", "--json"))
     short, long = (sum(len(s["output"]) for s in each["sentences"]) for each in (result, longer))
-    assert 0 < 2 * short < long  # an untrained model writes to the limit
+    assert 0 < 2 * short < long  # an untrained model generates up to the maximum length
 
 
 def test_the_same_seed_draws_the_same_translations(folder: Path, data: list[str], capsys: Capture) -> None:
@@ -173,7 +173,7 @@ def test_an_ensemble_is_scored(folder: Path, data: list[str], tmp_path: Path, ca
     flags = [*data, "-m", "chrf", "--engine", "torch", "--json"]
     results = [json.loads(run(capsys, folder, *flags, *ensemble)) for ensemble in ensembles]
     outputs = [[sentence["output"] for sentence in result["sentences"]] for result in results]
-    assert outputs[0] == outputs[2] != outputs[1]  # with itself a model translates as alone
+    assert outputs[0] == outputs[2] != outputs[1]  # an ensemble of copies equals the model
     assert results[1]["search"]["ensemble"] == [str(tmp_path / "other")]
 
 
@@ -221,17 +221,17 @@ def test_the_best_heads_are_reported_and_saved(folder: Path, data: list[str], tm
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_do_not_match_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_files_of_different_lengths_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "short.txt").write_text("one\ntwo\n", encoding="utf-8")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"a\n" * (COUNT - 1) + b"M\xe4dchen\n")
-    error = refused(capsys, *data, "--hypotheses", tmp_path / "short.txt")
+    error = run_failing(capsys, *data, "--hypotheses", tmp_path / "short.txt")
     assert f"short.txt: must have a line for each of the {COUNT} pairs" in error
     assert "but has 2" in error
-    assert "but has 0" in refused(capsys, *data, "--hypotheses", tmp_path / "empty.txt")
-    assert f"latin.txt:{COUNT}: must be UTF-8" in refused(capsys, *data, "--hypotheses", tmp_path / "latin.txt")
-    assert "cannot be read" in refused(capsys, *data, "--hypotheses", tmp_path / "nothing.txt")
-    error = refused(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--baseline", tmp_path / "short.txt")
+    assert "but has 0" in run_failing(capsys, *data, "--hypotheses", tmp_path / "empty.txt")
+    assert f"latin.txt:{COUNT}: must be UTF-8" in run_failing(capsys, *data, "--hypotheses", tmp_path / "latin.txt")
+    assert "cannot be read" in run_failing(capsys, *data, "--hypotheses", tmp_path / "nothing.txt")
+    error = run_failing(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--baseline", tmp_path / "short.txt")
     assert "short.txt: must have a line for each" in error
 
 
@@ -239,13 +239,15 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
     folder: Path, data: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "none.tsv").write_bytes(b"")
-    assert "none.tsv" in refused(capsys, "--data", tmp_path / "none.tsv", "--hypotheses", tmp_path / "out.txt")
+    assert "none.tsv" in run_failing(capsys, "--data", tmp_path / "none.tsv", "--hypotheses", tmp_path / "out.txt")
     (tmp_path / "bad").write_text("0-0\n" * 3 + "1:2\n" + "0-0\n" * (COUNT - 4), encoding="utf-8")
-    assert f"{tmp_path / 'bad'}:4: a link must be" in refused(capsys, folder, *data, "--alignment", tmp_path / "bad")
+    assert f"{tmp_path / 'bad'}:4: a link must be" in run_failing(
+        capsys, folder, *data, "--alignment", tmp_path / "bad"
+    )
     (tmp_path / "short").write_text("0-0\n", encoding="utf-8")
-    assert "must have a line for each pair" in refused(capsys, folder, *data, "--alignment", tmp_path / "short")
+    assert "must have a line for each pair" in run_failing(capsys, folder, *data, "--alignment", tmp_path / "short")
     assert not (folder / ALIGNMENT_FILE).exists()
-    assert "does not exist" in refused(capsys, tmp_path / "nowhere", *data)
+    assert "does not exist" in run_failing(capsys, tmp_path / "nowhere", *data)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +270,11 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
     ],
 )
 def test_contradictory_flags_are_refused(arguments: list[str], message: str, data: list[str], capsys: Capture) -> None:
-    assert message in refused(capsys, *arguments, *data, code=2)
+    assert message in run_failing(capsys, *arguments, *data, code=2)
 
 
 def test_a_missing_device_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
-    error = refused(capsys, folder, *data, "--device", "gpu")
+    error = run_failing(capsys, folder, *data, "--device", "gpu")
     assert "device gpu: cannot be used" in error
     assert "train" not in error
 
@@ -280,4 +282,4 @@ def test_a_missing_device_is_named_by_its_flag(folder: Path, data: list[str], ca
 def test_an_unknown_language_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
     test = Path(data[1])
     test.with_suffix(".fr").write_bytes(test.with_suffix(".de").read_bytes())
-    assert "--tgt must be one of its target languages" in refused(capsys, folder, *data[:-1], "fr")
+    assert "--tgt must be one of its target languages" in run_failing(capsys, folder, *data[:-1], "fr")

@@ -1,4 +1,4 @@
-"""`attent train` as a person meets it: what it makes, what it takes, and a sentence for everything it cannot do."""
+"""`attent train`: the run folder, kinds of input, settings, resuming, and an error message for each failure."""
 
 from __future__ import annotations
 
@@ -71,70 +71,70 @@ def train(data: Path | str, out: Path, *more: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run to its end; not to be changed."""
+def finished_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests must not change it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     assert train(corpus, out) == 0
     return out
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """The same, to be spoiled."""
-    return shutil.copytree(finished, tmp_path / "run")
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
-def refused(capsys: Capture, call: Callable[[], int], *words: str, code: int = 1) -> str:
-    """The sentence on stderr."""
+def error_message(capsys: Capture, call: Callable[[], int], *words: str, code: int = 1) -> str:
+    """Return the error message on stderr, which must contain the words."""
     capsys.readouterr()
     assert call() == code
     printed = capsys.readouterr()
-    complaints = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
-    assert len(complaints) == 1, printed.err
+    errors = [line for line in printed.err.splitlines() if line.startswith("attent: error: ")]
+    assert len(errors) == 1, printed.err
     assert "Traceback" not in printed.err
     assert not printed.out
     for word in words:
-        assert word in complaints[0], complaints[0]
-    return complaints[0]
+        assert word in errors[0], errors[0]
+    return errors[0]
 
 
 @pytest.fixture
-def untouched(run: Path) -> Iterator[None]:
-    """The run is bit for bit what it was."""
+def unchanged_run(run: Path) -> Iterator[None]:
+    """Check that the test leaves every file of the run unchanged."""
     before = contents(run)
     yield
     assert contents(run) == before
 
 
-# ---- what it makes ---------------------------------------------------------------------------------------------------
+# ---- the run folder --------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_all_that_a_person_looks_for(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
+def test_run_folder_has_all_files(finished_run: Path) -> None:
+    names = {path.name for path in finished_run.iterdir()}
     assert names == {
         "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "run.toml", "card.md", "log.jsonl",
         "curves.svg", "state", "alignment.json", "heads.json",
     }  # fmt: skip
-    assert "<svg" in (finished / "curves.svg").read_text()
-    card = (finished / "card.md").read_text()
+    assert "<svg" in (finished_run / "curves.svg").read_text()
+    card = (finished_run / "card.md").read_text()
     assert "corpus.tsv" in card
     assert "|version:" in card  # sacreBLEU's signature
-    run = read_run(finished / "run.toml")
+    run = read_run(finished_run / "run.toml")
     assert run.train.steps == 4
     assert run.model is not None
     assert run.model.encoder.width == 16
-    assert [event["step"] for event in events(finished, "validated")] == [2, 4]
-    assert events(finished, "ended")[-1]["reason"] == "steps"
-    assert any("model: tiny" in event["text"] for event in events(finished, "note"))
+    assert [event["step"] for event in events(finished_run, "validated")] == [2, 4]
+    assert events(finished_run, "ended")[-1]["reason"] == "steps"
+    assert any("model: tiny" in event["text"] for event in events(finished_run, "note"))
 
 
-def test_a_part_is_held_out_by_itself_and_never_trained_on(finished: Path) -> None:
-    notes = [event["text"] for event in events(finished, "note")]
+def test_validation_pairs_are_held_out_of_training(finished_run: Path) -> None:
+    notes = [event["text"] for event in events(finished_run, "note")]
     assert any("6 of 60 pairs" in text for text in notes)
     assert any(text.startswith("data: 54 pairs for training") for text in notes)
 
 
-def test_a_finished_run_says_so_and_changes_nothing(run: Path, corpus: Path, capsys: Capture) -> None:
+def test_a_finished_run_is_reported_and_unchanged(run: Path, corpus: Path, capsys: Capture) -> None:
     before = contents(run)
     assert train(corpus, run) == 0
     assert "this run is complete at step 4" in capsys.readouterr().err
@@ -143,17 +143,17 @@ def test_a_finished_run_says_so_and_changes_nothing(run: Path, corpus: Path, cap
     assert before.keys() == after.keys()
 
 
-def test_info_and_average_take_the_result(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_info_and_average_accept_a_run(run: Path, tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["info", str(run)]) == 0
     assert "width 16" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["average", str(run), "--out", str(tmp_path / "mean"), "--last", "2"]) == 0
     assert "steps 2, 4" in capsys.readouterr().out
     assert cli.main(["info", str(tmp_path / "mean")]) == 0
-    refused(capsys, lambda: cli.main(["average", str(run), "--out", str(run)]), "nothing is overwritten")
+    error_message(capsys, lambda: cli.main(["average", str(run), "--out", str(run)]), "nothing is overwritten")
     assert cli.main(["average", str(run), str(tmp_path / "mean"), "--out", str(tmp_path / "both")]) == 0
 
 
-def test_quiet_says_only_how_it_ended(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_quiet_prints_only_the_end(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
     assert train(corpus, tmp_path / "run", "--quiet") == 0
     printed = capsys.readouterr()
     assert not printed.out
@@ -161,10 +161,10 @@ def test_quiet_says_only_how_it_ended(corpus: Path, tmp_path: Path, capsys: Capt
     assert len(printed.err.splitlines()) == 1
 
 
-# ---- text of many kinds ----------------------------------------------------------------------------------------------
+# ---- kinds of input --------------------------------------------------------------------------------------------------
 
 
-def test_a_validation_set_of_ones_own(corpus: Path, tmp_path: Path) -> None:
+def test_a_separate_validation_set(corpus: Path, tmp_path: Path) -> None:
     own = write_corpus(tmp_path / "own.tsv", 5, seed=9)
     assert train(corpus, tmp_path / "run", "--valid", str(own)) == 0
     notes = [event["text"] for event in events(tmp_path / "run", "note")]
@@ -172,7 +172,7 @@ def test_a_validation_set_of_ones_own(corpus: Path, tmp_path: Path) -> None:
     assert not any("held out" in text for text in notes)
 
 
-def test_without_validation_the_last_weights_are_the_model(corpus: Path, tmp_path: Path) -> None:
+def test_without_validation_the_last_checkpoint_is_the_model(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert train(corpus, out, "--set", "data.hold_out=0") == 0
     last = checkpoint.load_checkpoint(out / "state" / "step-00000004").tensors["weights"]
@@ -206,31 +206,31 @@ def test_other_tokenizers(more: list[str], files: set[str], corpus: Path, tmp_pa
     out = tmp_path / "run"
     assert train(corpus, out, *more) == 0
     assert {path.name for path in out.glob("*.model")} == files
-    assert train(corpus, out, *more, "--set", "train.steps=6") == 0  # and goes on
+    assert train(corpus, out, *more, "--set", "train.steps=6") == 0  # resumes
     assert max(checkpoints(out)) == 6
 
 
 class Stdin:
-    """What a pipe gives, once."""
+    """A stdin that can be read once, like a pipe."""
 
     def __init__(self, text: bytes) -> None:
         self.buffer = io.BytesIO(text)
 
 
-def test_standard_input_is_kept_so_that_the_run_can_go_on(
-    corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_standard_input_is_stored_for_resuming(
+    corpus: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr(sys, "stdin", Stdin(corpus.read_bytes()))
     assert train("-", out) == 0
-    assert digest_of_weights(out) == digest_of_weights(finished)
-    assert train("-", out) == 0  # nothing is read again
+    assert hash_weights(out) == hash_weights(finished_run)
+    assert train("-", out) == 0  # stdin is not read again
     monkeypatch.setattr(sys, "stdin", Stdin(b""))
     assert cli.main(["train", "--out", str(out), "--steps", "6"]) == 0
     assert max(checkpoints(out)) == 6
 
 
-def digest_of_weights(out: Path) -> str:
+def hash_weights(out: Path) -> str:
     return fingerprint(out)["weights.safetensors"]
 
 
@@ -242,10 +242,10 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
     value = {"lr": 0.25, "label_smoothing": 0.25}.get(name, 7)
     file = tmp_path / "run.toml"
     file.write_text(f"[train]\n{name} = {value}\n")
-    found: list[Any] = []
+    requests: list[Any] = []
 
     def capture(_: Path, requested: UserSettings) -> None:
-        found.append(requested)
+        requests.append(requested)
         raise TrainError("captured")
 
     monkeypatch.setattr(training_run, "check_folder", capture)
@@ -255,17 +255,17 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
         ["--config", str(file)],
     ):
         assert cli.main(["train", "--data", "x", "--out", "y", *words]) == 1
-    assert found == [{"data": {"train": ["x"]}, "train": {name: value}}] * 3
-    assert type(found[0]["train"][name]) is type(getattr(replace(TrainConfig(), **{name: value}), name))
+    assert requests == [{"data": {"train": ["x"]}, "train": {name: value}}] * 3
+    assert type(requests[0]["train"][name]) is type(getattr(replace(TrainConfig(), **{name: value}), name))
 
 
-def test_the_run_file_of_a_run_repeats_it_bit_for_bit(finished: Path, tmp_path: Path) -> None:
+def test_a_run_file_reproduces_its_run_exactly(finished_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "again"
-    assert cli.main(["train", "--config", str(finished / "run.toml"), "--out", str(out)]) == 0
-    assert fingerprint(out) == fingerprint(finished)
+    assert cli.main(["train", "--config", str(finished_run / "run.toml"), "--out", str(out)]) == 0
+    assert fingerprint(out) == fingerprint(finished_run)
 
 
-def test_more_steps_go_on(run: Path, corpus: Path, capsys: Capture) -> None:
+def test_more_steps_resume_the_run(run: Path, corpus: Path, capsys: Capture) -> None:
     assert train(corpus, run, "--set", "train.steps=6") == 0
     assert "from step 4" in capsys.readouterr().err
     assert max(checkpoints(run)) == 6
@@ -300,17 +300,17 @@ def test_help_lists_every_flag_and_needs_no_torch() -> None:
         assert f"--{name.replace('_', '-')}" in done.stdout, name
 
 
-# ---- what it refuses -------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_data_and_no_folder(tmp_path: Path, capsys: Capture) -> None:
-    refused(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name a corpus with --data")
-    refused(capsys, lambda: cli.main(["train", "--data", "x.tsv"]), "--out", code=2)
+def test_missing_data_or_folder_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    error_message(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name a corpus with --data")
+    error_message(capsys, lambda: cli.main(["train", "--data", "x.tsv"]), "--out", code=2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "code"),
+    ("words", "expected", "code"),
     [
         (["--set", "train.lrr=1"], ["train.lrr", "did you mean `train.lr`"], 1),
         (["--set", "modle.width=8"], ["modle", "model"], 1),
@@ -323,16 +323,16 @@ def test_no_data_and_no_folder(tmp_path: Path, capsys: Capture) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
-def test_a_setting_that_is_wrong(
-    words: list[str], told: list[str], code: int, corpus: Path, tmp_path: Path, capsys: Capture
+def test_invalid_settings_are_refused(
+    words: list[str], expected: list[str], code: int, corpus: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     call = ["train", "--data", str(corpus), "--out", str(tmp_path / "run"), *words]
-    refused(capsys, lambda: cli.main(call), *told, code=code)
+    error_message(capsys, lambda: cli.main(call), *expected, code=code)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[train]\nlrr = 1\n", ["train.lrr", "`lr`"]),
         ("[model]\nwidht = 8\n", ["did you mean `model.width`"]),
@@ -341,97 +341,101 @@ def test_a_setting_that_is_wrong(
         ('[train]\nsteps = "x"\n', ["train.steps"]),
     ],
 )
-def test_a_run_file_that_is_wrong(text: str, told: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_invalid_run_files_are_refused(text: str, expected: list[str], tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(text)
-    refused(
-        capsys, lambda: cli.main(["train", "--config", str(file), "--out", str(tmp_path / "run")]), str(file), *told
+    error_message(
+        capsys, lambda: cli.main(["train", "--config", str(file), "--out", str(tmp_path / "run")]), str(file), *expected
     )
     missing = ["train", "--config", str(tmp_path / "none.toml"), "--out", str(tmp_path / "run")]
-    refused(capsys, lambda: cli.main(missing), "none.toml")
+    error_message(capsys, lambda: cli.main(missing), "none.toml")
     assert not (tmp_path / "run").exists()
 
 
-def test_no_pairs_left_and_the_same_folder_with_another_setting(tmp_path: Path, capsys: Capture) -> None:
+def test_a_corpus_without_usable_pairs_is_refused_and_its_folder_is_reusable(tmp_path: Path, capsys: Capture) -> None:
     same = tmp_path / "same.tsv"
     same.write_text("".join(f"{text}\t{text}\n" for text in sentences(30)))
     out = tmp_path / "run"
-    told = refused(capsys, lambda: train(same, out), "no pairs are left", "same.tsv:", "attent data")
-    assert "--set data.filters" in told
+    message = error_message(capsys, lambda: train(same, out), "no pairs are left", "same.tsv:", "attent data")
+    assert "--set data.filters" in message
     assert not (out / "run.toml").exists()
     (tmp_path / "empty.tsv").write_text("")
-    refused(capsys, lambda: train(tmp_path / "empty.tsv", tmp_path / "run2"), "empty.tsv")
-    refused(capsys, lambda: train(tmp_path / "none.tsv", tmp_path / "run3"), "none.tsv")
+    error_message(capsys, lambda: train(tmp_path / "empty.tsv", tmp_path / "run2"), "empty.tsv")
+    error_message(capsys, lambda: train(tmp_path / "none.tsv", tmp_path / "run3"), "none.tsv")
     assert train(same, out, "--set", "data.filters.identical=false") == 0
 
 
-def test_the_folder_is_a_file_or_below_one(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_an_output_path_in_or_at_a_file_is_refused(corpus: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
-    refused(capsys, lambda: train(corpus, file), str(file), "is a file")
-    refused(capsys, lambda: train(corpus, file / "run"), str(file))
+    error_message(capsys, lambda: train(corpus, file), str(file), "is a file")
+    error_message(capsys, lambda: train(corpus, file / "run"), str(file))
     assert file.read_text() == "precious"
 
 
-def test_a_read_only_folder(corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_refused(
+    corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    refused(capsys, lambda: train(corpus, tmp_path / "run"), str(tmp_path / "run"), "cannot be written to")
+    error_message(capsys, lambda: train(corpus, tmp_path / "run"), str(tmp_path / "run"), "cannot be written to")
 
 
-def test_a_folder_that_holds_another_run(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
-    told = refused(
+def test_a_folder_with_another_run_is_refused(run: Path, corpus: Path, unchanged_run: None, capsys: Capture) -> None:
+    message = error_message(
         capsys,
         lambda: train(corpus, run, "--seed", "5", "--set", "model.layers=2", "--set", "train.keep_last=9"),
         str(run), "other settings", "train.seed: (not set) -> 5", "model.encoder.layers: 1 -> 2", "another --out",
     )  # fmt: skip
-    assert "keep_last" not in told
-    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--lr", "1"]), "train.lr: (not set) -> 1")
+    assert "keep_last" not in message
+    error_message(capsys, lambda: cli.main(["train", "--out", str(run), "--lr", "1"]), "train.lr: (not set) -> 1")
 
 
-def test_a_folder_that_holds_a_model_or_foreign_files(run: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_with_a_model_or_other_files_is_refused(
+    run: Path, corpus: Path, tmp_path: Path, capsys: Capture
+) -> None:
     shutil.rmtree(run / "state")
     before = contents(run)
-    refused(capsys, lambda: train(corpus, run), str(run), "contains a model", f"--from {run}")
+    error_message(capsys, lambda: train(corpus, run), str(run), "contains a model", f"--from {run}")
     assert contents(run) == before
     other = tmp_path / "photos"
     other.mkdir()
     (other / "sea.jpg").write_bytes(b"sea")
-    refused(capsys, lambda: train(corpus, other), "contains other files (sea.jpg)")
+    error_message(capsys, lambda: train(corpus, other), "contains other files (sea.jpg)")
     assert contents(other) == contents(tmp_path / "photos")
     assert [path.name for path in other.iterdir()] == ["sea.jpg"]
 
 
-def test_two_attents_in_one_folder(run: Path, corpus: Path, untouched: None, capsys: Capture) -> None:
+def test_a_folder_in_use_is_refused(run: Path, corpus: Path, unchanged_run: None, capsys: Capture) -> None:
     with training_run.lock_folder(run):
-        refused(capsys, lambda: train(corpus, run), "in use by another training process")
+        error_message(capsys, lambda: train(corpus, run), "in use by another training process")
 
 
-def test_a_corpus_that_has_changed(run: Path, tmp_path: Path, capsys: Capture, corpus: Path) -> None:
+def test_a_changed_corpus_is_refused(run: Path, tmp_path: Path, capsys: Capture, corpus: Path) -> None:
     copy = tmp_path / "mine.tsv"
     copy.write_bytes(corpus.read_bytes())
     out = tmp_path / "own"
     assert train(copy, out) == 0
     copy.write_text(copy.read_text().replace("river", "brook"))
     before = checkpoints(out), fingerprint(out)
-    refused(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "the data must match its checkpoints")
+    error_message(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "the data must match its checkpoints")
     assert (checkpoints(out), fingerprint(out)) == before
 
 
-def test_a_tokenizer_that_was_replaced(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_replaced_tokenizer_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
     other = write_corpus(tmp_path / "other.tsv", 60, seed=11)
     other.write_text(other.read_text().replace("a", "o"))
     assert train(other, tmp_path / "other") == 0
     shutil.copy(tmp_path / "other" / "tokenizer.model", run / "tokenizer.model")
     before = contents(run)
-    refused(capsys, lambda: cli.main(["train", "--out", str(run), "--steps", "6"]), "tokenizer")
+    error_message(capsys, lambda: cli.main(["train", "--out", str(run), "--steps", "6"]), "tokenizer")
     after = contents(run)
     assert {name for name in before if before[name] != after[name]} <= {"run.toml", "state/requested.json"}
 
 
-def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
+def test_a_pretrained_model_with_another_tokenizer_is_refused(
     run: Path, corpus: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     assert train(corpus, tmp_path / "large", "--set", "data.tokenizer.vocab=320") == 0
@@ -441,11 +445,11 @@ def test_a_model_to_begin_from_whose_tokenizer_does_not_match(
     manifest["files"]["tokenizer.model"] = {"sha256": entry.sha256, "bytes": entry.bytes}
     (run / "manifest.json").write_text(json.dumps(manifest, indent=2))
     call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]
-    refused(capsys, lambda: cli.main(call), str(run), "tokenizer")
+    error_message(capsys, lambda: cli.main(call), str(run), "tokenizer")
     assert not (tmp_path / "further" / "run.toml").exists()
 
 
-def test_a_model_is_trained_further(finished: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_model_is_fine_tuned(finished_run: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "further"
     more = "--steps 2 --save-every 1 --valid-every 1 --hold-out 6 --beam-size 1".split()
     call = [
@@ -457,18 +461,21 @@ def test_a_model_is_trained_further(finished: Path, corpus: Path, tmp_path: Path
         "--tgt",
         "xx",
         "--from",
-        str(finished),
+        str(finished_run),
         "--out",
         str(out),
         *more,
     ]
     assert cli.main(call) == 0
-    assert read_run(out / "run.toml").model == read_run(finished / "run.toml").model
-    assert (out / "tokenizer.model").read_bytes() == (finished / "tokenizer.model").read_bytes()
-    first, start = events(out, "validated")[0], [event for event in events(finished, "validated") if event["best"]][-1]
+    assert read_run(out / "run.toml").model == read_run(finished_run / "run.toml").model
+    assert (out / "tokenizer.model").read_bytes() == (finished_run / "tokenizer.model").read_bytes()
+    first, start = (
+        events(out, "validated")[0],
+        [event for event in events(finished_run, "validated") if event["best"]][-1],
+    )
     assert abs(first["loss"] - start["loss"]) < 0.2
     assert any(event["text"].startswith("model: 1+1 layers") for event in events(out, "note"))
-    refused(
+    error_message(
         capsys,
         lambda: cli.main(
             ["train", "--data", str(corpus), "--from", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
@@ -477,16 +484,16 @@ def test_a_model_is_trained_further(finished: Path, corpus: Path, tmp_path: Path
     )
 
 
-def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, corpus: Path, capsys: Capture) -> None:
+def test_a_damaged_older_checkpoint_only_skips_averaging(run: Path, corpus: Path, capsys: Capture) -> None:
     path = run / "state" / "step-00000002" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert train(corpus, run, "--set", "train.steps=6") == 0
-    told = capsys.readouterr().err
-    assert f"warning: {path}" in told
-    assert "averaging is skipped" in told
+    printed = capsys.readouterr().err
+    assert f"warning: {path}" in printed
+    assert "averaging is skipped" in printed
 
 
-# ---- asked to stop ---------------------------------------------------------------------------------------------------
+# ---- interruption ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -494,8 +501,8 @@ def test_a_damaged_older_checkpoint_costs_the_mean_and_nothing_else(run: Path, c
     [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3, 4],
     ids=["validation", "last validation", "the mean", "the scores"],
 )
-def test_stopped_while_it_translates_it_goes_on_exactly(
-    at: int, finished: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_a_run_stopped_during_translation_resumes_exactly(
+    at: int, finished_run: Path, corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, real = 0, translation.translate_texts
 
@@ -511,7 +518,7 @@ def test_stopped_while_it_translates_it_goes_on_exactly(
     assert train(corpus, out) == 143
     assert f"resume with: attent train --out {out}" in capsys.readouterr().err
     assert train(corpus, out) == 0
-    assert fingerprint(out) == fingerprint(finished)
+    assert fingerprint(out) == fingerprint(finished_run)
     assert (out / "card.md").exists()
 
 
@@ -523,7 +530,7 @@ def full_disk(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
+    "function",
     [
         "write_safetensors",
         pytest.param("write_synced", marks=pytest.mark.slow),
@@ -531,13 +538,13 @@ def full_disk(*_: object, **__: object) -> None:
         "fsync_path",
     ],
 )
-def test_a_disk_that_fills_up_while_saving(
-    what: str, run: Path, corpus: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_while_saving_is_reported(
+    function: str, run: Path, corpus: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = fingerprint(run)
     with monkeypatch.context() as patch:
-        patch.setattr(folder, what, full_disk)
-        refused(
+        patch.setattr(folder, function, full_disk)
+        error_message(
             capsys,
             lambda: train(corpus, run, "--set", "train.steps=6"),
             str(run),
@@ -551,12 +558,12 @@ def test_a_disk_that_fills_up_while_saving(
     assert max(checkpoints(run)) == 6
 
 
-def test_a_disk_that_fills_up_while_it_begins(
+def test_a_full_disk_at_the_start_is_reported(
     corpus: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        refused(capsys, lambda: train(corpus, tmp_path / "run"), "the disk is full")
+        error_message(capsys, lambda: train(corpus, tmp_path / "run"), "the disk is full")
     assert train(corpus, tmp_path / "run") == 0
 
 

@@ -51,7 +51,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bilingual_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bilingual run."""
     root = tmp_path_factory.mktemp("trained")
     corpus = write_corpus(root / "corpus.tsv", 60)
@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def multilingual_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two target languages."""
     root = tmp_path_factory.mktemp("tagged")
     rows = ["en\tde\tfr", *(f"{text}\t{reverse(text)}\t{text.upper()}" for text in sentences(60))]
@@ -82,7 +82,7 @@ def trained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, targets = (side[:640] for side in corpus_lines())
     pairs = list(zip(words.encode_source(sources, "de"), words.encode_target(targets), strict=True))
     for step in range(80):
-        (source, lengths), (target, ends) = map(padded, zip(*pairs[step * 32 % 640 :][:32], strict=True))
+        (source, lengths), (target, ends) = map(pad_rows, zip(*pairs[step * 32 % 640 :][:32], strict=True))
         logits = made(source, shift_right(target, made.config.start_id), lengths, ends)
         loss = cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=words.target.pad)
         optimiser.zero_grad()
@@ -92,7 +92,7 @@ def trained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     filled = pad_sequence([torch.tensor(row) for row in rows], True, tokenizer().target.pad)
     return filled, torch.tensor([len(row) for row in rows])
 
@@ -108,7 +108,7 @@ def set_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def run_translate(capsys: Capture, *arguments: object) -> str:
-    """Return what the command prints with the torch engine; CTranslate2 rounds, which breaks ties differently."""
+    """Return the output with the torch engine; CTranslate2 rounds, which breaks ties differently."""
     capsys.readouterr()
     assert cli.main(["translate", *map(str, arguments), "--engine", "torch"]) == 0
     return capsys.readouterr().out
@@ -117,9 +117,9 @@ def run_translate(capsys: Capture, *arguments: object) -> str:
 def run_failing(capsys: Capture, *arguments: object) -> str:
     capsys.readouterr()
     assert cli.main(["translate", *map(str, arguments)]) == 1
-    found = capsys.readouterr()
-    assert found.out == ""
-    return check_one_line(found.err)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return check_one_line(printed.err)
 
 
 def check_one_line(message: str, kind: str = "error: ") -> str:
@@ -146,7 +146,7 @@ def test_one_line_per_line_in_order(
     out = run_translate(capsys, trained_model, "-", "--to", "de")
     loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     expected = translate_texts(loaded, words, TEXT, to="de")
-    assert len(set(expected)) >= 4  # else this would show little
+    assert len(set(expected)) >= 4  # otherwise the test is too weak
     assert out == "".join(f"{' '.join(line.splitlines())}\n" for line in expected)
     assert [line == "" for line in out.split("\n")[:-1]] == [not text.strip() for text in TEXT]
 
@@ -155,14 +155,14 @@ def test_one_line_per_line_in_order(
     ("content", "count"), [(b"", 0), (b"\n", 1), (b"\n\n\n", 3), (b"a dog", 1), (b"\xef\xbb\xbfa dog\n", 1)]
 )
 def test_line_counts_of_unusual_line_ends(
-    trained: Path, content: bytes, count: int, tmp_path: Path, capsys: Capture
+    bilingual_run: Path, content: bytes, count: int, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "text.txt").write_bytes(content)
     capsys.readouterr()
-    assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == 0
-    found = capsys.readouterr()
-    assert found.out.count("\n") == count
-    assert ("is empty, there is nothing to translate" in found.err) == (count == 0)
+    assert cli.main(["translate", str(bilingual_run), str(tmp_path / "text.txt")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == count
+    assert ("is empty, there is nothing to translate" in printed.err) == (count == 0)
 
 
 def test_blocks_stay_in_order(
@@ -170,21 +170,21 @@ def test_blocks_stay_in_order(
 ) -> None:
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
-    found = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
+    translations = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
     loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     blocks = [translate_texts(loaded, words, TEXT[i : i + 2], to="de", beam_size=1) for i in (0, 2, 4)] * 2
-    assert found == [" ".join(line.splitlines()) for block in blocks for line in block]
+    assert translations == [" ".join(line.splitlines()) for block in blocks for line in block]
 
 
 def test_a_closed_pipe_ends_quietly(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    bilingual_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT), encoding="utf-8")
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == cli.EXIT_BROKEN_PIPE
+        assert cli.main(["translate", str(bilingual_run), str(tmp_path / "text.txt")]) == cli.EXIT_BROKEN_PIPE
         monkeypatch.undo()
     assert capsys.readouterr().err == ""
 
@@ -216,10 +216,10 @@ def concurrent_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("concurrent_blocks")
 def test_concurrent_blocks_stay_in_order(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT * 2), encoding="utf-8")
-    found = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
+    translations = run_translate(capsys, trained_model, tmp_path / "text.txt", "--to", "de", "-b", "1").splitlines()
     loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
     expected = [translate_texts(loaded, words, [text], to="de", beam_size=1)[0] for text in TEXT]
-    assert found == [" ".join(line.splitlines()) for line in expected] * 2
+    assert translations == [" ".join(line.splitlines()) for line in expected] * 2
 
 
 @pytest.mark.usefixtures("concurrent_blocks")
@@ -232,15 +232,15 @@ def test_lines_before_an_invalid_one_are_written_and_none_after(
     capsys.readouterr()
     words = ["translate", str(trained_model), str(tmp_path / "text.jsonl"), "--input-type", "json", "--to", "de"]
     assert cli.main(words) == 1
-    found = capsys.readouterr()
-    assert found.out.count("\n") == 4
-    assert "text.jsonl, line 5: " in found.err
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 4
+    assert "text.jsonl, line 5: " in printed.err
 
 
 @pytest.mark.usefixtures("concurrent_blocks")
 def test_no_block_is_held_back_while_input_is_pending(pipeline: TranslationPipeline) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
-    more = [True, True, False, False]  # behind each line: the third has to be waited for
+    more = [True, True, False, False]  # after each line: the third one blocks
     seen = []
 
     def chunks() -> Iterator[bytes]:
@@ -271,10 +271,10 @@ def test_a_compressed_file_is_decompressed(
     packed = gzip.compress("\n".join(TEXT).encode())
     (tmp_path / "text.gz").write_bytes(packed)
     (tmp_path / "text.txt").write_text("\n".join(TEXT), encoding="utf-8")
-    found = [
+    outputs = [
         run_translate(capsys, trained_model, tmp_path / name, "--to", "de", "-b", 1) for name in ("text.gz", "text.txt")
     ]
-    assert found[0] == found[1]
+    assert outputs[0] == outputs[1]
     set_stdin(monkeypatch, packed)
     assert "must be text, but is gz data; decompress it first" in run_failing(capsys, trained_model, "--to", "de")
 
@@ -283,30 +283,30 @@ def test_a_compressed_file_is_decompressed(
 
 
 def test_a_multilingual_model_needs_a_target_language(
-    tagged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    multilingual_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     set_stdin(monkeypatch, b"the red cat sees a dog\n")
-    message = run_failing(capsys, tagged)
+    message = run_failing(capsys, multilingual_run)
     assert "--to" in message
     assert "de, fr" in message
-    message = run_failing(capsys, tagged, "--to", "xx")
+    message = run_failing(capsys, multilingual_run, "--to", "xx")
     assert "`xx`" in message
     assert "de, fr" in message
-    assert cli.main(["translate", str(tagged), "--to", "fr"]) == 0
+    assert cli.main(["translate", str(multilingual_run), "--to", "fr"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_a_bilingual_model_rejects_a_target_language(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    bilingual_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     set_stdin(monkeypatch, b"a dog\n")
-    assert "one target language" in run_failing(capsys, trained, "--to", "de")
+    assert "one target language" in run_failing(capsys, bilingual_run, "--to", "de")
 
 
 def test_an_empty_target_language_means_no_tag(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """For a model fine-tuned without tags, whose tokenizer still has them."""
+    """A model may be fine-tuned without tags while its tokenizer still has them."""
     set_stdin(monkeypatch, b"a dog\n")
     out = run_translate(capsys, trained_model, "--to", "")
     loaded, words = models.read_model(trained_model), Tokenizer.load(trained_model)
@@ -323,10 +323,10 @@ def test_require_ban_and_prefix(trained_model: Path, monkeypatch: pytest.MonkeyP
     plain = run_translate(capsys, trained_model, "--to", "de").split("\n")
     assert "langsam" in plain[0]
     set_stdin(monkeypatch, f"{DOG}\n\n{MAN}\n".encode())
-    asked = ("--require", "Hund", "--require", "alten Park", "--prefix", "Zwei Frauen", "--ban", "Langsam")
-    found = run_translate(capsys, trained_model, "--to", "de", *asked).split("\n")
-    assert found[1] == ""
-    for line in (found[0], found[2]):
+    flags = ("--require", "Hund", "--require", "alten Park", "--prefix", "Zwei Frauen", "--ban", "Langsam")
+    translations = run_translate(capsys, trained_model, "--to", "de", *flags).split("\n")
+    assert translations[1] == ""
+    for line in (translations[0], translations[2]):
         assert line.startswith("Zwei Frauen")
         assert "Hund" in line
         assert "alten Park" in line
@@ -338,14 +338,14 @@ def test_json_lines_have_their_own_constraints(
 ) -> None:
     rows = [{"text": DOG, "require": "Hund"}, {"src": MAN, "prefix": "Ein Mann", "require": ["Park", "Uhr"]}]
     set_stdin(monkeypatch, "\n\n".join(map(json.dumps, rows)).encode())
-    found = run_translate(
+    translations = run_translate(
         capsys, trained_model, "--to", "de", "--input-type", "json", "--require", "Brücke"
     ).splitlines()
-    assert len(found) == 3
-    assert found[1] == ""
-    assert all(word in found[0] for word in ("Hund", "Brücke"))
-    assert found[2].startswith("Ein Mann")
-    assert all(word in found[2] for word in ("Park", "Uhr", "Brücke"))
+    assert len(translations) == 3
+    assert translations[1] == ""
+    assert all(word in translations[0] for word in ("Hund", "Brücke"))
+    assert translations[2].startswith("Ein Mann")
+    assert all(word in translations[2] for word in ("Park", "Uhr", "Brücke"))
 
 
 def test_glossary_terms_occur_where_required(
@@ -354,8 +354,8 @@ def test_glossary_terms_occur_where_required(
     terms = tmp_path / "terms.tsv"
     terms.write_text("dog\tEisenbahn\n", encoding="utf-8")
     set_stdin(monkeypatch, f"{DOG}\n{MAN}\n".encode())
-    found = run_translate(capsys, trained_model, "--to", "de", "--glossary", terms).splitlines()
-    assert ["Eisenbahn" in line for line in found] == [True, False]
+    translations = run_translate(capsys, trained_model, "--to", "de", "--glossary", terms).splitlines()
+    assert ["Eisenbahn" in line for line in translations] == [True, False]
     terms.write_text("dog\tHund\ncat Katze\n", encoding="utf-8")
     assert f"{terms}:2: must be a term" in run_failing(capsys, trained_model, "--glossary", terms)
 
@@ -368,13 +368,13 @@ def test_lines_before_an_impossible_constraint_are_written(
     capsys.readouterr()
     arguments = ["translate", str(trained_model), "--to", "de", "--input-type", "json", "--engine", "torch"]
     assert cli.main([*arguments, "--max-length", "30"]) == 1
-    found = capsys.readouterr()
-    assert len(found.out.splitlines()) == 2
-    assert "standard input, line 3: the required phrases must fit into" in check_one_line(found.err)
-    assert "--max-length" in found.err
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2
+    assert "standard input, line 3: the required phrases must fit into" in check_one_line(printed.err)
+    assert "--max-length" in printed.err
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------
+# ---- search options --------------------------------------------------------------------------------------------------
 
 
 def test_help_has_the_length_penalty_formulas(capsys: Capture) -> None:
@@ -398,10 +398,10 @@ def test_aliases_of_other_toolkits(trained_model: Path, monkeypatch: pytest.Monk
     ours = ["--beam-size", "3", "--length-penalty", "1.5", "--n-best", "2", "--max-length", "9", "--min-length", "4"]
     theirs = ["--num_beams", "3", "--lenpen", "1.5", "--nbest", "2", "--max-new-tokens", "9", "--min_length", "4"]
     set_stdin(monkeypatch, b"a dog\n")
-    found = run_translate(capsys, trained_model, "--to", "de", *ours)
+    expected = run_translate(capsys, trained_model, "--to", "de", *ours)
     set_stdin(monkeypatch, b"a dog\n")
-    assert found == run_translate(capsys, trained_model, "--to", "de", *theirs)
-    assert len(found.splitlines()) == 2
+    assert expected == run_translate(capsys, trained_model, "--to", "de", *theirs)
+    assert len(expected.splitlines()) == 2
 
 
 def test_search_flags_become_options_with_a_sufficient_beam() -> None:
@@ -420,22 +420,22 @@ def test_samples_depend_on_seed_and_line_and_not_on_chunks(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("attent.decoding.pipeline.CPU_BLOCK_LINES", 2)
-    found = []
+    outputs = []
     for seed, slow in ((1, False), (1, True), (2, False)):
         set_stdin(monkeypatch, b"a dog\n" * 5)
         monkeypatch.setattr(input_lines, "CHUNK_BYTES", 6 if slow else 100)
-        found.append(
+        outputs.append(
             run_translate(capsys, trained_model, "--to", "de", "--seed", seed, "--temperature", 3).splitlines()
         )
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 5
-    assert not set(found[0]) & set(found[2])
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0])) == 5
+    assert not set(outputs[0]) & set(outputs[2])
 
 
 def test_json_has_formula_and_alignment(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     set_stdin(monkeypatch, b"a dog\n\n")
-    asked = ("--output-type", "json", "--alignment", "soft", "--alpha", 0.5, "--n-best", 2)
-    rows = [json.loads(row) for row in run_translate(capsys, trained_model, "--to", "de", *asked).splitlines()]
+    flags = ("--output-type", "json", "--alignment", "soft", "--alpha", 0.5, "--n-best", 2)
+    rows = [json.loads(row) for row in run_translate(capsys, trained_model, "--to", "de", *flags).splitlines()]
     assert [row["formula"] for row in rows] == ["score = log_prob / length^alpha, alpha = 0.5"] * 2
     assert [len(weights) for weights in rows[0]["weights"]] == [2] * len(rows[0]["hyp"].split())
     assert len(rows[0]["n_best"]) == 2
@@ -454,17 +454,17 @@ def test_a_long_line_is_split_and_reported(
 ) -> None:
     set_stdin(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     capsys.readouterr()
-    asked = ["translate", str(trained_model), "--to", "de", "-b", "1", "--max-length", "20", "--engine", "torch"]
-    assert cli.main(asked) == 0
-    found = capsys.readouterr()
-    assert found.out.count("\n") == 2
-    assert "standard input, line 2: too long to translate at once" in check_one_line(found.err, "")
+    arguments = ["translate", str(trained_model), "--to", "de", "-b", "1", "--max-length", "20", "--engine", "torch"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 2
+    assert "standard input, line 2: too long to translate at once" in check_one_line(printed.err, "")
     monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 100)
     set_stdin(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
-    assert cli.main([*asked, "--alignment", "hard"]) == 1
-    found = capsys.readouterr()
-    assert found.out.count("\n") == 1
-    assert "line 2: a line must have at most 100 words for alignment" in check_one_line(found.err)
+    assert cli.main([*arguments, "--alignment", "hard"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 1
+    assert "line 2: a line must have at most 100 words for alignment" in check_one_line(printed.err)
 
 
 def test_conflicting_flags_are_usage_errors(trained_model: Path, capsys: Capture) -> None:
@@ -509,16 +509,16 @@ def test_a_po_file_is_filled_and_overwritten_only_in_place(
     capsys.readouterr()
     arguments = ["translate", str(trained_model), str(file), "--to", "de", "--engine", "torch"]
     assert cli.main(arguments) == 0
-    found = capsys.readouterr()
-    assert f"attent: {file}: 1 filled, 1 kept, 0 skipped" in found.err
-    assert found.out != PO
-    assert "#, fuzzy" in found.out
-    assert 'msgstr "Ein Mann"' in found.out
+    printed = capsys.readouterr()
+    assert f"attent: {file}: 1 filled, 1 kept, 0 skipped" in printed.err
+    assert printed.out != PO
+    assert "#, fuzzy" in printed.out
+    assert 'msgstr "Ein Mann"' in printed.out
     assert file.read_text(encoding="utf-8") == PO
     assert cli.main([*arguments, "-o", str(tmp_path / "out.po")]) == 0
-    assert (tmp_path / "out.po").read_text(encoding="utf-8") == found.out
+    assert (tmp_path / "out.po").read_text(encoding="utf-8") == printed.out
     assert cli.main([*arguments, "--in-place"]) == 0
-    assert file.read_text(encoding="utf-8") == found.out
+    assert file.read_text(encoding="utf-8") == printed.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.po", "text.po"]
 
 
@@ -552,48 +552,48 @@ def run_typed(pipeline: TranslationPipeline, *typed: str) -> list[str]:
 
 def test_session_translates_and_lists_n_best_and_alignment(pipeline: TranslationPipeline) -> None:
     expected = pipeline.translate([InputLine(text=DOG)])[0].text
-    found = run_typed(pipeline, DOG, "", ":n 3", ":align")
-    assert found[0] == expected
-    best = [line.split(maxsplit=1)[1] for line in found[1:4]]
+    output = run_typed(pipeline, DOG, "", ":n 3", ":align")
+    assert output[0] == expected
+    best = [line.split(maxsplit=1)[1] for line in output[1:4]]
     assert best[0] == expected
     assert len(set(best)) == 3
-    assert [line.split()[0] for line in found[4:]] == expected.split()
+    assert [line.split()[0] for line in output[4:]] == expected.split()
 
 
 def test_session_alternatives_keep_the_prefix(pipeline: TranslationPipeline) -> None:
-    found = run_typed(pipeline, DOG, ":alt 2")
-    first = found[0].split()[0]
-    others = [line.split(maxsplit=1)[1].split() for line in found[1:]]
+    output = run_typed(pipeline, DOG, ":alt 2")
+    first = output[0].split()[0]
+    others = [line.split(maxsplit=1)[1].split() for line in output[1:]]
     assert len(others) >= 2
     assert {words[0] for words in others} == {first}
     assert len({words[1] for words in others if words[1:]}) >= 2
 
 
 def test_session_constraints_hold_until_cleared(pipeline: TranslationPipeline) -> None:
-    found = run_typed(pipeline, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
-    assert found[1] == "required: Eisenbahn"
-    assert "Eisenbahn" in found[2]
-    assert found[4] == found[0]
-    assert found[6].startswith("Zwei Frauen ")
+    output = run_typed(pipeline, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
+    assert output[1] == "required: Eisenbahn"
+    assert "Eisenbahn" in output[2]
+    assert output[4] == output[0]
+    assert output[6].startswith("Zwei Frauen ")
 
 
 def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) -> None:
-    found = run_typed(pipeline, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
-    assert "there is no sentence yet" in found[0]
-    assert "must be a number from 1 to 1,000, but is `x`" in found[1]
-    assert "did you mean :n?" in found[2]
-    assert "there is no sentence yet" in found[3]
-    assert "the word must be one of the" in found[5]
-    assert "--to must be one of its target languages" in found[6]
-    assert [line.split()[0] for line in found[7:]] == [f":{name}" for name in COMMANDS]
+    output = run_typed(pipeline, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
+    assert "there is no sentence yet" in output[0]
+    assert "must be a number from 1 to 1,000, but is `x`" in output[1]
+    assert "did you mean :n?" in output[2]
+    assert "there is no sentence yet" in output[3]
+    assert "the word must be one of the" in output[5]
+    assert "--to must be one of its target languages" in output[6]
+    assert [line.split()[0] for line in output[7:]] == [f":{name}" for name in COMMANDS]
 
 
 def test_ctrl_c_cancels_the_translation_only(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object, **options: object) -> Iterator[str]:
+    def stream_then_interrupt(*arguments: object, **options: object) -> Iterator[str]:
         yield "Ein"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline.translator, "stream", interrupted)
+    monkeypatch.setattr(pipeline.translator, "stream", stream_then_interrupt)
     assert run_typed(pipeline, DOG, ":require Hund")[:2] == ["Ein ...", "required: Hund"]
 
 
@@ -654,36 +654,36 @@ def test_a_second_pass_restarts_the_speed() -> None:
 
 
 def test_invalid_utf8_is_reported_after_the_lines_before_it(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    bilingual_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     content = "a dog\n\nein Mädchen\n".encode("latin-1")
     (tmp_path / "text.txt").write_bytes(content)
     capsys.readouterr()
-    assert cli.main(["translate", str(trained), str(tmp_path / "text.txt")]) == 1
-    found = capsys.readouterr()
-    assert found.out.count("\n") == 2
-    message = check_one_line(found.err)
+    assert cli.main(["translate", str(bilingual_run), str(tmp_path / "text.txt")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 2
+    message = check_one_line(printed.err)
     assert f"{tmp_path / 'text.txt'}, line 3: must be UTF-8, but byte 6 is 0xe4; convert" in message
     set_stdin(monkeypatch, b"\x7fELF\0\0")
-    assert "standard input, line 1: must be text, but byte 5 is 0" in run_failing(capsys, trained)
+    assert "standard input, line 1: must be text, but byte 5 is 0" in run_failing(capsys, bilingual_run)
 
 
-def test_a_run_without_a_model_is_reported(trained: Path, tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "run.toml").write_bytes((trained / "run.toml").read_bytes())
+def test_a_run_without_a_model_is_reported(bilingual_run: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "run.toml").write_bytes((bilingual_run / "run.toml").read_bytes())
     (tmp_path / "text.txt").write_bytes(b"a dog")
     assert "its run has not saved one yet" in run_failing(capsys, tmp_path, tmp_path / "text.txt")
 
 
 def test_missing_files_are_named(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    bilingual_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     set_stdin(monkeypatch, b"a dog\n")
     message = run_failing(capsys, tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in message
     assert "does not exist" in message
-    message = run_failing(capsys, trained, tmp_path / "nothing.txt")
+    message = run_failing(capsys, bilingual_run, tmp_path / "nothing.txt")
     assert f"{tmp_path / 'nothing.txt'}: must be a text file" in message
-    assert f"{tmp_path}: must be a text file" in run_failing(capsys, trained, tmp_path)
+    assert f"{tmp_path}: must be a text file" in run_failing(capsys, bilingual_run, tmp_path)
     assert "tokenizer" in run_failing(capsys, save_without_tokenizer(tmp_path / "bare"))
 
 
@@ -695,22 +695,22 @@ def save_without_tokenizer(folder: Path) -> Path:
 # ---- model card and info --------------------------------------------------------------------------------------------
 
 
-def test_model_card_has_checksums_and_the_command(trained: Path, tagged: Path) -> None:
-    corpus = trained.parent / "corpus.tsv"
+def test_model_card_has_checksums_and_the_command(bilingual_run: Path, multilingual_run: Path) -> None:
+    corpus = bilingual_run.parent / "corpus.tsv"
     assert hash_file(corpus) == digest(corpus)
-    card = (trained / "card.md").read_text(encoding="utf-8")
+    card = (bilingual_run / "card.md").read_text(encoding="utf-8")
     assert f"| `{digest(corpus)}` |" in card
     assert "| `train.label_smoothing` | `0.1` |" in card
     assert "| `train.lr` | `0.01` |" in card
     assert "| `model.dropout` | `0.3` |" in card
     assert "--to" not in card
-    card = (tagged / "card.md").read_text(encoding="utf-8")
+    card = (multilingual_run / "card.md").read_text(encoding="utf-8")
     assert " --to de < input.txt" in card
-    assert card.count(digest(tagged.parent / "text.tsv")) == 1
+    assert card.count(digest(multilingual_run.parent / "text.tsv")) == 1
 
 
-def test_info_of_a_finished_run(trained: Path, capsys: Capture) -> None:
-    assert cli.main(["info", str(trained)]) == 0
+def test_info_of_a_finished_run(bilingual_run: Path, capsys: Capture) -> None:
+    assert cli.main(["info", str(bilingual_run)]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert "12 steps; complete" in page
     assert "scores validation" in page

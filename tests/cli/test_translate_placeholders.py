@@ -19,9 +19,9 @@ def test_placeholders_are_required_phrases(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "text.md").write_text(TEXT, encoding="utf-8")
     flags = ["--to", "de", "--engine", "torch", "--max-length", "24"]
     assert cli.main(["translate", str(tmp_path / "model"), str(tmp_path / "text.md"), *flags]) == 0
-    found = capsys.readouterr()
-    first, _, last = found.out.splitlines()
+    printed = capsys.readouterr()
+    first, _, last = printed.out.splitlines()
     assert first != TEXT.splitlines()[0]
     assert sorted(word for word in ("%s", "{name}") if first.count(word) == 1) == ["%s", "{name}"]
-    assert last == TEXT.splitlines()[2]  # twenty-five of them have no room
-    assert "1 filled, 0 kept, 1 skipped" in found.err
+    assert last == TEXT.splitlines()[2]  # 25 placeholders exceed --max-length
+    assert "1 filled, 0 kept, 1 skipped" in printed.err
