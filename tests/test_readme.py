@@ -1,4 +1,4 @@
-"""What README.md tells people to type works.
+"""The commands and code blocks of README.md run.
 
     ```python             run, each block by itself
     ```sh, ```console     `attent` commands run, all in one empty folder and from top to bottom, so that a
@@ -7,7 +7,7 @@
 
 A block that cannot run here says so where a reader sees it, in its first line:
 `# not run by the tests: REASON`. Blocks in other languages (text, toml, json, html) are not commands. A block
-without a language is refused, since nobody could tell whether it was meant to run.
+without a language is refused, since it is unclear whether it should run.
 """
 
 import os
@@ -52,7 +52,7 @@ def test_readme_commands_run(tmp_path: Path) -> None:
 
 
 def read_blocks(text: str) -> list[Block]:
-    """The code blocks to be tried, in order."""
+    """Return the code blocks to run, in order."""
     blocks, opening, body = [], None, list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         fence = re.match(r"\s*```(\S*)", line)
@@ -74,14 +74,14 @@ def is_tried(block: Block) -> bool:
 
 
 def commands(block: Block) -> Iterator[str]:
-    """The commands of a shell block, with continued lines joined and comments left out."""
+    """Yield the commands of a shell block, with continued lines joined and comments removed."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]
     yield from (line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-# ---- trying ------------------------------------------------------------------------------------------------
+# ---- running -----------------------------------------------------------------------------------------------
 
 
 def run_blocks(blocks: list[Block], folder: Path) -> None:
@@ -109,7 +109,7 @@ def try_command(block: Block, command: str, workplace: Path, environment: dict[s
 
 
 def run(block: Block, command: list[str], workplace: Path, environment: dict[str, str]) -> None:
-    """Both streams go into one text, as a reader's terminal would show them."""
+    """Run a command; both output streams go into one text, as in a terminal."""
     done = subprocess.run(
         command,
         cwd=workplace,
@@ -120,12 +120,12 @@ def run(block: Block, command: list[str], workplace: Path, environment: dict[str
         timeout=60 * MINUTES,
         check=False,
     )
-    place = f"README.md line {block.line}"
-    assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{command[-1]}\n{done.stdout}"
+    location = f"README.md line {block.line}"
+    assert done.returncode == 0, f"{location}: exit code {done.returncode}\n{command[-1]}\n{done.stdout}"
 
 
 def make_environment(bin_folder: Path) -> dict[str, str]:
-    """`attent` and `python` are those that run this test, wherever they are installed."""
+    """Return an environment in which `attent` and `python` are those that run this test."""
     bin_folder.mkdir()
     for name, arguments in (("attent", "-m attent "), ("python", "")):
         script = bin_folder / name
@@ -144,7 +144,7 @@ def check_make(targets: list[str]) -> str | None:
 
 
 def check_pip(words: list[str]) -> str | None:
-    """`pip install` of ourselves: the extras and the files that it names must exist."""
+    """Check that the extras and files named by a `pip install` of this package exist."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     if words[:1] != ["install"]:
         return "only `pip install` is known here"
@@ -158,10 +158,10 @@ def check_pip(words: list[str]) -> str | None:
     return None
 
 
-# ---- the reader itself -------------------------------------------------------------------------------------
+# ---- tests of the checks ----------------------------------------------------------------------------------
 
 
-def block_of(language: str, text: str) -> str:
+def make_block(language: str, text: str) -> str:
     return f"Some words.\n\n```{language}\n{text}\n```\n"
 
 
@@ -182,7 +182,7 @@ def block_of(language: str, text: str) -> str:
 )
 def test_a_block_that_does_not_work_is_caught(language: str, text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=complaint):
-        run_blocks(read_blocks(block_of(language, text)), tmp_path)
+        run_blocks(read_blocks(make_block(language, text)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_a_block_that_does_not_work_is_caught(language: str, text: str, complain
     ],
 )
 def test_a_block_that_works_passes(language: str, text: str, tmp_path: Path) -> None:
-    run_blocks(read_blocks(block_of(language, text)), tmp_path)
+    run_blocks(read_blocks(make_block(language, text)), tmp_path)
 
 
 def test_later_commands_find_what_earlier_ones_made(tmp_path: Path) -> None:
-    text = block_of("sh", "attent --version > made.txt") + block_of("python", "print(open('made.txt').read())")
+    text = make_block("sh", "attent --version > made.txt") + make_block("python", "print(open('made.txt').read())")
     run_blocks(read_blocks(text), tmp_path)

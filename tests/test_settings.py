@@ -1,4 +1,4 @@
-"""Settings: what goes in comes out, and each mistake gets the sentence that a person will read."""
+"""Settings: round trips, overrides, and error messages."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_toml_strings_round_trip(text: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
-# What is wrong, where, and what it must be.
+# Error messages.
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The same numbers: what the parity tests of every family need.
+"""Helpers of the parity tests: float64 computation in `transformers`, gradients, and comparisons.
 
-Under `exact`, a `transformers` model in float64 stays in float64: some of its norms and softmaxes compute in float32
-whatever they are given, which would hide the tenth digit. Rotary tables stay in float32, as they are in ours.
+Under `exact`, a `transformers` model in float64 computes in float64: some of its norms and softmaxes cast to float32,
+which would limit the comparison to about 7 digits. Rotary tables stay in float32, as in attent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROTARY = ("inv_freq", "original_inv_freq")
 
 
 class NoRoundDown(TorchFunctionMode):
-    """Whatever would turn float64 into float32 leaves it as it is; integers become float32 as they always do."""
+    """Ignore casts from float64 to float32; integers are still cast to float32."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,24 +39,24 @@ def keep_float64(value: Any) -> Any:
 
 @contextmanager
 def exact(model: nn.Module) -> Iterator[None]:
-    """What this model of `transformers` computes in here, it computes in float64 (in eager attention and SDPA alike).
+    """Run a `transformers` model in float64 throughout, with eager attention and SDPA alike.
 
-    GPT-2's `reorder_and_upcast_attn` insists on float32 by an error: compare it in float32.
+    GPT-2's `reorder_and_upcast_attn` always computes in float32: compare it in float32.
     """
     for module in model.modules():
         for name in ROTARY:
             table = getattr(module, name, None)
             if isinstance(table, Tensor):
-                setattr(module, name, table.float())  # `model.double()` has changed it, and no digit is lost
+                setattr(module, name, table.float())  # undo `model.double()`, which is lossless here
     with NoRoundDown():
         yield
 
 
-# Their models at toy size, and their gradients under our names.
+# Random weights, and gradients under attent's names.
 
 
 def randomise(model: nn.Module, seed: int) -> None:
-    """Every number random: no zero bias or unit norm hides a mistake."""
+    """Set every weight to random values, so that no zero bias or unit norm hides an error."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -66,7 +66,7 @@ def randomise(model: nn.Module, seed: int) -> None:
 
 
 def save_gradients(model: Any, folder: Path) -> None:
-    """The folder of a model whose weights are the gradients of this one, so that our `load` gives them our names."""
+    """Save the gradients as the weights of a model folder, so that `load` maps them to attent's names."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
@@ -74,31 +74,34 @@ def save_gradients(model: Any, folder: Path) -> None:
 
 
 def gradient_errors(ours: nn.Module, gradients: nn.Module) -> dict[str, float]:
-    """How far each gradient of our model is from theirs, where that is too far."""
-    wanted = dict(gradients.named_parameters())
+    """Return the maximum error of each gradient that differs by 1e-9 or more."""
+    expected = dict(gradients.named_parameters())
     got = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert got.keys() == wanted.keys()
+    assert got.keys() == expected.keys()
     assert any(gradient is not None and bool(gradient.abs().max() > 1e-3) for gradient in got.values())
     errors = {
-        name: float((wanted[name] if gradient is None else gradient - wanted[name]).detach().abs().max())
+        name: float((expected[name] if gradient is None else gradient - expected[name]).detach().abs().max())
         for name, gradient in got.items()
     }
     return {name: error for name, error in errors.items() if not error < 1e-9}
 
 
 def projection(*outputs: Tensor) -> Tensor:
-    """A number that hangs on every entry of each output, by fixed random weights."""
+    """Return the sum of all outputs, weighted by fixed random numbers."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
     return torch.stack([(output * weight).sum() for output, weight in zip(outputs, weights, strict=True)]).sum()
 
 
-def same_bits(one: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
+def same_bits(first: nn.Module, second: nn.Module) -> bool:
+    first_state, second_state = first.state_dict(), second.state_dict()
     return (
-        one.config == other.config
-        and list(mine) == list(theirs)
-        and all(mine[name].dtype == theirs[name].dtype and torch.equal(mine[name], theirs[name]) for name in theirs)
+        first.config == second.config
+        and list(first_state) == list(second_state)
+        and all(
+            first_state[name].dtype == second_state[name].dtype and torch.equal(first_state[name], second_state[name])
+            for name in second_state
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' BERT and ours, the same numbers."""
+"""BERT: special cases of the comparison with `transformers`, file variants, and rejected folders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STACK = StackConfig(
 CONFIG = EncoderConfig(vocab=23, stack=STACK, segments=2, masked_lm=True, pooler=True)
 
 
-def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
+def test_only_the_padding_embedding_has_another_gradient(tmp_path: Path) -> None:
     theirs = make_bert(0)
     theirs.save_pretrained(tmp_path / "weights")
     ours, batch = load(tmp_path / "weights"), make_bert_batch(theirs.config, 0)
@@ -60,15 +60,15 @@ def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
     assert gradient_errors(ours, load(tmp_path / "gradients")).keys() == {"embedding.weight"}
 
 
-# How files differ.
+# File variants.
 
 
 def test_a_file_of_2019_loads(tmp_path: Path) -> None:
-    """Norms called gamma and beta, positions counted in a tensor, copies of what is tied."""
+    """Norm weights named gamma and beta, a `position_ids` tensor, and copies of tied weights."""
     make_bert(4, "BertForPreTraining").save_pretrained(tmp_path)
     expected = load(tmp_path)
 
-    def aged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def to_old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         old = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
             for name, tensor in tensors.items()
@@ -79,12 +79,12 @@ def test_a_file_of_2019_loads(tmp_path: Path) -> None:
             "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
         }
 
-    change_tensors(tmp_path, aged)
+    change_tensors(tmp_path, to_old_names)
     change_json(tmp_path / "config.json", position_embedding_type="absolute", gradient_checkpointing=False)
     assert same_bits(load(tmp_path), expected)
 
 
-def test_whole_numbers_stand_for_rates_too_and_precision_can_be_chosen(tmp_path: Path) -> None:
+def test_integer_dropout_rates_and_dtype_are_accepted(tmp_path: Path) -> None:
     make_bert(0).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
     ours = load(tmp_path, dtype=torch.bfloat16)
@@ -93,7 +93,7 @@ def test_whole_numbers_stand_for_rates_too_and_precision_can_be_chosen(tmp_path:
     assert ours.masked_lm.output.weight is ours.embedding.weight
 
 
-def test_a_model_with_every_head_keeps_them_all(tmp_path: Path) -> None:
+def test_all_heads_survive_a_round_trip(tmp_path: Path) -> None:
     ours = build(replace(CONFIG, labels=("bad", "good"))).double().eval()
     randomise(ours, 1)
     bert.save(ours, tmp_path / "out")
@@ -107,8 +107,8 @@ def test_a_model_with_every_head_keeps_them_all(tmp_path: Path) -> None:
         assert max_error(run_bert(ours, batch, expected), expected) < 1e-10
 
 
-def test_a_model_without_segments_opens_there(tmp_path: Path) -> None:
-    """BERT always has some: the first, which is added to every token, is written as zeros."""
+def test_transformers_loads_a_model_without_segments(tmp_path: Path) -> None:
+    """BERT requires segment embeddings: the first one, added to every token, is saved as zeros."""
     ours = build(replace(CONFIG, segments=0)).double().eval()
     bert.save(ours, tmp_path / "out")
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
@@ -119,7 +119,7 @@ def test_a_model_without_segments_opens_there(tmp_path: Path) -> None:
     assert worst(ours.masked_logits(states)[batch.real], expected["words"]) < 1e-10
 
 
-def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_labels_are_ordered_by_id(tmp_path: Path) -> None:
     make_bert(1, "BertForSequenceClassification").save_pretrained(tmp_path)
     count = len(load(tmp_path).config.labels)
     names = {str(i): f"name {i}" for i in reversed(range(count))}
@@ -127,8 +127,8 @@ def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert load(tmp_path).config.labels == tuple(f"name {i}" for i in range(count))
 
 
-def test_labels_that_are_called_alike_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
-    """ImageNet has two cranes, as published models say."""
+def test_duplicate_labels_are_numbered(tmp_path: Path) -> None:
+    """ImageNet has two classes named crane."""
     make_bert(1, "BertForSequenceClassification").save_pretrained(tmp_path)
     count = len(load(tmp_path).config.labels)
     change_json(tmp_path / "config.json", id2label={str(i): "crane" for i in range(count)})
@@ -136,7 +136,7 @@ def test_labels_that_are_called_alike_are_told_apart_by_their_numbers(tmp_path: 
 
 
 def test_two_labels_need_no_names(tmp_path: Path) -> None:
-    """`transformers` does not write down its default, two labels."""
+    """`transformers` omits its default of two labels from config.json."""
     config = make_bert_config(0)
     config.num_labels = 2
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
@@ -145,20 +145,20 @@ def test_two_labels_need_no_names(tmp_path: Path) -> None:
     assert load(tmp_path).config.labels == ("LABEL_0", "LABEL_1")
 
 
-def test_the_preset_is_what_a_published_config_says() -> None:
+def test_preset_matches_the_published_config() -> None:
     facts = bert.BertKeys(vocab_size=30_522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
     heads = bert.BertHeads(masked_lm=True, pooler=True, labels=())
     assert bert.to_config(facts, heads, Path("config.json")) == presets.bert_base()
 
 
-def test_the_pad_is_a_word_of_the_model(tmp_path: Path) -> None:
+def test_pad_must_be_a_token_id(tmp_path: Path) -> None:
     bert.save(build(CONFIG), tmp_path / "good", pad=3)
     assert transformers.BertModel.from_pretrained(tmp_path / "good").embeddings.word_embeddings.padding_idx == 3
     with pytest.raises(ValueError, match="`pad` must be a token id, from 0 to 22, but is 23"):
         bert.save(build(CONFIG), tmp_path / "bad", pad=23)
 
 
-# What is assert_rejected, by the words that a person will read.
+# Error messages of rejected folders.
 
 
 @pytest.fixture
@@ -183,12 +183,12 @@ def folder(tmp_path: Path) -> Path:
         ({"intermediate_size": 21}, ["encoder.layer.0.intermediate.dense.weight", "[21, 12]", "[20, 12]"]),
     ],
 )
-def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
+def test_unsupported_config_is_rejected(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
     assert_rejected(folder, *words)
 
 
-def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
+def test_missing_and_unknown_tensors_are_rejected(folder: Path) -> None:
     key = "bert.encoder.layer.1.attention.self.key.weight"
     change_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != key})
     assert_rejected(folder, "missing", key)
@@ -196,12 +196,12 @@ def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
     assert_rejected(folder, "not known", "bert.extra.weight")
 
 
-def test_a_classifier_without_pooler_reads_each_token(folder: Path) -> None:
+def test_a_classifier_without_pooler_is_rejected(folder: Path) -> None:
     change_tensors(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     assert_rejected(folder, "`classifier.weight`", "pooler")
 
 
-def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
+def test_invalid_segments_are_named_in_the_error() -> None:
     ids = torch.zeros(1, 3, dtype=torch.int64)
     with pytest.raises(
         ValueError, match=r"`segments` must be from 0 to 1, the segment embeddings .* but range from 0 to 2"
@@ -211,13 +211,13 @@ def test_segments_that_the_model_does_not_know_are_told_as_segments() -> None:
         build(CONFIG)(ids, None, torch.zeros(3))
 
 
-def test_a_head_that_gives_a_number_is_refused(folder: Path) -> None:
-    one = {"classifier.weight": torch.zeros(1, 12), "classifier.bias": torch.zeros(1)}
-    change_tensors(folder, lambda tensors: tensors | one)
+def test_a_regression_head_is_rejected(folder: Path) -> None:
+    regression_head = {"classifier.weight": torch.zeros(1, 12), "classifier.bias": torch.zeros(1)}
+    change_tensors(folder, lambda tensors: tensors | regression_head)
     assert_rejected(folder, "config.json: a classifier must have two labels or more", "rerankers, are not supported")
 
 
-def test_an_output_that_is_not_the_embedding(tmp_path: Path) -> None:
+def test_an_untied_output_is_rejected(tmp_path: Path) -> None:
     bert.save(build(CONFIG), tmp_path / "bert")
     other = {"cls.predictions.decoder.weight": torch.zeros(23, 12)}
     change_tensors(tmp_path / "bert", lambda tensors: tensors | other)
@@ -237,7 +237,7 @@ def test_an_output_that_is_not_the_embedding(tmp_path: Path) -> None:
         (replace(CONFIG, pooler=False, labels=("a", "b")), "pooler"),
     ],
 )
-def test_a_model_that_bert_has_no_words_for(config: EncoderConfig, field: str, tmp_path: Path) -> None:
+def test_a_config_without_bert_equivalent_is_not_saved(config: EncoderConfig, field: str, tmp_path: Path) -> None:
     config = (
         config if config.stack.positions != RotaryConfig() else replace(config, stack=replace(config.stack, heads=2))
     )

@@ -1,4 +1,4 @@
-"""Models written for CTranslate2: they compute what ours compute, and a stale or damaged conversion is known."""
+"""Conversion to CTranslate2: equal probabilities, and detection of stale or damaged conversions."""
 
 from __future__ import annotations
 
@@ -54,93 +54,93 @@ SOURCES = [[5, 6, 7, 8, 2], [9, 2], [3] * 20 + [2]]
 TARGETS = [[4, 5, 6], [7, 3] * 7, [8]]
 
 
-def config(encoder: dict[str, Any], decoder: dict[str, Any], **further: Any) -> Seq2SeqConfig:
+def make_config(encoder: dict[str, Any], decoder: dict[str, Any], **changes: Any) -> Seq2SeqConfig:
     stacks = {"encoder": replace(TOY, **encoder), "decoder": replace(TOY, **decoder, causal=True, cross_attention=True)}
-    return Seq2SeqConfig(**{"vocab": 23, **stacks, **further})
+    return Seq2SeqConfig(**{"vocab": 23, **stacks, **changes})
 
 
-def model_of(*stacks: dict[str, Any], **further: Any) -> Seq2Seq:
-    return shake(Seq2Seq(config(*stacks, **further)))
+def make_model(*stacks: dict[str, Any], **changes: Any) -> Seq2Seq:
+    return shake(Seq2Seq(make_config(*stacks, **changes)))
 
 
 @pytest.fixture
 def toy() -> Seq2Seq:
-    return model_of({}, {})
+    return make_model({}, {})
 
 
-def their_log_probs(folder: Path, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
-    """By forced decoding, the end behind each target included."""
+def score_with_ctranslate2(folder: Path, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+    """Return log-probabilities by forced decoding, including the end token."""
     translator = engine.Translator(str(folder), compute_type="float32", intra_threads=1)
     scored = translator.score_batch(*([[f"<{i}>" for i in row] for row in rows] for rows in (sources, targets)))
-    return [one.log_probs for one in scored]
+    return [result.log_probs for result in scored]
 
 
-def our_log_probs(model: Seq2Seq, source: list[int], target: list[int], never: list[int]) -> list[float]:
+def score_with_attent(model: Seq2Seq, source: list[int], target: list[int], suppressed: list[int]) -> list[float]:
     with torch.no_grad():
         logits = model(torch.tensor([source]), torch.tensor([[model.config.start_id, *target]]))[0]
-    logits[:, never] = float("-inf")
-    written = torch.tensor([*target, model.config.end_id])
-    return logits.log_softmax(-1).gather(1, written[:, None])[:, 0].tolist()
+    logits[:, suppressed] = float("-inf")
+    labels = torch.tensor([*target, model.config.end_id])
+    return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0].tolist()
 
 
-def differ(model: Seq2Seq, folder: Path, never: list[int]) -> float:
-    found = their_log_probs(folder, SOURCES, TARGETS)
-    pairs = zip(SOURCES, TARGETS, found, strict=True)
+def max_difference(model: Seq2Seq, folder: Path, suppressed: list[int]) -> float:
+    ct2_log_probs = score_with_ctranslate2(folder, SOURCES, TARGETS)
+    pairs = zip(SOURCES, TARGETS, ct2_log_probs, strict=True)
     return max(
         abs(ours - theirs)
         for source, target, row in pairs
-        for ours, theirs in zip(our_log_probs(model, source, target, never), row, strict=True)
+        for ours, theirs in zip(score_with_attent(model, source, target, suppressed), row, strict=True)
     )
 
 
-# --- the same numbers ----------------------------------------------------------------------------------------------
+# --- equal probabilities -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["both", "encoder", "decoder"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversion_gives_each_token_the_same_probability(kind: str, side: str, tmp_path: Path) -> None:
-    plain = {"norm_eps": KINDS[kind].get("norm_eps", 1e-5)}  # which is one for both sides
+    plain = {"norm_eps": KINDS[kind].get("norm_eps", 1e-5)}  # must be equal on both sides
     stacks = {"both": (KINDS[kind], KINDS[kind]), "encoder": (KINDS[kind], plain), "decoder": (plain, KINDS[kind])}
-    model = model_of(*stacks[side], output_bias=True)
+    model = make_model(*stacks[side], output_bias=True)
     write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
-    assert differ(model, tmp_path / "made", []) < 1e-4
+    assert max_difference(model, tmp_path / "made", []) < 1e-4
 
 
 @pytest.mark.parametrize(
-    "further",
+    "changes",
     [
         {"target_vocab": 19, "share_embeddings": False, "tie_output": False},
         {"scale_embeddings": False},
         {"scale_output": True},
-        {"start_id": 2},  # starts from the token that ends
+        {"start_id": 2},  # starts with the end token
         {"start_id": 0, "end_id": 1},
     ],
     ids=str,
 )
-def test_embeddings_ends_and_starts_are_the_models(further: dict[str, Any], tmp_path: Path) -> None:
-    model = model_of({}, {}, **further)
+def test_embedding_and_special_token_settings_are_converted(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model({}, {}, **changes)
     write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
-    assert differ(model, tmp_path / "made", []) < 1e-4
+    assert max_difference(model, tmp_path / "made", []) < 1e-4
 
 
-def test_sides_may_differ_in_size(tmp_path: Path) -> None:
-    model = model_of({"layers": 1, "heads": 2, "ffn_width": 24}, {"layers": 3, "heads": 8, "activation": "gelu"})
+def test_encoder_and_decoder_may_differ_in_size(tmp_path: Path) -> None:
+    model = make_model({"layers": 1, "heads": 2, "ffn_width": 24}, {"layers": 3, "heads": 8, "activation": "gelu"})
     write_conversion(model, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
-    assert differ(model, tmp_path / "made", []) < 1e-4
+    assert max_difference(model, tmp_path / "made", []) < 1e-4
 
 
-def test_what_is_never_written_has_no_probability(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_suppressed_tokens_have_no_probability(toy: Seq2Seq, tmp_path: Path) -> None:
     write_conversion(toy, None, tmp_path / "made", quantization="float32", suppressed_tokens=[1, 9])
-    assert differ(toy, tmp_path / "made", [1, 9]) < 1e-4
-    assert their_log_probs(tmp_path / "made", [SOURCES[0]], [[9]])[0][0] < -1e8
+    assert max_difference(toy, tmp_path / "made", [1, 9]) < 1e-4
+    assert score_with_ctranslate2(tmp_path / "made", [SOURCES[0]], [[9]])[0][0] < -1e8
 
 
-def test_int8_is_near(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_int8_is_close(toy: Seq2Seq, tmp_path: Path) -> None:
     write_conversion(toy, None, tmp_path / "made", suppressed_tokens=())
-    assert 1e-5 < differ(toy, tmp_path / "made", []) < 0.5
+    assert 1e-5 < max_difference(toy, tmp_path / "made", []) < 0.5
 
 
-def test_converting_leaves_the_model_as_it_was(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_conversion_does_not_change_the_model(toy: Seq2Seq, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in toy.state_dict().items()}
     write_conversion(toy, None, tmp_path / "made")
     assert all(torch.equal(before[name], tensor) for name, tensor in toy.state_dict().items())
@@ -149,10 +149,10 @@ def test_converting_leaves_the_model_as_it_was(toy: Seq2Seq, tmp_path: Path) -> 
 def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
     halved = toy.to(torch.bfloat16)
     write_conversion(halved, None, tmp_path / "made", quantization="float32", suppressed_tokens=())
-    assert differ(halved.float(), tmp_path / "made", []) < 1e-4
+    assert max_difference(halved.float(), tmp_path / "made", []) < 1e-4
 
 
-# --- what it has no words for --------------------------------------------------------------------------------------
+# --- unsupported configs -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,23 +170,23 @@ def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
         ({"norm_eps": 1e-3}, {}, "`decoder.norm_eps` must be that of the encoder, 0.001,"),
     ],
 )
-def test_what_it_cannot_compute_is_refused(encoder: Any, decoder: Any, words: str, tmp_path: Path) -> None:
+def test_unsupported_config_is_rejected(encoder: Any, decoder: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConversionError) as caught:
-        write_conversion(model_of(encoder, decoder), None, tmp_path / "made")
+        write_conversion(make_model(encoder, decoder), None, tmp_path / "made")
     assert words in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_precision_is_refused(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_an_unknown_quantization_is_rejected(toy: Seq2Seq, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"`quantization` must be one of int8, int16, .*, but is 'int4'"):
         write_conversion(toy, None, tmp_path / "made", quantization="int4")
 
 
-# --- words ---------------------------------------------------------------------------------------------------------
+# --- vocabulary ----------------------------------------------------------------------------------------------------
 
 
-class Twins:
-    """A vocabulary in which pieces have one name."""
+class DuplicatePieces:
+    """A vocabulary with duplicate pieces."""
 
     size = 4
 
@@ -194,14 +194,14 @@ class Twins:
         return [["a", "b", "a", "a<2>"][i] for i in ids]
 
 
-def test_every_id_has_a_name_of_its_own() -> None:
-    assert name_tokens(Twins(), 6) == ["a", "b", "a<2>", "a<2><3>", "<unused_4>", "<unused_5>"]  # type: ignore[arg-type]
+def test_token_names_are_unique() -> None:
+    assert name_tokens(DuplicatePieces(), 6) == ["a", "b", "a<2>", "a<2><3>", "<unused_4>", "<unused_5>"]  # type: ignore[arg-type]
     assert name_tokens(None, 3) == ["<0>", "<1>", "<2>"]
 
 
-def test_pieces_are_called_as_the_tokenizer_calls_them(tmp_path: Path) -> None:
+def test_vocabulary_has_the_pieces_of_the_tokenizer(tmp_path: Path) -> None:
     words = tokenizer()
-    write_conversion(model_of({}, {}, vocab=words.source.size + 2), words, tmp_path / "made")
+    write_conversion(make_model({}, {}, vocab=words.source.size + 2), words, tmp_path / "made")
     stored = json.loads((tmp_path / "made" / "shared_vocabulary.json").read_text())
     assert stored == [
         *words.source.to_pieces(range(words.source.size)),
@@ -211,69 +211,69 @@ def test_pieces_are_called_as_the_tokenizer_calls_them(tmp_path: Path) -> None:
     assert (facts["decoder_start_token"], facts["eos_token"], facts["unk_token"]) == ("<s>", "</s>", "<unk>")
 
 
-def test_the_start_padding_the_unknown_and_ids_without_a_piece_are_never_written() -> None:
+def test_special_tokens_and_unused_ids_are_suppressed() -> None:
     words, size = tokenizer(), tokenizer().target.size
-    config = model_of({}, {}, vocab=size + 1).config
+    config = make_model({}, {}, vocab=size + 1).config
     assert find_suppressed_tokens(config, words) == [words.target.pad, 1, words.target.unknown, size]
-    assert find_suppressed_tokens(model_of({}, {}, start_id=2).config, None) == []  # what ends must be written
+    assert find_suppressed_tokens(make_model({}, {}, start_id=2).config, None) == []  # the end token is not suppressed
 
 
 # --- folders -------------------------------------------------------------------------------------------------------
 
 
-def whole(folder: Path, model: Seq2Seq) -> bool:
+def is_current(folder: Path, model: Seq2Seq) -> bool:
     return is_intact(folder, compute_fingerprint(model, None, "int8", find_suppressed_tokens(model.config, None)))
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "a flipped bit": lambda folder: flip(folder / "model.bin"),
-    "a flipped bit in the words": lambda folder: flip(folder / "shared_vocabulary.json"),
+    "a flipped bit": lambda folder: flip_bit(folder / "model.bin"),
+    "a flipped bit in the words": lambda folder: flip_bit(folder / "shared_vocabulary.json"),
     "a file cut short": lambda folder: os.truncate(folder / "model.bin", 100),
     "a missing file": lambda folder: (folder / "config.json").unlink(),
     "no checksums": lambda folder: (folder / "checksums.json").unlink(),
-    "damaged checksums": lambda folder: flip(folder / "checksums.json"),
+    "damaged checksums": lambda folder: flip_bit(folder / "checksums.json"),
     "checksums of nothing": lambda folder: (folder / "checksums.json").write_text('{"format_version": 1, "files": {}}'),
     "no origin": lambda folder: (folder / "origin.json").unlink(),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_is_known_and_mended(kind: str, toy: Seq2Seq, tmp_path: Path) -> None:
+def test_damage_is_detected_and_repaired(kind: str, toy: Seq2Seq, tmp_path: Path) -> None:
     write_conversion(toy, None, tmp_path / "made")
-    assert whole(tmp_path / "made", toy)
+    assert is_current(tmp_path / "made", toy)
     DAMAGES[kind](tmp_path / "made")
-    assert not whole(tmp_path / "made", toy)
+    assert not is_current(tmp_path / "made", toy)
     write_conversion(toy, None, tmp_path / "made")
-    assert whole(tmp_path / "made", toy)
+    assert is_current(tmp_path / "made", toy)
 
 
 def test_a_conversion_of_other_weights_is_stale(toy: Seq2Seq, tmp_path: Path) -> None:
     write_conversion(toy, None, tmp_path / "made")
     with torch.no_grad():
         toy.encoder.blocks[0].self_attn.key.bias[0] += 1e-6
-    assert not whole(tmp_path / "made", toy)
+    assert not is_current(tmp_path / "made", toy)
 
 
-def test_whatever_decides_a_conversion_changes_its_mark(toy: Seq2Seq) -> None:
+def test_fingerprint_depends_on_every_input(toy: Seq2Seq) -> None:
     wider = Seq2Seq(replace(toy.config, scale_embeddings=False))
     wider.load_state_dict(toy.state_dict())
-    marks = {
+    fingerprints = {
         compute_fingerprint(toy, None, "int8", []),
         compute_fingerprint(toy, tokenizer(), "int8", []),
         compute_fingerprint(toy, None, "float32", []),
         compute_fingerprint(toy, None, "int8", [1]),
         compute_fingerprint(wider, None, "int8", []),
     }
-    assert len(marks) == 5
+    assert len(fingerprints) == 5
 
 
-def test_nothing_else_is_replaced(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_other_folders_are_not_replaced(toy: Seq2Seq, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "letters.txt").write_text("dear")
     with pytest.raises(FolderError, match="holds something else than a conversion"):
@@ -286,17 +286,17 @@ def test_a_failed_write_leaves_the_old_conversion(
 ) -> None:
     write_conversion(toy, None, tmp_path / "made")
 
-    def full(path: object, content: bytes) -> None:
+    def raise_disk_full(path: object, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "write_synced", full)
+    monkeypatch.setattr(conversion, "write_synced", raise_disk_full)
     with pytest.raises(FolderError, match="the disk is full; an older conversion in the folder is intact"):
         write_conversion(toy, None, tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    assert whole(tmp_path / "made", toy)
+    assert is_current(tmp_path / "made", toy)
 
 
-def test_what_a_killed_conversion_left_is_cleared_away(toy: Seq2Seq, tmp_path: Path) -> None:
+def test_stale_temporary_folders_are_removed(toy: Seq2Seq, tmp_path: Path) -> None:
     for name, age in ((".made.a.new", 2 * conversion.STALE_SECONDS), (".made.b.new", 10)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)

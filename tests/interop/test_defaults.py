@@ -1,4 +1,4 @@
-"""What a config.json leaves out is what `transformers` takes."""
+"""Defaults of missing config.json keys equal those of `transformers`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import transformers
 
 from attent.interop import bert, gpt2, llama, t5, vit
 
-ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers fills one from another
+ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers derives one from another
 
 
 @pytest.mark.parametrize(
-    ("facts", "theirs"),
+    ("keys", "hf_config"),
     [
         (gpt2.GPT2Keys, transformers.GPT2Config),
         (llama.LlamaKeys, transformers.LlamaConfig),
@@ -24,9 +24,9 @@ ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers fi
     ],
     ids=["gpt2", "llama", "bert", "vit", "t5"],
 )
-def test_defaults_are_theirs(facts: type[Any], theirs: Any) -> None:
-    usual = theirs()
-    ours = {field.name: field.default for field in fields(facts) if field.default is not MISSING}
-    told = {name: value for name, value in ours.items() if value is not None and name not in ELSEWHERE}
-    assert len(told) > 5
-    assert told == {name: getattr(usual, name) for name in told}
+def test_defaults_match_transformers(keys: type[Any], hf_config: Any) -> None:
+    reference = hf_config()
+    ours = {field.name: field.default for field in fields(keys) if field.default is not MISSING}
+    defaults = {name: value for name, value in ours.items() if value is not None and name not in ELSEWHERE}
+    assert len(defaults) > 5
+    assert defaults == {name: getattr(reference, name) for name in defaults}

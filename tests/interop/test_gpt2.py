@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' GPT2LMHeadModel and in ours, the same numbers."""
+"""GPT-2: special cases of the comparison with `transformers`, file variants, and rejected folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.interop.parity import same_bits, worst
 
 STACK = replace(GPT2, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=16))
 CONFIG = CausalConfig(vocab=13, stack=STACK, start_id=1, end_ids=(2,))
-FIRST = {  # the keys that the first published config has, at toy size
+FIRST = {  # the keys of the first published config, at toy size
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
     "attn_pdrop": 0.1,
@@ -50,31 +50,31 @@ FIRST = {  # the keys that the first published config has, at toy size
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good GPT-2 folder, to be spoilt."""
+    """A valid GPT-2 folder that a test may damage."""
     gpt2.save(build(CONFIG), tmp_path / "gpt2")
     return tmp_path / "gpt2"
 
 
 @pytest.mark.parametrize("case", range(4))
-def test_greedy_goes_on_with_their_tokens(case: int, tmp_path: Path) -> None:
+def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
     changes = {"n_positions": 30, "vocab_size": 53, "n_embd": 24, "tie_word_embeddings": False}
     check_greedy(make_gpt2_config(case, **changes), case, tmp_path, rows=50, steps=12)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_upcast_attention_gives_the_same_numbers(scaled: bool, tmp_path: Path) -> None:
-    """In another order and in float32, which is what they are compared in."""
+    """`reorder_and_upcast_attn` computes in another order and in float32, so compare in float32."""
     config = make_gpt2_config(0, reorder_and_upcast_attn=True, scale_attn_weights=scaled, attn_implementation="eager")
     theirs, texts = make_causal(config, 0).float(), make_texts(config, 0)
     theirs.save_pretrained(tmp_path)
     assert worst(run_causal(load_as(tmp_path, CausalLM), texts), run_hf_causal(theirs, texts)) < 1e-5
 
 
-# How files differ.
+# File variants.
 
 
-def test_the_first_published_folder_loads(tmp_path: Path) -> None:
-    """Without `transformer.` before each name, and with the tables of who sees whom."""
+def test_the_first_published_format_loads(tmp_path: Path) -> None:
+    """Names without the prefix `transformer.`, and stored causal masks."""
     theirs = make_causal(transformers.GPT2Config.from_dict(FIRST), 0)
     theirs.save_pretrained(tmp_path)
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril() for i in range(2)}
@@ -86,7 +86,7 @@ def test_the_first_published_folder_loads(tmp_path: Path) -> None:
     assert worst(run_causal(ours, texts), run_hf_causal(theirs, texts)) < 1e-10
 
 
-def test_a_tied_output_may_be_stored_too(folder: Path) -> None:
+def test_a_tied_output_may_be_stored_twice(folder: Path) -> None:
     expected = load(folder)
     change_tensors(folder, lambda tensors: tensors | {gpt2.OUTPUT: tensors[gpt2.EMBEDDING]})
     ours = load_as(folder, CausalLM)
@@ -94,13 +94,13 @@ def test_a_tied_output_may_be_stored_too(folder: Path) -> None:
     assert ours.output.weight is ours.embedding.weight
 
 
-def test_shards_are_put_together(folder: Path) -> None:
+def test_shards_are_merged(folder: Path) -> None:
     expected = load(folder)
     split_shards(folder, 3)
     assert same_bits(load(folder), expected)
 
 
-def test_generation_config_knows_the_ends_better(folder: Path) -> None:
+def test_end_ids_of_generation_config_take_precedence(folder: Path) -> None:
     change_json(folder / "config.json", eos_token_id=2)
     change_json(folder / "generation_config.json", eos_token_id=[2, 5])
     assert load(folder).config.end_ids == (2, 5)
@@ -111,7 +111,7 @@ def test_a_folder_is_loaded_in_another_precision(precision: torch.dtype, folder:
     assert same_bits(load(folder, dtype=precision), load(folder).to(precision))
 
 
-def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
+def test_mixed_precisions_are_converted_to_one(folder: Path) -> None:
     norms = ("ln_1.weight", "ln_f.weight")
     change_tensors(folder, lambda t: {k: v if k.endswith(norms) else v.bfloat16() for k, v in t.items()})
     assert next(load(folder).parameters()).dtype == torch.float32  # config.json says so
@@ -122,7 +122,7 @@ def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
     assert {weight.dtype for weight in load(folder, dtype=torch.float32).parameters()} == {torch.float32}
 
 
-# Refusals.
+# Rejected folders.
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_tensors_of_several_precisions_are_made_one(folder: Path) -> None:
         ({"tie_word_embeddings": False}, "model.safetensors: missing: `lm_head.weight`"),
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Path) -> None:
+def test_unsupported_config_is_rejected(changes: dict[str, Any], words: str, folder: Path) -> None:
     change_json(folder / "config.json", **changes)
     assert_rejected(folder, words)
 
@@ -172,12 +172,12 @@ def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Pa
         (lambda t: t | {"transformer.ln_f.bias": torch.zeros(8, dtype=torch.int8)}, "all tensors must be of one float"),
     ],
 )
-def test_tensors_that_cannot_be(change: Callable[[Any], Any], words: str, folder: Path) -> None:
+def test_invalid_tensors_are_rejected(change: Callable[[Any], Any], words: str, folder: Path) -> None:
     change_tensors(folder, change)
     assert_rejected(folder, words)
 
 
-def test_a_precision_that_is_none(folder: Path) -> None:
+def test_an_invalid_dtype_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"`dtype` must be one of torch.float32, .*, but is torch.int8"):
         load(folder, dtype=torch.int8)
 
@@ -208,7 +208,7 @@ def test_a_precision_that_is_none(folder: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_that_gpt2_has_no_words_for(config: CausalConfig, field: str, tmp_path: Path) -> None:
+def test_a_config_without_gpt2_equivalent_is_not_saved(config: CausalConfig, field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a GPT-2 model, but is .*keep it as an attent"):
         gpt2.save(build(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()

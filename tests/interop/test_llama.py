@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' LlamaForCausalLM and in ours, the same numbers."""
+"""LLaMA: special cases of the comparison with `transformers`, file variants, and rejected folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.interop.parity import same_bits, worst
 
 STACK = replace(LLAMA, layers=1, width=8, heads=2, ffn_width=12)
 CONFIG = CausalConfig(vocab=13, stack=STACK, tie_output=False, start_id=1, end_ids=(2,))
-LLAMA_3_1 = {  # of the published config, at toy size
+LLAMA_3_1 = {  # the published config, at toy size
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -62,7 +62,7 @@ LLAMA_3_1 = {  # of the published config, at toy size
     "use_cache": True,
     "vocab_size": 31,
 }
-LLAMA_1 = {  # as it was converted in the first weeks
+LLAMA_1 = {  # the first conversions to transformers
     "architectures": ["LLaMAForCausalLM"],
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -85,19 +85,19 @@ LLAMA_1 = {  # as it was converted in the first weeks
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good LLaMA folder, to be spoilt."""
+    """A valid LLaMA folder that a test may damage."""
     llama.save(build(CONFIG), tmp_path / "llama")
     return tmp_path / "llama"
 
 
 @pytest.mark.parametrize("case", range(4))
-def test_greedy_goes_on_with_their_tokens(case: int, tmp_path: Path) -> None:
+def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
     changes = {"vocab_size": 53, "tie_word_embeddings": False}
     config = make_llama_config(case, **changes, rope_parameters=dict(ROPES[case + 1]))
     check_greedy(config, case, tmp_path, rows=50, steps=12)
 
 
-def test_the_cases_are_of_every_kind() -> None:
+def test_the_test_cases_cover_every_kind() -> None:
     quick = [make_llama_config(case) for case in range(12)]
     kinds = {config.rope_parameters["rope_type"] for config in quick}
     assert kinds == {"default", "linear", "llama3"}
@@ -105,7 +105,7 @@ def test_the_cases_are_of_every_kind() -> None:
     assert {config.tie_word_embeddings for config in quick} == {True, False}
 
 
-# How files differ.
+# File variants.
 
 
 @pytest.mark.parametrize("published", [LLAMA_3_1, LLAMA_1], ids=["3.1", "1"])
@@ -122,18 +122,18 @@ def test_a_published_folder_loads(published: dict[str, Any], tmp_path: Path) -> 
     assert worst(run_causal(ours, texts), run_hf_causal(theirs, texts)) < 1e-10
 
 
-def test_positions_are_told_in_either_spelling(folder: Path) -> None:
+def test_rope_settings_are_read_in_either_spelling(folder: Path) -> None:
     rope = {"type": "linear", "factor": 4.0}
     change_json(folder / "config.json", rope_theta=50_000_000, rope_scaling=rope)
     older = load_as(folder, CausalLM).config.stack.positions
     assert older == RotaryConfig(base=5e7, scaling=LinearScaling(factor=4.0), trained_length=llama.DEFAULT_LENGTH)
     change_json(folder / "config.json", rope_theta=None, rope_scaling=None, rope_parameters=rope | {"rope_theta": 5e7})
     assert load_as(folder, CausalLM).config.stack.positions == older
-    change_json(folder / "config.json", rope_theta=10_000.0)  # beside the table, which goes before it
+    change_json(folder / "config.json", rope_theta=10_000.0)  # `rope_parameters` takes precedence
     assert load_as(folder, CausalLM).config.stack.positions == older
 
 
-def test_the_longest_text_that_a_model_was_trained_on_comes_and_goes(folder: Path, tmp_path: Path) -> None:
+def test_trained_length_survives_a_round_trip(folder: Path, tmp_path: Path) -> None:
     change_json(folder / "config.json", max_position_embeddings=77)
     model = load_as(folder, CausalLM)
     assert getattr(model.config.stack.positions, "trained_length", None) == 77
@@ -142,51 +142,51 @@ def test_the_longest_text_that_a_model_was_trained_on_comes_and_goes(folder: Pat
     assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 77
 
 
-def test_what_generation_config_says_wrongly_is_told_of_that_file(folder: Path) -> None:
+def test_errors_in_generation_config_name_that_file(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": ["a"]}')
     assert_rejected(folder, "generation_config.json: `eos_token_id` must be")
     change_json(folder / "config.json", hidden_size="8")
     assert_rejected(folder, f"{folder}/config.json: `hidden_size` must be an integer")
 
 
-def test_a_length_that_is_left_out_is_that_of_the_model(folder: Path) -> None:
+def test_original_length_defaults_to_that_of_the_model(folder: Path) -> None:
     rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
     change_json(folder / "config.json", rope_scaling=rope, max_position_embeddings=77)
     positions = load_as(folder, CausalLM).config.stack.positions
     assert isinstance(positions, RotaryConfig)
     assert positions.scaling == Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=77)
     inside = rope | {"original_max_position_embeddings": 33}
-    for told, length in (
+    for changes, length in (
         ({"original_max_position_embeddings": 22}, 22),
         ({"original_max_position_embeddings": None}, 33),
     ):
         change_json(
-            folder / "config.json", rope_scaling=inside, **told
-        )  # As in transformers, the one beside the table goes before it
+            folder / "config.json", rope_scaling=inside, **changes
+        )  # as in transformers, the top-level key takes precedence
         assert load_as(folder, CausalLM).config.stack.positions == replace(
             positions,
             scaling=Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0, original_length=length),
         )
 
 
-def test_weights_without_a_head_load_where_the_output_is_tied(tmp_path: Path) -> None:
+def test_weights_without_a_head_load_if_the_output_is_tied(tmp_path: Path) -> None:
     llama.save(build(replace(CONFIG, tie_output=True)), tmp_path / "tied")
     expected = load(tmp_path / "tied")
     change_tensors(tmp_path / "tied", lambda tensors: {k.removeprefix("model."): v for k, v in tensors.items()})
     assert same_bits(load(tmp_path / "tied"), expected)
 
 
-def test_shards_are_put_together(folder: Path) -> None:
+def test_shards_are_merged(folder: Path) -> None:
     expected = load(folder)
     split_shards(folder, 3)
     assert same_bits(load(folder), expected)
 
 
-# Refusals.
+# Rejected folders.
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope"])
-def test_positions_that_are_scaled_in_other_ways(kind: str, folder: Path) -> None:
+def test_unsupported_rope_scaling_is_rejected(kind: str, folder: Path) -> None:
     change_json(folder / "config.json", rope_scaling={"rope_type": kind, "factor": 2.0})
     assert_rejected(folder, f"config.json: `rope_type` must be default, linear or llama3, but is `{kind}`")
 
@@ -216,12 +216,12 @@ def test_positions_that_are_scaled_in_other_ways(kind: str, folder: Path) -> Non
         ),
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, Any], words: str, folder: Path) -> None:
+def test_unsupported_config_is_rejected(changes: dict[str, Any], words: str, folder: Path) -> None:
     change_json(folder / "config.json", **changes)
     assert_rejected(folder, words)
 
 
-def test_a_shard_is_missed_before_any_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_shard_is_reported_before_reading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split_shards(folder, 3)
     monkeypatch.setattr("attent.interop.hf_folder.LazyTensor.read", lambda self: pytest.fail("read too early"))
     (folder / "model-00002-of-00003.safetensors").rename(folder / "elsewhere")
@@ -239,7 +239,7 @@ def test_a_shard_is_missed_before_any_is_read(folder: Path, monkeypatch: pytest.
         (lambda t: {k: v for k, v in t.items() if k != llama.OUTPUT}, "missing: `lm_head.weight`"),
     ],
 )
-def test_tensors_are_found_wrong_before_any_is_read(
+def test_invalid_tensors_are_reported_before_reading(
     change: Callable[[Any], Any], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_tensors(folder, change)
@@ -275,7 +275,7 @@ def test_tensors_are_found_wrong_before_any_is_read(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_that_llama_has_no_words_for(config: CausalConfig, field: str, tmp_path: Path) -> None:
+def test_a_config_without_llama_equivalent_is_not_saved(config: CausalConfig, field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a LLaMA model, but is .*keep it as an attent"):
         llama.save(build(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' MarianMTModel and ours, the same numbers."""
+"""Marian: logits, gradients and greedy search match `transformers`; round trips and file variants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.interop.parity import same_bits, until, worst
 CASES = [pytest.param(case, marks=pytest.mark.slow) if case % 2 else case for case in range(36)]
 FEW = range(0, 36, 6)
 
-OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at toy size
+OPUS_MT_2020 = {  # the keys of the first published opus-mt models, at toy size
     "_num_labels": 3,
     "activation_dropout": 0.0,
     "activation_function": "swish",
@@ -85,44 +85,46 @@ OPUS_MT_2020 = {  # the keys that the first published opus-mt models have, at to
 }
 
 
-# Their numbers and ours.
+# Comparison with transformers.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_gradients_are_theirs(case: int, tmp_path: Path) -> None:
+def test_logits_and_gradients_match_transformers(case: int, tmp_path: Path) -> None:
     theirs, batch = make_marian(case), make_marian_batch(make_marian_config(case), case)
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
-    theirs.final_logits_bias.requires_grad_()  # a buffer there, a parameter here
+    theirs.final_logits_bias.requires_grad_()  # a buffer in transformers, a parameter in attent
 
     expected, got = run_hf_seq2seq(theirs, batch), run_seq2seq(ours, batch)
     assert worst(got[batch.real], expected[batch.real]) < 1e-10
-    loss_of(expected, batch).backward()
-    loss_of(got, batch).backward()
+    compute_loss(expected, batch).backward()
+    compute_loss(got, batch).backward()
     wrong = {name: error for name, error in gradient_errors(ours, theirs).items() if not error < 1e-9}
     assert not wrong
 
 
-def loss_of(logits: Tensor, batch: PairBatch) -> Tensor:
+def compute_loss(logits: Tensor, batch: PairBatch) -> Tensor:
     return F.cross_entropy(logits[batch.real], batch.labels[batch.real])
 
 
 def gradient_errors(ours: Seq2Seq, theirs: Any) -> dict[str, float]:
-    """These batches do not hold the pad token: `transformers` gives its row no gradient when it is read."""
-    wanted = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.LOGITS_BIAS: theirs.final_logits_bias}
+    """Return the error of each gradient; `transformers` gives the padding row none, so batches must not contain it."""
+    expected = dict(theirs.named_parameters(remove_duplicate=False)) | {marian.LOGITS_BIAS: theirs.final_logits_bias}
     got = dict(ours.named_parameters(remove_duplicate=False))
     pairs = [(move.ours[0], move.theirs) for move in conversion.resolve_mappings(marian.TENSOR_MAPPINGS, ours)]
-    return {name: worst(got[name].grad.reshape(wanted[other].grad.shape), wanted[other].grad) for name, other in pairs}
+    return {
+        name: worst(got[name].grad.reshape(expected[other].grad.shape), expected[other].grad) for name, other in pairs
+    }
 
 
-def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
-    """Where the decoder starts from the pad, as in opus-mt, `transformers` stops its embedding's gradient."""
+def test_only_the_padding_embedding_has_another_gradient(tmp_path: Path) -> None:
+    """If the decoder starts with padding, as in opus-mt, `transformers` gives its embedding no gradient."""
     theirs = make_marian(1)
     theirs.save_pretrained(tmp_path)
     ours, batch, pad = load(tmp_path), make_marian_batch(theirs.config, 1), theirs.config.pad_token_id
     batch.target[:, 0] = pad
-    loss_of(run_hf_seq2seq(theirs, batch), batch).backward()
-    loss_of(run_seq2seq(ours, batch), batch).backward()
+    compute_loss(run_hf_seq2seq(theirs, batch), batch).backward()
+    compute_loss(run_seq2seq(ours, batch), batch).backward()
     difference = (ours.target_embedding.weight.grad - theirs.model.decoder.embed_tokens.weight.grad).abs()
     assert difference[pad].max() > 1e-4
     difference[pad] = 0
@@ -130,7 +132,7 @@ def test_only_the_row_of_the_pad_learns_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", FEW)
-def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
+def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
     theirs, batch = make_marian(case), make_marian_batch(make_marian_config(case), case)
     theirs.final_logits_bias[0, theirs.config.eos_token_id] += 1.5  # so that sentences end at different times
     theirs.save_pretrained(tmp_path)
@@ -143,11 +145,11 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 
-# Out and in again.
+# Round trips.
 
 
-def reopened(folder: Path) -> Any:
-    """What `transformers` makes of a folder of ours: nothing missing, nothing left over."""
+def load_with_transformers(folder: Path) -> Any:
+    """Load a saved folder with `transformers`; no tensor may be missing or unexpected."""
     model, info = transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()
@@ -155,8 +157,8 @@ def reopened(folder: Path) -> Any:
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize(("share", "tie", "bias"), [(True, True, False), (True, False, True), (False, True, False)])
-def test_a_model_of_ours_opens_there(order: Any, share: bool, tie: bool, bias: bool, tmp_path: Path) -> None:
-    """Sines and cosines in turns, the paper's order, are laid out as Marian's on the way."""
+def test_transformers_loads_a_saved_model(order: Any, share: bool, tie: bool, bias: bool, tmp_path: Path) -> None:
+    """Interleaved sines and cosines, the paper's order, are permuted to Marian's order when saved."""
     stack = StackConfig(layers=2, width=18, heads=2, ffn_width=24, positions=SinusoidalConfig(order=order))
     config = Seq2SeqConfig(
         vocab=31,
@@ -171,45 +173,45 @@ def test_a_model_of_ours_opens_there(order: Any, share: bool, tie: bool, bias: b
         for weight in ours.parameters():
             weight += 0.1 * torch.randn_like(weight)
     marian.save(ours, tmp_path / "out")
-    theirs = reopened(tmp_path / "out")
+    theirs = load_with_transformers(tmp_path / "out")
     batch = make_marian_batch(theirs.config, 0)
     assert worst(run_hf_seq2seq(theirs, batch)[batch.real], run_seq2seq(ours, batch)[batch.real]) < 1e-10
     assert worst(run_seq2seq(load(tmp_path / "out"), batch), run_seq2seq(ours, batch)) < 1e-10
 
 
-def test_generate_never_writes_the_pad(tmp_path: Path) -> None:
-    """In published models the pad's logit is zero, often the largest: their generation settings forbid it."""
-    ours = build(tiny_config(output_bias=True)).eval()
+def test_generate_never_produces_padding(tmp_path: Path) -> None:
+    """In published models the padding logit is zero, often the largest, so their generation config bans it."""
+    ours = build(make_tiny_config(output_bias=True)).eval()
     with torch.no_grad():
         ours.output.bias[ours.config.start_id] = 100.0
     marian.save(ours, tmp_path / "out")
-    written = reopened(tmp_path / "out").generate(torch.tensor([[5, 6, 2]]), max_length=8, num_beams=2)
+    written = load_with_transformers(tmp_path / "out").generate(torch.tensor([[5, 6, 2]]), max_length=8, num_beams=2)
     assert ours.config.start_id not in written[0, 1:-1]
 
 
-def tiny_config(**changes: Any) -> Seq2SeqConfig:
+def make_tiny_config(**changes: Any) -> Seq2SeqConfig:
     stack = StackConfig(layers=1, width=16, heads=2, ffn_width=24)
     return replace(Seq2SeqConfig(vocab=23, encoder=stack, decoder=mirror_encoder(stack)), **changes)
 
 
-def test_a_folder_of_ours_loads(tmp_path: Path) -> None:
-    ours = build(tiny_config()).eval()
+def test_an_attent_folder_loads(tmp_path: Path) -> None:
+    ours = build(make_tiny_config()).eval()
     ours.save(tmp_path / "m")
     assert same_bits(attent.load(str(tmp_path / "m")), ours)
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16, torch.float64])
-def test_precision_is_kept(precision: torch.dtype, tmp_path: Path) -> None:
+def test_precision_is_preserved(precision: torch.dtype, tmp_path: Path) -> None:
     make_marian(0, precision).save_pretrained(tmp_path / "a")
     ours = load(tmp_path / "a")
     assert not ours.training
     assert {weight.dtype for weight in ours.state_dict().values()} == {precision}
     marian.save(ours, tmp_path / "b")
     assert {tensor.dtype for tensor in load_file(tmp_path / "b" / "model.safetensors").values()} == {precision}
-    assert reopened(tmp_path / "b").dtype == precision
+    assert load_with_transformers(tmp_path / "b").dtype == precision
 
 
-# How files differ.
+# File variants.
 
 
 def test_an_opus_mt_folder_of_2020_loads(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_an_opus_mt_folder_of_2020_loads(tmp_path: Path) -> None:
     assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-5
 
 
-def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
+def test_tied_tensors_load_under_any_name(tmp_path: Path) -> None:
     config = make_marian_config(0)
     config.share_encoder_decoder_embeddings = config.tie_word_embeddings = True
     config.decoder_vocab_size = config.vocab_size
@@ -237,18 +239,18 @@ def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
         [marian.TARGET],
         [marian.SHARED, marian.SOURCE, marian.TARGET, marian.OUTPUT],
     ):
-        change_tensors(tmp_path, lambda tensors, keep=keep: renamed(tensors, keep))
+        change_tensors(tmp_path, lambda tensors, keep=keep: rename_tied_tensors(tensors, keep))
         assert same_bits(load(tmp_path), expected)
 
 
-def renamed(tensors: dict[str, Tensor], keep: list[str]) -> dict[str, Tensor]:
+def rename_tied_tensors(tensors: dict[str, Tensor], keep: list[str]) -> dict[str, Tensor]:
     ends = (marian.SHARED, marian.SOURCE, marian.TARGET, marian.OUTPUT)
     shared = next(tensors[name] for name in ends if name in tensors)
     return {name: tensor for name, tensor in tensors.items() if name not in ends} | dict.fromkeys(keep, shared)
 
 
-def test_shared_inputs_and_an_output_of_its_own(tmp_path: Path) -> None:
-    """As transformers 4 stored them: transformers 5 would fill both embeddings of such a file at random."""
+def test_shared_embeddings_with_an_untied_output(tmp_path: Path) -> None:
+    """The format of transformers 4; transformers 5 would initialize both embeddings of such a file randomly."""
     theirs = make_marian(0)
     theirs.save_pretrained(tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -286,7 +288,7 @@ def test_sharded_weights_load(tmp_path: Path) -> None:
     assert same_bits(load(tmp_path / "shards"), load(tmp_path / "whole"))
 
 
-def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
+def test_token_ids_may_be_in_generation_config(tmp_path: Path) -> None:
     make_marian(4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for key in marian.TOKEN_KEYS:
@@ -296,7 +298,7 @@ def test_tokens_may_stand_in_generation_config(tmp_path: Path) -> None:
     assert (ours.config.start_id, ours.config.end_id) == (1, 2)
 
 
-def test_a_link_of_the_hub_cache_is_followed(tmp_path: Path) -> None:
+def test_symlinks_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
     make_marian(5).save_pretrained(tmp_path / "blobs")
     (tmp_path / "snapshot").mkdir()
     for path in (tmp_path / "blobs").iterdir():

@@ -1,8 +1,8 @@
-"""Searches from outside: `transformers`' generate and CTranslate2, on the same weights, find what ours finds.
+"""Beam and greedy search match `transformers`' generate and CTranslate2 on the same weights.
 
-All look at the 2K best continuations, put aside what ends among the first K, and rank by sum / length^alpha. One rule
-differs: at the limit, `transformers` ranks what was cut among what has ended; ours puts it behind, since a sentence
-without its end is no translation.
+All expand the 2K best candidates, finish those among the first K that end, and rank by sum / length^alpha. One rule
+differs: at the maximum length, `transformers` ranks truncated hypotheses among finished ones; attent ranks them last,
+since a truncated sentence is not a translation.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from attent.interop import load
 from attent.models import Seq2Seq
 from tests.interop.families import transformers
 
-END, PAD, VOCAB, LIMIT = 0, 39, 40, 14  # as in published models, the decoder starts from the padding
+END, PAD, VOCAB, LIMIT = 0, 39, 40, 14  # as in published models, the decoder starts with padding
 SENTENCES = 50  # of each of four models
-RANDOM = {3: 1.0, 6: 4.5, 7: 1.0}  # seed: how much likelier the end is made, so that about half end
-NAMES = [*(f"random-{seed}" for seed in RANDOM), "learnt"]
+RANDOM = {3: 1.0, 6: 4.5, 7: 1.0}  # seed: bias of the end token, so that about half of the targets end
+NAMES = [*(f"random-{seed}" for seed in RANDOM), "trained"]
 every_model = pytest.mark.parametrize("name", NAMES)
 
 
-def new(**changes: Any) -> Any:
+def make_marian(**changes: Any) -> Any:
     config = {
         **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
         **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
@@ -47,10 +47,10 @@ def new(**changes: Any) -> Any:
     )
 
 
-def by_chance(seed: int) -> Any:
-    """Weights by chance, loud enough to write something else for most sources."""
+def make_random_model(seed: int) -> Any:
+    """Random weights, large enough that targets differ for most sources."""
     torch.manual_seed(seed)
-    model = new(tie_word_embeddings=False, scale_embedding=True)
+    model = make_marian(tie_word_embeddings=False, scale_embedding=True)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and "embed_positions" not in name:
@@ -60,53 +60,53 @@ def by_chance(seed: int) -> Any:
     return model
 
 
-def learnt() -> Any:
-    """It has begun to learn to copy: unsure of the tokens, yet its ends come where they should."""
+def train_copy_model() -> Any:
+    """Train briefly to copy: uncertain about tokens, but targets end at the right length."""
     torch.manual_seed(2)
-    model = new(encoder_layers=1, scale_embedding=True)
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    model = make_marian(encoder_layers=1, scale_embedding=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(80):
-        ids, lengths = filled(sources(32, seed=step))
+        ids, lengths = pad_rows(make_sources(32, seed=step))
         real = torch.arange(ids.shape[1]) < lengths[:, None]
         loss = model(input_ids=ids, attention_mask=real.long(), labels=ids.masked_fill(~real, -100)).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model
 
 
-def sources(count: int, seed: int) -> list[list[int]]:
-    chance = random.Random(seed)
-    return [[*(chance.randrange(1, PAD) for _ in range(chance.randrange(1, 10))), END] for _ in range(count)]
+def make_sources(count: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[*(rng.randrange(1, PAD) for _ in range(rng.randrange(1, 10))), END] for _ in range(count)]
 
 
-def filled(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     widest = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows])
     return ids, torch.tensor([len(row) for row in rows])
 
 
 @cache
-def theirs(name: str) -> Any:
-    made = learnt() if name == "learnt" else by_chance(int(name.removeprefix("random-")))
-    made.final_logits_bias[:, PAD] = -30.0  # CTranslate2 gives its probability to the others, and would rank otherwise
-    return made.double().eval()
+def make_hf_model(name: str) -> Any:
+    model = train_copy_model() if name == "trained" else make_random_model(int(name.removeprefix("random-")))
+    model.final_logits_bias[:, PAD] = -30.0  # CTranslate2 renormalizes without it, which would change scores
+    return model.double().eval()
 
 
 @pytest.fixture
 def ours(name: str, tmp_path: Path) -> Seq2Seq:
-    theirs(name).save_pretrained(tmp_path)
+    make_hf_model(name).save_pretrained(tmp_path)
     model = load(tmp_path)
     assert isinstance(model, Seq2Seq)
     return model.double()
 
 
-def generated(name: str, rows: list[list[int]], **changes: Any) -> Any:
-    ids, lengths = filled(rows)
+def run_generate(name: str, rows: list[list[int]], **changes: Any) -> Any:
+    ids, lengths = pad_rows(rows)
     kinds: dict[str, Any] = {"early_stopping": "never", "length_penalty": 0.6, "num_beams": 4, **changes}
     if kinds["num_beams"] == 1:
         kinds = {"num_beams": 1}
-    return theirs(name).generate(
+    return make_hf_model(name).generate(
         input_ids=ids,
         attention_mask=(torch.arange(ids.shape[1]) < lengths[:, None]).long(),
         max_new_tokens=LIMIT,
@@ -118,61 +118,61 @@ def generated(name: str, rows: list[list[int]], **changes: Any) -> Any:
     )
 
 
-def tokens_of(row: Tensor) -> list[int]:
-    """Without the start, with the end."""
+def strip_special_tokens(row: Tensor) -> list[int]:
+    """Return the tokens without the start, up to and including the end."""
     tokens: list[int] = row[1:].tolist()
     return tokens[: tokens.index(END) + 1] if END in tokens else tokens[:LIMIT]
 
 
 @every_model
-def test_generate_finds_the_same_as_our_beam(name: str, ours: Seq2Seq) -> None:
-    rows = sources(SENTENCES, seed=1000)
-    made = generated(name, rows)
-    ids, lengths = filled(rows)
+def test_beam_search_matches_generate(name: str, ours: Seq2Seq) -> None:
+    rows = make_sources(SENTENCES, seed=1000)
+    reference = run_generate(name, rows)
+    ids, lengths = pad_rows(rows)
     got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=SearchOptions())
     cut, different = 0, set()
     for row in range(SENTENCES):
-        wanted, score = tokens_of(made.sequences[row]), float(made.sequences_scores[row])
-        found = got.tokens[row, 0, : got.lengths[row, 0]].tolist()
-        different.add(tuple(found))
-        cut += END not in found
-        if found == wanted:
+        expected, score = strip_special_tokens(reference.sequences[row]), float(reference.sequences_scores[row])
+        tokens = got.tokens[row, 0, : got.lengths[row, 0]].tolist()
+        different.add(tuple(tokens))
+        cut += END not in tokens
+        if tokens == expected:
             assert float(got.scores[row, 0]) == pytest.approx(score, abs=1e-5)
-        else:  # the one rule that differs
-            assert END in found
-            assert END not in wanted
-            assert len(wanted) == LIMIT
+        else:  # truncated hypotheses rank differently
+            assert END in tokens
+            assert END not in expected
+            assert len(expected) == LIMIT
             assert score > float(got.scores[row, 0])
     assert len(different) > 10
-    assert cut == 0 if name == "learnt" else cut > 10
+    assert cut == 0 if name == "trained" else cut > 10
 
 
 @every_model
-def test_generate_finds_the_same_as_greedy(name: str, ours: Seq2Seq) -> None:
-    rows = sources(SENTENCES, seed=1000)
-    ids, lengths = filled(rows)
-    made = generated(name, rows, num_beams=1)
+def test_greedy_search_matches_generate(name: str, ours: Seq2Seq) -> None:
+    rows = make_sources(SENTENCES, seed=1000)
+    ids, lengths = pad_rows(rows)
+    reference = run_generate(name, rows, num_beams=1)
     got = greedy_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT)
     for row in range(SENTENCES):
-        wanted = tokens_of(made.sequences[row])
-        assert got[row].tolist() == [*wanted, *[END] * (LIMIT - len(wanted))]
+        expected = strip_special_tokens(reference.sequences[row])
+        assert got[row].tolist() == [*expected, *[END] * (LIMIT - len(expected))]
 
 
-@pytest.mark.parametrize("name", ["learnt"])
+@pytest.mark.parametrize("name", ["trained"])
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.0])
-def test_whatever_the_penalty_the_four_best_are_the_same(name: str, ours: Seq2Seq, alpha: float) -> None:
-    rows = sources(SENTENCES, seed=1001)
-    made = generated(name, rows, length_penalty=alpha, num_return_sequences=4)
-    ids, lengths = filled(rows)
+def test_n_best_matches_generate_for_any_length_penalty(name: str, ours: Seq2Seq, alpha: float) -> None:
+    rows = make_sources(SENTENCES, seed=1001)
+    reference = run_generate(name, rows, length_penalty=alpha, num_return_sequences=4)
+    ids, lengths = pad_rows(rows)
     search = SearchOptions(length_penalty=alpha, n_best=4)
     got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=search)
     compared = 0
     for row in range(SENTENCES):
-        wanted = [tokens_of(one) for one in made.sequences[4 * row : 4 * row + 4]]
-        if all(END in one for one in wanted):
-            found = zip(got.tokens[row].tolist(), got.lengths[row].tolist(), strict=True)
-            assert [tokens[:length] for tokens, length in found] == wanted
-            scores = made.sequences_scores[4 * row : 4 * row + 4].float()
+        expected = [strip_special_tokens(target) for target in reference.sequences[4 * row : 4 * row + 4]]
+        if all(END in target for target in expected):
+            hypotheses = zip(got.tokens[row].tolist(), got.lengths[row].tolist(), strict=True)
+            assert [tokens[:length] for tokens, length in hypotheses] == expected
+            scores = reference.sequences_scores[4 * row : 4 * row + 4].float()
             torch.testing.assert_close(got.scores[row], scores, rtol=1e-5, atol=1e-5)
             compared += 1
     assert compared > 30
@@ -181,13 +181,15 @@ def test_whatever_the_penalty_the_four_best_are_the_same(name: str, ours: Seq2Se
 # --- CTranslate2 -----------------------------------------------------------------------------------------------------
 
 
-def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> bool:
-    return [(one.token_ids, one.is_finished) for one in found] == [(one.token_ids, one.is_finished) for one in wanted]
+def is_same(hypotheses: list[Hypothesis], expected: list[Hypothesis]) -> bool:
+    return [(hypothesis.token_ids, hypothesis.is_finished) for hypothesis in hypotheses] == [
+        (hypothesis.token_ids, hypothesis.is_finished) for hypothesis in expected
+    ]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @every_model
-def test_ctranslate2_finds_the_same_as_our_engine(
+def test_ctranslate2_matches_the_torch_engine(
     name: str, beam_size: int, ours: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ctranslate2")
@@ -195,8 +197,8 @@ def test_ctranslate2_finds_the_same_as_our_engine(
 
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
     model, search = ours.float(), SearchOptions(beam_size=beam_size)
-    quick = CTranslate2Engine.open(None, model, None, compute_type="float32", threads=1, suppressed_tokens=[PAD])
-    own = TorchEngine[Any](
+    ct2_engine = CTranslate2Engine.open(None, model, None, compute_type="float32", threads=1, suppressed_tokens=[PAD])
+    torch_engine = TorchEngine[Any](
         model=model,
         start=PAD,
         end=END,
@@ -206,19 +208,21 @@ def test_ctranslate2_finds_the_same_as_our_engine(
         choose_batch_size=lambda *_: 16,
         build_constraints=lambda *_: ((), None),
     )
-    jobs = [
+    requests = [
         SearchRequest(source_ids=row, rng_key=i, max_length=LIMIT)
-        for i, row in enumerate(sources(SENTENCES, seed=1000))
+        for i, row in enumerate(make_sources(SENTENCES, seed=1000))
     ]
-    assert quick.find_unsupported_reason(search, jobs) is None
-    found, wanted = dict(quick.search(jobs, search)), dict(own.search(jobs, search))
-    patient = dict(own.search(jobs, replace(search, patience=DEFAULT_PATIENCE)))
-    sooner = 0
-    for place, (theirs_is,) in sorted(found.items()):
-        if not same(found[place], wanted[place]):  # it has given up too soon, as ours would if it were told to
-            assert theirs_is.score < wanted[place][0].score
-            wanted[place], sooner = patient[place], sooner + 1
-        assert same(found[place], wanted[place])
-        assert theirs_is.score == pytest.approx(wanted[place][0].score, abs=1e-4)
-        assert theirs_is.log_prob == pytest.approx(wanted[place][0].log_prob, abs=1e-4)
-    assert sooner <= (0 if name == "learnt" or beam_size == 1 else 5)
+    assert ct2_engine.find_unsupported_reason(search, requests) is None
+    results, expected = dict(ct2_engine.search(requests, search)), dict(torch_engine.search(requests, search))
+    patient = dict(torch_engine.search(requests, replace(search, patience=DEFAULT_PATIENCE)))
+    early_stops = 0
+    for index, (best,) in sorted(results.items()):
+        if not is_same(
+            results[index], expected[index]
+        ):  # CTranslate2 stopped early, as the torch engine does with its patience
+            assert best.score < expected[index][0].score
+            expected[index], early_stops = patient[index], early_stops + 1
+        assert is_same(results[index], expected[index])
+        assert best.score == pytest.approx(expected[index][0].score, abs=1e-4)
+        assert best.log_prob == pytest.approx(expected[index][0].log_prob, abs=1e-4)
+    assert early_stops <= (0 if name == "trained" or beam_size == 1 else 5)

@@ -1,4 +1,4 @@
-"""What `load` and `marian.save` refuse, by the words that a person will read."""
+"""Error messages of `load` and `marian.save` for invalid folders and models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Q_PROJ = "model.encoder.layers.0.self_attn.q_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A good Marian folder, to be spoilt."""
+    """A valid Marian folder that a test may damage."""
     marian.save(build(CONFIG), tmp_path / "marian")
     return tmp_path / "marian"
 
@@ -64,7 +64,7 @@ def test_a_config_that_is_no_json(folder: Path) -> None:
     assert_rejected(folder, "config.json: is not valid JSON")
 
 
-def test_a_config_of_nobody(folder: Path) -> None:
+def test_a_config_without_model_type(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     assert_rejected(folder, 'must have "format": "attent" or a `model_type`, but has neither')
 
@@ -76,7 +76,7 @@ def test_another_family(model_type: str, folder: Path) -> None:
     assert_rejected(folder, f"config.json: model_type `{model_type}` {words}")
 
 
-def test_a_model_type_of_another_kind(folder: Path) -> None:
+def test_a_model_type_of_the_wrong_type(folder: Path) -> None:
     change_json(folder / "config.json", model_type=["marian"])
     assert_rejected(folder, "model_type ['marian'] is not supported")
 
@@ -108,7 +108,7 @@ def test_code_and_quantisation(key: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wanted"),
+    ("key", "value", "expected"),
     [
         ("normalize_before", True, "False"),
         ("normalize_embedding", True, "False"),
@@ -122,15 +122,15 @@ def test_code_and_quantisation(key: str, folder: Path) -> None:
         ("architectures", ["MarianForCausalLM"], "['MarianMTModel']"),
     ],
 )
-def test_a_value_that_we_do_not_compute(key: str, value: object, wanted: str, folder: Path) -> None:
+def test_an_unsupported_value(key: str, value: object, expected: str, folder: Path) -> None:
     change_json(folder / "config.json", **{key: value})
     assert_rejected(
         folder,
-        f"config.json: `{key}` must be {wanted} for a Marian model that attent can compute, but is {value}",
+        f"config.json: `{key}` must be {expected} for a Marian model that attent can compute, but is {value}",
     )
 
 
-def test_an_activation_that_we_do_not_have(folder: Path) -> None:
+def test_an_unsupported_activation(folder: Path) -> None:
     change_json(folder / "config.json", activation_function="quick_gelu")
     assert_rejected(folder, "`activation_function` must be")
 
@@ -145,7 +145,7 @@ def test_an_activation_that_we_do_not_have(folder: Path) -> None:
         ("encoder_layers", True),
     ],
 )
-def test_a_value_of_another_kind(key: str, value: object, folder: Path) -> None:
+def test_a_value_of_the_wrong_type(key: str, value: object, folder: Path) -> None:
     change_json(folder / "config.json", **{key: value})
     assert_rejected(folder, f"`{key}` must be")
 
@@ -172,14 +172,14 @@ def test_heads_that_do_not_fit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 2**20])
-def test_layers_that_cannot_be(layers: int, folder: Path) -> None:
+def test_an_impossible_number_of_layers(layers: int, folder: Path) -> None:
     change_json(folder / "config.json", encoder_layers=layers)
     assert_rejected(
         folder, "too few for `encoder_layers`" if layers > 0 else "`encoder_layers` must be a number from 1"
     )
 
 
-def test_a_vocabulary_that_cannot_be(folder: Path) -> None:
+def test_an_impossible_vocabulary_size(folder: Path) -> None:
     change_json(folder / "config.json", vocab_size=10**30)
     assert_rejected(folder, "config.json: `vocab_size` must be at most 16777216, but is 1e+30")
 
@@ -305,7 +305,7 @@ def test_no_weights(folder: Path) -> None:
     "name",
     ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "a\\b.safetensors", "x.bin", ""],
 )
-def test_an_index_that_leads_elsewhere(name: str, folder: Path) -> None:
+def test_an_index_that_points_elsewhere(name: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     assert_rejected(folder, "must be the name of a .safetensors file in the same folder; do not trust this folder")
@@ -323,7 +323,7 @@ def test_a_shard_with_other_tensors(folder: Path) -> None:
     assert_rejected(folder, "b.safetensors: holds `final_logits_bias`, unlike model.safetensors.index.json says")
 
 
-def test_a_shard_without_a_tensor_that_is_listed(folder: Path) -> None:
+def test_a_shard_without_a_listed_tensor(folder: Path) -> None:
     names = [*load_file(folder / "model.safetensors"), "model.encoder.more"]
     (folder / "model.safetensors").rename(folder / "b.safetensors")
     index = {"weight_map": dict.fromkeys(names, "b.safetensors")}
@@ -340,7 +340,7 @@ def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
     assert_rejected(folder, "`weight_map` must map tensors to files")
 
 
-# Out.
+# Saving.
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
         ("output_dropout", 0.1),
     ],
 )
-def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path) -> None:
+def test_a_config_without_marian_equivalent(field: str, value: object, tmp_path: Path) -> None:
     stack = replace(STACK, **{field: value})
     model = build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack)))
     words = f"`encoder.{field}` must be"
@@ -373,7 +373,7 @@ def test_a_model_that_marian_cannot_be(field: str, value: object, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_states_that_marian_does_not_divide(tmp_path: Path) -> None:
+def test_output_scaling_without_marian_equivalent(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^`scale_output` must be False for a Marian model, but is True"):
         marian.save(build(replace(CONFIG, scale_output=True)), tmp_path / "out")
 
@@ -396,38 +396,38 @@ def test_a_pad_that_ends_sentences(tmp_path: Path) -> None:
         marian.save(build(CONFIG), tmp_path / "out", pad=2)
 
 
-def test_a_folder_that_holds_something(folder: Path) -> None:
+def test_a_nonempty_folder(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(FolderError, match="exists already; give a new folder, or remove that one first"):
         marian.save(build(CONFIG), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **more: object) -> None:
+def test_a_failed_save_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(*args: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("attent.storage.tensor_files.save_file", full)
+    monkeypatch.setattr("attent.storage.tensor_files.save_file", raise_disk_full)
     with pytest.raises(FolderError, match=r"could not be saved: the disk is full.*free some space"):
         marian.save(build(CONFIG), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_files_are_as_readable_as_others(tmp_path: Path) -> None:
+def test_files_have_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     marian.save(build(CONFIG), tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
 
 
-def test_a_tie_that_came_undone_is_not_exported_in_silence(tmp_path: Path) -> None:
+def test_a_broken_tie_is_not_exported(tmp_path: Path) -> None:
     model = build(CONFIG)
     model.output.weight = torch.nn.Parameter(torch.randn_like(model.output.weight))
     with pytest.raises(FolderError, match=r"`output.weight` must be the same tensor as"):
         marian.save(model, tmp_path / "out")
 
 
-def test_a_compiled_model_is_exported_as_it_is(tmp_path: Path) -> None:
+def test_a_compiled_model_is_exported(tmp_path: Path) -> None:
     model = build(CONFIG).eval()
     source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
     expected = model(source, target)

@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' T5 and ours, the same numbers."""
+"""T5: special cases of the comparison with `transformers`, file variants, and rejected folders."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ CONFIG = Seq2SeqConfig(
 
 
 @pytest.mark.parametrize("case", range(4))
-def test_the_tensors_and_the_config_tell_how_the_output_is_computed(case: int, tmp_path: Path) -> None:
+def test_output_scaling_follows_tensors_and_config(case: int, tmp_path: Path) -> None:
     make_t5(case).save_pretrained(tmp_path)
     config = load(tmp_path).config
     assert (config.tie_output, config.scale_output) == T5_OUTPUTS[case]
 
 
-def reopened(folder: Path) -> Any:
-    """What `transformers` makes of a folder of ours: nothing missing, nothing left over."""
+def load_with_transformers(folder: Path) -> Any:
+    """Load a saved folder with `transformers`; no tensor may be missing or unexpected."""
     model, info = transformers.T5ForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()
 
 
 @pytest.mark.parametrize("case", [0, 1, 3, 4, 5])
-def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
-    """40 prompts each, step by step with a cache."""
+def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
+    """Decode 40 prompts step by step with a cache."""
     theirs = make_t5(case)
     with torch.no_grad():
         for block in theirs.decoder.block:
-            block.layer[1].EncDecAttention.o.weight *= 5  # so that it hangs on the source what is written
+            block.layer[1].EncDecAttention.o.weight *= 5  # so that the output depends on the source
     theirs.save_pretrained(tmp_path)
     ours, batch = load(tmp_path), make_t5_batch(theirs.config, case, rows=40)
     expected = theirs.generate(
@@ -83,7 +83,7 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
         attention_mask=batch.source_mask.long(),
         do_sample=False,
         max_length=13,
-        suppress_tokens=[theirs.config.decoder_start_token_id],  # ours never writes the start
+        suppress_tokens=[theirs.config.decoder_start_token_id],  # attent never generates the start token
     )[:, 1:]
     start, end = ours.config.start_id, ours.config.end_id
     got = greedy_search(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
@@ -91,20 +91,20 @@ def test_greedy_writes_their_tokens(case: int, tmp_path: Path) -> None:
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 
-# How files differ.
+# File variants.
 
 
 def test_a_file_of_2020_loads(tmp_path: Path) -> None:
-    """Copies of the embedding, and a bias of the first cross-attention that nothing reads."""
+    """Copies of the embedding, and an unused bias of the first cross-attention."""
     make_t5(0).save_pretrained(tmp_path)
     expected = load(tmp_path)
     left_over = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
-    def aged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def to_old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         copies = dict.fromkeys([t5.SOURCE, t5.TARGET, t5.OUTPUT], tensors[t5.SHARED])
         return tensors | copies | {left_over: torch.randn(32, 8).double()}
 
-    change_tensors(tmp_path, aged)
+    change_tensors(tmp_path, to_old_names)
     stored = json.loads((tmp_path / "config.json").read_text())
     new = ("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tie_word_embeddings", "classifier_dropout")
     old = {key: value for key, value in stored.items() if key not in new}
@@ -113,8 +113,8 @@ def test_a_file_of_2020_loads(tmp_path: Path) -> None:
     assert same_bits(load(tmp_path), expected)
 
 
-def test_an_output_that_is_said_not_to_be_tied_is_not_scaled(tmp_path: Path) -> None:
-    """As flan-t5 says it, without `scale_decoder_outputs`."""
+def test_an_untied_output_is_not_scaled(tmp_path: Path) -> None:
+    """The config of flan-t5, which has no `scale_decoder_outputs`."""
     theirs = make_t5(1)
     theirs.save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
@@ -126,7 +126,7 @@ def test_an_output_that_is_said_not_to_be_tied_is_not_scaled(tmp_path: Path) -> 
         assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-10
 
 
-def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
+def test_tied_tensors_load_under_any_name(tmp_path: Path) -> None:
     make_t5(0).save_pretrained(tmp_path)
     expected, tensors = load(tmp_path), load_file(tmp_path / "model.safetensors")
     rest = {name: tensor for name, tensor in tensors.items() if name != t5.SHARED}
@@ -135,8 +135,8 @@ def test_tied_tensors_may_stand_under_any_name(tmp_path: Path) -> None:
         assert same_bits(load(tmp_path), expected)
 
 
-def test_mt5_is_read_too(tmp_path: Path) -> None:
-    """It has the shape of T5 1.1, and never scales, whatever its config says of ties."""
+def test_mt5_is_supported(tmp_path: Path) -> None:
+    """mT5 has the architecture of T5 1.1, and never scales its output, whether tied or not."""
     config = transformers.MT5Config(
         vocab_size=23, d_model=12, d_kv=5, d_ff=20, num_layers=1, num_heads=3, feed_forward_proj="gated-gelu"
     )
@@ -166,24 +166,24 @@ def test_mt5_is_read_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_presets_are_what_published_configs_say(preset: Seq2SeqConfig, facts: t5.Facts) -> None:
+def test_presets_match_published_configs(preset: Seq2SeqConfig, facts: t5.Facts) -> None:
     assert t5.to_config(facts, tied=facts.tie_word_embeddings, where=Path("config.json")) == preset
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
-def test_every_feed_forward_can_be_written(activation: Any, gated: bool, tmp_path: Path) -> None:
+def test_every_feedforward_kind_is_saved(activation: Any, gated: bool, tmp_path: Path) -> None:
     stack = replace(STACK, layers=1, activation=activation, gated=gated)
     ours = build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack))).double().eval()
     t5.save(ours, tmp_path / "out")
     assert same_bits(load(tmp_path / "out"), ours)
-    theirs = reopened(tmp_path / "out")
+    theirs = load_with_transformers(tmp_path / "out")
     batch = make_t5_batch(theirs.config, 0)
     with exact(theirs):
         assert worst(run_hf_seq2seq(theirs, batch)[batch.real], run_seq2seq(ours, batch)[batch.real]) < 1e-10
 
 
-# What is assert_rejected, by the words that a person will read.
+# Error messages of rejected folders.
 
 
 @pytest.fixture
@@ -209,17 +209,17 @@ def folder(tmp_path: Path) -> Path:
         ({"num_decoder_layers": 3}, ["missing", "decoder.block.2.layer.0.layer_norm.weight"]),
     ],
 )
-def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
+def test_unsupported_config_is_rejected(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
     assert_rejected(folder, *words)
 
 
-def test_embeddings_that_differ(folder: Path) -> None:
+def test_different_embeddings_are_rejected(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors | {t5.TARGET: torch.zeros(23, 12)})
     assert_rejected(folder, "`shared.weight` and `decoder.embed_tokens.weight` must be equal")
 
 
-def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
+def test_missing_and_unknown_tensors_are_rejected(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors | {"decoder.adapter.weight": torch.zeros(2)})
     assert_rejected(folder, "not known", "decoder.adapter.weight")
     change_tensors(folder, lambda tensors: {n: t for n, t in tensors.items() if n not in (t5.SHARED, "lm_head.weight")})
@@ -236,7 +236,7 @@ def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
         ({"attention_dropout": 0.0}, "encoder.attention_dropout"),
     ],
 )
-def test_a_stack_that_t5_has_no_words_for(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+def test_a_stack_without_t5_equivalent_is_not_saved(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
     stack = replace(STACK, **changes)
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a T5 model"):
         t5.save(build(replace(CONFIG, encoder=stack, decoder=mirror_encoder(stack))), tmp_path / "out")
@@ -252,6 +252,6 @@ def test_a_stack_that_t5_has_no_words_for(changes: dict[str, Any], field: str, t
         (replace(CONFIG, decoder=replace(CONFIG.decoder, heads=2)), "decoder.heads"),
     ],
 )
-def test_a_model_that_t5_has_no_words_for(config: Seq2SeqConfig, field: str, tmp_path: Path) -> None:
+def test_a_config_without_t5_equivalent_is_not_saved(config: Seq2SeqConfig, field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a T5 model"):
         t5.save(build(config), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""An oracle from outside: the same weights in `transformers`' ViT and ours, the same numbers."""
+"""ViT: image preprocessing as in `transformers`, presets, and rejected folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
 CONFIG = VisionConfig(image_size=8, patch_size=4, stack=STACK, labels=("cat", "dog"))
 
 
-# How images are prepared.
+# Image preprocessing.
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "vit"
 
 
-def prepared(folder: Path, **keys: Any) -> VisionConfig:
+def load_with_processor_config(folder: Path, **keys: Any) -> VisionConfig:
     (folder / "preprocessor_config.json").write_text(json.dumps(keys))
     config: VisionConfig = load(folder).config
     return config
 
 
-def test_mean_and_deviation_of_pixels_come_along(folder: Path) -> None:
-    config = prepared(folder, image_mean=MEAN, image_std=STD, do_normalize=True, size=8, resample=2)
+def test_mean_and_std_of_pixels_are_loaded(folder: Path) -> None:
+    config = load_with_processor_config(folder, image_mean=MEAN, image_std=STD, do_normalize=True, size=8, resample=2)
     assert (config.mean, config.std) == (tuple(MEAN), tuple(STD))
     vit.save(load(folder), folder.parent / "again")
     written = json.loads((folder.parent / "again" / "preprocessor_config.json").read_text())
@@ -60,26 +60,26 @@ def test_mean_and_deviation_of_pixels_come_along(folder: Path) -> None:
     assert same_bits(load(folder.parent / "again"), load(folder))
 
 
-def test_pixels_are_prepared_as_theirs_are(tmp_path: Path) -> None:
-    """By the arithmetic of their processor: times `rescale_factor`, less the mean, by the deviation."""
+def test_pixels_are_normalized_as_by_transformers(tmp_path: Path) -> None:
+    """The processor's formula: (pixel * `rescale_factor` - mean) / std."""
     vit.save(build(CONFIG).double(), tmp_path / "vit")
     image = torch.randint(0, 256, (1, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for factor in (1 / 255, 1 / 127.5, None):
         keys = {"do_rescale": False} if factor is None else {"rescale_factor": factor}
-        config = prepared(tmp_path / "vit", image_mean=MEAN, image_std=STD, **keys)
+        config = load_with_processor_config(tmp_path / "vit", image_mean=MEAN, image_std=STD, **keys)
         model = build(config).double()
         mean, std = (torch.tensor(of, dtype=torch.float64)[:, None, None] for of in (MEAN, STD))
         assert worst(model.normalize(image), (image.double() * (factor or 1) - mean) / std) < 1e-10
 
 
-def test_pixels_that_are_not_normalised_stay_as_they_are(folder: Path) -> None:
-    config = prepared(folder, image_mean=MEAN, image_std=STD, do_normalize=False)
+def test_pixels_without_normalization_are_unchanged(folder: Path) -> None:
+    config = load_with_processor_config(folder, image_mean=MEAN, image_std=STD, do_normalize=False)
     assert (config.mean, config.std) == ((0.0,), (1.0,))
-    config = prepared(folder, do_normalize=False, do_rescale=False)  # bytes, as they are
+    config = load_with_processor_config(folder, do_normalize=False, do_rescale=False)  # raw bytes
     assert (config.mean, config.std) == ((0.0,), (1 / 255,))
 
 
-def test_without_a_word_on_pixels_they_go_from_minus_one_to_one(folder: Path) -> None:
+def test_pixels_default_to_minus_one_to_one(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     config = load(folder).config
     assert (config.mean, config.std) == ((0.5,), (0.5,))
@@ -102,9 +102,9 @@ def test_without_a_word_on_pixels_they_go_from_minus_one_to_one(folder: Path) ->
         ({"do_pad": True}, "`do_pad` must be left out"),
     ],
 )
-def test_pixels_that_cannot_be_prepared(folder: Path, keys: dict[str, Any], words: str) -> None:
+def test_unsupported_pixel_settings_are_rejected(folder: Path, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(FolderError, match=f"preprocessor_config.json: {words}"):
-        prepared(folder, **keys)
+        load_with_processor_config(folder, **keys)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_pixels_that_cannot_be_prepared(folder: Path, keys: dict[str, Any], word
         ({"do_resize": False, "size": 224}, ("squash", None, "bilinear")),
     ],
 )
-def test_how_a_picture_becomes_a_square_is_read(folder: Path, keys: dict[str, Any], sizing: tuple[Any, ...]) -> None:
-    config = prepared(folder, **keys)
+def test_resize_settings_are_read(folder: Path, keys: dict[str, Any], sizing: tuple[Any, ...]) -> None:
+    config = load_with_processor_config(folder, **keys)
     assert (config.fit, config.resize_to, config.resample) == sizing
 
 
-def test_without_a_word_on_pictures_they_are_squashed(folder: Path) -> None:
+def test_images_are_squashed_by_default(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     assert load(folder).config.fit == "squash"
 
@@ -132,13 +132,13 @@ def test_without_a_word_on_pictures_they_are_squashed(folder: Path) -> None:
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("resize_to", [None, 11])
 @pytest.mark.parametrize("fit", ["crop", "squash"])
-def test_pictures_are_prepared_as_by_their_processors(
+def test_images_are_processed_as_by_transformers(
     fit: Literal["crop", "squash"],
     resize_to: int | None,
     resample: Literal["bilinear", "bicubic"],
     tmp_path: Path,
 ) -> None:
-    """From a folder that we wrote: what the two make of pictures of any shape differs by rounding alone."""
+    """A saved folder processes images of any shape equally in both, up to rounding."""
     image = pytest.importorskip("PIL.Image")
     sizing = {"fit": fit, "resize_to": resize_to, "resample": resample}
     model = build(replace(CONFIG, mean=tuple(MEAN), std=tuple(STD), **sizing))  # type: ignore[arg-type]
@@ -149,17 +149,17 @@ def test_pictures_are_prepared_as_by_their_processors(
         pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)
         image.fromarray(pixels).save(tmp_path / "a.png")
         ours = model.normalize(read_image(tmp_path / "a.png", ImageShape.from_config(model.config))[None])
-        wanted = torch.tensor(np.asarray(theirs(image.open(tmp_path / "a.png"), return_tensors="np")["pixel_values"]))
-        assert worst(ours, wanted) * 255 * max(STD) < 2.5
+        expected = torch.tensor(np.asarray(theirs(image.open(tmp_path / "a.png"), return_tensors="np")["pixel_values"]))
+        assert worst(ours, expected) * 255 * max(STD) < 2.5
 
 
-def test_the_preset_is_what_a_published_config_says() -> None:
+def test_preset_matches_the_published_config() -> None:
     facts = vit.ViTKeys(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
     heads = vit.ViTHeads(pooler=False, labels=())
     assert vit.to_config(facts, heads, vit.Preprocessing(), Path("config.json")) == presets.vit_b_16()
 
 
-# What is assert_rejected, by the words that a person will read.
+# Error messages of rejected folders.
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_the_preset_is_what_a_published_config_says() -> None:
         ({"id2label": {"0": "a"}}, ["`id2label` must name 2 labels"]),
     ],
 )
-def test_a_config_that_cannot_be_computed(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
+def test_unsupported_config_is_rejected(folder: Path, changes: dict[str, Any], words: list[str]) -> None:
     change_json(folder / "config.json", **changes)
     assert_rejected(folder, *words)
 
 
-def test_a_pooler_of_another_width(tmp_path: Path) -> None:
+def test_a_pooler_of_another_width_is_rejected(tmp_path: Path) -> None:
     vit.save(build(replace(CONFIG, labels=(), pooler=True)), tmp_path / "vit")
     change_json(tmp_path / "vit" / "config.json", pooler_output_size=5)
     assert_rejected(tmp_path / "vit", "`pooler_output_size` must be `hidden_size`=12", "but is 5")
@@ -192,7 +192,7 @@ def test_square_sizes_may_be_written_as_pairs(folder: Path) -> None:
     assert load(folder).config.image_size == 8
 
 
-def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
+def test_missing_and_unknown_tensors_are_rejected(folder: Path) -> None:
     path, key = folder / "model.safetensors", "vit.embeddings.cls_token"
     tensors = load_file(path)
     save_file({name: tensor for name, tensor in tensors.items() if name != key}, path)
@@ -217,7 +217,7 @@ def test_tensors_that_are_missing_or_unknown(folder: Path) -> None:
         (replace(CONFIG, stack=replace(STACK, bias=False)), "stack.bias"),
     ],
 )
-def test_a_model_that_vit_has_no_words_for(config: VisionConfig, field: str, tmp_path: Path) -> None:
+def test_a_config_without_vit_equivalent_is_not_saved(config: VisionConfig, field: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a ViT model"):
         vit.save(build(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
