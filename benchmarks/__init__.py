@@ -1,1 +1,1 @@
-"""Speed and memory beside others, same work, one run. Ratios are what counts: machines are shared and noisy."""
+"""Speed and memory compared with other libraries, in one run each: ratios matter, since machines are noisy."""

@@ -33,20 +33,20 @@ WARMUP_RUNS, ROUNDS = 3, 15
 
 
 def main() -> None:
-    asked = parse_arguments()
-    device = torch.device(asked.device)
+    args = parse_arguments()
+    device = torch.device(args.device)
     gpu = device.type == "cuda"
-    tokens = asked.tokens or (25_600 if gpu else 512)
+    tokens = args.tokens or (25_600 if gpu else 512)
     dtype = torch.bfloat16 if gpu else torch.float32
     speed = measure_peak_rates(device).bytes
-    print(f"{describe_machine()}; {tokens:,} tokens, {asked.heads} heads of {asked.width}, {dtype}, causal")
-    names = [name for name in BACKENDS if name != "explicit" and (name != "flex" or asked.flex)]
+    print(f"{describe_machine()}; {tokens:,} tokens, {args.heads} heads of {args.width}, {dtype}, causal")
+    names = [name for name in BACKENDS if name != "explicit" and (name != "flex" or args.flex)]
     print(f"\n| mean length | row | {' | '.join(names)} | floor by bytes |\n|{'---|' * (len(names) + 3)}")
-    for mean in asked.mean or (MEAN_LENGTHS if gpu else (15, 64)):
-        request = build_request(mean, tokens, asked.heads, asked.width, device, dtype)
-        chosen = next(name for name, one in BACKENDS.items() if one is choose_backend("auto", request))
-        found = compare_backends(request, names)
-        cells = [format_cell(found[name], name == chosen) for name in names]
+    for mean in args.mean or (MEAN_LENGTHS if gpu else (15, 64)):
+        request = build_request(mean, tokens, args.heads, args.width, device, dtype)
+        chosen = next(name for name, backend in BACKENDS.items() if backend is choose_backend("auto", request))
+        seconds = compare_backends(request, names)
+        cells = [format_cell(seconds[name], name == chosen) for name in names]
         floor = 12 * request.q.numel() * request.q.element_size() / speed  # 4 forward, 8 backward
         print(f"| {mean} | {request.q.shape[2]} | {' | '.join(cells)} | {1e3 * floor:.3f} |", flush=True)
     print("\nms, forward and backward; **chosen** by `auto`")
@@ -54,10 +54,10 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mean", nargs="+", type=int, help="lengths of sentences")
+    parser.add_argument("--mean", nargs="+", type=int, help="mean sentence lengths")
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--width", type=int, default=64, help="width of a head")
     parser.add_argument("--flex", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -84,16 +84,16 @@ def build_request(
 
 def pack_lengths(mean: int, width: int, count: int) -> list[list[int]]:
     """Draw sentence lengths and pack them best-fit, until one fits in no row."""
-    dice, rows = np.random.default_rng(1), [[] for _ in range(count)]  # type: list[list[int]]
-    left = np.full(count, width)
+    rng, rows = np.random.default_rng(1), [[] for _ in range(count)]  # type: list[list[int]]
+    remaining = np.full(count, width)
     while True:
-        length = int(np.clip(np.exp(np.log(mean) - LOG_STD**2 / 2 + LOG_STD * dice.standard_normal()), 2, width))
-        fits = np.where(left >= length, left, width + 1)
+        length = int(np.clip(np.exp(np.log(mean) - LOG_STD**2 / 2 + LOG_STD * rng.standard_normal()), 2, width))
+        fits = np.where(remaining >= length, remaining, width + 1)
         if fits.min() > width:
             return rows
-        place = int(fits.argmin())
-        rows[place].append(length)
-        left[place] -= length
+        row = int(fits.argmin())
+        rows[row].append(length)
+        remaining[row] -= length
 
 
 def compare_backends(request: AttentionInputs, names: list[str]) -> dict[str, float | None]:

@@ -39,33 +39,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=25_600)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--size", default="base", choices=("tiny", "small", "base", "big"))
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        batches, words = build_batches(Path(name), arguments.tokens)
-        step = TrainStep(words, arguments.size, arguments.device)
-        print(f"{arguments.size}, {arguments.tokens} tokens a side; {describe_machine()}", flush=True)
-        compare(batches, step, arguments.steps)
+        batches, vocab_size = build_batches(Path(name), args.tokens)
+        step = TrainStep(vocab_size, args.size, args.device)
+        print(f"{args.size}, {args.tokens} tokens a side; {describe_machine()}", flush=True)
+        compare(batches, step, args.steps)
 
 
 def build_batches(home: Path, tokens: int) -> tuple[PairLoader, int]:
     synthetic_corpus.write_corpus(home / "corpus.tsv", PAIRS, WORDS)
-    found = open_corpora([str(home / "corpus.tsv")])
-    pairs = [entry for entry in found[0] if isinstance(entry, Pair)]
+    corpora = open_corpora([str(home / "corpus.tsv")])
+    pairs = [entry for entry in corpora[0] if isinstance(entry, Pair)]
     config = TokenizerConfig(vocab=16_384)
     tokenizer = train_tokenizer([pair.source for pair in pairs], [pair.target for pair in pairs], config)
-    began = time.perf_counter()
-    store = prepare_store(found, EncodingConfig(tokenizer=tokenizer), home / "stores")
-    print(f"tokenised {len(store) / (time.perf_counter() - began):,.0f} pairs a second")
+    start = time.perf_counter()
+    store = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), home / "stores")
+    print(f"tokenized {len(store) / (time.perf_counter() - start):,.0f} pairs a second")
     return PairLoader(store, BatchConfig(batch_tokens=tokens)), tokenizer.source.size
 
 
 class TrainStep:
     """One step of training."""
 
-    def __init__(self, words: int, size: str, device: str) -> None:
+    def __init__(self, vocab_size: int, size: str, device: str) -> None:
         self.device = torch.device(device)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        model = attent.build(getattr(attent.presets, size)(words)).to(self.device, dtype).train()
+        model = attent.build(getattr(attent.presets, size)(vocab_size)).to(self.device, dtype).train()
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
         self.model = torch.compile(model, dynamic=False)
 
@@ -79,13 +79,11 @@ class TrainStep:
 
 def compare(batches: PairLoader, step: TrainStep, steps: int) -> None:
     pin = step.device.type == "cuda"
-    here = [batches.get_batch(0, i).to(step.device) for i in range(min(64, batches.num_steps(0)))]
+    device_batches = [batches.get_batch(0, i).to(step.device) for i in range(min(64, batches.num_steps(0)))]
     sources: dict[str, Iterator[PairBatch]] = {
-        "on the device already": cycle(here),
-        "a walk, one thread ahead": (
-            b.to(step.device, True) for _, b in batches.iter_batches(workers=1, pin_memory=pin)
-        ),
-        "a walk, none ahead": (b.to(step.device, True) for _, b in batches.iter_batches(workers=0, pin_memory=pin)),
+        "on the device already": cycle(device_batches),
+        "loader, one thread": (b.to(step.device, True) for _, b in batches.iter_batches(workers=1, pin_memory=pin)),
+        "loader, no thread": (b.to(step.device, True) for _, b in batches.iter_batches(workers=0, pin_memory=pin)),
     }
     for source in sources.values():
         for _ in range(5):
@@ -95,24 +93,24 @@ def compare(batches: PairLoader, step: TrainStep, steps: int) -> None:
     for _ in range(ROUNDS):
         for name, source in sources.items():
             seconds[name].append(time_steps(step, source, steps))
-    alone = seconds["on the device already"]
+    baseline = seconds["on the device already"]
     for name, rounds in seconds.items():
-        slower = [ours / theirs for ours, theirs in zip(rounds, alone, strict=True)]
+        slowdowns = [ours / theirs for ours, theirs in zip(rounds, baseline, strict=True)]
         print(
             f"  {name:26}",
-            "  ".join(f"{steps / one:7.2f} steps/s" for one in rounds),
-            f"  {sorted(slower)[1]:.3f}x the time",
+            "  ".join(f"{steps / elapsed:7.2f} steps/s" for elapsed in rounds),
+            f"  {sorted(slowdowns)[1]:.3f}x the time",
         )
-    print(f"  graphs compiled while walking: {count_compiled_graphs() - before}")
+    print(f"  graphs compiled while iterating: {count_compiled_graphs() - before}")
 
 
 def time_steps(step: TrainStep, source: Iterator[PairBatch], steps: int) -> float:
     synchronize(step.device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(steps):
         step(next(source))
     synchronize(step.device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def synchronize(device: torch.device) -> None:

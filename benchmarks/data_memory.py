@@ -9,6 +9,7 @@ Python and importing torch.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from benchmarks.timing import get_cpu_name
 
 PAIRS = 10_000_000
 LAYOUTS = ("packed", "flat", "bucketed")
-BATCHES_MEASURED = 2000  # taken from the middle of the epoch on
+BATCHES_MEASURED = 2000  # from the middle of the epoch
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", type=int, nargs="?", default=PAIRS, help="number of synthetic pairs")
+    pairs: int = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as name:
         corpus = Path(name) / "corpus.tsv"
         synthetic_corpus.write_corpus(corpus, pairs)
@@ -37,26 +40,26 @@ def main() -> None:
 
 def measure_stage(stage: str, command: list[str]) -> None:
     """Print time and peak memory of a process and its descendants."""
-    began, peak = time.perf_counter(), 0
+    start, peak = time.perf_counter(), 0
     with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, text=True) as process:
         while process.poll() is None:
             peak = max(peak, sum(map(get_resident_bytes, list_descendants(process.pid))))
             time.sleep(0.1)
         output.seek(0)
-        told = output.read()
-    seconds = time.perf_counter() - began
-    said = told.strip() if stage != "report" else f"{len(told):,} characters of JSON"
-    print(f"  {stage:10} {seconds:7.1f} s  peak {peak / 2**20:6,.0f} MiB  {said}", flush=True)
+        printed = output.read()
+    seconds = time.perf_counter() - start
+    summary = printed.strip() if stage != "report" else f"{len(printed):,} characters of JSON"
+    print(f"  {stage:10} {seconds:7.1f} s  peak {peak / 2**20:6,.0f} MiB  {summary}", flush=True)
     assert process.returncode == 0, f"{stage} failed"
 
 
 def list_descendants(pid: int) -> list[int]:
-    """A process and its descendants (Linux)."""
+    """Return the ids of a process and its descendants (Linux)."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return []
-    return [pid, *(one for child in children for one in list_descendants(int(child)))]
+    return [pid, *(descendant for child in children for descendant in list_descendants(int(child)))]
 
 
 def get_resident_bytes(pid: int) -> int:
@@ -70,31 +73,31 @@ def run_stage(name: str, home: Path) -> None:
     from attent.data import EncodingConfig, learn_tokenizer, open_corpora, prepare_store
     from attent.text import Tokenizer, TokenizerConfig
 
-    began = time.perf_counter()
-    found = open_corpora([str(home / "corpus.tsv")])
+    start = time.perf_counter()
+    corpora = open_corpora([str(home / "corpus.tsv")])
     if name == "tokenizer":
-        learn_tokenizer(found, TokenizerConfig(vocab=16_000)).save(home / "tokenizer")
+        learn_tokenizer(corpora, TokenizerConfig(vocab=16_000)).save(home / "tokenizer")
         return
-    store = prepare_store(found, EncodingConfig(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
+    store = prepare_store(corpora, EncodingConfig(tokenizer=Tokenizer.load(home / "tokenizer")), home / "stores")
     if name == "prepare":
-        print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - began):,.0f} a second")
+        print(f"{len(store):,} pairs kept, {len(store) / (time.perf_counter() - start):,.0f} a second")
     else:
-        iterate_batches(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES_MEASURED, began)
+        iterate_batches(store, "packed" if name == "again" else name, 1 if name == "again" else BATCHES_MEASURED, start)
 
 
-def iterate_batches(store: object, layout: str, count: int, began: float) -> None:
+def iterate_batches(store: object, layout: str, count: int, start: float) -> None:
     from attent.data.batch_plan import BatchConfig
     from attent.data.loader import PairLoader
 
     batches = PairLoader(store, BatchConfig(batch_tokens=25_000, layout=layout))  # type: ignore[arg-type]
     steps = batches.num_steps(0)
-    planned = time.perf_counter() - began
+    planned = time.perf_counter() - start
     tokens = 0
     for step in range(steps // 2, min(steps, steps // 2 + count)):
         batch = batches.get_batch(0, step)
         tokens += batch.source.num_tokens + batch.target.num_tokens
-    took = time.perf_counter() - began - planned
-    print(f"{steps:,} batches an epoch, planned in {planned:.2f} s, then {tokens / took / 1e6:.1f}M tokens a second")
+    seconds = time.perf_counter() - start - planned
+    print(f"{steps:,} batches an epoch, planned in {planned:.2f} s, then {tokens / seconds / 1e6:.1f}M tokens a second")
 
 
 if __name__ == "__main__":

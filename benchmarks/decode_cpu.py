@@ -131,7 +131,7 @@ def make_transformers_run(
     transformers.utils.logging.disable_progress_bar()
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     options = {"max_length": None, "forced_eos_token_id": None, "bad_words_ids": None, "renormalize_logits": False}
-    inputs = [pad_rows(rows[at : at + size], tokenizer.source.pad) for at in range(0, len(rows), size)]
+    inputs = [pad_rows(rows[start : start + size], tokenizer.source.pad) for start in range(0, len(rows), size)]
 
     def run() -> int:
         outputs = [

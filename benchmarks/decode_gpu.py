@@ -149,8 +149,8 @@ def summarize_speed(name: str, beams: int, seconds: Sequence[float], requests: S
 def format_table(speeds: Sequence[DecodeSpeed]) -> str:
     lines = ["| beam | | sentences/s | slowest to fastest | target tokens/s | ratio |", "|---|---|---|---|---|---|"]
     for speed in speeds:
-        other = next((s for s in speeds if s.num_beams == speed.num_beams and s.name == "transformers"), None)
-        ratio = "" if other is None else f"{speed.sentences_per_second / other.sentences_per_second:.2f}x"
+        baseline = next((s for s in speeds if s.num_beams == speed.num_beams and s.name == "transformers"), None)
+        ratio = "" if baseline is None else f"{speed.sentences_per_second / baseline.sentences_per_second:.2f}x"
         spread = f"{speed.slowest:,.0f} to {speed.fastest:,.0f}"
         lines.append(
             f"| {speed.num_beams} | {speed.name} | {speed.sentences_per_second:,.0f} | {spread} "
@@ -162,10 +162,10 @@ def format_table(speeds: Sequence[DecodeSpeed]) -> str:
 def time_run(run: Callable[[], None], device: torch.device) -> float:
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     sync()
-    began = time.perf_counter()
+    start = time.perf_counter()
     run()
     sync()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 # --- lower bound ----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def print_bound(
 
 
 def count_flops(requests: Sequence[SearchRequest], beams: int, size: ModelSize) -> float:
-    """2 per weight and token, and the products of attention; padding is not counted."""
+    """Return 2 per weight and token, plus the products of attention; padding is not counted."""
     d, source, target = (
         size.width,
         sum(len(job.source_ids) for job in requests),
@@ -216,7 +216,7 @@ def count_flops(requests: Sequence[SearchRequest], beams: int, size: ModelSize) 
 
 
 def count_min_bytes(requests: Sequence[SearchRequest], size: ModelSize, element_size: int) -> float:
-    """Every step reads the decoder's weights, the keys and values of each source, and those of one beam's past."""
+    """Return the bytes of the decoder's weights, the source's keys and values, and one beam's past, for all steps."""
     d, steps = size.width, max(job.max_length for job in requests)
     weights = size.layers * (6 * d * d + 2 * d * size.ffn_width) + d * VOCAB
     columns = sum(job.max_length * (job.max_length + 1) // 2 + job.max_length * len(job.source_ids) for job in requests)
@@ -254,7 +254,7 @@ def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device
 def generate_without_cudnn(
     model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device, batch_size: int
 ) -> None:
-    """cuDNN takes a tenth of a second for each new shape of attention, and every step has speed."""
+    """Disable cuDNN, which takes 0.1 s for each new attention shape, and every step has one."""
     with DISABLE_CUDNN:
         run_generate(model, requests, beams, device, batch_size)
 
@@ -263,8 +263,8 @@ def run_generate(
     model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device, batch_size: int
 ) -> None:
     order = sorted(requests, key=lambda job: -len(job.source_ids))
-    for at in range(0, len(order), batch_size):
-        batch = order[at : at + batch_size]
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
         longest = len(batch[0].source_ids)
         ids = torch.tensor(
             [[*job.source_ids, *[PAD] * (longest - len(job.source_ids))] for job in batch], device=device
@@ -289,7 +289,7 @@ class ForceEndAt:
         self.max_lengths = max_lengths
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        now = ids.shape[1] >= self.max_lengths  # counts the start
+        now = ids.shape[1] >= self.max_lengths  # includes the start token
         scores[:, END] = torch.where(now, 1e4, float("-inf"))
         return scores
 

@@ -15,7 +15,7 @@ from attent.data.arrays import Array
 from attent.models import Seq2SeqConfig
 from attent.nn import StackConfig
 
-FORWARD_BACKWARD = 3  # a forward pass and a backward pass of twice its work
+FORWARD_BACKWARD = 3  # the backward pass takes twice the forward pass
 OPTIMIZER_BYTES = (
     4 * 8
 )  # bytes of a weight: itself, its gradient and Adam's two means, float32, each read and written once
@@ -26,10 +26,10 @@ ACTIVATION_BYTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FlopCount:
-    """Of forward and backward passes over some sentences."""
+    """FLOPs of the forward and backward passes over a batch."""
 
-    matmuls: int  # with weights
-    attention: int  # of queries with keys, and of weights with values
+    matmuls: int  # products with weights
+    attention: int  # products of queries with keys, and of weights with values
 
     @property
     def total(self) -> int:
@@ -37,7 +37,7 @@ class FlopCount:
 
 
 def count_model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> FlopCount:
-    """Of sentence pairs with these lengths.
+    """Count the FLOPs of a training step on sentence pairs with these lengths.
 
     Products: 6 for each weight and each token that meets it. With S source and T target tokens, L layers of width d and
     inner width ff, and V words that is
@@ -68,17 +68,17 @@ def count_model_flops(config: Seq2SeqConfig, source: Array, target: Array) -> Fl
 
 
 def count_min_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, target_tokens: int) -> int:
-    """That an update must move, if nothing is moved twice and no kernel hands over through memory to the next.
+    """Count the bytes that a step must move if nothing is moved twice and all kernels are fused.
 
     The optimizer reads and writes weights, gradients and both of Adam's means (float32). Of the activations only those
     count that the backward pass cannot do without: what enters each product, and queries, keys and values; they are
-    written once and read once in bfloat16. Logits, masks and norms count for nothing. No program comes near it.
+    written once and read once in bfloat16. Logits, masks and norms are not counted. No program reaches this bound.
     """
     encoder, decoder = config.encoder, config.decoder
     width, cross = (
         encoder.width,
         encoder.width + 2 * _query_width(decoder),
-    )  # what enters it, its queries, what it comes to
+    )  # input, queries, output
     of_source = encoder.layers * (
         _self_attn_activations(encoder) + width + encoder.ffn_width
     ) + decoder.layers * 2 * _key_width(decoder)
@@ -87,17 +87,17 @@ def count_min_bytes(config: Seq2SeqConfig, parameters: int, source_tokens: int, 
 
 
 def _self_attn_activations(stack: StackConfig) -> int:
-    """What self-attention keeps of a token: what enters it, queries, keys, values, and what they come to."""
+    """Return the stored values per token of self-attention: input, queries, keys, values and output."""
     return stack.width + 2 * _query_width(stack) + 2 * _key_width(stack)
 
 
 def _query_width(stack: StackConfig) -> int:
-    """Numbers of a token's queries."""
+    """Return the total width of a token's queries."""
     return stack.heads * (stack.head_width or stack.width // stack.heads)
 
 
 def _key_width(stack: StackConfig) -> int:
-    """Numbers of a token's keys, which query heads may share; of its values as many."""
+    """Return the total width of a token's keys, which query heads may share; values have the same."""
     return _query_width(stack) // stack.heads * (stack.kv_heads or stack.heads)
 
 

@@ -29,7 +29,7 @@ VOCAB, PAD, START, ROW = 32_000, 0, 1, 256
 
 @dataclass(frozen=True)
 class InputBatch:
-    """Ids of both sides, and what tells the real ones from the rest."""
+    """Token ids of both sides with their lengths or packing."""
 
     source: Tensor
     target: Tensor
@@ -87,7 +87,7 @@ def build_cases(
 
 
 def random_sentence(mean: int) -> list[int]:
-    """Random ids, from half to one and a half times the mean length."""
+    """Return random ids, of 0.5 to 1.5 times the mean length."""
     return torch.randint(3, VOCAB, (int(torch.randint(mean // 2, mean * 3 // 2 + 1, ())),)).tolist()
 
 
@@ -98,7 +98,7 @@ def pad_pairs(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device
 
 
 def pack_pairs(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device) -> InputBatch:
-    """Whole pairs into rows, the longest first, each into the first row that has room on both sides."""
+    """Pack pairs into rows, longest first, each into the first row with space on both sides."""
     rows: list[list[tuple[list[int], list[int]]]] = []
     for pair in sorted(pairs, key=lambda pair: -max(map(len, pair))):
         fitting = (row for row in rows if all(sum(len(p[s]) for p in row) + len(pair[s]) <= ROW for s in (0, 1)))
@@ -125,7 +125,7 @@ def build_hf_model() -> nn.Module:
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
-        raise SystemExit("this benchmark measures beside transformers: pip install transformers") from None
+        raise SystemExit("this benchmark compares with transformers: pip install transformers") from None
 
     config = MarianConfig(
         vocab_size=VOCAB, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,

@@ -1,12 +1,12 @@
-"""Training GPT-2 (124M) beside `transformers`: tokens a second of forward, backward and AdamW, bfloat16, one machine.
+"""Training of GPT-2 (124M), compared with `transformers`: tokens/s of forward, backward and AdamW in bfloat16.
 
     python -m benchmarks.gpt2_training                    16 rows of 1,024 tokens, on a GPU
-    python -m benchmarks.gpt2_training --profile          and where our time goes
+    python -m benchmarks.gpt2_training --profile          with a profile of our step
     python -m benchmarks.gpt2_training --device cpu       2 rows of 128 tokens, uncompiled, float32
 
-Random tokens in plain causal rows, no dropout on either side, torch's fused AdamW for both. `transformers` runs as it
-comes (SDPA, its own loss), and compiled; ours is what `attent train --task lm` does: compiled stack, the output layer
-and the loss in chunks. They take turns.
+Random tokens in plain causal rows, no dropout, torch's fused AdamW for both. `transformers` runs with its defaults
+(SDPA, its own loss), eager and compiled; ours is as in `attent train --task lm`: compiled stack, the output layer
+and the loss in chunks. Rounds alternate.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ def main() -> None:
     parser.add_argument("--length", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    asked = parser.parse_args()
-    device = torch.device(asked.device)
+    args = parser.parse_args()
+    device = torch.device(args.device)
     rows, length = (
-        asked.rows or (2 if device.type == "cpu" else 16),
-        asked.length or (128 if device.type == "cpu" else 1024),
+        args.rows or (2 if device.type == "cpu" else 16),
+        args.length or (128 if device.type == "cpu" else 1024),
     )
     print(f"{rows} rows of {length} tokens; {describe_machine()}", flush=True)
     ids = torch.randint(0, VOCAB, (rows, length), device=device)
     steps = build_steps(ids, device)
     seconds = interleave(
-        {name: lambda step=step: [step() for _ in range(STEPS)] for name, step in steps.items()}, asked.rounds
+        {name: lambda step=step: [step() for _ in range(STEPS)] for name, step in steps.items()}, args.rounds
     )
     report_speeds(seconds, rows * length * STEPS)
-    if asked.profile:
+    if args.profile:
         profile_step(steps["attent"])
 
 
 def build_steps(ids: Tensor, device: torch.device) -> dict[str, Callable[[], None]]:
     compiles = device.type == "cuda"
-    found = {"transformers": build_hf_step(ids, device, compiled=False)}
+    steps = {"transformers": build_hf_step(ids, device, compiled=False)}
     if compiles:
-        found["transformers, compiled"] = build_hf_step(ids, device, compiled=True)
-    found["attent"] = build_attent_step(ids, device, compiled=compiles)
-    return found
+        steps["transformers, compiled"] = build_hf_step(ids, device, compiled=True)
+    steps["attent"] = build_attent_step(ids, device, compiled=compiles)
+    return steps
 
 
 def report_speeds(seconds: dict[str, list[float]], tokens: int) -> None:
-    for name, each in seconds.items():
-        speeds = [tokens / one for one in each]
-        ratios = [theirs / one for theirs, one in zip(seconds["transformers"], each, strict=True)]
+    for name, rounds in seconds.items():
+        speeds = [tokens / elapsed for elapsed in rounds]
+        ratios = [theirs / elapsed for theirs, elapsed in zip(seconds["transformers"], rounds, strict=True)]
         print(
             f"{name:24} {statistics.median(speeds):10,.0f} tokens/s ({min(speeds):,.0f} to {max(speeds):,.0f}), "
             f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -112,10 +112,10 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def profile_step(step: Callable[[], None]) -> None:
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile() as profile:
         for _ in range(3):
             step()
-    print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
+    print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
 
 
 if __name__ == "__main__":

@@ -54,21 +54,21 @@ from attent.training.run_options import Size
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
 
-SMOOTHING_WINDOW = 25  # updates over which a curve is smoothed
-MAX_STANDARD_ERRORS = 2.0  # standard errors of a difference that chance alone makes
+SMOOTHING_WINDOW = 25  # steps
+MAX_STANDARD_ERRORS = 2.0  # largest difference that is attributed to chance
 MAX_LENGTH = 256
 FAST, REFERENCE = "fast", "reference"
-LossCurve = Sequence[float]  # of every update of a run
-CurvesByVariant = Mapping[str, Sequence[LossCurve]]  # of every run of each way
+LossCurve = Sequence[float]  # the loss of every step
+CurvesByVariant = Mapping[str, Sequence[LossCurve]]  # the curves of all runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How a run differs from what would be chosen for it."""
+    """Settings of a run that differ from the defaults of the device."""
 
     backend: Literal["auto", "explicit", "fused"] = "auto"
-    use_kernels: bool = True  # of our own, where they can run
-    precision: Precision | None = None  # None: as the device likes it
+    use_kernels: bool = True  # our Triton kernels, where supported
+    precision: Precision | None = None  # None: the default of the device
     compile: bool | None = None
 
 
@@ -79,7 +79,7 @@ def build_variants(exact: bool) -> dict[str, Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSetup:
-    """What all runs share."""
+    """Data, model and settings shared by all runs."""
 
     store: TokenStore
     tokenizer: Tokenizer
@@ -90,133 +90,134 @@ class SharedSetup:
     device: torch.device
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    asked = parse_arguments(words)
-    loop.REPORT_INTERVAL = 0.0  # seconds between two reports: one for every update
-    print(f"{asked.size}, {asked.steps:,} updates; {describe_machine()}", flush=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    loop.REPORT_INTERVAL = 0.0  # seconds: report every step
+    print(f"{args.size}, {args.steps:,} steps; {describe_machine()}", flush=True)
     curves: dict[str, list[LossCurve]] = {REFERENCE: [], FAST: []}
     with tempfile.TemporaryDirectory() as home:
-        task = prepare_setup(Path(home), asked)
-        for seed in range(1, asked.draws + 1):
-            for name, way in build_variants(asked.exact).items():
-                curves[name].append(train_variant(task, name, way, seed, Path(home) / "run"))
-            write_outputs(curves, asked)  # so that a run that is cut short has told something
+        setup = prepare_setup(Path(home), args)
+        for seed in range(1, args.draws + 1):
+            for name, variant in build_variants(args.exact).items():
+                curves[name].append(train_variant(setup, name, variant, seed, Path(home) / "run"))
+            write_outputs(curves, args)  # after every draw, for runs that are interrupted
     print("\n".join(format_report(curves)))
 
 
-def write_outputs(curves: CurvesByVariant, asked: argparse.Namespace) -> None:
-    """The files that were asked for, of what there is so far."""
-    if asked.svg:
-        draws = f"{len(curves[FAST])} draw{'s' * (len(curves[FAST]) > 1)} of dropout each" if asked.dropout else ""
-        about = [
-            f"{asked.size}, {asked.steps:,} updates",
+def write_outputs(curves: CurvesByVariant, args: argparse.Namespace) -> None:
+    """Write the requested files with the results so far."""
+    if args.svg:
+        draws = f"{len(curves[FAST])} draw{'s' * (len(curves[FAST]) > 1)} of dropout each" if args.dropout else ""
+        subtitle = [
+            f"{args.size}, {args.steps:,} steps",
             draws or "no dropout",
             describe_machine().partition(", Python")[0],
         ]
-        draw_plot(curves, "; ".join(about), Path(asked.svg))
-    if asked.json:
-        settings = {name: getattr(asked, name) for name in ("size", "steps", "dropout", "exact")}
-        found = {figure: asdict(compare_variants(curves, figure)) for figure in SUMMARIES}
-        facts = {"machine": describe_machine(), **settings, "compared": found, "curves": curves}
-        Path(asked.json).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        draw_plot(curves, "; ".join(subtitle), Path(args.svg))
+    if args.json:
+        settings = {name: getattr(args, name) for name in ("size", "steps", "dropout", "exact")}
+        comparisons = {figure: asdict(compare_variants(curves, figure)) for figure in SUMMARIES}
+        report = {"machine": describe_machine(), **settings, "compared": comparisons, "curves": curves}
+        Path(args.json).write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
-def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="updates, by default 500; on a CPU 12")
+    parser.add_argument("--steps", type=int, help="steps, by default 500; on a CPU 12")
     parser.add_argument("--size", choices=("tiny", "small", "base", "big"))
-    parser.add_argument("--draws", type=int, help="runs of each way, by default 4; on a CPU 2, and without dropout 1")
-    parser.add_argument("--exact", action="store_true", help="the reference's attention by `explicit`, which is slow")
-    parser.add_argument("--tokens", type=int, help="of a batch; by default as `attent train` chooses")
+    parser.add_argument("--draws", type=int, help="runs per variant, by default 4; on a CPU 2, without dropout 1")
+    parser.add_argument("--exact", action="store_true", help="reference with `explicit` attention, which is slow")
+    parser.add_argument("--tokens", type=int, help="tokens of a batch; by default as in `attent train`")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--data", help="parallel text; without it, it is made up")
+    parser.add_argument("--data", help="parallel text; by default synthetic")
     parser.add_argument("--src", default="en")
     parser.add_argument("--tgt", default="de")
-    parser.add_argument("--pairs", type=int, help="that are made up")
+    parser.add_argument("--pairs", type=int, help="number of synthetic pairs")
     parser.add_argument("--vocab", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--svg", help="file for the plot (needs matplotlib)")
-    parser.add_argument("--json", help="a file for all numbers")
-    asked = parser.parse_args(words)
-    gpu = asked.device.startswith("cuda")
-    asked.size = asked.size or ("small" if gpu else "tiny")
-    asked.steps = asked.steps or (500 if gpu else 12)
-    asked.draws = max(1, asked.draws or (4 if gpu else 2)) if asked.dropout else 1
-    asked.tokens = asked.tokens or (None if gpu else 512)
-    asked.pairs = asked.pairs or (50_000 if gpu else 500)
-    asked.vocab = asked.vocab or (8_000 if gpu else 500)
-    return asked
+    parser.add_argument("--json", help="write all numbers to this file")
+    args = parser.parse_args(argv)
+    gpu = args.device.startswith("cuda")
+    args.size = args.size or ("small" if gpu else "tiny")
+    args.steps = args.steps or (500 if gpu else 12)
+    args.draws = max(1, args.draws or (4 if gpu else 2)) if args.dropout else 1
+    args.tokens = args.tokens or (None if gpu else 512)
+    args.pairs = args.pairs or (50_000 if gpu else 500)
+    args.vocab = args.vocab or (8_000 if gpu else 500)
+    return args
 
 
-def prepare_setup(home: Path, asked: argparse.Namespace) -> SharedSetup:
-    """Text becomes subwords and batches, as in any training."""
-    languages = LanguagePair(asked.src, asked.tgt) if asked.data else LanguagePair()
-    if asked.data is None:
-        synthetic_corpus.write_corpus(home / "corpus.tsv", asked.pairs)
-    found = open_corpora([asked.data or str(home / "corpus.tsv")], languages)
-    pairs = [entry for entry in found[0] if isinstance(entry, Pair)]
-    tokenizer = train_tokenizer(
-        [p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=asked.vocab)
-    )
-    store = prepare_store(found, EncodingConfig(tokenizer=tokenizer), home / "stores")
-    preset = fit_to_tokenizer(getattr(attent.presets, asked.size)(tokenizer.source.size), tokenizer)
+def prepare_setup(home: Path, args: argparse.Namespace) -> SharedSetup:
+    """Train a tokenizer and build the token store and the model config."""
+    languages = LanguagePair(args.src, args.tgt) if args.data else LanguagePair()
+    if args.data is None:
+        synthetic_corpus.write_corpus(home / "corpus.tsv", args.pairs)
+    corpora = open_corpora([args.data or str(home / "corpus.tsv")], languages)
+    pairs = [entry for entry in corpora[0] if isinstance(entry, Pair)]
+    tokenizer = train_tokenizer([p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=args.vocab))
+    store = prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), home / "stores")
+    preset = fit_to_tokenizer(getattr(attent.presets, args.size)(tokenizer.source.size), tokenizer)
     return SharedSetup(
         store=store,
         tokenizer=tokenizer,
-        model=replace_stacks(preset, dropout=asked.dropout),
-        size=asked.size,
-        steps=asked.steps,
-        tokens=asked.tokens,
-        device=torch.device(asked.device),
+        model=replace_stacks(preset, dropout=args.dropout),
+        size=args.size,
+        steps=args.steps,
+        tokens=args.tokens,
+        device=torch.device(args.device),
     )
 
 
 class TrainerWithoutCheckpoints(loop.Trainer):
-    """Of which only the losses are wanted."""
+    """A trainer that writes no checkpoints."""
 
     def save_checkpoint(self) -> None:
         pass
 
 
-def train_variant(task: SharedSetup, name: str, variant: Variant, seed: int, out: Path) -> LossCurve:
-    """The loss of every update. Models are new, their code is not: only the first run of a way compiles it."""
-    began = time.perf_counter()
-    config = build_config(task, variant, seed)
+def train_variant(setup: SharedSetup, name: str, variant: Variant, seed: int, out: Path) -> LossCurve:
+    """Train a new model and return the loss of every step; only the first run of a variant compiles."""
+    start = time.perf_counter()
+    config = build_config(setup, variant, seed)
     assert config.batch_tokens
     longest = min(MAX_LENGTH, config.batch_tokens)
-    batches = PairLoader(task.store, BatchConfig(batch_tokens=config.batch_tokens, max_tokens=longest), seed=1)
+    batches = PairLoader(setup.store, BatchConfig(batch_tokens=config.batch_tokens, max_tokens=longest), seed=1)
     rng.seed_torch(1, 0)
-    model = attent.build(task.model)
+    model = attent.build(setup.model)
     set_backend(model, variant.backend)
     events: list[Event] = []
     with enable_kernels(variant.use_kernels):
         TrainerWithoutCheckpoints(
-            model, task.tokenizer, config, batches, None, None, out, DistributedContext(task.device), events.append
+            model, setup.tokenizer, config, batches, None, None, out, DistributedContext(setup.device), events.append
         ).run()
-    if task.device.type == "cuda":
-        gc.collect()  # a run and its recordings hold on to each other, and to memory
+    if setup.device.type == "cuda":
+        gc.collect()  # a run and its CUDA graphs are a reference cycle that holds memory
     losses = list(iterate_step_losses(events))
-    ours = variant.use_kernels and kernels.TRITON_INSTALLED and task.device.type == "cuda"
+    ours = variant.use_kernels and kernels.TRITON_INSTALLED and setup.device.type == "cuda"
     attention = f"{variant.backend} attention, {'our' if ours else 'no'} kernels"
-    how = f"{config.precision}, {'compiled' if config.compile else 'uncompiled'}, {attention}"
-    print(f"{name} {seed}: {mean_last_losses(losses):.4f} in {time.perf_counter() - began:.1f} s ({how})", flush=True)
+    description = f"{config.precision}, {'compiled' if config.compile else 'uncompiled'}, {attention}"
+    print(
+        f"{name} {seed}: {mean_last_losses(losses):.4f} in {time.perf_counter() - start:.1f} s ({description})",
+        flush=True,
+    )
     return losses
 
 
-def build_config(task: SharedSetup, variant: Variant, seed: int) -> TrainConfig:
-    """As `attent train` does it, but for what the way says. The seed is that of dropout."""
+def build_config(setup: SharedSetup, variant: Variant, seed: int) -> TrainConfig:
+    """Return the config of `attent train` with the settings of the variant; the seed is for dropout."""
     never = 10**9
-    asked = TrainConfig(
-        steps=task.steps, batch_tokens=task.tokens, precision=variant.precision, compile=variant.compile, seed=seed,
+    requested = TrainConfig(
+        steps=setup.steps, batch_tokens=setup.tokens, precision=variant.precision, compile=variant.compile, seed=seed,
         save_every=never, valid_every=never,
     )  # fmt: skip
-    amount = DataSize(num_examples=len(task.store), num_tokens=int(task.store.target.lengths.sum()))
-    return fill_train_config(asked, task.size, task.model, amount, task.device)
+    data_size = DataSize(num_examples=len(setup.store), num_tokens=int(setup.store.target.lengths.sum()))
+    return fill_train_config(requested, setup.size, setup.model, data_size, setup.device)
 
 
 @contextmanager
 def enable_kernels(enabled: bool) -> Iterator[None]:
-    """Whether they are taken where they can be; without, torch's own do all of it."""
+    """Enable or disable our kernels; disabled, torch's own are used."""
     before = kernels.TRITON_INSTALLED
     kernels.TRITON_INSTALLED = before and enabled
     try:
@@ -226,7 +227,7 @@ def enable_kernels(enabled: bool) -> Iterator[None]:
 
 
 def iterate_step_losses(events: Sequence[Event]) -> Iterator[float]:
-    """A report speaks of all updates since the one before it."""
+    """Yield the loss of every step; a report covers all steps since the previous one."""
     done = 0
     for event in events:
         if isinstance(event, Progress):
@@ -234,28 +235,28 @@ def iterate_step_losses(events: Sequence[Event]) -> Iterator[float]:
             done = event.step
 
 
-# ---- how far apart ---------------------------------------------------------------------------------------------------
+# ---- comparison ------------------------------------------------------------------------------------------------------
 
 
 def smooth_losses(losses: LossCurve, window: int = SMOOTHING_WINDOW) -> list[float]:
-    """At each update the mean of those up to it, at most `window` of them."""
-    return [statistics.fmean(losses[max(0, at - window) : at]) for at in range(1, len(losses) + 1)]
+    """Return the moving average over the last `window` steps."""
+    return [statistics.fmean(losses[max(0, step - window) : step]) for step in range(1, len(losses) + 1)]
 
 
 def mean_last_losses(losses: LossCurve) -> float:
     return statistics.fmean(losses[-SMOOTHING_WINDOW:])
 
 
-LAST_LOSS, AREA = f"mean loss of the last {SMOOTHING_WINDOW} updates", "area under the curve, per update"
+LAST_LOSS, AREA = f"mean loss of the last {SMOOTHING_WINDOW} steps", "area under the curve, per step"
 SUMMARIES: dict[str, Callable[[LossCurve], float]] = {LAST_LOSS: mean_last_losses, AREA: statistics.fmean}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleStats:
-    """A number that chance has a part in, as it was drawn several times."""
+    """Mean and standard deviation over several runs."""
 
     mean: float
-    std: float | None  # standard deviation over the draws; of one draw there is none
+    std: float | None  # None for a single run
 
     def __str__(self) -> str:
         return f"{self.mean:.4f}" + (f" ± {self.std:.4f}" if self.std is not None else "")
@@ -263,19 +264,19 @@ class SampleStats:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantComparison:
-    """A number of the fast way beside that of the reference."""
+    """A statistic of the fast variant compared with the reference."""
 
     fast: SampleStats
     reference: SampleStats
-    difference: float  # of the means, the fast one less the other
-    error: float | None  # the standard error of it
+    difference: float  # of the means: fast - reference
+    error: float | None  # standard error of the difference
 
     @property
     def is_within(self) -> bool | None:
         return None if self.error is None else abs(self.difference) <= MAX_STANDARD_ERRORS * self.error
 
     def __str__(self) -> str:
-        apart = f"the fast way is at {self.fast.mean:.4f}, the reference at {self.reference.mean:.4f}"
+        apart = f"the fast variant is at {self.fast.mean:.4f}, the reference at {self.reference.mean:.4f}"
         if self.error is None:
             return f"{apart}, {self.difference:+.4f} apart; one run of each cannot tell how much of it is chance"
         where = "within" if self.is_within else "more than"
@@ -289,12 +290,14 @@ def summarize_samples(values: Sequence[float]) -> SampleStats:
 
 
 def compare_samples(fast: Sequence[float], reference: Sequence[float]) -> VariantComparison:
-    """On a GPU our kernels draw dropout by themselves: one seed is another draw in each way, and nothing pairs them."""
-    one, other = summarize_samples(fast), summarize_samples(reference)
+    """Compare unpaired samples: our kernels draw their own dropout masks, other ones with the same seed."""
+    fast_stats, reference_stats = summarize_samples(fast), summarize_samples(reference)
     error = None
-    if one.std is not None and other.std is not None:
-        error = math.sqrt(one.std**2 / len(fast) + other.std**2 / len(reference))
-    return VariantComparison(fast=one, reference=other, difference=one.mean - other.mean, error=error)
+    if fast_stats.std is not None and reference_stats.std is not None:
+        error = math.sqrt(fast_stats.std**2 / len(fast) + reference_stats.std**2 / len(reference))
+    return VariantComparison(
+        fast=fast_stats, reference=reference_stats, difference=fast_stats.mean - reference_stats.mean, error=error
+    )
 
 
 def compare_variants(curves: CurvesByVariant, figure: str) -> VariantComparison:
@@ -303,28 +306,31 @@ def compare_variants(curves: CurvesByVariant, figure: str) -> VariantComparison:
 
 
 def compare_by_step(curves: CurvesByVariant) -> list[VariantComparison]:
-    """The smoothed curves, update by update."""
+    """Compare the smoothed curves at every step."""
     fast, reference = (zip(*map(smooth_losses, curves[name]), strict=True) for name in (FAST, REFERENCE))
-    return [compare_samples(one, other) for one, other in zip(fast, reference, strict=True)]
+    return [
+        compare_samples(fast_losses, reference_losses)
+        for fast_losses, reference_losses in zip(fast, reference, strict=True)
+    ]
 
 
 def compute_share_within(curves: CurvesByVariant) -> float | None:
-    """Of the updates, once every curve has a whole window behind it."""
-    found = compare_by_step(curves)
-    settled = [at.is_within for at in found[min(SMOOTHING_WINDOW, len(found)) - 1 :]]
+    """Return the share of steps at which the means agree, after the first full window."""
+    comparisons = compare_by_step(curves)
+    settled = [comparison.is_within for comparison in comparisons[min(SMOOTHING_WINDOW, len(comparisons)) - 1 :]]
     return None if None in settled else statistics.fmean(map(bool, settled))
 
 
 def format_report(curves: CurvesByVariant) -> Iterator[str]:
-    found = {figure: compare_variants(curves, figure) for figure in SUMMARIES}
+    comparisons = {figure: compare_variants(curves, figure) for figure in SUMMARIES}
     yield f"\n| mean ± standard deviation over the draws | {REFERENCE} | {FAST} | difference | its standard error |"
     yield "|---|---|---|---|---|"
-    for figure, both in found.items():
-        error = "" if both.error is None else f"{both.error:.4f}"
-        yield f"| {figure} | {both.reference} | {both.fast} | {both.difference:+.4f} | {error} |"
+    for figure, comparison in comparisons.items():
+        error = "" if comparison.error is None else f"{comparison.error:.4f}"
+        yield f"| {figure} | {comparison.reference} | {comparison.fast} | {comparison.difference:+.4f} | {error} |"
     yield ""
-    for figure, both in found.items():
-        yield f"{figure}: {both}."
+    for figure, comparison in comparisons.items():
+        yield f"{figure}: {comparison}."
     share = compute_share_within(curves)
     if share is not None:
         band = f"{MAX_STANDARD_ERRORS:g} standard errors"
@@ -339,7 +345,7 @@ BAND_COLOR, DIFFERENCE_COLOR = "#dfe4ea", "#1f2933"
 
 
 def draw_plot(curves: CurvesByVariant, subtitle: str, path: Path) -> None:
-    """Losses of every run and their means, and the difference of the means; SVG or PNG, by the suffix of `path`."""
+    """Plot the losses of all runs, their means and the difference of the means; SVG or PNG, by the suffix of `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.2, 6.2), layout="constrained")
@@ -352,7 +358,7 @@ def draw_plot(curves: CurvesByVariant, subtitle: str, path: Path) -> None:
 
 
 def draw_losses(axes: Any, curves: CurvesByVariant) -> None:
-    """Every run as a thin line, the mean of each variant as a thick one."""
+    """Plot every run as a thin line, the mean of each variant as a thick one."""
     comparison = compare_variants(curves, LAST_LOSS)
     smoothed = {name: [smooth_losses(losses) for losses in curves[name]] for name in (REFERENCE, FAST)}
     lines = [CurveLine(name=name, points=tuple(enumerate(run, 1))) for name, runs in smoothed.items() for run in runs]
@@ -360,7 +366,7 @@ def draw_losses(axes: Any, curves: CurvesByVariant) -> None:
         axes.plot(*zip(*line.points, strict=True), color=COLORS[line.name], linewidth=0.8, alpha=0.45)
     for name, summary in ((REFERENCE, comparison.reference), (FAST, comparison.fast)):
         mean = [statistics.fmean(step) for step in zip(*smoothed[name], strict=True)]
-        label = f"{name}, last {SMOOTHING_WINDOW} updates: {summary}"
+        label = f"{name}, last {SMOOTHING_WINDOW} steps: {summary}"
         axes.plot(range(1, len(mean) + 1), mean, color=COLORS[name], linewidth=LINE_WIDTHS[name], label=label)
     low, high = value_range(lines, max(len(line.points) for line in lines))
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
@@ -369,28 +375,28 @@ def draw_losses(axes: Any, curves: CurvesByVariant) -> None:
 
 
 def draw_difference(axes: Any, curves: CurvesByVariant) -> None:
-    """The difference of the means and its standard errors."""
+    """Plot the difference of the means and its standard errors."""
     comparisons = compare_by_step(curves)
     steps = range(1, len(comparisons) + 1)
-    errors = [MAX_STANDARD_ERRORS * c.error for c in comparisons if c.error is not None]  # of all steps, or of none
+    errors = [MAX_STANDARD_ERRORS * c.error for c in comparisons if c.error is not None]  # for all steps or none
     if errors:
         label = f"{MAX_STANDARD_ERRORS:g} standard errors"
         axes.fill_between(steps, [-error for error in errors], errors, color=BAND_COLOR, label=label)
         axes.legend(frameon=False)
     axes.plot(steps, [c.difference for c in comparisons], color=DIFFERENCE_COLOR)
     axes.set_ylabel(f"{FAST} - {REFERENCE}")
-    axes.set_xlabel("updates")
+    axes.set_xlabel("steps")
 
 
 def format_verdict(curves: CurvesByVariant) -> str:
-    """In one line."""
-    both, share = compare_variants(curves, LAST_LOSS), compute_share_within(curves)
-    if both.error is None or share is None:
-        return f"Last {SMOOTHING_WINDOW} updates: {both.difference:+.4f}, one run of each."
-    where = "within" if both.is_within else "more than"
-    band = f"2 standard errors ({MAX_STANDARD_ERRORS * both.error:.4f})"
-    at_end = f"Last {SMOOTHING_WINDOW} steps: {both.difference:+.4f}, {where} {band}"
-    return f"{at_end}; within them at {share:.0%} of all updates."
+    """Return the result as one line."""
+    comparison, share = compare_variants(curves, LAST_LOSS), compute_share_within(curves)
+    if comparison.error is None or share is None:
+        return f"Last {SMOOTHING_WINDOW} steps: {comparison.difference:+.4f}, one run of each."
+    where = "within" if comparison.is_within else "more than"
+    band = f"2 standard errors ({MAX_STANDARD_ERRORS * comparison.error:.4f})"
+    at_end = f"Last {SMOOTHING_WINDOW} steps: {comparison.difference:+.4f}, {where} {band}"
+    return f"{at_end}; within them at {share:.0%} of all steps."
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     pip install rouge-score
     python -m benchmarks.rouge texts.txt references.txt [written.txt ...]
 
-A line for each text, its reference and what a model wrote. F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, by
-Google's rouge-score; the interval is that of 1,000 resamplings.
+Each file has one line per text: input, reference, model output. F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, by
+Google's rouge-score; the 95% confidence interval is from 1,000 bootstrap resamples.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def main() -> None:
     parser.add_argument("texts", type=Path, nargs="?")
     parser.add_argument("references", type=Path, nargs="?")
     parser.add_argument("written", type=Path, nargs="*")
-    asked = parser.parse_args()
-    if asked.references is None:
-        parser.print_usage()  # there is nothing to compare
+    args = parser.parse_args()
+    if args.references is None:
+        parser.print_usage()  # nothing to compare
         return
-    texts, references = read_lines(asked.texts), read_lines(asked.references)
+    texts, references = read_lines(args.texts), read_lines(args.references)
     report_rouge("first sentence", [split_sentences(text, "en")[0].text for text in texts], references)
-    for path in asked.written:
+    for path in args.written:
         report_rouge(path.name, read_lines(path), references)
 
 
@@ -45,19 +45,19 @@ def report_rouge(name: str, written: list[str], references: list[str]) -> None:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer: Any = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
-    found = [scorer.score(reference, text) for reference, text in zip(references, written, strict=True)]
+    scores = [scorer.score(reference, text) for reference, text in zip(references, written, strict=True)]
     figures = []
     for kind in ROUGE_TYPES:
-        each = [100 * one[kind].fmeasure for one in found]
-        low, high = bootstrap_interval(each)
-        figures.append(f"{kind} {statistics.mean(each):.2f} ({low:.2f} to {high:.2f})")
-    words = statistics.mean(len(text.split()) for text in written)
-    print(f"{name:20} {', '.join(figures)}; {len(found)} texts, {words:.0f} words each")
+        f_scores = [100 * score[kind].fmeasure for score in scores]
+        low, high = bootstrap_interval(f_scores)
+        figures.append(f"{kind} {statistics.mean(f_scores):.2f} ({low:.2f} to {high:.2f})")
+    mean_words = statistics.mean(len(text.split()) for text in written)
+    print(f"{name:20} {', '.join(figures)}; {len(scores)} texts, {mean_words:.0f} words each")
 
 
-def bootstrap_interval(each: list[float]) -> tuple[float, float]:
-    chance = random.Random(1)
-    means = sorted(statistics.mean(chance.choices(each, k=len(each))) for _ in range(RESAMPLES))
+def bootstrap_interval(values: list[float]) -> tuple[float, float]:
+    rng = random.Random(1)
+    means = sorted(statistics.mean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return means[RESAMPLES // 40], means[-RESAMPLES // 40]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 VOCAB_SIZE = 30_000
-LINES_PER_WRITE = 100_000  # made at once
+LINES_PER_WRITE = 100_000
 ONSETS = "b d f g h k l m n p r s t v z br dr fl gr kl pr sch st tr".split()
 VOWELS = "a e i o u au ei ie".split()
 
@@ -22,12 +22,12 @@ def write_corpus(path: Path, pairs: int, mean_words: float = 12.0, seed: int = 0
             lengths = (
                 np.exp(np.log(mean_words) - 0.08 + 0.4 * rng.standard_normal(count)).round().clip(2, 80).astype(int)
             )
-            words = sample_zipf(rng, int(lengths.sum()))
-            file.writelines(format_lines(source[words], target[words], lengths, rng.random(len(words)) < 0.95))
+            word_ids = sample_zipf(rng, int(lengths.sum()))
+            file.writelines(format_lines(source[word_ids], target[word_ids], lengths, rng.random(len(word_ids)) < 0.95))
 
 
 def build_vocabulary(rng: np.random.Generator) -> list[str]:
-    """Different words of two to four syllables, the frequent ones short."""
+    """Return distinct words of one to four syllables; frequent words are short."""
     words: dict[str, None] = {}
     while len(words) < VOCAB_SIZE:
         syllables = 1 + int(len(words) > 200) + int(len(words) > 3000) + int(rng.integers(2))

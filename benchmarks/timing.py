@@ -23,11 +23,11 @@ def interleave(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 
 
 def time_run(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
@@ -39,19 +39,19 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 class PeakRates:
     """Measured peak rates of a machine, per second."""
 
-    flops: float  # of one large product
-    bytes: float  # read and written by a copy
+    flops: float  # of a large matrix product
+    bytes: float  # read and written, by a copy
 
 
 def measure_peak_rates(device: torch.device, dtype: torch.dtype | None = None, tries: int = 20) -> PeakRates:
-    """The median of several products of random numbers, and of several copies; bfloat16 on a GPU."""
+    """Return the median rates of large products of random matrices (bfloat16 on a GPU) and of copies."""
     gpu = device.type == "cuda"
     width, count = (8192, 2**29) if gpu else (512, 2**22)
     dtype = dtype or (torch.bfloat16 if gpu else torch.float32)
     left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
     product = median_seconds(lambda: left @ right, device, tries)
-    here, there = torch.randn(count, device=device), torch.empty(count, device=device)
-    copy = median_seconds(lambda: there.copy_(here), device, tries)
+    source, destination = torch.randn(count, device=device), torch.empty(count, device=device)
+    copy = median_seconds(lambda: destination.copy_(source), device, tries)
     return PeakRates(flops=2 * width**3 / product, bytes=2 * count * 4 / copy)
 
 
@@ -62,13 +62,13 @@ def median_seconds(run: Callable[[], object], device: torch.device, tries: int) 
 
 
 def time_by_events(run: Callable[[], object]) -> float:
-    """Seconds on the GPU, by CUDA events."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
+    """Return seconds on the GPU, by CUDA events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
     run()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1e3
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def describe_machine() -> str:

@@ -4,7 +4,7 @@
     python -m benchmarks.train_gpu --size small base big --lengths 15 29 1024
     python -m benchmarks.train_gpu --tokens 25600 65536 --only ours --profile
     python -m benchmarks.train_gpu --without-compiled                  transformers only eager: compiling takes minutes
-    python -m benchmarks.train_gpu --device cpu                        the same, tiny, to see that it runs
+    python -m benchmarks.train_gpu --device cpu                        a tiny smoke test
 
 Token ids are random; lengths are log-normal (29: mean 29 + 30 tokens, up to 200; 15: image captions; 1024: documents of
 up to 2,048). Both train with Adam (fused), label smoothing 0.1, the preset's dropout, in bfloat16.
@@ -345,10 +345,10 @@ class TimedTraining:
         self, start: LoaderPosition = START_POSITION, *, workers: int = 1, prefetch: int = 8, pin_memory: bool = False
     ) -> BatchIterator:
         batches = self.batches.iter_batches(start, workers=workers, prefetch=prefetch, pin_memory=pin_memory)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         yield from islice(batches, self.case.warmup_steps)
         self.case.synchronize()
-        warmup_seconds = time.perf_counter() - began
+        warmup_seconds = time.perf_counter() - start_time
         pace = yield from self.time_round(batches, self.case.settle_steps)
         self.result.add_warmup(OURS, warmup_seconds, pace)
         round_steps = estimate_steps(pace, self.case.round_seconds)
@@ -364,13 +364,13 @@ class TimedTraining:
     def time_round(self, batches: BatchIterator, num_steps: int) -> Generator[Step, None, TimedRound]:
         self.case.synchronize()
         self.is_timed, self.num_reports = True, 0
-        began, targets = time.perf_counter(), 0
+        start, targets = time.perf_counter(), 0
         for position, batch in islice(batches, num_steps):
             targets += batch.target.num_tokens
             yield position, batch
         self.case.synchronize()
         self.is_timed = False
-        return TimedRound(seconds=time.perf_counter() - began, num_steps=num_steps, target_tokens=targets)
+        return TimedRound(seconds=time.perf_counter() - start, num_steps=num_steps, target_tokens=targets)
 
     def profile_steps(self, batches: BatchIterator) -> BatchIterator:
         """Profile the GPU only: profiling Python would slow it down."""
@@ -384,7 +384,7 @@ class TimedTraining:
 
 
 def estimate_steps(pace: TimedRound, seconds: float) -> int:
-    """Return how many steps take so many seconds."""
+    """Return the number of steps that take the given time."""
     return max(2, round(seconds * pace.num_steps / pace.seconds))
 
 
@@ -421,7 +421,7 @@ class TransformersBaseline:
         return self.time_round(self.round_steps)
 
     def time_round(self, num_steps: int) -> TimedRound:
-        """Without cuDNN, which takes a tenth of a second for each new attention shape and would be five times as slow.
+        """Time steps without cuDNN, which takes 0.1 s for each new attention shape and would be five times slower.
         Batches are built before the clock starts."""
         with DISABLE_CUDNN:
             return self._time_steps(num_steps)
@@ -429,12 +429,12 @@ class TransformersBaseline:
     def _time_steps(self, num_steps: int) -> TimedRound:
         batches = [batch for _, batch in islice(self.batches, num_steps)]
         self.case.synchronize()
-        began, targets = time.perf_counter(), 0
+        start, targets = time.perf_counter(), 0
         for batch in batches:
             targets += batch.target.num_tokens
             self.train_step(batch.to(self.case.device, non_blocking=True))
         self.case.synchronize()
-        return TimedRound(seconds=time.perf_counter() - began, num_steps=num_steps, target_tokens=targets)
+        return TimedRound(seconds=time.perf_counter() - start, num_steps=num_steps, target_tokens=targets)
 
     def train_step(self, batch: PairBatch) -> None:
         self.optimizer.zero_grad()
@@ -542,7 +542,7 @@ def describe_commit() -> str:
 # ---- the profile -----------------------------------------------------------------------------------------------------
 
 # The first group that has a part of a kernel's name. The names of compiled kernels list all that they fuse: a product
-# or the loss says more than a dropout beside it.
+# or the loss is more specific than a dropout in the same kernel.
 KERNEL_GROUPS = {
     "attention": ("attend", "attention", "flash", "fmha", "sdpa", "tiles"),
     "loss": ("logsumexp", "loss", "softmax", "entropy", "smooth", "to_gradients"),
@@ -648,7 +648,7 @@ class CaseReport:
         theirs = self.result.rounds.get(EAGER)
         if theirs is None:
             return ""
-        ratios = [ours / other.tokens_per_second for ours, other in zip(speeds, theirs, strict=True)]
+        ratios = [ours / baseline.tokens_per_second for ours, baseline in zip(speeds, theirs, strict=True)]
         return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
 
     def format_our_step(self) -> Iterator[str]:

@@ -55,14 +55,20 @@ BatchStep = Callable[[PairBatch], None]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="parallel text; without it, pairs are made up")
+    parser.add_argument("--data", help="parallel text; by default synthetic")
     parser.add_argument("--src", default="en")
     parser.add_argument("--tgt", default="de")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=4, help="batches of a round")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens a side of a batch")
-    parser.add_argument("--pieces", type=int, nargs="*", default=[CPU_MICRO_BATCH_TOKENS], help="of ours; 0: whole")
+    parser.add_argument(
+        "--micro-batch-tokens",
+        type=int,
+        nargs="*",
+        default=[CPU_MICRO_BATCH_TOKENS],
+        help="micro-batch sizes of ours in tokens; 0: whole batches",
+    )
     parser.add_argument("--same-batches", action="store_true", help="give theirs our batches")
     parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()
@@ -73,16 +79,16 @@ def main() -> None:
         ours = PairLoader(store, BatchConfig(batch_tokens=arguments.tokens, max_tokens=MAX_LENGTH, layout="bucketed"))
         theirs = iterate_batches(ours) if arguments.same_batches else iterate_sorted_batches(store, arguments.tokens)
         sides = {"transformers": Competitor(theirs, build_hf_step(arguments.dropout))}
-        for piece in arguments.pieces:
-            name = f"attent, pieces of {piece:,}" if piece else "attent, whole"
-            sides[name] = Competitor(iterate_batches(ours), build_attent_step(arguments.dropout, piece))
+        for size in arguments.micro_batch_tokens:
+            name = f"attent, {size:,} tokens" if size else "attent, whole"
+            sides[name] = Competitor(iterate_batches(ours), build_attent_step(arguments.dropout, size))
         print(f"3 + 3 layers of 256, {VOCAB} words, dropout {arguments.dropout}; {describe_machine()}", flush=True)
         compare_speeds(sides, arguments.rounds, arguments.batches)
 
 
 @dataclass
 class Competitor:
-    """Batches without an end, what is done with each, and the sums of the round."""
+    """Endless batches, the step to run on each, and the totals of the round."""
 
     batches: Iterator[PairBatch]
     step: BatchStep
@@ -91,13 +97,13 @@ class Competitor:
 
     def run_step(self) -> None:
         batch = next(self.batches)
-        began = time.process_time()
+        start = time.process_time()
         self.step(batch)
-        self.seconds += time.process_time() - began
+        self.seconds += time.process_time() - start
         self.tokens += batch.source.num_tokens + batch.target.num_tokens
 
     def take_speed(self) -> float:
-        """Tokens per CPU-second since it was last asked."""
+        """Return tokens per CPU-second since the last call, and reset."""
         speed = self.tokens / self.seconds
         self.tokens, self.seconds = 0, 0.0
         return speed
@@ -134,10 +140,10 @@ def build_store(home: Path, arguments: argparse.Namespace) -> TokenStore:
     languages = LanguagePair(arguments.src, arguments.tgt) if arguments.data else LanguagePair()
     if arguments.data is None:
         synthetic_corpus.write_corpus(home / "corpus.tsv", PAIRS)
-    found = open_corpora([arguments.data or str(home / "corpus.tsv")], languages)
-    pairs = [entry for entry in found[0] if isinstance(entry, Pair)]
+    corpora = open_corpora([arguments.data or str(home / "corpus.tsv")], languages)
+    pairs = [entry for entry in corpora[0] if isinstance(entry, Pair)]
     tokenizer = train_tokenizer([p.source for p in pairs], [p.target for p in pairs], TokenizerConfig(vocab=VOCAB))
-    return prepare_store(found, EncodingConfig(tokenizer=tokenizer), home / "stores")
+    return prepare_store(corpora, EncodingConfig(tokenizer=tokenizer), home / "stores")
 
 
 def iterate_batches(batches: PairLoader) -> Iterator[PairBatch]:
@@ -146,14 +152,14 @@ def iterate_batches(batches: PairLoader) -> Iterator[PairBatch]:
 
 
 def iterate_sorted_batches(store: TokenStore, tokens: int) -> Iterator[PairBatch]:
-    """Sorted by length, cut where a side is full, in random order, epoch after epoch.
+    """Yield batches sorted by length and split where a side is full, in random order, epoch after epoch.
 
-    Sorting by both lengths is kind to them: on Multi30k 6% of these batches is filler, by the source's alone 23%.
+    Sorting by both lengths favors the baseline: on Multi30k 6% is padding, with the source length alone 23%.
     """
     cuts = batch_by_length(store.source.lengths, store.target.lengths, tokens)
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     while True:
-        for number in chance.permutation(len(cuts)):
+        for number in rng.permutation(len(cuts)):
             pairs = cuts[number]
             yield PairBatch(pad_side(store.source, pairs), pad_side(store.target, pairs), pairs)
 
@@ -202,7 +208,7 @@ def build_hf_step(dropout: float) -> BatchStep:
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
-        raise SystemExit("this benchmark measures beside transformers: pip install transformers") from None
+        raise SystemExit("this benchmark compares with transformers: pip install transformers") from None
 
     config = MarianConfig(
         vocab_size=VOCAB, d_model=256, encoder_layers=3, decoder_layers=3, encoder_attention_heads=4,

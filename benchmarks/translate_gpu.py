@@ -4,9 +4,9 @@
     python -m benchmarks.translate_gpu             beam 4 and greedy; a base model, first trained on random text
 
 The engine maps ids to ids, in this process, in the blocks of the command, one after the other, while nothing else runs.
-The command runs as a user runs it, and its output is counted as it comes. Its startup (torch, weights, compilation,
-graph capture, worker processes) is reported separately: steady is from a third of the lines to the last. They
-alternate. This is for a GPU, but it runs on a CPU too (with a tiny model).
+The command runs as a user runs it, and its output lines are counted while it runs. Its startup (torch, weights,
+compilation, graph capture, worker processes) is reported separately: steady is from a third of the lines to the last.
+Rounds alternate. This is for a GPU; on a CPU a tiny model is used.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def run_engine(translator: Translator, rows: Sequence[Sequence[int]], size: int,
 
 
 def run_command(model: Path, text: Path, num_lines: int, num_beams: int) -> CommandTiming:
-    began, num_written = time.perf_counter(), 0
+    start, num_written = time.perf_counter(), 0
     times: list[tuple[float, int]] = []
     arguments = [sys.executable, "-m", "attent", "translate", str(model), str(text), "--beam-size", str(num_beams)]
     arguments += ["--engine", "torch"]
@@ -148,10 +148,10 @@ def run_command(model: Path, text: Path, num_lines: int, num_beams: int) -> Comm
         assert process.stdout is not None
         while chunk := process.stdout.read1(2**20):  # type: ignore[attr-defined]  # a BufferedReader
             num_written += chunk.count(b"\n")
-            times.append((time.perf_counter() - began, num_written))
+            times.append((time.perf_counter() - start, num_written))
     if process.returncode or num_written != num_lines:
         sys.exit(f"attent translate ended with {process.returncode} and wrote {num_written:,} of {num_lines:,} lines")
-    third, before = next(one for one in times if one[1] >= num_lines / 3)
+    third, before = next(sample for sample in times if sample[1] >= num_lines / 3)
     last, _ = times[-1]
     if last == third:
         sys.exit(f"the text must have more lines, for many blocks, but has {num_lines:,} lines")

@@ -19,26 +19,28 @@ from tests.training.runs import write_corpus
 TINY = "--device cpu --size tiny --vocab 50 --tokens 96 --seconds 0.01 --rounds 2".split()
 
 
-def test_ours_and_theirs_are_told_in_one_table(
+def test_table_has_both_implementations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(train_gpu, "measure_peak_rates", lambda device: train_gpu.PeakRates(flops=1e12, bytes=1e11))
     monkeypatch.setitem(train_gpu.CORPUS_TOKENS, "cpu", 600)
-    train_gpu.main([*TINY, "--json", str(tmp_path / "found.json")])
+    train_gpu.main([*TINY, "--json", str(tmp_path / "report.json")])
     printed = capsys.readouterr().out
     assert "| transformers |" in printed
     assert "| attent |" in printed
-    (case,) = json.loads((tmp_path / "found.json").read_text())["cases"]
+    (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
     for rounds in (case["rounds"]["attent"], case["rounds"]["transformers"]):
         assert len(rounds) == 2
-        assert all(one["num_steps"] >= 2 and one["seconds"] > 0 for one in rounds)
-        assert all(0 < one["target_tokens"] < 96 * one["num_steps"] for one in rounds)  # filler is not counted
+        assert all(timed_round["num_steps"] >= 2 and timed_round["seconds"] > 0 for timed_round in rounds)
+        assert all(
+            0 < timed_round["target_tokens"] < 96 * timed_round["num_steps"] for timed_round in rounds
+        )  # padding is not counted
     assert case["bound_ms"]["flops"] > 0
 
 
-class Broken:
-    """Marian, where its first update fails."""
+class FailingBaseline:
+    """A baseline whose first step fails."""
 
     round_steps = 0
 
@@ -49,31 +51,31 @@ class Broken:
         raise KeyError("no such kernel")
 
 
-def test_one_of_theirs_that_fails_is_told_of_and_the_rest_is_measured(
+def test_failing_baseline_is_reported_and_the_others_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_gpu, "measure_peak_rates", lambda device: train_gpu.PeakRates(flops=1e12, bytes=1e11))
     monkeypatch.setitem(train_gpu.CORPUS_TOKENS, "cpu", 600)
-    monkeypatch.setattr(train_gpu, "TransformersBaseline", Broken)
+    monkeypatch.setattr(train_gpu, "TransformersBaseline", FailingBaseline)
     with pytest.raises(SystemExit, match="1"):
-        train_gpu.main([*TINY, "--json", str(tmp_path / "found.json")])
+        train_gpu.main([*TINY, "--json", str(tmp_path / "report.json")])
     printed = capsys.readouterr().out
     assert "attent: warm after" in printed
     assert "| transformers | failed: KeyError: 'no such kernel' |" in printed
-    (case,) = json.loads((tmp_path / "found.json").read_text())["cases"]
+    (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
     assert list(case["failed"]) == ["transformers"]
     assert {name: len(rounds) for name, rounds in case["rounds"].items()} == {"attent": 2}
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("options", "names"),
     [
         ("", ["transformers", "transformers, compiled"]),
         ("--without-compiled", ["transformers"]),
         ("--only ours", []),
     ],
 )
-def test_theirs_are_those_that_were_asked_for(words: str, names: list[str]) -> None:
+def test_flags_select_the_baselines(options: str, names: list[str]) -> None:
     case = train_gpu.BenchmarkCase(
         size="tiny",
         lengths="29",
@@ -84,10 +86,10 @@ def test_theirs_are_those_that_were_asked_for(words: str, names: list[str]) -> N
         round_seconds=1.0,
         corpus_tokens=600,
     )
-    assert list(train_gpu.list_baselines(case, train_gpu.parse_arguments(words.split()))) == names
+    assert list(train_gpu.list_baselines(case, train_gpu.parse_arguments(options.split()))) == names
 
 
-def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
+def test_lengths_have_the_distribution_of_the_text(tmp_path: Path) -> None:
     case = train_gpu.BenchmarkCase(
         size="tiny", lengths="29", batch_tokens=25_600, vocab=40, device=torch.device("cpu"), rounds=1,
         round_seconds=1.0, corpus_tokens=600_000,
@@ -102,7 +104,7 @@ def test_lengths_are_as_the_text_they_stand_for(tmp_path: Path) -> None:
     assert store.target.ids.max() < 40
 
 
-def test_kernels_that_run_at_once_are_not_counted_twice() -> None:
+def test_overlapping_kernels_are_counted_once() -> None:
     assert train_gpu.measure_union([(0, 4), (2, 3), (3, 6), (10, 11)]) == 7
 
 
@@ -117,48 +119,46 @@ def test_kernels_that_run_at_once_are_not_counted_twice() -> None:
         ("Memcpy HtoD (Pinned -> Device)", "other"),
     ],
 )
-def test_a_kernel_belongs_to_the_group_that_its_name_tells(kernel: str, group: str) -> None:
+def test_kernels_are_classified_by_name(kernel: str, group: str) -> None:
     assert train_gpu.classify_kernel(kernel) == group
 
 
 @pytest.fixture(autouse=True)
-def no_faster_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU that is, the fast way rounds more, and draws other dropout."""
+def _no_bf16_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep float32: with bfloat16 the fast variant would round more and draw other dropout masks."""
     monkeypatch.setattr(hardware, "measure_bf16_speedup", lambda kind: 1.0)
 
 
-def curves(tmp_path: Path, words: str) -> dict[str, Any]:
-    data, picture, numbers = write_corpus(tmp_path / "corpus.tsv", 60), tmp_path / "curve.svg", tmp_path / "curve.json"
-    files = f"--data {data} --svg {picture} --json {numbers}"
-    loss_curve.main(f"--device cpu --vocab 320 --tokens 128 {files} {words}".split())
-    assert ET.parse(picture).getroot().tag.endswith("svg")
-    return json.loads(numbers.read_text())
+def run_loss_curve(tmp_path: Path, options: str) -> dict[str, Any]:
+    data, plot, json_path = write_corpus(tmp_path / "corpus.tsv", 60), tmp_path / "curve.svg", tmp_path / "curve.json"
+    files = f"--data {data} --svg {plot} --json {json_path}"
+    loss_curve.main(f"--device cpu --vocab 320 --tokens 128 {files} {options}".split())
+    assert ET.parse(plot).getroot().tag.endswith("svg")
+    return json.loads(json_path.read_text())
 
 
 def test_without_dropout_the_fast_curve_is_the_reference_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "REPORT_INTERVAL", loop.REPORT_INTERVAL)  # it is set there
-    found = curves(tmp_path, "--steps 4 --dropout 0 --draws 3 --exact")
-    assert {name: [len(run) for run in runs] for name, runs in found["curves"].items()} == {
+    monkeypatch.setattr(loop, "REPORT_INTERVAL", loop.REPORT_INTERVAL)  # restored after the test
+    report = run_loss_curve(tmp_path, "--steps 4 --dropout 0 --draws 3 --exact")
+    assert {name: [len(run) for run in runs] for name, runs in report["curves"].items()} == {
         "fast": [4], "reference": [4]
     }  # fmt: skip
-    both = found["compared"][loss_curve.LAST_LOSS]
-    assert abs(both["difference"]) < 1e-3
-    assert both["error"] is None
+    comparison = report["compared"][loss_curve.LAST_LOSS]
+    assert abs(comparison["difference"]) < 1e-3
+    assert comparison["error"] is None
     assert "one run of each cannot tell" in capsys.readouterr().out
 
 
-def test_every_draw_of_dropout_is_another_and_both_ways_meet_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_differ_in_dropout_and_variants_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REPORT_INTERVAL", loop.REPORT_INTERVAL)
-    found = curves(tmp_path, "--steps 2 --dropout 0.3 --draws 2")
-    fast, reference = found["curves"]["fast"], found["curves"]["reference"]
+    report = run_loss_curve(tmp_path, "--steps 2 --dropout 0.3 --draws 2")
+    fast, reference = report["curves"]["fast"], report["curves"]["reference"]
     assert len(fast) == len(reference) == 2
     assert fast[0][0] != pytest.approx(fast[1][0], abs=1e-3)
     assert fast == [pytest.approx(losses, abs=1e-3) for losses in reference]
-    assert found["compared"][loss_curve.AREA]["error"] > 0
+    assert report["compared"][loss_curve.AREA]["error"] > 0
 
 
 def test_means_are_compared_by_the_standard_error_of_their_difference() -> None:
@@ -171,15 +171,15 @@ def test_means_are_compared_by_the_standard_error_of_their_difference() -> None:
     assert "+1.7000 apart, more than 2 standard errors of it (1.6330)" in str(far)
 
 
-def test_curves_that_go_elsewhere_are_not_within_chance() -> None:
+def test_diverging_curves_are_not_within_chance() -> None:
     straight = [[5 - 0.01 * i + 0.001 * draw for i in range(100)] for draw in range(4)]
-    elsewhere = [[loss + (0.1 if i >= 50 else 0.0) for i, loss in enumerate(losses)] for losses in straight]
+    diverging = [[loss + (0.1 if i >= 50 else 0.0) for i, loss in enumerate(losses)] for losses in straight]
     assert loss_curve.compute_share_within({"fast": straight, "reference": straight}) == 1
-    assert loss_curve.compute_share_within({"fast": elsewhere, "reference": straight}) == pytest.approx(26 / 76)
+    assert loss_curve.compute_share_within({"fast": diverging, "reference": straight}) == pytest.approx(26 / 76)
     assert loss_curve.smooth_losses([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
 
 
-def test_the_plot_has_every_run_the_means_and_their_difference(tmp_path: Path) -> None:
+def test_plot_has_all_runs_means_and_difference(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [[5 - 0.01 * i + 0.001 * draw for i in range(60)] for draw in range(3)]
     for count in (1, 3):
