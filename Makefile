@@ -69,7 +69,7 @@ test-slow: $(READY_DEV) ## the slow tests
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
 test-device: $(READY_DEV) ## the laws and the kernels on a GPU, in float32 and bfloat16
-	$(PY) -m pytest -q tests/nn/kernels tests/decoding/engines/gpu tests/training/test_cuda_graph.py tests/laws --device cuda
+	$(PY) -m pytest -q tests/nn/kernels tests/decoding/engines/gpu tests/training/test_step_graphs.py tests/laws --device cuda
 
 lint: $(READY_DEV) ## ruff check, ruff format --check, mypy
 	$(PY) -m ruff check .

@@ -307,12 +307,12 @@ FAULTS = """
 + self.norm(self.dropout(x + sublayer(x)))
 
 # recorded attention without the mask
-@ nn/attention.py::AttentionRecord.compute_weights: laws/test_tap.py
+@ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
 - attend_explicit(q, k, v, self.mask, bias, self.scale)
 + attend_explicit(q, k, v, Mask(), bias, self.scale)
 
 # recorded attention without the bias
-@ nn/attention.py::AttentionRecord.compute_weights: laws/test_tap.py
+@ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
 - attend_explicit(q, k, v, self.mask, bias, self.scale)
 + attend_explicit(q, k, v, self.mask, None, self.scale)
 

@@ -174,17 +174,17 @@ def count_max_heads(layers: Sequence[Attention]) -> int:
 def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
     """Record each layer's attention weights, one tensor per call, while the block lasts."""
     records: list[list[Tensor]] = [[] for _ in layers]
-    taps = [build_tap(weights) for weights in records]
-    for layer, tap in zip(layers, taps, strict=True):
-        layer.taps.append(tap)
+    observers = [build_observer(weights) for weights in records]
+    for layer, observer in zip(layers, observers, strict=True):
+        layer.observers.append(observer)
     try:
         yield records
     finally:
-        for layer, tap in zip(layers, taps, strict=True):
-            layer.taps.remove(tap)
+        for layer, observer in zip(layers, observers, strict=True):
+            layer.observers.remove(observer)
 
 
-def build_tap(weights: list[Tensor]) -> Callable[[AttentionRecord], None]:
+def build_observer(weights: list[Tensor]) -> Callable[[AttentionRecord], None]:
     return lambda record: weights.append(record.weights)
 
 
@@ -379,7 +379,7 @@ def load_selection(folder: Path, model: nn.Module) -> HeadSelection:
 
 
 def load_measured_selection(folder: Path, model: nn.Module) -> MeasuredSelection | None:
-    """Return None if there is none, or one for other weights, such as before fine-tuning."""
+    """Return None if there is no file or its weights differ, such as those before fine-tuning."""
     path = Path(folder) / ALIGNMENT_FILE
     if not path.exists():
         return None

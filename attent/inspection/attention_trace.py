@@ -121,8 +121,8 @@ class Trace(Mapping[str, list[Tensor]]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def make_tap(self, path: str, heads: Sequence[int] | None, qkv: bool) -> Callable[[AttentionRecord], None]:
-        def tap(record: AttentionRecord) -> None:
+    def make_observer(self, path: str, heads: Sequence[int] | None, qkv: bool) -> Callable[[AttentionRecord], None]:
+        def observer(record: AttentionRecord) -> None:
             weights = record.weights if heads is None else record.compute_weights(heads)
             self._weights.setdefault(path, []).append(weights)
             self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, None if heads is None else tuple(heads))
@@ -131,7 +131,7 @@ class Trace(Mapping[str, list[Tensor]]):
                 recorded = RecordedQKV(record.q[:, selected], *select_keys_values(record, selected), record.scale)
                 self.qkv.setdefault(path, []).append(recorded)
 
-        return tap
+        return observer
 
     # --- JSON --------------------------------------------------------------------------------------------------------
 

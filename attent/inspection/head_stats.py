@@ -32,7 +32,7 @@ from attent.decoding.forced_decoding import (
 )
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
-from attent.inspection.record import attach_taps
+from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
 from attent.nn import AttentionRecord, attention_layers
 
@@ -234,7 +234,7 @@ def measure_heads(
             rows = [pairs[i] for i in indices]
             words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], pairs[i]) for i in indices]
             batch = TeacherForcingBatch.from_ids(model, [row.source for row in rows], [row.target for row in rows])
-            with attach_stat_taps(model, BatchKeyCategories(model, tokenizer, rows, words), accumulators):
+            with attach_stat_observers(model, BatchKeyCategories(model, tokenizer, rows, words), accumulators):
                 batch.compute_states(model)
             done += len(indices)
             if progress is not None:
@@ -255,16 +255,16 @@ def sample_evenly(count: int, max_count: int) -> list[int]:
     return [i * count // size for i in range(size)]
 
 
-def attach_stat_taps(
+def attach_stat_observers(
     model: nn.Module, categories: BatchKeyCategories, accumulators: Mapping[str, HeadAccumulator]
 ) -> AbstractContextManager[None]:
     """Accumulate the attention of every layer inside the `with` block."""
 
-    def tap(path: str) -> Callable[[AttentionRecord], None]:
+    def make_observer(path: str) -> Callable[[AttentionRecord], None]:
         return lambda record: accumulators[path].observe(record.weights.float(), categories.get_for_layer(path, record))
 
     layers = attention_layers(model)
-    return attach_taps(layers, {path: tap(path) for path in layers})
+    return attach_observers(layers, {path: make_observer(path) for path in layers})
 
 
 class BatchKeyCategories:

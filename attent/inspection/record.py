@@ -1,10 +1,10 @@
-"""Record attention weights of any model by taps on its attention layers.
+"""Record attention weights of any model by observers of its attention layers.
 
     with attent.record(model) as trace:
         model(source, target)
     trace["decoder.blocks.3.cross_attn"]     # the weights of that layer, one tensor (B, H, Tq, Tk) per call
 
-A tapped layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
+An observed layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def record(
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers, heads)
     with ExitStack() as stack:
-        stack.enter_context(attach_taps(chosen, {path: trace.make_tap(path, heads, qkv) for path in chosen}))
+        stack.enter_context(attach_observers(chosen, {path: trace.make_observer(path, heads, qkv) for path in chosen}))
         if hidden_states:
             stack.enter_context(record_hidden_states(model, trace.hidden_states))
         yield trace
@@ -89,17 +89,17 @@ def select_attention_layers(
 
 
 @contextmanager
-def attach_taps(
-    layers: Mapping[str, Attention], taps: Mapping[str, Callable[[AttentionRecord], None]]
+def attach_observers(
+    layers: Mapping[str, Attention], observers: Mapping[str, Callable[[AttentionRecord], None]]
 ) -> Iterator[None]:
-    """Attach a tap to each layer inside the `with` block."""
+    """Attach an observer to each layer inside the `with` block."""
     for path, layer in layers.items():
-        layer.taps.append(taps[path])
+        layer.observers.append(observers[path])
     try:
         yield
     finally:
         for path, layer in layers.items():
-            layer.taps.remove(taps[path])
+            layer.observers.remove(observers[path])
 
 
 @contextmanager

@@ -30,7 +30,7 @@ COMPILED_PREFIX = "_orig_mod."  # inserted by torch.compile into module paths
 
 @dataclass(frozen=True, eq=False)
 class AttentionRecord:
-    """The inputs of one attention call, as passed to the layer's taps."""
+    """The inputs of one attention call, as passed to the layer's observers."""
 
     q: Tensor  # (B, H, Tq, D), rotated where positions are rotary
     k: Tensor  # (B, Hkv, Tk, D)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         self.value = make_linear(width, self.kv_heads * self.head_width, bias)  # W^V
         self.output = make_linear(self.heads * self.head_width, width, bias)  # W^O
         self.backend = "auto"
-        self.taps: list[Callable[[AttentionRecord], None]] = []  # called with each call's inputs (`attent.record`)
+        self.observers: list[Callable[[AttentionRecord], None]] = []  # called with each call's inputs (`attent.record`)
 
     def forward(
         self, x: Tensor, kv: KV, mask: Mask, angles: Angles | None = None, bias: Tensor | None = None
@@ -106,11 +106,11 @@ class Attention(nn.Module):
             out = attend(q, kv.keys, kv.values, mask, bias, self.scale, self.dropout_rate, self.backend)
         else:  # all heads were pruned: (B, 0, T, D), for which W^O returns its bias; no kernel takes that
             out, _ = attend_explicit(q, kv.keys, kv.values, mask, bias, self.scale)
-        if self.taps:
+        if self.observers:
             bias = None if bias is None else bias.detach()
             record = AttentionRecord(q.detach(), kv.keys.detach(), kv.values.detach(), mask, bias, self.scale)
-            for tap in self.taps:  # in addition to the fast kernel, so that a tap changes no output
-                tap(record)
+            for observer in self.observers:  # in addition to the fast kernel, so that an observer changes no output
+                observer(record)
         return concat_heads(out)
 
     @property

@@ -1,11 +1,12 @@
 """The implementations of scaled dot-product attention (section 3.2.1), and the choice between them.
 
     explicit  equation 1, step by step; also returns the weights. The reference that the others are tested against.
-    fused     PyTorch's scaled_dot_product_attention; linear memory, except for windows, packing and biases, which need
-              a mask tensor of Tq x Tk
+    fused     PyTorch's scaled_dot_product_attention (SDPA); linear memory, except for windows, packing and biases,
+              which need a mask tensor of Tq x Tk. Not to be confused with `nn.fused`, the fused training block.
     flex      FlexAttention, compiled from `Mask.allows`; skips blocks that are masked entirely
-    packed    flash attention over sequences of different lengths without padding (varlen; CUDA)
-    tiles     our Triton kernel for rows of many short packed sentences, several of which share a tile (CUDA)
+    packed    FlashAttention's varlen kernel over packed sentences: each sentence has tiles of its own (CUDA)
+    tiles     our Triton kernel, `kernels.packed_attention`, for rows of many short packed sentences, several of which
+              share a tile (CUDA)
 
 All share one signature, and give zeros for a query that may attend to nothing. `attend` selects one by
 `choose_backend`. Projections and heads are in `attention`, visibility is in `masks`.
@@ -73,7 +74,7 @@ def choose_backend(name: str, inputs: AttentionInputs) -> Backend:
     limitation = BACKENDS[name].find_limitation(inputs)
     if limitation is not None:
         able = [other for other, backend in BACKENDS.items() if backend.find_limitation(inputs) is None]
-        raise ValueError(f"backend `{name}` cannot do this: {limitation}. Can do it: {', '.join(able)} (or `auto`)")
+        raise ValueError(f"backend `{name}` does not support these inputs: {limitation}; use {', '.join(able)} or auto")
     return BACKENDS[name]
 
 

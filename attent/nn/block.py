@@ -23,7 +23,7 @@ from attent.nn.positions import Angles
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The output of one stack, (B, T, E), for the cross-attention of another; lengths or packing tell the padding."""
+    """The output of one stack, (B, T, E), for the cross-attention of another; `lengths` or `packing` marks padding."""
 
     states: Tensor
     lengths: Tensor | None = None

@@ -24,7 +24,8 @@ from attent.nn.masks import Mask
 
 
 class FusedBlock(Block):
-    """A block that computes each sub-layer up to its last product, and adds, drops and norms in one kernel."""
+    """A block that computes each sub-layer up to its last matrix product; bias, dropout, residual and norm run in one
+    kernel."""
 
     def __init__(
         self, config: StackConfig, layer: int = 0, remaining_heads: tuple[tuple[int, ...], ...] | None = None
@@ -35,13 +36,13 @@ class FusedBlock(Block):
         if cache is not None or not can_fuse(self, x):
             return super().forward(x, context, cache)
         heads = attend_fused_projections(self.self_attn, x, None, context)
-        x, residual = add_norm(self.self_attn_residual, x, heads, self.self_attn.output)
+        x, residual = apply_add_norm(self.self_attn_residual, x, heads, self.self_attn.output)
         if self.cross_attn is not None and self.cross_attn_residual is not None:
             assert context.memory is not None
             heads = attend_fused_projections(self.cross_attn, x, context.memory.states, context)
-            x, residual = add_norm(self.cross_attn_residual, residual, heads, self.cross_attn.output)
+            x, residual = apply_add_norm(self.cross_attn_residual, residual, heads, self.cross_attn.output)
         hidden, output_layer = self.feedforward.compute_hidden(x), self.feedforward.contract
-        x, _ = add_norm(self.feedforward_residual, residual, hidden, output_layer, duplicate=False)
+        x, _ = apply_add_norm(self.feedforward_residual, residual, hidden, output_layer, duplicate=False)
         return x
 
 
@@ -93,19 +94,19 @@ def has_standard_weights(norm: nn.Module) -> bool:
     return norm.weight is not None and getattr(norm, "bias", norm.weight) is not None
 
 
-def add_norm(
+def apply_add_norm(
     residual: Residual, x: Tensor, y: Tensor, output_layer: nn.Linear, *, duplicate: bool = True
 ) -> tuple[Tensor, Tensor]:
     """LayerNorm(x + Dropout(output_layer(y))): a product, then one kernel. With `duplicate` the result is written
     twice, for the next sub-layer and for its residual connection."""
-    from attent.nn.kernels.add_norm import add_norm
+    from attent.nn.kernels.add_norm import fused_add_norm
 
     norm, rate = residual.norm, residual.dropout.p if residual.training else 0.0
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     assert norm.eps is not None
     product = F.linear(y, output_layer.weight)  # its bias is added by the kernel
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    return add_norm(x, product, output_layer.bias, norm.weight, bias, norm.eps, rate, duplicate=duplicate)
+    return fused_add_norm(x, product, output_layer.bias, norm.weight, bias, norm.eps, rate, duplicate=duplicate)
 
 
 def cast_residual_stream(x: Tensor, *, pre_norm: bool) -> Tensor:
@@ -153,7 +154,7 @@ def attend_fused_projections(attention: Attention, x: Tensor, memory: Tensor | N
     mask = context.self_mask if is_self else context.memory_mask
     angles, bias = (context.angles, context.bias) if is_self else (None, None)
     grouped = attention.heads != attention.kv_heads
-    if grouped or not attention.heads or attention.taps or angles is not None or bias is not None:
+    if grouped or not attention.heads or attention.observers or angles is not None or bias is not None:
         kv = attention.project_keys_values(x if memory is None else memory, angles)
         return attention.attend(attention.project_queries(x, angles), kv, mask, bias)
     if memory is None:

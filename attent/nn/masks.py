@@ -1,7 +1,7 @@
 """Visibility of keys to queries. `Mask.allows` is the one rule; every backend's form of a mask derives from it.
 
 A mask is a description, not a tensor. A backend asks for the form that it needs, and each form is computed once,
-however many layers share the mask. Biases (T5, ALiBi) are added to scores, not permissions: they are in `positions`.
+however many layers share the mask. Biases (T5, ALiBi) are added to the scores and mask nothing; see `positions`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Mask:
         if not isinstance(self.q_start, Tensor | torch.SymInt) and not is_count(self.q_start):
             raise ValueError(f"`q_start` must be 0 or more, the number of keys before, but is {self.q_start}")
         if self.packing is not None and self.key_lengths is not None:
-            raise ValueError("`key_lengths` must be None with `packing`, which tells the padding already")
+            raise ValueError("`key_lengths` must be None with `packing`, which marks the padding already")
         if self.packing is not None and (isinstance(self.q_start, Tensor) or self.q_start != 0):
             raise ValueError("`q_start` must be 0 with `packing`: packed sentences cannot continue a cache")
 

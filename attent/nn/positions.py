@@ -264,7 +264,8 @@ class RelativePositions(Positions):
 
 
 def compute_buckets(distance: Tensor, buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """One bucket for each small distance, logarithmic ones for larger; of both directions, or of the past only."""
+    """Map distances to buckets: one each for small distances, logarithmic beyond; separate buckets per direction unless
+    causal."""
     if causal:
         later, away = torch.zeros_like(distance), (-distance).clamp(min=0)
     else:

@@ -120,7 +120,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
     if not pairs:
         raise CorpusError(
-            f"{', '.join(names)}: there is not one pair in it; a line needs a source and a target; attent data "
+            f"{', '.join(names)}: contains no sentence pairs; a line needs a source and a target; attent data "
             "shows more"
         )
     return TestSet(

@@ -30,7 +30,7 @@ from attent.training.config import (
     build_model_config,
     flatten_settings,
 )
-from attent.training.hardware import pick_device, pick_precision
+from attent.training.hardware import activate_device, pick_precision
 from attent.training.schedule import compute_paper_lr
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def fill_defaults(
         warmup=warmup,
         lr=lr,
         rdrop=0.0 if train.rdrop is None else train.rdrop,
-        precision=train.precision or pick_precision(device)[0],
+        precision=train.precision or pick_precision(device),
         micro_batch_tokens=train.micro_batch_tokens or (CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else None),
         compile=device.type == "cuda" if train.compile is None else train.compile,
     )
@@ -243,7 +243,7 @@ def estimate_training(
     rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, num_tokens: int, seconds: float
 ) -> TrainingEstimate:
     """Measure training steps for `seconds`, and extrapolate."""
-    device = pick_device(None)
+    device = activate_device(None)
     size, epochs = choose_size_and_epochs(num_pairs, device.type)
     model = build(getattr(presets, size)(tokenizer.target.size)).to(device).train()
     speed, device_name = _measure_best_speed(model, _build_batches(rows, device), device, seconds)

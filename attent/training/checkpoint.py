@@ -39,9 +39,8 @@ from attent.storage.tensor_files import check_storable, read_safetensors, to_sta
 STATE_FILE = "state.json"
 TENSOR_SUFFIX = ".safetensors"
 STEP_PREFIX, REPLACED_PREFIX, SAVING_PREFIX, REMOVING_PREFIX = "step-", ".replaced-", ".saving-", ".removing-"
-GROUP_NAME = re.compile(
-    r"[a-z0-9][a-z0-9_.-]{0,79}"
-)  # of a tensor group; lower case, since some file systems ignore case
+# Of a tensor group; lower case, since some file systems ignore case.
+GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,79}")
 
 
 class CheckpointError(ValueError):
@@ -87,7 +86,7 @@ def _format_step(step: int) -> str:
 def _prepare_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors on the CPU, each in its own memory: a tied tensor is stored once per name."""
     for group in groups:
-        if not GROUP_NAME.fullmatch(group) or group + TENSOR_SUFFIX == STATE_FILE:
+        if not GROUP_NAME.fullmatch(group):
             raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
     return {group: _prepare_group(tensors) for group, tensors in groups.items()}
 

@@ -267,7 +267,7 @@ def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:
 
 
 def _read_finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
-    """Read the summary of a complete run; empty if the run has trained on since."""
+    """Read the summary of a complete run; empty if training has continued since."""
 
     summary: dict[str, Any] = {}
     try:

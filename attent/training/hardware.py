@@ -16,7 +16,7 @@ INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"
 MIN_BF16_SPEEDUP = 1.3  # below this, bfloat16 would cost precision for no gain
 
 
-def pick_device(name: str | None) -> torch.device:
+def activate_device(name: str | None) -> torch.device:
     """Return the named device, or the fastest there is, and make it the current one."""
     device = choose_device(name)
     if device.type == "cuda" and device.index is not None:
@@ -24,15 +24,12 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
-def pick_precision(device: torch.device) -> tuple[Precision, str]:
-    """Return the precision that the device is fast with, and the reason."""
+def pick_precision(device: torch.device) -> Precision:
+    """Return the precision that the device is fast with."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "float32", "this GPU has no bfloat16"
+        return "float32"
     speedup = measure_bf16_speedup(device.type)
-    if speedup is None:
-        return "float32", "bfloat16 is not available here"
-    precision: Precision = "bfloat16" if speedup >= MIN_BF16_SPEEDUP else "float32"
-    return precision, f"a bfloat16 matrix product is {speedup:.1f}x as fast as float32 here"
+    return "bfloat16" if speedup is not None and speedup >= MIN_BF16_SPEEDUP else "float32"
 
 
 def describe_device(device: torch.device, precision: Precision, compiled: bool) -> str:

@@ -1,6 +1,6 @@
 """The training loop: steps, validations and checkpoints until the run ends or is stopped.
 
-`Trainer.run` is the page to read. A checkpoint holds `TrainState` and tensors, and resuming from it gives the same
+Start reading at `Trainer.run`. A checkpoint holds `TrainState` and tensors, and resuming from it gives the same
 bits as training without interruption. Batches, objective and evaluator come from the task.
 """
 
@@ -25,7 +25,6 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import checkpoint, rng
 from attent.training.checkpoint import Checkpoint
 from attent.training.config import TrainConfig, TrainError
-from attent.training.cuda_graph import WARMUP_STEPS, Capture, StepGraphCache, make_cuda_capture
 from attent.training.distributed import DistributedContext, distribute_like, to_full_tensor
 from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
@@ -34,6 +33,7 @@ from attent.training.objective import Seq2SeqObjective
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.schedule import compute_lr
 from attent.training.state import PendingReport, StepMetrics, TrainState
+from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
 
@@ -88,11 +88,11 @@ class Trainer:
         if self.compiled and distributed.device.type == "cuda":
             self.enable_cuda_graphs(make_cuda_capture(distributed.device))
         self.start_step, self.last_clock = 0, time.monotonic()
-        self.pace_start = (time.monotonic(), 0)  # time and step from which the time left is extrapolated
+        self.eta_start = (time.monotonic(), 0)  # time and step from which the time left is extrapolated
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
 
-    # ---- the page ----------------------------------------------------------------------------------------------------
+    # ---- main loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Ended:
         """Train from the current state until the last step, until patience runs out, or until a stop is requested."""
@@ -132,7 +132,7 @@ class Trainer:
         self.state.epoch, self.state.batch_index = next_position
         self.record_batches(batches)
         self.metrics.count_batches(batches)
-        self.finish_warmup()
+        self.restart_clocks_while_compiling()
         self.report_progress()
 
     def optimizer_step(self) -> None:
@@ -167,7 +167,7 @@ class Trainer:
     def begin(self) -> None:
         self.last_clock = time.monotonic()
         self.start_step = self.state.step
-        self.pace_start = (self.last_clock, self.start_step)
+        self.eta_start = (self.last_clock, self.start_step)
         self.emit(self.build_started_event())
         if self.compiled and not self.get_stop_reason():
             self.compile_start = time.monotonic()
@@ -318,15 +318,15 @@ class Trainer:
         self.step_graphs = None
         self.warn(f"CUDA graph capture failed, so kernels are launched one by one ({reason})")
 
-    def finish_warmup(self) -> None:
+    def restart_clocks_while_compiling(self) -> None:
         """Restart the clocks during the first steps, which compile and capture."""
-        if not self.compiled or self.state.step - self.start_step > WARMUP_STEPS + 1:
+        if not self.compiled or self.state.step - self.start_step > EAGER_STEPS + 1:
             return
         if self.compile_start is not None:
             seconds, self.compile_start = time.monotonic() - self.compile_start, None
             self.emit(Note(text=f"compiled in {seconds:.0f} s", step=self.state.step))
         self.metrics.reset_clock()
-        self.pace_start = (time.monotonic(), self.state.step)
+        self.eta_start = (time.monotonic(), self.state.step)
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class Trainer:
         seconds, elapsed = self.update_clock(), max(1e-9, time.monotonic() - metrics.clock_start)
         if not metrics.tokens:  # every step since the last report compiled
             elapsed = math.nan
-        seconds_per_step = (time.monotonic() - self.pace_start[0]) / max(1, self.state.step - self.pace_start[1])
+        seconds_per_step = (time.monotonic() - self.eta_start[0]) / max(1, self.state.step - self.eta_start[1])
         assert self.config.steps
         progress = Progress(
             step=self.state.step,
@@ -642,7 +642,7 @@ class Trainer:
         self.state.micro_batch_tokens = min((size for size in sizes if size is not None), default=None)
         self.start_step = self.state.step
         self.last_clock = time.monotonic()
-        self.pace_start = (self.last_clock, self.start_step)
+        self.eta_start = (self.last_clock, self.start_step)
         self.last_saved = (self.state.step, self.state.last_validated_step)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:

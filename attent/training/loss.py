@@ -35,7 +35,7 @@ def linear_cross_entropy(
     """Return sums over the tokens, in nats: the loss, and the plain cross-entropy, without a gradient.
 
     states (N, E), weight (V, E), bias (V,), targets (N,); token_mask (N,) is False at padding. Label smoothing is that
-    of `F.cross_entropy`: 1 - smoothing for the target, plus smoothing / V for every word.
+    of `F.cross_entropy`: 1 - smoothing for the target, plus smoothing / V for every token of the vocabulary.
     """
     return _uncompiled_loss(states[None], weight, bias, targets, token_mask, (smoothing, 0.0), chunk_size)
 
@@ -179,10 +179,10 @@ def _compute_with_kernel(
     options: _LossOptions,
     needed: _NeededGradients,
 ) -> tuple[Tensor, Tensor, _Gradients]:
-    """Matrix products by cuBLAS, softmax and gradients by our kernel."""
+    """Matrix products with cuBLAS, softmax and gradients with our kernel."""
     from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
-    words, dtype = len(weight), options.dtype
+    vocab, dtype = len(weight), options.dtype
     weight = pad_rows(weight.to(dtype))
     bias = None if bias is None else pad_rows(bias.to(dtype))
     sums = torch.zeros(2, dtype=torch.float32, device=states.device)
@@ -194,18 +194,18 @@ def _compute_with_kernel(
         if mask is not None:  # NaN in padding must not reach the weight's gradient
             chunk = chunk.masked_fill(~mask[:, None], 0)
         logits = F.linear(chunk, weight, bias)
-        sums += cross_entropy_inplace(logits, targets[part], mask, words, options.smoothing).sum(1)
+        sums += cross_entropy_inplace(logits, targets[part], mask, vocab, options.smoothing).sum(1)
         if states_grad is not None:
             torch.mm(logits, weight, out=states_grad[0, part])
         if needed.weight:
-            weight_grad = _accumulate_matmul(weight_grad, logits.T[:words], chunk)
+            weight_grad = _accumulate_matmul(weight_grad, logits.T[:vocab], chunk)
         if needed.bias:
-            chunk_grad = logits[:, :words].sum(0, dtype=torch.float32)
+            chunk_grad = logits[:, :vocab].sum(0, dtype=torch.float32)
             bias_grad = chunk_grad if bias_grad is None else bias_grad + chunk_grad
     if needed.weight and weight_grad is None:  # no tokens
-        weight_grad = torch.zeros_like(weight[:words], dtype=torch.float32)
+        weight_grad = torch.zeros_like(weight[:vocab], dtype=torch.float32)
     if needed.bias and bias_grad is None:
-        bias_grad = torch.zeros(words, device=weight.device)
+        bias_grad = torch.zeros(vocab, device=weight.device)
     return sums[0], sums[1], _Gradients(states_grad, weight_grad, bias_grad)
 
 
@@ -286,9 +286,8 @@ class _OutputLayer:
         self.weight, self.bias, self.options = weight, bias, options
         self.mean_row = weight.mean(0, dtype=options.accumulate_dtype)  # (E,)
         self.mean_bias = 0.0 if bias is None else bias.mean(dtype=options.accumulate_dtype)
-        self.uniform_row_grad = torch.zeros_like(
-            self.mean_row
-        )  # of the uniform part, the same for each row of the weight
+        # The gradient of the uniform part, the same for each row of the weight.
+        self.uniform_row_grad = torch.zeros_like(self.mean_row)
 
     def compute_sums(self, chunk: _Chunk) -> tuple[Tensor, Tensor, _SoftmaxStats]:
         """Return the loss, the plain cross-entropy, and the softmax for the gradients."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from attent.training.tasks.base import TrainBatch
 
@@ -16,7 +17,6 @@ from attent.training.tasks.base import TrainBatch
 class MicroBatch:
     """A range of rows. Weight 0: computed only so that all ranks make the same number of backward passes."""
 
-    index: int
     start: int
     stop: int
     weight: float = 1.0
@@ -34,7 +34,7 @@ def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> l
     count = 1 if max_tokens is None else -(-batch.num_padded_tokens // max_tokens)
     count = max(1, min(rows, max(count, world_size)))
     edges = [rows * i // count for i in range(count + 1)]
-    return [MicroBatch(i, edges[i], edges[i + 1]) for i in range(count)]
+    return [MicroBatch(start, stop) for start, stop in pairwise(edges)]
 
 
 def assign_to_rank(micro_batches: list[MicroBatch], rank: int, world_size: int) -> Iterator[MicroBatch]:
@@ -44,4 +44,4 @@ def assign_to_rank(micro_batches: list[MicroBatch], rank: int, world_size: int) 
         if index < len(micro_batches):
             yield micro_batches[index]
         else:
-            yield MicroBatch(micro_batches[0].index, micro_batches[0].start, micro_batches[0].stop, 0.0)
+            yield MicroBatch(micro_batches[0].start, micro_batches[0].stop, 0.0)

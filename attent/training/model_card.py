@@ -33,7 +33,6 @@ from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
 from attent.training.tasks.base import DataSummary, FinalScores, ModelDescription, Task
 
-CARD_NAME = "card.md"
 MAX_SAMPLE_CHARS = 400
 END_REASONS = {"steps": "all steps were done", "patience": "validation stopped improving", "stopped": "stopped by hand"}
 LISTED_SETTINGS = (
@@ -55,7 +54,7 @@ class ModelCard:
     settings: tuple[tuple[str, str, str], ...]  # (name in run.toml, value, reason where chosen automatically)
     scores: tuple[FinalScores, ...]  # the first is named at the head
     training: Rows
-    weights: str = ""  # "best, step 6,800", "average of the last 5"
+    weights_label: str = ""  # "best, step 6,800", "average of the last 5"
     base_model: str = ""  # the model that was fine-tuned, if any
     samples: tuple[ValidationSample, ...] = ()
     curves_file: str = ""
@@ -71,7 +70,7 @@ def build_card(
     trainer: Trainer,
     scores: Sequence[FinalScores],
     *,
-    weights: str,
+    weights_label: str,
     ended: Ended,
     curves_file: str,
 ) -> ModelCard:
@@ -84,7 +83,7 @@ def build_card(
         settings=tuple(_list_settings(task, run, requested)),
         scores=tuple(scores),
         training=tuple(_list_training_facts(task, run, trainer, ended)),
-        weights=weights,
+        weights_label=weights_label,
         base_model=run.init_from or "",
         samples=scores[-1].samples if scores else (),
         curves_file=curves_file,
@@ -201,7 +200,7 @@ def _render_head(card: ModelCard) -> Iterator[str]:
     yield f"# {escape_markdown(card.description.title)}"
     headlines = ((score.name, _format_headline(score)) for score in card.scores)
     result = next((f"; {headline} on {escape_markdown(name)}" for name, headline in headlines if headline), "")
-    examples = format_count(sum(corpus.used for corpus in card.data.corpora), card.unit)
+    examples = format_count(sum(corpus.num_used for corpus in card.data.corpora), card.unit)
     yield f"A Transformer of {format_short(card.parameters)} parameters, trained by attent on {examples}{result}."
 
 
@@ -219,7 +218,7 @@ def _render_scores(card: ModelCard) -> Iterator[str]:
         return
     yield "## Scores"
     columns = {"Set": [s.name for s in card.scores], f"{card.unit.capitalize()}s": _format_counts(card.scores)}
-    columns |= {"Weights": [card.weights for _ in card.scores], "Decoding": [s.decoding for s in card.scores]}
+    columns |= {"Weights": [card.weights_label for _ in card.scores], "Decoding": [s.decoding for s in card.scores]}
     columns["Loss"] = [f"{s.metrics['loss']:.3f}" if "loss" in s.metrics else "" for s in card.scores]
     for metric in METRICS.values():
         values = [s.metrics.get(metric.name) for s in card.scores]
@@ -251,7 +250,10 @@ def _render_usage(card: ModelCard) -> Iterator[str]:
 def _render_data(card: ModelCard) -> Iterator[str]:
     data = card.data
     yield "## Data"
-    rows = [(c.name, f"{c.read:,}", f"{c.used:,}", f"{c.read - c.used:,}", f"{c.weight:g}") for c in data.corpora]
+    rows = [
+        (c.name, f"{c.num_read:,}", f"{c.num_used:,}", f"{c.num_read - c.num_used:,}", f"{c.weight:g}")
+        for c in data.corpora
+    ]
     header = ("Corpus", f"{card.unit.capitalize()}s read", "Used", "Dropped", "Weight")
     yield markdown_table(header, rows, right_aligned=(1, 2, 3, 4))
     reasons = _merge_reasons(reason for corpus in data.corpora for reason in corpus.dropped)

@@ -40,7 +40,7 @@ from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
 from attent.training.event_log import LOG_FILE, EventLog, read_events
 from attent.training.events import Ended, Event, EventHandler, Note
-from attent.training.hardware import pick_device
+from attent.training.hardware import activate_device
 from attent.training.loop import StopReason, Trainer
 from attent.training.run_folder import (
     CARD_FILE,
@@ -128,7 +128,7 @@ def train(
     folder = Path(out).expanduser()
     table = requested.get("train", {})
     with ExitStack() as stack:
-        distributed = stack.enter_context(init_distributed(pick_device(table.get("device"))))
+        distributed = stack.enter_context(init_distributed(activate_device(table.get("device"))))
         stack.enter_context(explain_lost_process(distributed))
         if distributed.is_main:
             check_folder(folder, requested)
@@ -161,7 +161,7 @@ class TrainSession:
         signals: StopSignals,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.out, self.state, self.requested, self.distributed = out, out / STATE_FOLDER, requested, distributed
+        self.out, self.state_dir, self.requested, self.distributed = out, out / STATE_FOLDER, requested, distributed
         self.signals, self._should_stop = signals, should_stop
         self.listeners: list[EventHandler] = list(listeners) if distributed.is_main else []
         self.early_events: list[Event] | None = []  # until the log is open
@@ -212,8 +212,8 @@ class TrainSession:
 
     def set_up(self) -> tuple[Run, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
-        is_new = not checkpoint.list_steps(self.state)  # without a checkpoint there is nothing to resume
-        path = self.state / REQUESTED_FILE
+        is_new = not checkpoint.list_steps(self.state_dir)  # without a checkpoint there is nothing to resume
+        path = self.state_dir / REQUESTED_FILE
         previous = settings.read_json(path) if path.exists() else self.requested
         # A resumed run keeps the value of a flag that is no longer given.
         self.requested = merge_with_previous(self.requested, previous, keep_omitted=not is_new)
@@ -235,7 +235,7 @@ class TrainSession:
         else:
             assert run.model is not None
             model = build(run.model)
-            if (heads := self.state / NEW_HEADS_FILE).exists():
+            if (heads := self.state_dir / NEW_HEADS_FILE).exists():
                 self.new_parameters = settings.read_json(heads)["new"]
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
@@ -256,14 +256,14 @@ class TrainSession:
         if description := describe_new_heads(model, self.new_parameters, run.init_from or ""):
             self.emit(Note(text=description))
         if self.new_parameters:
-            self.write_json({"new": self.new_parameters}, self.state / NEW_HEADS_FILE)
+            self.write_json({"new": self.new_parameters}, self.state_dir / NEW_HEADS_FILE)
 
     def prepare_task(self, run: Run, is_new: bool) -> Task:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
         if not self.distributed.is_main:
             self.distributed.barrier()
         context = RunContext(
-            data_dir=self.state / "data",
+            data_dir=self.state_dir / "data",
             device=self.distributed.device,
             report=self.emit,
             should_stop=self.should_stop,
@@ -336,7 +336,7 @@ class TrainSession:
 
     def resume(self, trainer: Trainer, title: str) -> None:
         """Load the newest intact checkpoint, if there is one, and continue the log from its step."""
-        saved = checkpoint.load_newest(self.state, trainer.warn)
+        saved = checkpoint.load_newest(self.state_dir, trainer.warn)
         if saved is not None:
             trainer.load_checkpoint(saved)
             if finished := self.read_finished(trainer):  # averaged weights may have become the best
@@ -372,7 +372,7 @@ class TrainSession:
 
     def read_finished(self, trainer: Trainer) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if training has continued since."""
-        path = self.state / FINISHED_FILE
+        path = self.state_dir / FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == trainer.state.step else {}
 
@@ -382,7 +382,7 @@ class TrainSession:
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
             finalizer = Finalizer(self, run, task, trainer, ended)
-            finalizer.weights = finished["weights"]
+            finalizer.weights_label = finished["weights"]
             finalizer.write_results()
         return self.build_result(trainer, finished["reason"])
 
@@ -428,7 +428,7 @@ class Finalizer:
     def __init__(self, session: TrainSession, run: Run, task: Task, trainer: Trainer, ended: Ended) -> None:
         self.session, self.run, self.task, self.trainer, self.ended = session, run, task, trainer, ended
         best = trainer.state.best_step
-        self.weights = f"best, step {best:,}" if best else f"last, step {ended.step:,}"
+        self.weights_label = f"best, step {best:,}" if best else f"last, step {ended.step:,}"
 
     def choose_weights(self) -> None:
         """Average the last checkpoints, and keep the average if it scores better than the best of them."""
@@ -438,7 +438,7 @@ class Finalizer:
         if len(steps) < 2 or config.ema or config.lora or config.average < 2 or trainer.valid_batches is None:
             return
         try:
-            weights = average_checkpoints([checkpoint.checkpoint_path(self.session.state, step) for step in steps])
+            weights = average_checkpoints([checkpoint.checkpoint_path(self.session.state_dir, step) for step in steps])
         except checkpoint.CheckpointError as error:
             trainer.warn(f"{error}. Checkpoint averaging is skipped")
             return
@@ -447,7 +447,7 @@ class Finalizer:
         event = trainer.evaluate(trainer.gather_model())
         if event.best:
             trainer.export_model()
-            self.weights = f"average of the last {len(steps)} checkpoints"
+            self.weights_label = f"average of the last {len(steps)} checkpoints"
         metric = str(config.metric) if trainer.evaluator else "loss"
         score = trainer.state.best_score if event.best else None
         text = describe_average(len(steps), metric, score, previous)
@@ -467,12 +467,12 @@ class Finalizer:
                 session.requested,
                 self.trainer,
                 scores,
-                weights=self.weights,
+                weights_label=self.weights_label,
                 ended=self.ended,
                 curves_file=CURVES_FILE if (session.out / CURVES_FILE).exists() else "",
             )
             model_card.write_card(card, session.out / CARD_FILE)
-            settings.write_json(self.summarize(scores), session.state / FINISHED_FILE)
+            settings.write_json(self.summarize(scores), session.state_dir / FINISHED_FILE)
             self.report_location()
         session.distributed.barrier()
 
@@ -491,7 +491,7 @@ class Finalizer:
         return {
             "step": self.trainer.state.step,
             "reason": self.ended.reason,
-            "weights": self.weights,
+            "weights": self.weights_label,
             "best": self.trainer.state.best_score,
             "best_loss": self.trainer.state.best_loss,
             "scoring": get_scoring_settings(self.run),
@@ -512,5 +512,8 @@ class Finalizer:
         out = self.session.out
         text = f"model: {out}; card: {out / CARD_FILE}; {self.task.describe_model(out).next_step}; "
         self.session.emit(
-            Note(text=f"{text}inspect it: attent look {out} {self.task.look_argument}".rstrip(), step=self.ended.step)
+            Note(
+                text=f"{text}inspect it: attent look {out} {self.task.look_example_input}".rstrip(),
+                step=self.ended.step,
+            )
         )

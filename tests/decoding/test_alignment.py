@@ -76,7 +76,7 @@ def test_weights_equal_the_model_attention() -> None:
             torch.testing.assert_close(got, wanted)
 
 
-def test_batched_alignments_equal_single_ones_and_taps_are_removed() -> None:
+def test_batched_alignments_equal_single_ones_and_observers_are_removed() -> None:
     model, of = build_model(), tokenizer()
     model.train()
     choice = HeadSelection(layer=1, heads=(1,), shift=False)
@@ -85,7 +85,7 @@ def test_batched_alignments_equal_single_ones_and_taps_are_removed() -> None:
     assert [one.links for one in together] == [one.links for one in alone]
     assert len({one.links for one in together}) > 3
     assert model.training
-    assert not any(layer.taps for layer in module.find_cross_layers(model))
+    assert not any(layer.observers for layer in module.find_cross_layers(model))
 
 
 def test_shift_selects_the_output_step_or_the_next() -> None:

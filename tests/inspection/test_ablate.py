@@ -498,7 +498,7 @@ def test_invalid_input_is_rejected_before_measuring(folder: Path, monkeypatch: p
     with pytest.raises(ValueError, match="nowhere"):
         run(folder, data="nowhere.tsv")
     (folder.parent / "empty.tsv").write_text("")
-    with pytest.raises(CorpusError, match="not one pair"):
+    with pytest.raises(CorpusError, match="no sentence pairs"):
         run(folder, data="empty.tsv")
     with pytest.raises(ValueError, match="--tgt must be one of its target languages"):
         run(folder, tgt="fr")

@@ -54,12 +54,12 @@ def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
     layer = attention_layers(of)["decoder.blocks.0.cross_attn"]
     outputs: list[Tensor] = []
     records = []
-    layer.taps.append(records.append)
+    layer.observers.append(records.append)
     hook = layer.register_forward_hook(lambda _, __, created: outputs.append(created))
     run(of)
     with mask_parts(of, [ModelPart("decoder.blocks.0.cross_attn", 1)]):
         run(of)
-    layer.taps.clear()
+    layer.observers.clear()
     hook.remove()
     width = layer.head_width
     ours = records[0].weights[:, 1] @ records[0].v[:, 1] @ layer.output.weight[:, width : 2 * width].T

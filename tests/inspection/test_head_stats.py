@@ -377,11 +377,11 @@ def test_one_pair_equals_its_document() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_taps_are_removed_and_progress_is_reported() -> None:
+def test_observers_are_removed_and_progress_is_reported() -> None:
     toy, told = model().train(), []
     measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60, progress=lambda *done: told.append(done))
     assert toy.training
-    assert not any(layer.taps for layer in attention_layers(toy).values())
+    assert not any(layer.observers for layer in attention_layers(toy).values())
     assert told[-1] == (10, 10)
     assert len(told) > 2
     assert told == sorted(told)

@@ -79,7 +79,7 @@ def test_pruned_model_equals_the_masked_model(config: Seq2SeqConfig) -> None:
 
 
 @every_model
-def test_stepwise_backends_and_taps_agree(config: Seq2SeqConfig) -> None:
+def test_stepwise_backends_and_observers_agree(config: Seq2SeqConfig) -> None:
     model = make_seq2seq(config, CPU)
     source, target, source_lengths, _ = pairs(CPU, target=(4, 4, 4, 4)).batch()
     pruned = prune_heads(model, some_heads(model))

@@ -1,4 +1,4 @@
-"""Recording by path, with filters; taps are always removed."""
+"""Recording by path, with filters; observers are always removed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run(model: Seq2Seq) -> torch.Tensor:
     return model(torch.randint(0, 9, (3, 5)), torch.randint(0, 9, (3, 4)), torch.tensor([5, 2, 3]))
 
 
-def taps(model: nn.Module) -> list[list[object]]:
-    return [list(module.taps) for module in model.modules() if isinstance(module, Attention)]
+def observers(model: nn.Module) -> list[list[object]]:
+    return [list(module.observers) for module in model.modules() if isinstance(module, Attention)]
 
 
 def test_every_layer_is_recorded_by_path(model: Seq2Seq) -> None:
@@ -75,17 +75,17 @@ def test_nothing_is_recorded_afterwards(model: Seq2Seq) -> None:
         run(model)
     run(model)
     assert {len(calls) for calls in trace.values()} == {1}
-    assert taps(model) == [[]] * 6
+    assert observers(model) == [[]] * 6
 
 
-def test_nested_recordings_remove_their_taps(model: Seq2Seq) -> None:
+def test_nested_recordings_remove_their_observers(model: Seq2Seq) -> None:
     with attent.record(model) as outer:
-        before = taps(model)
+        before = observers(model)
         with attent.record(model, pattern="*.cross_attn") as inner:
             run(model)
-        assert taps(model) == before
+        assert observers(model) == before
         run(model)
-    assert taps(model) == [[]] * 6
+    assert observers(model) == [[]] * 6
     assert sorted(inner) == ["decoder.blocks.0.cross_attn", "decoder.blocks.1.cross_attn"]
     assert len(outer["encoder.blocks.0.self_attn"]) == 2
 
@@ -99,17 +99,17 @@ def test_recordings_may_end_in_any_order(model: Seq2Seq) -> None:
     second.__exit__(None, None, None)
     run(model)
     assert (len(item["decoder.blocks.0.cross_attn"]), len(two["decoder.blocks.0.cross_attn"])) == (1, 2)
-    assert taps(model) == [[]] * 6
+    assert observers(model) == [[]] * 6
 
 
-def test_errors_remove_the_taps(model: Seq2Seq) -> None:
+def test_errors_remove_the_observers(model: Seq2Seq) -> None:
     def stumble() -> None:
         with attent.record(model):
             raise RuntimeError("stumbled")
 
     with pytest.raises(RuntimeError, match="stumbled"):
         stumble()
-    assert taps(model) == [[]] * 6
+    assert observers(model) == [[]] * 6
 
 
 def test_pattern_without_a_match_is_rejected(model: Seq2Seq) -> None:

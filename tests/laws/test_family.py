@@ -1,4 +1,4 @@
-"""What must hold for every descendant: padding, packing, the future, order, steps, taps, backends, saving."""
+"""What must hold for every descendant: padding, packing, the future, order, steps, observers, backends, saving."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "packing and lengths": (
         lambda: Mask(packing=(packing([4]), packing([4])), key_lengths=lengths(3)),
-        "`key_lengths` must be None with `packing`, which tells the padding already",
+        "`key_lengths` must be None with `packing`, which marks the padding already",
     ),
     "packing in a cache": (
         lambda: Mask(packing=(packing([4]), packing([4])), q_start=1),
@@ -176,24 +176,24 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "packed without packing": (
         look(backend="packed"),
         (
-            "backend `packed` cannot do this: the batch is not packed (`mask.packing` is None). "
-            "Can do it: fused, flex, explicit (or `auto`)"
+            "backend `packed` does not support these inputs: the batch is not packed (`mask.packing` is None); "
+            "use fused, flex, explicit or auto"
         ),
     ),
     "packed on cpu": (
         look(backend="packed", mask=Mask(packing=(packing([3]), packing([3])))),
         (
-            "backend `packed` cannot do this: its flash kernel runs on CUDA only, and the tensors are on cpu. "
-            "Can do it: fused, flex, explicit (or `auto`)"
+            "backend `packed` does not support these inputs: its flash kernel runs on CUDA only, and the tensors are "
+            "on cpu; use fused, flex, explicit or auto"
         ),
     ),
     "flex with dropout": (
         look(backend="flex", dropout=0.1),
-        "backend `flex` cannot do this: FlexAttention has no dropout on the weights. Can do it: fused, explicit (or",
+        "backend `flex` does not support these inputs: FlexAttention has no dropout on the weights; use fused,",
     ),
     "flex backwards on cpu": (
         look(backend="flex", q=heads().requires_grad_()),
-        "backend `flex` cannot do this: FlexAttention has no backward pass on CPU. Can do it: fused, explicit (or",
+        "backend `flex` does not support these inputs: FlexAttention has no backward pass on CPU; use fused,",
     ),
     # --- packing
     "sentences wider than the row": (
@@ -232,7 +232,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "flex with nothing": (
         look(backend="flex", k=heads(T=0), v=heads(T=0)),
-        "backend `flex` cannot do this: FlexAttention takes no empty sequences",
+        "backend `flex` does not support these inputs: FlexAttention takes no empty sequences",
     ),
     "cache of other heads": (
         lambda: Stack(DECODER)(x(1, 2, 8), cache=Stack(replace(DECODER, heads=4)).new_cache(4, rows=1)),

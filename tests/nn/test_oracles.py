@@ -65,7 +65,7 @@ def test_attention_is_pytorchs() -> None:
     padding = torch.arange(7) >= lengths[:, None]
     expected, weights = theirs(x, y, y, key_padding_mask=padding, average_attn_weights=False)
     looks: list[Tensor] = []
-    ours.taps.append(lambda look: looks.append(look.weights))
+    ours.observers.append(lambda look: looks.append(look.weights))
     torch.testing.assert_close(ours(x, ours.project_keys_values(y), Mask(key_lengths=lengths)), expected)
     torch.testing.assert_close(looks[0], weights)
     future = torch.ones(T, T).triu(1).bool()

@@ -21,9 +21,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure the speed of this machine."""
-    monkeypatch.setattr(
-        autoconfig, "pick_precision", lambda device: ("bfloat16" if device.type == "cuda" else "float32", "")
-    )
+    monkeypatch.setattr(autoconfig, "pick_precision", lambda device: "bfloat16" if device.type == "cuda" else "float32")
 
 
 def amount(pairs: int) -> DataSize:

@@ -66,16 +66,16 @@ def test_at_the_end_of_a_run_the_mean_is_taken_only_if_it_is_better(tmp_path: Pa
     ended = made.trainer.run()
     best = dict(models.read_model(tmp_path).named_parameters())
     told: list[Note] = []
-    session: Any = SimpleNamespace(out=tmp_path, state=tmp_path / "state", emit=told.append)
+    session: Any = SimpleNamespace(out=tmp_path, state_dir=tmp_path / "state", emit=told.append)
     nothing: Any = None
     final = Finalizer(session, nothing, nothing, made.trainer, ended)
-    assert final.weights == "best, step 3"
+    assert final.weights_label == "best, step 3"
     final.choose_weights()
     mean = average_checkpoints([tmp_path / "state" / f"step-{step:08d}" for step in (3, 6)])
     found = dict(models.read_model(tmp_path).named_parameters())
     assert are_equal(found, mean) == better
     assert are_equal(found, best) != better
-    assert final.weights == ("average of the last 2 checkpoints" if better else "best, step 3")
+    assert final.weights_label == ("average of the last 2 checkpoints" if better else "best, step 3")
     figure = "chrf 5.00" if better else "no better"
     assert told[0].text.startswith(f"average of the last 2 checkpoints: {figure} (best")
     assert "before: 4.00" in told[0].text

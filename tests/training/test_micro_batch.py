@@ -59,7 +59,7 @@ def test_the_shares_of_all_processes_cover_each_row_once(layout: Layout, ranks: 
 def test_fewer_rows_than_processes_leave_some_with_a_piece_that_does_not_count() -> None:
     text = TokenBatch(torch.ones(2, 3, dtype=torch.long), torch.tensor([3, 2]), None, 5)
     pieces = split_batch(PairBatch(text, text, np.arange(2)), None, 5)
-    assert pieces == [MicroBatch(0, 0, 1), MicroBatch(1, 1, 2)]
+    assert pieces == [MicroBatch(0, 1), MicroBatch(1, 2)]
     assert [next(iter(assign_to_rank(pieces, rank, 5))).weight for rank in range(5)] == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 

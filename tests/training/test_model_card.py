@@ -10,18 +10,20 @@ import pytest
 from attent.scoring.metrics import format_headline
 from attent.training.events import ValidationSample
 from attent.training.model_card import ModelCard, render_card, write_card
-from attent.training.tasks.base import CorpusSource, DataSummary, FinalScores
+from attent.training.tasks.base import CorpusStats, DataSummary, FinalScores
 from attent.training.tasks.translation import describe_translator
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CARD = ModelCard(
     description=describe_translator("runs/en-de", "en", "de", None),
     unit="pair",
-    weights="average of the last 5",
+    weights_label="average of the last 5",
     data=DataSummary(
         corpora=(
-            CorpusSource(name="multi30k", read=29_000, used=28_900, dropped=(("empty", 60), ("ratio", 40))),
-            CorpusSource(name="own.tmx", read=110, used=100, dropped=(("ratio", 10),), files=(("own.tmx", "ab" * 32),)),
+            CorpusStats(name="multi30k", num_read=29_000, num_used=28_900, dropped=(("empty", 60), ("ratio", 40))),
+            CorpusStats(
+                name="own.tmx", num_read=110, num_used=100, dropped=(("ratio", 10),), files=(("own.tmx", "ab" * 32),)
+            ),
         ),
         source_tokens=377_534,
         target_tokens=360_706,

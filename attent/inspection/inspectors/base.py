@@ -30,7 +30,7 @@ from attent.inspection.display_tokens import build_display_token
 from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
-from attent.inspection.record import attach_taps, select_attention_layers
+from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
 from attent.nn import AttentionRecord, StackConfig
 from attent.text.vocabulary import Vocabulary
@@ -154,15 +154,15 @@ class Inspector(Generic[ModelT]):
         selected = select_attention_layers(
             self.model, layer_filter.pattern, layer_filter.kind, layer_filter.layers, None
         )
-        tapped = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
+        observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(
-            {path: (layer.heads, layer.head_width) for path, layer in tapped.items()}, sides
+            {path: (layer.heads, layer.head_width) for path, layer in observed.items()}, sides
         )
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        with attach_taps(tapped, {path: budget.make_tap(path, sides, recorded) for path in tapped}):
+        with attach_observers(observed, {path: budget.make_observer(path, sides, recorded) for path in observed}):
             yield layers
-        layers += [recorded[path] for path in tapped]
+        layers += [recorded[path] for path in observed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,14 +186,14 @@ class PageBudget:
         per_row = max(MIN_WEIGHTS_PER_ROW, MAX_SPARSE_WEIGHTS // max(1, num_rows))
         return cls(weights_per_row=per_row, include_qkv=False)
 
-    def make_tap(
+    def make_observer(
         self, path: str, sides: Mapping[str, TraceSide], recorded: dict[str, dict[str, Any]]
     ) -> Callable[[AttentionRecord], None]:
-        """Return a tap that packs a layer at once: the weights of a long text would not fit in memory together."""
+        """Return an observer that packs a layer at once: the weights of all layers may not fit in memory together."""
         names = get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
 
-        def tap(record: AttentionRecord) -> None:
+        def observer(record: AttentionRecord) -> None:
             weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
             layer = build_layer(
                 path, names, weights, causal=record.mask.causal, scale=record.scale, top_k=self.weights_per_row
@@ -203,7 +203,7 @@ class PageBudget:
                 layer |= pack_qkv(qkv, 0, shape)
             recorded[path] = layer
 
-        return tap
+        return observer
 
 
 def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPart]) -> None:

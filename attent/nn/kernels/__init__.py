@@ -1,10 +1,14 @@
 """Kernels for NVIDIA GPUs, written in Triton where no library has a good one.
 
-    packed_attention  attention inside rows of many short packed sentences
+    attention         the fast attention backends (SDPA, FlexAttention, FlashAttention varlen, ours) and their limits
+    packed_attention  attention inside rows of many short packed sentences: the backend `tiles`
     add_norm          bias, dropout, residual and layer normalization in one pass
     linear_relu       a linear layer with ReLU
     cross_entropy     softmax, label-smoothed cross-entropy and its gradient in one pass
     sdpa              workarounds for PyTorch's attention at inference (plain PyTorch)
+    dropout_rng       seeds and masks of dropout inside kernels
+    row_reduce        sums over rows, for the gradients of biases and norms
+    probe             a small kernel that tells whether Triton works on this GPU
 
 Each has a reference implementation elsewhere, and is used only where `can_use_kernels` allows it. Triton comes with
 the CUDA builds of torch; nothing here that needs it is imported without it.

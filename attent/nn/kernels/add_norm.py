@@ -15,12 +15,12 @@ from torch import Tensor
 
 from attent.nn.kernels import use_device_of
 from attent.nn.kernels.dropout_rng import draw_seeds, keep_mask
-from attent.nn.kernels.row_reduce import count_programs, sum_rows
+from attent.nn.kernels.row_reduce import choose_num_programs, sum_rows
 
 BLOCK_ELEMENTS = 1024  # elements per program and iteration, unless a row has more
 
 
-def add_norm(
+def fused_add_norm(
     x: Tensor,
     y: Tensor,
     y_bias: Tensor | None,
@@ -44,7 +44,7 @@ def add_norm(
     return out, copy.view(shape) if duplicate else out
 
 
-# --- for torch -----------------------------------------------------------------------------------------------------
+# --- custom operators ----------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("attent::add_norm", mutates_args=())
@@ -70,7 +70,7 @@ def _add_norm(
         _forward_kernel[(triton.cdiv(len(x), rows),)](
             x, y, weight if y_bias is None else y_bias, weight, weight if bias is None else bias,
             x if seed is None else seed, out, copy, total, moments, len(x), x.shape[1], eps, dropout,
-            HAS_Y_BIAS=y_bias is not None, CENTERED=bias is not None, HAS_DROPOUT=dropout > 0, DUPLICATE=duplicate,
+            HAS_Y_BIAS=y_bias is not None, LAYER_NORM=bias is not None, HAS_DROPOUT=dropout > 0, DUPLICATE=duplicate,
             E=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
     return out, copy, total, moments
@@ -90,7 +90,7 @@ def _add_norm_backward(
     total: Tensor,
     moments: Tensor,
     weight: Tensor,
-    centered: bool,
+    layer_norm: bool,
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,19 +101,19 @@ def _add_norm_backward(
     grad_x = torch.empty_like(total)
     grad_y = torch.empty_like(total) if dropout else total.new_empty(0)
     block, rows, warps = _choose_launch(total)
-    count = min(triton.cdiv(len(total), rows), count_programs(total))
+    count = min(triton.cdiv(len(total), rows), choose_num_programs(total))
     parts = total.new_empty(count, 3, total.shape[1], dtype=torch.float32)
     with use_device_of(grad):
         _backward_kernel[(count,)](
             grad, grad_copy, total, moments, weight, grad_x if seed is None else seed, grad_x, grad_y, parts,
             len(total), total.shape[1], dropout,
-            CENTERED=centered, HAS_DROPOUT=dropout > 0, DUPLICATE=duplicate, E=block, ROWS=rows, num_warps=warps,
+            LAYER_NORM=layer_norm, HAS_DROPOUT=dropout > 0, DUPLICATE=duplicate, E=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
     return grad_x, grad_y, sum_rows(parts)
 
 
 @_add_norm_backward.register_fake
-def _(grad, grad_copy, total, moments, weight, centered, dropout, seed):
+def _(grad, grad_copy, total, moments, weight, layer_norm, dropout, seed):
     grad_y = torch.empty_like(total) if dropout else total.new_empty(0)
     return torch.empty_like(total), grad_y, total.new_empty(3, total.shape[1], dtype=torch.float32)
 
@@ -152,13 +152,13 @@ def _choose_launch(x: Tensor) -> tuple[int, int, int]:
     return block, rows, max(1, min(16, block * rows // 512))
 
 
-# --- for the GPU ---------------------------------------------------------------------------------------------------
+# --- Triton kernels ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _forward_kernel(
     X, Y, YBias, Weight, Bias, Seeds, Out, Copy, Total, Moments, N, width, eps, rate,
-    HAS_Y_BIAS: tl.constexpr, CENTERED: tl.constexpr, HAS_DROPOUT: tl.constexpr, DUPLICATE: tl.constexpr,
+    HAS_Y_BIAS: tl.constexpr, LAYER_NORM: tl.constexpr, HAS_DROPOUT: tl.constexpr, DUPLICATE: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -175,13 +175,13 @@ def _forward_kernel(
     tl.store(Total + offsets, total, mask=inside)
     total = total.to(tl.float32)  # rounded, as backward reads it
     mean = tl.zeros((ROWS,), tl.float32)
-    if CENTERED:
+    if LAYER_NORM:
         mean = tl.sum(total, 1) / width
     centered = tl.where(inside, total - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centered * centered, 1) / width + eps)
     weight = tl.load(Weight + e, mask=e < width, other=0.0).to(tl.float32)
     out = centered * scale[:, None] * weight[None, :]
-    if CENTERED:
+    if LAYER_NORM:
         out += tl.load(Bias + e, mask=e < width, other=0.0).to(tl.float32)[None, :]
     tl.store(Out + offsets, out.to(Out.dtype.element_ty), mask=inside)
     if DUPLICATE:
@@ -193,7 +193,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     Grad, GradCopy, Total, Moments, Weight, Seeds, GradX, GradY, Parts, N, width, rate,
-    CENTERED: tl.constexpr, HAS_DROPOUT: tl.constexpr, DUPLICATE: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+    LAYER_NORM: tl.constexpr, HAS_DROPOUT: tl.constexpr, DUPLICATE: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Iterate over rows with a stride of the number of programs; sums over rows stay in registers."""
     e = tl.arange(0, E)
@@ -213,12 +213,12 @@ def _backward_kernel(
         scale = tl.load(Moments + N + rows, mask=rows < N, other=0.0)
         normed = tl.where(inside, (total - mean[:, None]) * scale[:, None], 0.0)
         grad_weight += grad * normed
-        if CENTERED:
+        if LAYER_NORM:
             grad_bias += grad
         grad = grad * weight[None, :]
         projection = tl.sum(grad * normed, 1) / width
         grad_total = grad - normed * projection[:, None]
-        if CENTERED:
+        if LAYER_NORM:
             grad_total -= (tl.sum(grad, 1) / width)[:, None]
         grad_total = grad_total * scale[:, None]
         tl.store(GradX + offsets, grad_total.to(GradX.dtype.element_ty), mask=inside)

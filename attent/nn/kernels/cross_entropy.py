@@ -15,37 +15,37 @@ LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453
 
 
 def cross_entropy_inplace(
-    logits: Tensor, targets: Tensor, real_mask: Tensor | None, vocab: int, smoothing: float
+    logits: Tensor, targets: Tensor, token_mask: Tensor | None, vocab: int, smoothing: float
 ) -> Tensor:
     """Overwrite logits (N, V) with the gradients of the summed loss. Return the loss and the cross-entropy without
     smoothing of each token (2, N). Columns from `vocab` on are alignment; padding has no loss and no gradient."""
     N, V = logits.shape
     losses = logits.new_empty(2, N, dtype=torch.float32)
     targets = targets.contiguous()
-    flags = targets if real_mask is None else real_mask.contiguous().view(torch.uint8)
+    flags = targets if token_mask is None else token_mask.contiguous().view(torch.uint8)
     chunk = min(CHUNK, triton.next_power_of_2(V))
     with use_device_of(logits):
         _cross_entropy_kernel[(N,)](
             logits, targets, flags, losses, N, V, vocab, smoothing,
-            ALL_REAL=real_mask is None, EVEN=vocab == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
+            ALL_REAL=token_mask is None, ALIGNED=vocab == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
         )  # fmt: skip
     return losses
 
 
 @triton.jit
-def _load_logits(Logits, columns, vocab, EVEN: tl.constexpr):
+def _load_logits(Logits, columns, vocab, ALIGNED: tl.constexpr):
     """Load part of a row, times log2(e), since all exponentials are powers of 2; -inf beyond the vocabulary."""
-    x = tl.load(Logits + columns) if EVEN else tl.load(Logits + columns, mask=columns < vocab, other=float("-inf"))
+    x = tl.load(Logits + columns) if ALIGNED else tl.load(Logits + columns, mask=columns < vocab, other=float("-inf"))
     return x.to(tl.float32) * LOG2_E
 
 
 @triton.jit
 def _cross_entropy_kernel(
     Logits, Targets, Real, Losses, N, V, vocab, smoothing,
-    ALL_REAL: tl.constexpr, EVEN: tl.constexpr, CHUNK: tl.constexpr,
+    ALL_REAL: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One token. Its row is read three times, but only once from global memory; later reads hit the cache. The loops
-    avoid comparisons where the vocabulary is aligned (EVEN)."""
+    avoid comparisons where the vocabulary is aligned (ALIGNED)."""
     n = tl.program_id(0)
     Logits += n.to(tl.int64) * V
     offsets = tl.arange(0, CHUNK)
@@ -57,13 +57,13 @@ def _cross_entropy_kernel(
     maxima = tl.full((CHUNK,), float("-inf"), tl.float32)
     logit_sums = tl.zeros((CHUNK,), tl.float32)
     for start in range(0, vocab, CHUNK):
-        x = _load_logits(Logits, start + offsets, vocab, EVEN)
+        x = _load_logits(Logits, start + offsets, vocab, ALIGNED)
         maxima = tl.maximum(maxima, x)
-        logit_sums += x if EVEN else tl.where(start + offsets < vocab, x, 0.0)
+        logit_sums += x if ALIGNED else tl.where(start + offsets < vocab, x, 0.0)
     maximum = tl.max(maxima, 0)
     total = tl.zeros((CHUNK,), tl.float32)
     for start in range(0, vocab, CHUNK):
-        total += tl.exp2(_load_logits(Logits, start + offsets, vocab, EVEN) - maximum)
+        total += tl.exp2(_load_logits(Logits, start + offsets, vocab, ALIGNED) - maximum)
     log_total = maximum + tl.log2(tl.sum(total, 0))
     # Padding may hold NaN, which must not reach the sums.
     cross_entropy = tl.where(real, log_total * LN_2 - target_logit, 0.0)
@@ -73,8 +73,8 @@ def _cross_entropy_kernel(
     share = smoothing / vocab
     for start in range(0, V, CHUNK):
         columns = start + offsets
-        p = tl.exp2(_load_logits(Logits, columns, vocab, EVEN) - log_total) - share
-        if EVEN:
+        p = tl.exp2(_load_logits(Logits, columns, vocab, ALIGNED) - log_total) - share
+        if ALIGNED:
             tl.store(Logits + columns, tl.where(real, p, 0.0).to(Logits.dtype.element_ty))
         else:
             p = tl.where((columns < vocab) & real, p, 0.0)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attent.nn.kernels import get_compute_dtype, use_device_of
-from attent.nn.kernels.row_reduce import count_programs, sum_rows
+from attent.nn.kernels.row_reduce import choose_num_programs, sum_rows
 
 ROWS, COLUMNS = 16, 256  # of a tile
 
@@ -22,7 +22,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return _linear_relu(flat, weight.to(dtype), bias.to(dtype)).view(*x.shape[:-1], len(weight))
 
 
-# --- for torch -----------------------------------------------------------------------------------------------------
+# --- custom operators ----------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("attent::linear_relu", mutates_args=())
@@ -42,7 +42,7 @@ def _relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     grad_hidden = torch.empty_like(grad)
     N, width = grad.shape
     num_columns = triton.cdiv(width, COLUMNS)
-    num_rows = max(1, min(triton.cdiv(N, ROWS), count_programs(grad) // num_columns))
+    num_rows = max(1, min(triton.cdiv(N, ROWS), choose_num_programs(grad) // num_columns))
     parts = grad.new_empty(num_rows, width, dtype=torch.float32)
     with use_device_of(grad):
         _relu_backward_kernel[(num_columns, num_rows)](
@@ -71,7 +71,7 @@ def _backward(ctx, grad):
 _linear_relu.register_autograd(_backward, setup_context=_setup_context)
 
 
-# --- for the GPU ---------------------------------------------------------------------------------------------------
+# --- Triton kernels ------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def ensure_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-# --- for torch -----------------------------------------------------------------------------------------------------
+# --- custom operators ----------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("attent::packed_attention", mutates_args=())
@@ -85,14 +85,15 @@ def _packed_attention(
     out = qkv.new_empty(B, Tq, H, D)
     log_sums = qkv.new_empty(B, H, Tq, dtype=torch.float32)
     tile = choose_tile_shape(qkv)
-    grid = (H, triton.cdiv(Tq, tile.queries), B)
+    grid = (H, triton.cdiv(Tq, tile.own_tokens), B)
     with use_device_of(qkv):
         _forward_kernel[grid](
             q, k, v, out, log_sums,
             segments_q, ends_q, segments_k, ends_k, segments_q if seed is None else seed,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
-            CAUSAL=causal, HAS_DROPOUT=dropout > 0, D=D, M=tile.queries, N=tile.keys, EXACT=tile.exact,
+            CAUSAL=causal, HAS_DROPOUT=dropout > 0,
+            D=D, M=tile.own_tokens, N=tile.other_tokens, IEEE_FP32=tile.ieee_fp32,
             num_warps=4, num_stages=1, maxnreg=tile.max_registers,
         )  # fmt: skip
     return out, log_sums
@@ -130,7 +131,7 @@ def _packed_attention_backward(
     grad = grad if grad.stride()[1:] == out.stride()[1:] else grad.contiguous()
     B, Tq, H, D = q.shape
     tile = choose_tile_shape(qkv)
-    blocks = max(triton.cdiv(Tq, tile.queries), triton.cdiv(k.shape[1], tile.queries))
+    blocks = max(triton.cdiv(Tq, tile.own_tokens), triton.cdiv(k.shape[1], tile.own_tokens))
     has_bias = qkv_bias is not None
     sums = qkv.new_empty(B * blocks if has_bias else 0, 3, H, D, dtype=torch.float32)
     with use_device_of(qkv):
@@ -141,7 +142,7 @@ def _packed_attention_backward(
             dq.stride(0), dq.stride(1), dq.stride(2), dk.stride(0), dk.stride(1), dk.stride(2), grad.stride(0),
             Tq, k.shape[1], ends_k.shape[1], H, scale * LOG2_E, dropout,
             CAUSAL=causal, HAS_DROPOUT=dropout > 0, HAS_BIAS=has_bias,
-            D=D, M=tile.queries, N=tile.keys, EXACT=tile.exact,
+            D=D, M=tile.own_tokens, N=tile.other_tokens, IEEE_FP32=tile.ieee_fp32,
             num_warps=4, num_stages=1, maxnreg=tile.max_registers,
         )  # fmt: skip
     return grad_qkv, grad_kv, sum_rows(sums) if has_bias else sums
@@ -187,20 +188,20 @@ def _split_qkv(qkv: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 class TileShape(NamedTuple):
     """Tile sizes of a launch."""
 
-    queries: int  # of a tile of queries, or keys of a tile of keys
-    keys: int  # per iteration, or queries
-    exact: bool = False
+    own_tokens: int  # of the side that a program owns: queries, or keys in the backward pass of keys
+    other_tokens: int  # of the other side, per iteration
+    ieee_fp32: bool = False  # products in full float32 instead of TF32
     max_registers: int | None = None  # per thread: with more, occupancy is too low
 
 
 def choose_tile_shape(x: Tensor) -> TileShape:
     """Tuned on an H200."""
     if x.dtype == torch.float32:
-        return TileShape(32, 32, exact=True)
+        return TileShape(32, 32, ieee_fp32=True)
     return TileShape(64, 32, max_registers=128 if x.shape[-1] <= 64 else None)
 
 
-# --- for the GPU ---------------------------------------------------------------------------------------------------
+# --- Triton kernels ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -219,10 +220,10 @@ def _forward_kernel(
     q_row, q_token, q_head, k_row, k_token, k_head,
     Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, IEEE_FP32: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head."""
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    precision: tl.constexpr = "ieee" if IEEE_FP32 else "tf32"
     h, block, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     d = tl.arange(0, D)
     rows = block * M + tl.arange(0, M)
@@ -274,7 +275,7 @@ def _backward_kernel(
     gq_row, gq_token, gq_head, gk_row, gk_token, gk_head, grad_row,
     Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, IEEE_FP32: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys, or one of queries, of one head."""
     h, block, b = tl.program_id(0) % H, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -292,13 +293,13 @@ def _backward_kernel(
             Q, K, V, Out, Grad, LogSums,
             GradK + b * gk_row + h * gk_head, GradV + b * gk_row + h * gk_head, Sums,
             SegmentsQ, EndsQ + b * S, SegmentsK, Seeds, q_token, k_token, gk_token,
-            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, HAS_DROPOUT, HAS_BIAS, D, M, N, EXACT,
+            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, HAS_DROPOUT, HAS_BIAS, D, M, N, IEEE_FP32,
         )  # fmt: skip
     else:
         _backward_queries(
             Q, K, V, Out, Grad, LogSums, GradQ + b * gq_row + h * gq_head, Sums,
             SegmentsQ, SegmentsK, EndsK + b * S, Seeds, q_token, k_token, gq_token,
-            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, HAS_DROPOUT, HAS_BIAS, D, M, N, EXACT,
+            block, (b * H + h) * Tq, Tq, Tk, S, H, scale, rate, CAUSAL, HAS_DROPOUT, HAS_BIAS, D, M, N, IEEE_FP32,
         )  # fmt: skip
 
 
@@ -308,9 +309,9 @@ def _backward_keys(
     SegmentsQ, EndsQ, SegmentsK, Seeds, q_token, k_token, gk_token,
     block, index, Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, IEEE_FP32: tl.constexpr,
 ):  # fmt: skip
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    precision: tl.constexpr = "ieee" if IEEE_FP32 else "tf32"
     d = tl.arange(0, D)
     columns = block * M + tl.arange(0, M)
     inside = columns < Tk
@@ -362,9 +363,9 @@ def _backward_queries(
     SegmentsQ, SegmentsK, EndsK, Seeds, q_token, k_token, gq_token,
     block, index, Tq, Tk, S, H, scale, rate,
     CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, IEEE_FP32: tl.constexpr,
 ):  # fmt: skip
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    precision: tl.constexpr = "ieee" if IEEE_FP32 else "tf32"
     d = tl.arange(0, D)
     rows = block * M + tl.arange(0, M)
     inside = rows < Tq

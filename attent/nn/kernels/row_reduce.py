@@ -14,7 +14,7 @@ PROGRAMS_PER_SM = 8  # enough that one computes while others wait for memory
 ROWS, COLUMNS = 256, 32  # of a tile
 
 
-def count_programs(x: Tensor) -> int:
+def choose_num_programs(x: Tensor) -> int:
     """Return how many programs a kernel with partial sums should have."""
     sms = torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 1
     return PROGRAMS_PER_SM * sms

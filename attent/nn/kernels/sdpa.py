@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-MAX_FEW_QUERIES = 16  # a decoding step has so few
+MAX_FEW_QUERIES = 16  # at most this many queries, as in a decoding step
 
 
 def avoid_cudnn(q: Tensor) -> AbstractContextManager[object]:

@@ -145,14 +145,14 @@ class FinalScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusSource:
-    """One corpus: what was read and how much of it was used (`read` is `used` + all of `dropped`)."""
+class CorpusStats:
+    """Counts of one corpus: `num_read` is `num_used` plus all of `dropped`."""
 
     name: str
-    read: int
-    used: int
+    num_read: int
+    num_used: int
     dropped: tuple[tuple[str, int], ...] = ()  # (reason, count)
-    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256, "" where it could not be read again)
+    files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256 or "" if it could not be read again)
     weight: float = 1.0  # sampling weight
 
 
@@ -160,7 +160,7 @@ class CorpusSource:
 class DataSummary:
     """The training data, for the model card."""
 
-    corpora: tuple[CorpusSource, ...]
+    corpora: tuple[CorpusStats, ...]
     source_tokens: int
     target_tokens: int  # 0 where there is one side only; both 0: not counted in tokens
     data_key: str  # the first digits of a SHA-256 of the text, the filters and the tokenizer
@@ -193,7 +193,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[str, ...]]  # that can select the best model; the first is the default
     settings: ClassVar[frozenset[str]]  # which of `attent.training.config.TASK_SETTINGS` it reads
     default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from the paper's recipe
-    look_argument: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
+    look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
     tokenizer: Tokenizer | None  # saved in the model folder
 
@@ -293,7 +293,7 @@ def check_hold_out(count: int, available: int, noun: str) -> None:
         )
 
 
-def report_unusable_test(problem: str, requested: bool, context: RunContext) -> None:
+def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) -> None:
     """Refuse a test set that was named; skip one that was found automatically."""
     if requested:
         raise TrainError(problem)

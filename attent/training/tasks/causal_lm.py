@@ -33,7 +33,7 @@ PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # of the sample of a validation
 
 
 class CausalLMTask(text_task.TextTask):
-    layout = "documents"
+    text_layout = "documents"
     unit = "document"
     defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)),
@@ -52,7 +52,7 @@ class CausalLMTask(text_task.TextTask):
     objective_class = CausalLMObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.layout)
+        splits = text_task.load_splits(run, context, self.text_layout)
         self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context), context)
         self.documents = self.concatenate_documents(splits.train)
         self.data_size = DataSize(num_examples=len(self.documents), num_tokens=len(self.documents.ids))
@@ -114,7 +114,7 @@ class CausalLMTask(text_task.TextTask):
     def score_texts(self, model: CausalLM, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
         bits, num_bytes = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
-        metrics = text_task.compute_perplexity(total, num_targets) | {
+        metrics = text_task.compute_loss_metrics(total, num_targets) | {
             "bits_per_character": bits / max(1, texts.char_count),
             "bits_per_byte": bits / max(1, num_bytes),
         }

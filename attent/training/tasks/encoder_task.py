@@ -40,10 +40,10 @@ class EncoderTask(TextTask):
     def prepare_texts(self) -> None:
         """Encode the training texts; set `data_size`."""
         texts = self.splits.train
-        self.encoded_texts = self.frame_texts(texts)
+        self.encoded_texts = self.encode_with_special_tokens(texts)
         self.data_size = DataSize(num_examples=len(texts.texts), num_tokens=len(self.encoded_texts.ids))
 
-    def frame_texts(self, texts: TextCorpus) -> EncodedTexts:
+    def encode_with_special_tokens(self, texts: TextCorpus) -> EncodedTexts:
         """Encode texts, with the tokenizer's special tokens around each."""
         prefix, suffix = self.vocabulary.prefix_ids, self.vocabulary.suffix_ids
         room = self.max_tokens - len(prefix) - len(suffix)
@@ -69,7 +69,7 @@ class EncoderTask(TextTask):
         tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
         config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="cut")
         labels = self.make_labels(texts)
-        return TextLoader(self.frame_texts(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
+        return TextLoader(self.encode_with_special_tokens(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
 
 
 def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:

@@ -74,7 +74,7 @@ class ImageClassificationTask(base.Task):
         | {"betas": [0.9, 0.99], "weight_decay": 0.05, "label_smoothing": 0.1, "patience": 0},
         "data": {"images": {}},
     }
-    look_argument = "picture.png"
+    look_example_input = "picture.png"
     tokenizer = None
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
@@ -216,10 +216,10 @@ class ImageClassificationTask(base.Task):
 
     def describe_data(self) -> base.DataSummary:
         skipped = len(self.train.skipped)
-        corpus = base.CorpusSource(
+        corpus = base.CorpusStats(
             name=self.train.name,
-            read=len(self.train) + skipped,
-            used=len(self.train),
+            num_read=len(self.train) + skipped,
+            num_used=len(self.train),
             dropped=(("no image", skipped),) if skipped else (),
             files=list_files(self.train_split),
         )

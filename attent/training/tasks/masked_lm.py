@@ -44,7 +44,7 @@ class MaskedLMTask(EncoderTask):
     objective_class = MaskedLMObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.layout)
+        splits = text_task.load_splits(run, context, self.text_layout)
         self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context, add_mask=True), context)
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
         self.prepare_texts()
@@ -108,7 +108,7 @@ class MaskedLMTask(EncoderTask):
         batches = self.get_eval_batches(texts)
         total, num_targets = self.compute_loss(model, batches)
         accuracy, samples = self.measure_accuracy(model, batches)
-        metrics = text_task.compute_perplexity(total, num_targets) | {"accuracy": accuracy}
+        metrics = text_task.compute_loss_metrics(total, num_targets) | {"accuracy": accuracy}
         return base.FinalScores(
             name=texts.name,
             split=split,

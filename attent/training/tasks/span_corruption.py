@@ -54,7 +54,7 @@ class SpanCorruptionTask(text_task.TextTask):
     objective_class = Seq2SeqObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.layout)
+        splits = text_task.load_splits(run, context, self.text_layout)
         vocab = run.data.tokenizer.vocab
         sentinels = NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
         self.set_up(
@@ -111,7 +111,7 @@ class SpanCorruptionTask(text_task.TextTask):
 
     def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
-        metrics = text_task.compute_perplexity(total, num_targets)
+        metrics = text_task.compute_loss_metrics(total, num_targets)
         return base.FinalScores(
             name=texts.name,
             split=split,

@@ -46,7 +46,7 @@ class TextClassificationTask(EncoderTask):
     objective_class = TextClassificationObjective
 
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.layout, with_labels=True)
+        splits = text_task.load_splits(run, context, self.text_layout, with_labels=True)
         self.labels = sort_labels(splits.train.labels)
         check_labels(self.labels, splits, run)
         splits = replace(splits, tests=tuple(select_scorable(splits.tests, self.labels, run, context)))
@@ -147,7 +147,7 @@ def select_scorable(
     """Skip test sets with unknown labels; refuse those that were named."""
     for texts in tests:
         if problem := describe_unknown_label(texts, labels):
-            base.report_unusable_test(problem, bool(run.data.test), context)
+            base.reject_or_skip_test_set(problem, bool(run.data.test), context)
         else:
             yield texts
 

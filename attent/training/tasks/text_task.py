@@ -145,7 +145,7 @@ def _load_tests(
         except CorpusError as error:
             if run.data.test:
                 raise
-            base.report_unusable_test(str(error), False, context)
+            base.reject_or_skip_test_set(str(error), False, context)
 
 
 def get_tokenizer(
@@ -176,7 +176,7 @@ def get_tokenizer(
 class TextTask(base.Task):
     """A task on text alone; subclasses add the model, the batches and the scores."""
 
-    layout: ClassVar[TextLayout] = "lines"
+    text_layout: ClassVar[TextLayout] = "lines"
     defaults: ClassVar[TaskDefaults]
     unit = "text"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -216,7 +216,7 @@ class TextTask(base.Task):
             self.vocabulary,
             self.tokenizer.fingerprint,
             self.context.data_dir,
-            as_documents=self.layout == "documents",
+            as_documents=self.text_layout == "documents",
         )
         if texts is self.splits.train:
             self.data_key = key
@@ -338,10 +338,10 @@ class TextTask(base.Task):
         dropped = tuple(train.skipped.items())
         if valid is not None and self.splits.held_out and not valid.name.startswith("last part"):
             dropped += (("held out for validation", len(valid.texts)),)
-        corpus = base.CorpusSource(
+        corpus = base.CorpusStats(
             name=train.name,
-            read=len(train.texts) + sum(count for _, count in dropped),
-            used=len(train.texts),
+            num_read=len(train.texts) + sum(count for _, count in dropped),
+            num_used=len(train.texts),
             dropped=dropped,
             files=base.hash_files([str(path) for path in train.files], train.files),
         )
@@ -414,7 +414,7 @@ def format_scores(metrics: Mapping[str, float], count: str) -> str:
     return f"loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.2f} ({count})"
 
 
-def compute_perplexity(total: float, num_targets: int) -> dict[str, float]:
+def compute_loss_metrics(total: float, num_targets: int) -> dict[str, float]:
     """The metrics loss and perplexity from a sum of cross-entropies."""
     loss = total / max(1, num_targets)
     return {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}

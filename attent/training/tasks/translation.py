@@ -173,10 +173,10 @@ class TranslationTask(base.Task):
     def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
         corpora = [
-            base.CorpusSource(
+            base.CorpusStats(
                 name=part.name,
-                read=part.pairs + sum(part.dropped.values()),
-                used=part.pairs,
+                num_read=part.pairs + sum(part.dropped.values()),
+                num_used=part.pairs,
                 dropped=tuple(part.dropped.items()),
                 files=list_files(corpus),
                 weight=corpus.weight,

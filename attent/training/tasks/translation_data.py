@@ -118,10 +118,10 @@ def _is_scorable(corpus: Corpus, requested: bool, context: base.RunContext) -> b
     try:
         if sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus):
             return True
-        problem = f"{', '.join(corpus.file_names)}: there is not one pair in this test set"
+        problem = f"{', '.join(corpus.file_names)}: this test set contains no sentence pairs"
     except CorpusError as error:
         problem = str(error)
-    base.report_unusable_test(problem, requested, context)
+    base.reject_or_skip_test_set(problem, requested, context)
     return False
 
 
@@ -132,7 +132,7 @@ def _split_validation(
     if not num_pairs:
         names = ", ".join(corpus.name for corpus in train)
         raise TrainError(
-            f"{names}: there is not one pair to train on: a line needs a source and a target; `attent data` shows more"
+            f"{names}: contains no sentence pairs: a line needs a source and a target; `attent data` shows more"
         )
     size = default_validation_size(num_pairs) if requested_count is None else requested_count
     base.check_hold_out(size, num_pairs, "pairs")

@@ -25,12 +25,12 @@ def agree(ours: Tensor, theirs: Tensor, inputs: list[Tensor], tolerance: float =
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 @pytest.mark.parametrize("lacks", [True, False], ids=["bias", ""])
 def test_add_and_norm(shape: tuple[int, ...], centred: bool, lacks: bool, device: torch.device) -> None:
-    from attent.nn.kernels.add_norm import add_norm
+    from attent.nn.kernels.add_norm import fused_add_norm
 
     width = shape[-1]
     x, y = (torch.randn(shape, device=device).requires_grad_() for _ in range(2))
     before, weight, bias = (torch.randn(width, device=device).requires_grad_() for _ in range(3))
-    ours, _ = add_norm(x, y, before if lacks else None, weight, bias if centred else None, 1e-5, 0.0)
+    ours, _ = fused_add_norm(x, y, before if lacks else None, weight, bias if centred else None, 1e-5, 0.0)
     total = x + y + before if lacks else x + y
     theirs = F.layer_norm(total, (width,), weight, bias) if centred else F.rms_norm(total, (width,), weight, 1e-5)
     agree(ours, theirs, [x, y, weight, *([before] if lacks else []), *([bias] if centred else [])])
@@ -60,10 +60,10 @@ def test_a_residual_in_one_pass(device: torch.device) -> None:
     x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
     inputs = [x, y, *residual.parameters(), *last.parameters()]
     theirs = residual(x, lambda _: last(y))
-    ours, same = fused.add_norm(residual, x, y, last, duplicate=False)
+    ours, same = fused.apply_add_norm(residual, x, y, last, duplicate=False)
     assert same is ours
     agree(ours, theirs, inputs)
-    ours, twin = fused.add_norm(residual, x, y, last)
+    ours, twin = fused.apply_add_norm(residual, x, y, last)
     assert torch.equal(ours, twin)
     agree(ours + twin.sin(), theirs + theirs.sin(), inputs)
 
@@ -121,7 +121,7 @@ def test_a_loss_of_no_token_has_a_gradient_of_zeros(device: torch.device) -> Non
 def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of: torch.dtype) -> None:
     """As training runs: products, norms and the loss in bfloat16, sums in float32. So many roundings after each other
     have no bound worth the name, but torch's own passes have just as many."""
-    from attent.nn.kernels.add_norm import add_norm
+    from attent.nn.kernels.add_norm import fused_add_norm
     from attent.nn.kernels.linear_relu import linear_relu
     from attent.training.loss import linear_cross_entropy
 
@@ -134,7 +134,7 @@ def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of
     leaves = [x, y, weight, matrix, offset, *([bias] if centred else [])]
 
     def by_kernels() -> Tensor:
-        normed, _ = add_norm(x, y, None, weight, bias if centred else None, 1e-5, 0.0)
+        normed, _ = fused_add_norm(x, y, None, weight, bias if centred else None, 1e-5, 0.0)
         return linear_cross_entropy(linear_relu(normed, matrix, offset) @ matrix, matrix, None, targets, real, 0.1)[0]
 
     def by_torch(dtype: torch.dtype, sums: torch.dtype) -> Tensor:

@@ -58,8 +58,8 @@ def find_unsupported_reason(model: object) -> str | None:
     if not all(is_standard_block(block) for stack in stacks for block in stack.blocks):
         return "a sub-layer is of another kind"
     attentions = [module for module in modules if isinstance(module, Attention)]
-    if any(each.taps or not each.heads or each.head_width not in HEAD_WIDTHS for each in attentions):
-        return f"its heads are tapped, pruned, or of a width other than {HEAD_WIDTHS}"
+    if any(each.observers or not each.heads or each.head_width not in HEAD_WIDTHS for each in attentions):
+        return f"its heads are observed, pruned, or of a width other than {HEAD_WIDTHS}"
     return None
 
 

@@ -14,21 +14,23 @@ from tests.laws.helpers import close, every_decoder, every_stack, make, memory_f
 T = 7
 
 
-def tapped(stack: Stack, call: Callable[[], Tensor]) -> tuple[Tensor, list[tuple[Attention, AttentionRecord, Tensor]]]:
-    """The output of a call, and for each attention what its tap saw and what it gave."""
+def observed(
+    stack: Stack, call: Callable[[], Tensor]
+) -> tuple[Tensor, list[tuple[Attention, AttentionRecord, Tensor]]]:
+    """The output of a call, and for each attention what its observer saw and what it gave."""
     seen: list[tuple[Attention, AttentionRecord, Tensor]] = []
     hooks = []
     for module in stack.modules():
         if isinstance(module, Attention):
             looks: list[AttentionRecord] = []
-            module.taps.append(looks.append)
+            module.observers.append(looks.append)
             hooks.append(module.register_forward_hook(lambda m, _, out, looks=looks: seen.append((m, looks[-1], out))))
     out = call()
     for hook in hooks:
         hook.remove()
     for module in stack.modules():
         if isinstance(module, Attention):
-            module.taps.clear()
+            module.observers.clear()
     return out, seen
 
 
@@ -49,7 +51,7 @@ def test_the_tap_changes_no_output(config: StackConfig, device: torch.device) ->
     stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
     lengths = numbers(T, 3, 0, device=device)
     expected = stack(x, lengths, memory=memory)
-    actual, seen = tapped(stack, lambda: stack(x, lengths, memory=memory))
+    actual, seen = observed(stack, lambda: stack(x, lengths, memory=memory))
     assert torch.equal(actual, expected)
     assert len(seen) == config.layers * (1 + config.cross_attention)
     check_looks(seen)
@@ -62,7 +64,7 @@ def test_the_tap_sees_packed_text(config: StackConfig, device: torch.device) -> 
     sources = Packing.from_lengths([[1, 2, 0], [4]], 5, device=device)
     memory = Memory(states(2, 5, device=device), packing=sources) if config.cross_attention else None
     expected = stack(x, packing=packing, memory=memory)
-    actual, seen = tapped(stack, lambda: stack(x, packing=packing, memory=memory))
+    actual, seen = observed(stack, lambda: stack(x, packing=packing, memory=memory))
     assert torch.equal(actual, expected)
     check_looks(seen)
 
@@ -74,13 +76,13 @@ def test_the_tap_sees_a_step_of_a_cache(config: StackConfig, device: torch.devic
     for cache in caches:
         stack(x[:, :4], numbers(4, 1, 2, device=device), cache=cache)
     expected = stack(x[:, 4:], cache=caches[0])
-    actual, seen = tapped(stack, lambda: stack(x[:, 4:], cache=caches[1]))
+    actual, seen = observed(stack, lambda: stack(x[:, 4:], cache=caches[1]))
     assert torch.equal(actual, expected)
     check_looks(seen)
 
 
 def test_the_tap_draws_no_random_numbers(device: torch.device) -> None:
-    """In training, with dropout everywhere, a tapped pass meets the same dice."""
+    """In training, with dropout everywhere, an observed pass meets the same dice."""
     config = StackConfig(
         layers=2, width=32, heads=2, ffn_width=32, dropout=0.3, attention_dropout=0.2, activation_dropout=0.2
     )
@@ -88,7 +90,7 @@ def test_the_tap_draws_no_random_numbers(device: torch.device) -> None:
     torch.manual_seed(1)
     expected = stack(x)
     torch.manual_seed(1)
-    actual, _ = tapped(stack, lambda: stack(x))
+    actual, _ = observed(stack, lambda: stack(x))
     assert torch.equal(actual, expected)
 
 
@@ -97,7 +99,7 @@ def test_the_weights_are_equation_1(device: torch.device) -> None:
     attention = Attention(32, 4).to(device).double()
     x = torch.randn(1, T, 32).to(device).double()
     looks: list[AttentionRecord] = []
-    attention.taps.append(looks.append)
+    attention.observers.append(looks.append)
     attention(x, attention.project_keys_values(x), Mask())
     q, k = (linear(x)[0].view(T, 4, 8).transpose(0, 1) for linear in (attention.query, attention.key))
     scores = torch.stack([torch.stack([(q[h] @ k[h, t]) / 8**0.5 for t in range(T)], -1) for h in range(4)])

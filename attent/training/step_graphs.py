@@ -20,7 +20,7 @@ from torch import Tensor
 from attent.nn.cuda_graphs import capture_graph
 from attent.training.tasks.base import TrainBatch
 
-WARMUP_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled
+EAGER_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled
 MAX_GRAPHS = 4  # with more shapes than this, capturing does not pay
 MAX_IN_FLIGHT = 8  # steps: the GPU never waits for the host, and the host learns of non-finite gradients soon enough
 HOST_FIELDS = ("example_ids", "num_tokens", "num_targets", "flat_tensor")  # of a batch, which no kernel reads
@@ -82,7 +82,7 @@ class StepGraphCache:
 
     def _should_capture(self, signature: Hashable) -> bool:
         self.signature_counts[signature] += 1
-        return self.signature_counts[signature] > WARMUP_STEPS and len(self.graphs) < MAX_GRAPHS
+        return self.signature_counts[signature] > EAGER_STEPS and len(self.graphs) < MAX_GRAPHS
 
     def replay(self, graph: StepGraph, batch: TrainBatch, nonfinite: Tensor) -> None:
         graph.load_batch(batch)

@@ -17,20 +17,20 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from attent.data.loader import PairBatch
 from attent.training import checkpoint
 from attent.training.config import TrainConfig
-from attent.training.cuda_graph import (
+from attent.training.distributed import DistributedContext
+from attent.training.events import Note, Progress
+from attent.training.hardware import INDUCTOR_CACHE_ENV, persist_compile_cache
+from attent.training.loop import MAX_NONFINITE_STEPS, Trainer
+from attent.training.step_graphs import (
+    EAGER_STEPS,
     MAX_GRAPHS,
     MAX_IN_FLIGHT,
-    WARMUP_STEPS,
     StepFunction,
     StepGraphCache,
     get_signature,
     list_tensors,
     make_cuda_capture,
 )
-from attent.training.distributed import DistributedContext
-from attent.training.events import Note, Progress
-from attent.training.hardware import INDUCTOR_CACHE_ENV, persist_compile_cache
-from attent.training.loop import MAX_NONFINITE_STEPS, Trainer
 from tests.text.corpus import tokenizer
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, model
 
@@ -90,7 +90,7 @@ def test_recorded_updates_come_to_the_same_bits(
     )
     plain.trainer.run()
     played.trainer.run()
-    assert (count.recorded, count.played) == (1, 12 - WARMUP_STEPS)
+    assert (count.recorded, count.played) == (1, 12 - EAGER_STEPS)
     assert are_equal(kept(plain), kept(played))
     assert losses(plain) == losses(played)
     assert plain.trainer.state.order_digest == played.trainer.state.order_digest
@@ -113,7 +113,7 @@ def test_a_checkpoint_brings_new_tensors_so_that_it_ends_every_recording(tmp_pat
     """An old recording would go on writing to the old ones."""
     made = recorded(tmp_path, validated=False)
     updates = made.trainer.iter_steps()
-    for _ in range(WARMUP_STEPS + 1):
+    for _ in range(EAGER_STEPS + 1):
         made.trainer.train_step(*next(updates))
     assert made.trainer.step_graphs is not None
     assert made.trainer.step_graphs.graphs
@@ -226,7 +226,7 @@ def work_begins_and_breaks(training: Trainer) -> None:
 def test_memory_that_recordings_hold_is_given_back_before_pieces_become_smaller(tmp_path: Path) -> None:
     made = recorded(tmp_path, validated=False)
     updates = made.trainer.iter_steps()
-    for _ in range(WARMUP_STEPS + 1):
+    for _ in range(EAGER_STEPS + 1):
         made.trainer.train_step(*next(updates))
     assert made.trainer.step_graphs is not None
     assert made.trainer.step_graphs.graphs
@@ -262,7 +262,7 @@ def test_no_more_than_a_few_recordings_hold_memory() -> None:
     whole = batches(1024, layout="packed").get_batch(0, 0)
     recorder = StepGraphCache(lambda _: None, torch.device("cpu"), again)
     kinds = [whole.slice_rows(0, rows) for rows in range(1, MAX_GRAPHS + 2)]
-    for _ in range(WARMUP_STEPS):
+    for _ in range(EAGER_STEPS):
         assert not any(recorder.get_or_capture(batch) for batch in kinds)
     assert [recorder.get_or_capture(batch) is not None for batch in kinds] == [True] * MAX_GRAPHS + [False]
 
@@ -275,7 +275,7 @@ def test_a_batch_is_copied_into_the_tensors_that_stay() -> None:
         seen.append([tensor.clone() for tensor in list_tensors(batch)])
 
     recorder = StepGraphCache(update, torch.device("cpu"), again)
-    for _ in range(WARMUP_STEPS):
+    for _ in range(EAGER_STEPS):
         assert recorder.get_or_capture(first) is None
     recording = recorder.get_or_capture(first)
     assert recording is not None
@@ -417,7 +417,7 @@ def test_on_a_gpu_what_a_graph_cannot_hold_is_launched_as_before(
 def test_no_update_that_is_played_waits_for_the_gpu(tmp_path: Path, gpu: torch.device) -> None:
     made = on_device(tmp_path, gpu, replace(PACKED, steps=1000), record=True)
     updates = made.trainer.iter_steps()
-    for _ in range(WARMUP_STEPS + 1):
+    for _ in range(EAGER_STEPS + 1):
         made.trainer.train_step(*next(updates))
     torch.cuda.set_sync_debug_mode("error")
     try:
