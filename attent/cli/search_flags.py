@@ -27,7 +27,7 @@ def derive_flags(
     for field in fields(options):
         if (option := field.metadata.get("option")) and field.name not in exclude:
             names = [f"--{field.name.replace('_', '-')}", *option.aliases]
-            parameter = Parameter(name=names, group=groups[option.group], help=option.help, negative_iterable="")
+            parameter = Parameter(name=names, group=groups[option.group], help=option.help, negative="")
             kind, is_unset = hints[field.name], field.name in unset
             yield (
                 field.name,

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +315,12 @@ def search_to_dict(options: ScoreOptions, dtype: str) -> dict[str, Any]:
     return {**asdict(options.search), "formula": options.search.score_formula, **device}
 
 
+DESCRIBED_OPTIONS = frozenset(
+    "beam_size n_best length_penalty length_penalty_type max_length min_length no_repeat_ngram_size patience "
+    "beam_groups diversity_penalty sampling forbid_loops rank_truncated_equally".split()
+)
+
+
 def describe_search(options: ScoreOptions, dtype: str) -> str:
     """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
     search = options.search
@@ -328,8 +334,15 @@ def describe_search(options: ScoreOptions, dtype: str) -> str:
         f"engine {options.device.engine}" if options.device.engine else "",
         dtype if dtype != "float32" else "",
         *(f"with {folder}" for folder in options.ensemble),
+        *describe_other_options(search),
     ]
     return ", ".join(filter(None, parts))
+
+
+def describe_other_options(search: SearchOptions) -> list[str]:
+    """`name value` of each option with a value of its own that `describe_search` has no phrase for."""
+    changed = [field for field in fields(search) if getattr(search, field.name) != field.default]
+    return [f"{each.name} {getattr(search, each.name)}" for each in changed if each.name not in DESCRIBED_OPTIONS]
 
 
 def describe_beam(search: SearchOptions) -> str:
