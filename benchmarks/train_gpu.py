@@ -57,6 +57,7 @@ from attent.training.config import TrainConfig
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
 from attent.training.loop import Trainer
+from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import Size
 from benchmarks.flops import count_min_bytes, count_model_flops
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
@@ -313,6 +314,7 @@ class TimedTraining:
             home / "run",
             DistributedContext(case.device),
             self.handle_event,
+            make_objective=Seq2SeqObjective,
         )
         self.is_timed, self.num_reports = False, 0  # reports of this round
 

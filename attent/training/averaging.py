@@ -15,6 +15,7 @@ from attent.models.folder import check_tensors
 from attent.text.tokenizer import find_tokenizer
 from attent.training import checkpoint
 from attent.training.loop import write_model
+from attent.training.run_folder import STATE_FOLDER
 from attent.training.run_options import TrainError
 
 
@@ -59,13 +60,13 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
 
 
 def _average_run(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
-    steps = checkpoint.list_steps(run / "state")[-last:]
+    steps = checkpoint.list_steps(run / STATE_FOLDER)[-last:]
     if len(steps) < 2:
         raise TrainError(
             f"{run}: must have 2 checkpoints or more, but has {len(steps)}; name several models, or keep more "
             "checkpoints with --keep-last when training"
         )
-    weights = average_checkpoints([checkpoint.checkpoint_path(run / "state", step) for step in steps])
+    weights = average_checkpoints([checkpoint.checkpoint_path(run / STATE_FOLDER, step) for step in steps])
     return weights, f"the checkpoints at steps {', '.join(f'{step:,}' for step in steps)}"
 
 

@@ -135,12 +135,10 @@ def inspect_folder(folder: Path) -> FolderInfo:
 
 
 def _has_no_model(root: Path) -> bool:
-
     return not any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE))
 
 
 def inspect_model(root: Path, name: str) -> ModelInfo:
-
     model = interop.load(name)  # verifies the checksums of attent folders
     is_ours = hf_folder.is_attent_folder(root)
     encoder, decoder = _describe_stacks(model)
@@ -162,7 +160,6 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
 
 
 def _describe_stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-
     if isinstance(model, Seq2Seq):
         return _describe_stack(model.config.encoder), _describe_stack(model.config.decoder)
     stack = _describe_stack(model.config.stack)
@@ -170,7 +167,6 @@ def _describe_stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any
 
 
 def _describe_images(model: Model) -> str:
-
     if not isinstance(model, VisionTransformer):
         return ""
     config = model.config
@@ -181,7 +177,6 @@ def _describe_images(model: Model) -> str:
 
 
 def _list_commands(model: Model) -> tuple[str, ...]:
-
     if isinstance(model, Seq2Seq):
         return ("translate", "score", "look")
     if isinstance(model, CausalLM):
@@ -213,7 +208,6 @@ def _count_parameters(model: Model) -> dict[str, int]:
 
 
 def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
-
     try:
         tokenizer = find_tokenizer(root)
     except (TokenizerError, OSError, ImportError) as error:  # ImportError: tokenizer.json needs an extra
@@ -232,7 +226,6 @@ def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
 
 
 def _describe_tokenizer(tokenizer: Tokenizer) -> str:
-
     if not isinstance(tokenizer.source, SentencePieceVocabulary):
         return "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
     processor = tokenizer.source.processor
@@ -248,7 +241,6 @@ def _describe_tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:
-
     state, run, log = root / STATE_FOLDER, root / RUN_FILE, root / LOG_FILE
     if not (state.is_dir() or run.is_file() or log.is_file()):
         return None
@@ -284,7 +276,6 @@ def _read_finished(path: Path, step: int | None, problems: list[str]) -> dict[st
 
 
 def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
-
     if not path.is_file():
         return {}
     try:
@@ -303,7 +294,6 @@ def _get_setting(tables: Mapping[str, Any], path: str) -> Any:
 
 
 def _summarize_events(events: Sequence[Event]) -> dict[str, Any]:
-
     validated = [event for event in events if isinstance(event, Validated)]
     best = [event for event in validated if event.best]
     phases = [event for event in events if isinstance(event, Started | Progress | Ended)]  # notes may follow the end

@@ -29,8 +29,8 @@ from attent.training.distributed import DistributedContext, distribute_like, to_
 from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
 from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
-from attent.training.objective import Seq2SeqObjective
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
+from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
 from attent.training.state import PendingReport, StepMetrics, TrainState
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
@@ -61,9 +61,10 @@ class Trainer:
         emit: EventHandler,
         should_stop: Callable[[], bool] = lambda: False,
         fingerprints: Mapping[str, str] | None = None,
-        make_objective: ObjectiveFactory = Seq2SeqObjective,
+        *,
+        make_objective: ObjectiveFactory,
     ) -> None:
-        self.config, self.tokenizer, self.out = config, tokenizer, out
+        self.config, self.tokenizer, self.out, self.state_dir = config, tokenizer, out, out / STATE_FOLDER
         self.train_batches, self.valid_batches, self.evaluator = train_batches, valid_batches, evaluator
         self.distributed, self.emit, self.should_stop = distributed, emit, should_stop
         self.fingerprints = dict(fingerprints or {})  # of data and tokenizer; a checkpoint must have the same
@@ -440,7 +441,7 @@ class Trainer:
     def rollback(self) -> None:
         """Return to the last checkpoint with half of the learning rate."""
         rollbacks, step = self.state.rollbacks + 1, self.state.step
-        saved = checkpoint.load_newest(self.out / "state", self.warn) if rollbacks <= MAX_ROLLBACKS else None
+        saved = checkpoint.load_newest(self.state_dir, self.warn) if rollbacks <= MAX_ROLLBACKS else None
         if saved is None:
             raise TrainError(
                 f"the last {MAX_NONFINITE_STEPS} gradients up to step {step:,} are not finite: training diverges; "
@@ -589,7 +590,7 @@ class Trainer:
         if current != self.last_saved:
             saved = self.build_checkpoint()
             if self.distributed.is_main:
-                path = checkpoint.save_checkpoint(self.out / "state", saved)
+                path = checkpoint.save_checkpoint(self.state_dir, saved)
                 self.prune_checkpoints()
                 self.emit(Saved(step=self.state.step, folder=str(path), seconds=time.monotonic() - start))
         self.last_saved = current
@@ -598,7 +599,7 @@ class Trainer:
         self.distributed.barrier()  # so that every rank finds the checkpoint
 
     def list_checkpoints(self) -> list[int]:
-        return checkpoint.list_steps(self.out / "state")
+        return checkpoint.list_steps(self.state_dir)
 
     def prune_checkpoints(self) -> None:
         """Keep the last scheduled checkpoints and the newest one; those of interruptions go with the next save."""
@@ -606,7 +607,7 @@ class Trainer:
         assert every
         scheduled = [step for step in self.list_checkpoints() if step % every == 0]
         count = max(self.config.keep_last, self.config.average)
-        checkpoint.prune_checkpoints(self.out / "state", {*scheduled[-count:], self.state.step})
+        checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], self.state.step})
 
     def build_checkpoint(self) -> Checkpoint:
         self.update_clock()
@@ -646,7 +647,7 @@ class Trainer:
         self.last_saved = (self.state.step, self.state.last_validated_step)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        folder.check_tensors({name: p.shape for name, p in self.parameters.items()}, tensors, self.out / "state")
+        folder.check_tensors({name: p.shape for name, p in self.parameters.items()}, tensors, self.state_dir)
         for name, parameter in self.parameters.items():
             copy_into(parameter, tensors[name])
 

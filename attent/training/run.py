@@ -331,7 +331,7 @@ class TrainSession:
             self.emit,
             self.should_stop,
             task.fingerprints,
-            task.objective_class,
+            make_objective=task.objective_class,
         )
 
     def resume(self, trainer: Trainer, title: str) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from attent import settings
+from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE
 from attent.storage.cache import try_hold_lock
-from attent.storage.manifest import explain_save_errors
+from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
 from attent.text.tokenizer import TOKENIZER_FORMATS
 from attent.training import checkpoint
 from attent.training.config import (
@@ -29,7 +30,7 @@ from attent.training.event_log import LOG_FILE
 
 RUN_FILE, CURVES_FILE, CARD_FILE, STATE_FOLDER = "run.toml", "curves.svg", "card.md", "state"
 REQUESTED_FILE, FINISHED_FILE, NEW_HEADS_FILE = "requested.json", "finished.json", "new_heads.json"  # in state/
-MODEL_FILES = {"config.json", "model.safetensors", "manifest.json"}
+MODEL_FILES = {CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE}
 RUN_FILES = MODEL_FILES | {RUN_FILE, CARD_FILE, LOG_FILE}
 # Files that a run may have written before its first checkpoint.
 EARLY_FILES = {RUN_FILE, LOG_FILE, CURVES_FILE, "tensorboard"} | {

@@ -21,6 +21,7 @@ from attent.training.distributed import DistributedContext
 from attent.training.events import Note, Progress
 from attent.training.hardware import INDUCTOR_CACHE_ENV, persist_compile_cache
 from attent.training.loop import MAX_NONFINITE_STEPS, Trainer
+from attent.training.objective import Seq2SeqObjective
 from attent.training.step_graphs import (
     EAGER_STEPS,
     MAX_GRAPHS,
@@ -354,6 +355,7 @@ def on_device(out: Path, device: torch.device, recipe: TrainConfig, *, record: b
         out,
         DistributedContext(device),
         told.append,
+        make_objective=Seq2SeqObjective,
     )
     if record:
         made.enable_cuda_graphs(make_cuda_capture(device))

@@ -24,6 +24,7 @@ from attent.training.config import TrainConfig
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Note, Saved, Validated
 from attent.training.loop import Evaluator, Trainer
+from attent.training.objective import Seq2SeqObjective
 from tests.text.corpus import lines, tokenizer
 
 STACK = StackConfig(layers=1, width=16, heads=2, ffn_width=24, dropout=0.1)
@@ -128,7 +129,17 @@ def build_toy_run(
     assert recipe.batch_tokens
     text = batches(recipe.batch_tokens, layout)
     made = Trainer(
-        of, tokenizer(), recipe, text, valid, evaluator, out, DistributedContext(torch.device("cpu")), told.append, stop
+        of,
+        tokenizer(),
+        recipe,
+        text,
+        valid,
+        evaluator,
+        out,
+        DistributedContext(torch.device("cpu")),
+        told.append,
+        stop,
+        make_objective=Seq2SeqObjective,
     )
     return ToyRun(made, told)
 

@@ -27,6 +27,7 @@ from attent.training.config import Run, Size, TrainConfig, TrainError, UserSetti
 from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
+VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
 # zero, clipped gradients; label smoothing only where there are few labels.
 MODERN_RECIPE: dict[str, Any] = {

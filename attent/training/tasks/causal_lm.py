@@ -84,7 +84,7 @@ class CausalLMTask(text_task.TextTask):
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         return WindowLoader(
             self.concatenate_documents(texts),
-            batch_tokens=max(text_task.VALID_BATCH_TOKENS, self.max_tokens),
+            batch_tokens=max(base.VALID_BATCH_TOKENS, self.max_tokens),
             window_size=self.max_tokens,
             pad=self.vocabulary.pad,
             fixed=True,

@@ -17,8 +17,8 @@ from attent.nn import LearnedConfig
 from attent.text.bulk_encoder import EncodedSentences
 from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size, TrainError
-from attent.training.tasks.base import BatchLoader
-from attent.training.tasks.text_task import STACK_BY_SIZE, VALID_BATCH_TOKENS, TextTask
+from attent.training.tasks.base import VALID_BATCH_TOKENS, BatchLoader
+from attent.training.tasks.text_task import STACK_BY_SIZE, TextTask
 
 
 class EncoderTask(TextTask):

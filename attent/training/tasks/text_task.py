@@ -40,7 +40,6 @@ from attent.training.events import EventHandler, Note
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 
-VALID_BATCH_TOKENS = 4096
 CPU_SIZE_BY_TOKENS: tuple[tuple[int, Size], ...] = ((0, "tiny"), (50_000_000, "small"))  # larger would take weeks
 GPU_SIZE_BY_TOKENS: tuple[tuple[int, Size], ...] = ((0, "tiny"), (500_000, "small"), (100_000_000, "base"))
 SIZE_BY_WIDTH: tuple[tuple[int, Size], ...] = ((0, "tiny"), (200, "small"), (600, "base"), (900, "big"))

@@ -25,7 +25,6 @@ from attent.training.config import DataConfig, Run, TrainConfig, TrainError
 from attent.training.tasks import base
 
 REPORT_SECONDS = 5.0  # between two progress notes
-VALID_BATCH_TOKENS = 4096
 FILTER_OFF_VALUES = {
     "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
 }  # fmt: skip
@@ -255,7 +254,7 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
 def build_valid_batches(store: TokenStore, min_length: int) -> PairLoader:
     """Batches of every pair once, whatever its length."""
     length = max(int(store.source.lengths.max()), int(store.target.lengths.max()), min_length)
-    config = BatchConfig(batch_tokens=max(VALID_BATCH_TOKENS, length), max_tokens=length, layout="bucketed")
+    config = BatchConfig(batch_tokens=max(base.VALID_BATCH_TOKENS, length), max_tokens=length, layout="bucketed")
     return PairLoader(store, config, seed=0)
 
 

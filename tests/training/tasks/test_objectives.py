@@ -220,7 +220,18 @@ def training(task: str, out: Path, stop: Callable[[], bool] = lambda: False, **c
     team = DistributedContext(torch.device("cpu"))
     model = make(0.1)
     return Trainer(
-        model, None, recipe, batches(), None, None, out, team, lambda _: None, stop, {"data": "key"}, objective
+        model,
+        None,
+        recipe,
+        batches(),
+        None,
+        None,
+        out,
+        team,
+        lambda _: None,
+        stop,
+        {"data": "key"},
+        make_objective=objective,
     )
 
 
