@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent.decoding import Translator
-    from attent.decoding.encoder_inference import Predictor
     from attent.decoding.generation.generator import Generator
+    from attent.decoding.predictor import Predictor
     from attent.inspection import record
     from attent.inspection.session import look
     from attent.interop import load
@@ -37,7 +37,7 @@ __all__ = [
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
     "Generator": "attent.decoding.generation.generator",
-    "Predictor": "attent.decoding.encoder_inference",
+    "Predictor": "attent.decoding.predictor",
     "Translator": "attent.decoding",
     "build": "attent.models",
     "load": "attent.interop",

@@ -1134,22 +1134,22 @@ FAULTS = """
 + pass
 
 # encoder inference: mean pooling includes padding
-@ decoding/encoder_inference.py::pool_states: decoding/test_encoder_inference.py -k vectors
+@ decoding/predictor.py::pool_states: decoding/test_predictor.py -k vectors
 - (states * real[..., None]).sum(1) / lengths
 + states.mean(1)
 
 # encoder inference: second text in the first segment
-@ decoding/encoder_inference.py::join_segments: decoding/test_encoder_inference.py -k classified_as
+@ decoding/predictor.py::join_segments: decoding/test_predictor.py -k classified_as
 - segment_ids = tuple(number for number, segment
 + segment_ids = tuple(0 for number, segment
 
 # encoder inference: mask token predicted for a mask
-@ decoding/encoder_inference.py::Predictor.suppressed_tokens: decoding/test_encoder_inference.py -k special_tokens
+@ decoding/predictor.py::Predictor.suppressed_tokens: decoding/test_predictor.py -k special_tokens
 - *mask, *vocabulary.sentinels,
 + *vocabulary.sentinels,
 
 # encoder inference: shorter text of a pair truncated
-@ decoding/encoder_inference.py::Predictor._encode_pair: decoding/test_encoder_inference.py
+@ decoding/predictor.py::Predictor._encode_pair: decoding/test_predictor.py
 - first if len(first) > len(second) else second
 + first if len(first) < len(second) else second
 

@@ -24,7 +24,7 @@ from attent.cli.line_progress import print_message
 from attent.cli.search_flags import OUTPUT_GROUP
 
 if TYPE_CHECKING:
-    from attent.decoding.encoder_inference import Classification, Predictor
+    from attent.decoding.predictor import Classification, Predictor
 
 MAX_LISTED_CONFUSIONS = 3
 

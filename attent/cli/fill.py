@@ -23,7 +23,7 @@ from attent.cli.line_progress import print_message
 from attent.cli.search_flags import OUTPUT_GROUP
 
 if TYPE_CHECKING:
-    from attent.decoding.encoder_inference import FilledText, Predictor
+    from attent.decoding.predictor import FilledText, Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def fill(
 
 def fill_block(predictor: Predictor, block: TextBlock, top: int) -> Iterator[FilledText]:
     """Fill texts in order. A line of a file may lack a mask and stays unchanged; a text on the command line may not."""
-    from attent.decoding.encoder_inference import FilledText
+    from attent.decoding.predictor import FilledText
 
     numbered = dict(enumerate(block.texts, block.first_number))
     masked = {n: text for n, text in numbered.items() if block.is_from_command or predictor.has_mask(text)}

@@ -17,7 +17,7 @@ from attent.cli.search_flags import DEVICE_GROUP, OUTPUT_GROUP, check_positive
 from attent.decoding.options import DtypeName
 
 if TYPE_CHECKING:
-    from attent.decoding.encoder_inference import Predictor
+    from attent.decoding.predictor import Predictor
 
 FILE_NAME_PATTERN = re.compile(r"\S+\.(txt|tsv|jsonl|csv|gz|xz|zst|png|jpe?g|webp)", re.IGNORECASE)
 STDIN_NAMES = ("-", "./-")
@@ -45,7 +45,7 @@ def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> 
 def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
     import torch
 
-    from attent.decoding.encoder_inference import Predictor
+    from attent.decoding.predictor import Predictor
     from attent.decoding.translator import check_model_exists
     from attent.nn.devices import choose_device
 

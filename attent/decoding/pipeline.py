@@ -274,8 +274,8 @@ def choose_worker_count(pipeline: TranslationPipeline) -> int:
 
 
 def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[TranslatedBlock]:
-    run_here = partial(run_block_task, pipeline)
-    return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_here, num_workers)
+    run_in_main_process = partial(run_block_task, pipeline)
+    return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_in_main_process, num_workers)
 
 
 def compact_block(block: LineBlock, name: str) -> BlockTask:

@@ -32,12 +32,12 @@ def sample_tokens(logits: Tensor, sampling: SamplingOptions, rng_keys: Tensor, p
 def mix_bits(x: Tensor) -> Tensor:
     """Hash 64-bit integers so that every bit depends on every bit of x (products wrap around)."""
     x = x + GOLDEN_GAMMA
-    x = (x ^ shift_right(x, 30)) * MIX_MULTIPLIER_1
-    x = (x ^ shift_right(x, 27)) * MIX_MULTIPLIER_2
-    return x ^ shift_right(x, 31)
+    x = (x ^ logical_shift_right(x, 30)) * MIX_MULTIPLIER_1
+    x = (x ^ logical_shift_right(x, 27)) * MIX_MULTIPLIER_2
+    return x ^ logical_shift_right(x, 31)
 
 
-def shift_right(x: Tensor, bits: int) -> Tensor:
+def logical_shift_right(x: Tensor, bits: int) -> Tensor:
     """Shift without sign extension."""
     return (x >> bits) & (2 ** (64 - bits) - 1)
 

@@ -442,7 +442,7 @@ class Translator:
         prevent_loops = prevent_loops and not widened.forbid_loops
         keys = self._group_segments(segments, options)
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid = prevent_loops and widened.sampling is None and self.can_forbid_loops
+        forbid = prevent_loops and widened.sampling is None and self.forbids_loops_in_first_search
         requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
         found = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
         for key, hypotheses in found.items():
@@ -480,7 +480,7 @@ class Translator:
         return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
 
     @property
-    def can_forbid_loops(self) -> bool:
+    def forbids_loops_in_first_search(self) -> bool:
         """True if loops are forbidden in the first search: free in the GPU engine, where searching again is costly."""
         return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 

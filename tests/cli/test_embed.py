@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from attent.cli import main
-from attent.decoding.encoder_inference import Predictor
+from attent.decoding.predictor import Predictor
 from attent.models import weights
 from tests.decoding.encoder_models import encoder, sentencepiece, vision_model
 

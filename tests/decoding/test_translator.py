@@ -455,7 +455,7 @@ def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytes
         return real(engine, some, asked)
 
     monkeypatch.setattr(TorchEngine, "search", counted)
-    monkeypatch.setattr(Translator, "can_forbid_loops", True)
+    monkeypatch.setattr(Translator, "forbids_loops_in_first_search", True)
     got = one.translate(sources, search)
     assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
     assert requests == [2, 0]

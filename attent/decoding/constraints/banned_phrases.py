@@ -40,7 +40,7 @@ class BannedPhrases:
         self.row_index = torch.from_numpy(tables.row_index).to(device)
         self.next_state = torch.from_numpy(tables.next_state).to(device)
         self.banned_tokens = torch.from_numpy(tables.banned_tokens).to(device)
-        self.is_open = torch.from_numpy(tables.is_open).to(device)
+        self.ends_in_match = torch.from_numpy(tables.ends_in_match).to(device)
         self.is_silent = torch.from_numpy(spellings.lengths == 0).to(device)
         self.partial_ids = torch.tensor(spellings.partial_ids, dtype=torch.int64, device=device)
         if spellings.partial_ids:
@@ -81,70 +81,77 @@ class BannedPhrases:
         """Return the state (1, 4) after the prefix, in advance: a phrase in the prefix is allowed."""
         for token in request.prefix_ids:
             state = self.advance_state(state, torch.tensor([token], device=state.device))
-        position, partial_char, start, _ = state.unbind(1)
+        automaton_state, partial_char, start, _ = state.unbind(1)
         if request.prefix_ends_word:  # a banned phrase at its end is complete and stays
-            position = torch.where(self.is_open[position], start, position)
-        return torch.stack([position, partial_char, start, torch.full_like(position, len(request.prefix_ids))], 1)
+            automaton_state = torch.where(self.ends_in_match[automaton_state], start, automaton_state)
+        return torch.stack(
+            [automaton_state, partial_char, start, torch.full_like(automaton_state, len(request.prefix_ids))], 1
+        )
 
     def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
-        position, partial_char, _, _ = state.unbind(1)
+        automaton_state, partial_char, _, _ = state.unbind(1)
         near_limit = generated.max_lengths - generated.lengths <= 2
         if not len(self.partial_ids):
-            return scores.masked_fill_(self._get_banned_tokens(position, near_limit), NEG_INF)
-        is_banned = self._get_banned_partials(position, partial_char, near_limit)
+            return scores.masked_fill_(self._get_banned_tokens(automaton_state, near_limit), NEG_INF)
+        is_banned = self._get_banned_partials(automaton_state, partial_char, near_limit)
         partial_scores = scores.index_select(1, self.partial_ids).masked_fill_(is_banned, NEG_INF)
-        broken = self._break_character(position, partial_char > 0)
+        broken = self._break_character(automaton_state, partial_char > 0)
         scores.masked_fill_(self._get_banned_tokens(broken, near_limit), NEG_INF)
         return scores.index_copy_(1, self.partial_ids, partial_scores)
 
-    def _get_banned_tokens(self, position: Tensor, near_limit: Tensor) -> Tensor:
+    def _get_banned_tokens(self, automaton_state: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, V) which tokens of whole characters are banned."""
-        return self.banned_tokens.index_select(0, position + near_limit * (len(self.banned_tokens) // 2))
+        return self.banned_tokens.index_select(0, automaton_state + near_limit * (len(self.banned_tokens) // 2))
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
-        position, partial_char, start, prefix_left = state.unbind(1)
+        automaton_state, partial_char, start, prefix_left = state.unbind(1)
         if len(self.partial_ids):
-            next_position, next_char = self._advance_partial(position, partial_char, token)
+            next_automaton_state, next_char = self._advance_partial(automaton_state, partial_char, token)
         else:
-            next_position, next_char = self._advance_text(position, token), partial_char
-        next_position = torch.where(next_position == REJECTED, start, next_position)  # generated nevertheless: restart
+            next_automaton_state, next_char = self._advance_whole_chars(automaton_state, token), partial_char
+        # A banned phrase that was generated nevertheless restarts the automaton.
+        next_automaton_state = torch.where(next_automaton_state == REJECTED, start, next_automaton_state)
         in_prefix = prefix_left > 0
-        position = torch.where(in_prefix, position, next_position)
+        automaton_state = torch.where(in_prefix, automaton_state, next_automaton_state)
         partial_char = torch.where(in_prefix, partial_char, next_char)
-        return torch.stack([position, partial_char, start, (prefix_left - 1).clamp_min(0)], 1)
+        return torch.stack([automaton_state, partial_char, start, (prefix_left - 1).clamp_min(0)], 1)
 
-    def _advance_text(self, position: Tensor, token: Tensor) -> Tensor:
+    def _advance_whole_chars(self, automaton_state: Tensor, token: Tensor) -> Tensor:
         """Return the state after the whole characters of a token."""
-        row = self.row_index[position, self.first_class[token]].long()
-        return torch.where(self.is_silent[token], position, self.next_state[row, token].long())
+        row = self.row_index[automaton_state, self.first_class[token]].long()
+        return torch.where(self.is_silent[token], automaton_state, self.next_state[row, token].long())
 
     # --- incomplete characters ---
 
-    def _get_banned_partials(self, position: Tensor, partial_char: Tensor, near_limit: Tensor) -> Tensor:
+    def _get_banned_partials(self, automaton_state: Tensor, partial_char: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, N) which tokens with incomplete characters are banned."""
-        position, partial_char = self._advance_partial(position[:, None], partial_char[:, None], self.partial_ids)
+        automaton_state, partial_char = self._advance_partial(
+            automaton_state[:, None], partial_char[:, None], self.partial_ids
+        )
         cannot_continue = (partial_char > 0) & ~self._can_continue_word(partial_char)
-        return (position == REJECTED) | (self.is_open[position] & (near_limit[:, None] | cannot_continue))
+        return (automaton_state == REJECTED) | (
+            self.ends_in_match[automaton_state] & (near_limit[:, None] | cannot_continue)
+        )
 
-    def _advance_partial(self, position: Tensor, partial_char: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    def _advance_partial(self, automaton_state: Tensor, partial_char: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state after tokens of any kind; shapes broadcast."""
         row, has_text = self.partial_rows[token], ~self.is_silent[token]
         for byte in self.head_bytes[row].unbind(-1):
-            position, partial_char = self._advance_byte(position, partial_char, byte)
+            automaton_state, partial_char = self._advance_byte(automaton_state, partial_char, byte)
         if token is self.partial_ids and self.has_only_bytes:
-            return position, partial_char
-        position = self._break_character(position, has_text & (partial_char > 0))
+            return automaton_state, partial_char
+        automaton_state = self._break_character(automaton_state, has_text & (partial_char > 0))
         partial_char = partial_char.where(~has_text, 0)
-        position = self._advance_text(position, token)
+        automaton_state = self._advance_whole_chars(automaton_state, token)
         for byte in self.tail_bytes[row].unbind(-1):
-            position, partial_char = self._advance_byte(position, partial_char, byte)
-        return position, partial_char
+            automaton_state, partial_char = self._advance_byte(automaton_state, partial_char, byte)
+        return automaton_state, partial_char
 
-    def _break_character(self, position: Tensor, mask: Tensor) -> Tensor:
-        """An incomplete character is decoded as a replacement character, which is no letter."""
-        return torch.where(mask, self.char_transitions[position, OTHER].long(), position)
+    def _break_character(self, automaton_state: Tensor, mask: Tensor) -> Tensor:
+        """An incomplete character is decoded as a replacement character, which is not a letter."""
+        return torch.where(mask, self.char_transitions[automaton_state, OTHER].long(), automaton_state)
 
-    def _advance_byte(self, position: Tensor, partial_char: Tensor, byte: Tensor) -> tuple[Tensor, Tensor]:
+    def _advance_byte(self, automaton_state: Tensor, partial_char: Tensor, byte: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state after a byte of 0x80 or more; a byte below 0 is padding."""
         is_trail = (byte >= 0x80) & (byte < 0xC0)
         lead_state = self.lead_states[byte.clamp_min(0)]
@@ -152,13 +159,17 @@ class BannedPhrases:
         continues = is_trail & (partial_char > 0)
         completes = continues & (partial_char & ~CODE_MASK & ((1 << LENGTH_SHIFT) - 1) == ONE_BYTE_LEFT)
         is_stray = (byte >= 0) & ~continues & (lead_state == 0)
-        position = self._break_character(position, is_stray | ((byte >= 0) & ~is_trail & (partial_char > 0)))
+        automaton_state = self._break_character(
+            automaton_state, is_stray | ((byte >= 0) & ~is_trail & (partial_char > 0))
+        )
         is_valid = completes & (code >= self.min_code_points[partial_char >> LENGTH_SHIFT]) & (code < UNICODE_SIZE)
         char_class = torch.where(is_valid, self.char_classes[code.clamp_max(UNICODE_SIZE - 1)], OTHER).long()
-        position = torch.where(completes, self.char_transitions[position, char_class].long(), position)
+        automaton_state = torch.where(
+            completes, self.char_transitions[automaton_state, char_class].long(), automaton_state
+        )
         longer = (partial_char & ~CODE_MASK) - ONE_BYTE_LEFT | code
         next_char = torch.where(continues, longer.where(~completes, 0), lead_state)
-        return position, torch.where(byte >= 0, next_char, partial_char)
+        return automaton_state, torch.where(byte >= 0, next_char, partial_char)
 
     def _can_continue_word(self, partial_char: Tensor) -> Tensor:
         """True where an incomplete character can become one that continues a word."""
@@ -174,7 +185,7 @@ def get_banned_list(request: SearchRequest) -> WordList:
 
 
 def decode_lead_byte(byte: int) -> int:
-    """Return the incomplete character that a lead byte starts; 0: it is no lead byte."""
+    """Return the incomplete character that a lead byte starts; 0: it is not a lead byte."""
     for length, low, high in ((2, 0xC2, 0xE0), (3, 0xE0, 0xF0), (4, 0xF0, 0xF5)):
         if low <= byte < high:
             return length << LENGTH_SHIFT | (length - 1) * ONE_BYTE_LEFT | byte & (0x7F >> length)

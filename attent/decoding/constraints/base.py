@@ -63,7 +63,7 @@ class ForcingConstraint(Protocol):
 
 @runtime_checkable
 class RequirementConstraint(Protocol):
-    """A constraint that some tokens must still satisfy before the end."""
+    """A constraint that must be satisfied before the end token is allowed."""
 
     def is_satisfied(self, state: Tensor) -> Tensor:
         """Return (R,) whether nothing is missing."""

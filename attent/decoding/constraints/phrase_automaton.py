@@ -97,8 +97,8 @@ class CharacterClasses:
 
 
 class CharacterAutomaton:
-    """Reads text by characters. A state is the partial matches and whether a word is open; ids start at `offset`, with
-    the start state."""
+    """Reads text by characters. A state is the partial matches and whether the text is inside a word; ids start at
+    `offset`, with the start state."""
 
     def __init__(self, texts: Sequence[str], classes: CharacterClasses, offset: int) -> None:
         self.texts, self.classes, self.offset = texts, classes, offset
@@ -111,7 +111,9 @@ class CharacterAutomaton:
         self.initial_matches = self._extend_matches(frozenset((phrase, 0) for phrase in range(len(texts))))
         self.default_rows = {in_word: self._build_default_row(in_word) for in_word in (False, True)}
         self.rows = [self._build_row(matches, in_word) for matches, in_word in self.states]  # grows while it is read
-        self.is_open = [self._is_complete(matches) for matches, _ in self.states]  # banned unless a letter follows
+        self.ends_in_match = [
+            self._is_complete(matches) for matches, _ in self.states
+        ]  # banned unless a letter follows
 
     def get_state_id(self, matches: PartialMatches, in_word: bool) -> int:
         state = matches, in_word
@@ -174,7 +176,7 @@ class TransitionTables:
     start_states: dict[WordList, int]
     char_classes: NDArray[np.int16]  # (UNICODE_SIZE,)
     char_transitions: Ints  # (Q, K) the state after a character
-    is_open: Bools  # (Q,) the text would end in a banned phrase if it ended here
+    ends_in_match: Bools  # (Q,) the text would end in a banned phrase if it ended here
     first_class: Ints  # (V,) class of a token's first character
     row_index: Ints  # (Q, K) the row of `next_state` for a token that starts with this class
     next_state: Ints  # (N, V) the state after a token
@@ -221,14 +223,16 @@ class TokenSpellings:
         classes = CharacterClasses.from_texts([*texts, *([ESCAPE, "0", "1"] if self.has_escape else [])])
         width = len(classes.kinds)
         start_states: dict[WordList, int] = {(): UNRESTRICTED}
-        rows, is_open = [[UNRESTRICTED] * width, [REJECTED] * width], [False, False]
+        rows, ends_in_match = [[UNRESTRICTED] * width, [REJECTED] * width], [False, False]
         for words in filter(None, word_lists):
             automaton = CharacterAutomaton(variants[words], classes, len(rows))
             start_states[words] = len(rows)
             rows += automaton.rows
-            is_open += automaton.is_open
+            ends_in_match += automaton.ends_in_match
         self._check_memory(len(rows), len(texts))
-        return self._compile_tables(start_states, classes.class_ids, np.array(rows, dtype=np.int32), np.array(is_open))
+        return self._compile_tables(
+            start_states, classes.class_ids, np.array(rows, dtype=np.int32), np.array(ends_in_match)
+        )
 
     def _check_memory(self, states: int, words: int) -> None:
         needed = 2 * states * self.size
@@ -239,7 +243,11 @@ class TokenSpellings:
             )
 
     def _compile_tables(
-        self, start_states: dict[WordList, int], char_classes: NDArray[np.int16], char_transitions: Ints, is_open: Bools
+        self,
+        start_states: dict[WordList, int],
+        char_classes: NDArray[np.int16],
+        char_transitions: Ints,
+        ends_in_match: Bools,
     ) -> TransitionTables:
         token_classes = char_classes[self.char_codes]
         is_empty = self.lengths == 0
@@ -250,7 +258,7 @@ class TokenSpellings:
             )
             for char_class in np.unique(first[~is_empty])
         }
-        remove_dead_ends(list(groups.values()), is_open)
+        remove_dead_ends(list(groups.values()), ends_in_match)
         rows = max((len(group.next_state) for group in groups.values()), default=0)
         row_index, next_state = np.zeros_like(char_transitions), np.zeros((rows, self.size), dtype=np.int32)
         for char_class, group in groups.items():
@@ -262,11 +270,11 @@ class TokenSpellings:
             [*groups.values(), TokenGroup(np.flatnonzero(is_empty), states, unchanged)],
             states == REJECTED,
         )
-        leading = [find_leading_tokens(every, is_rejected), find_leading_tokens(every, is_rejected | is_open)]
+        leading = [find_tokens_reaching(every, is_rejected), find_tokens_reaching(every, is_rejected | ends_in_match)]
         banned = np.concatenate(leading)
-        banned[np.tile(is_open, 2), self.end] = True
+        banned[np.tile(ends_in_match, 2), self.end] = True
         return TransitionTables(
-            start_states, char_classes, char_transitions, is_open, first, row_index, next_state, banned
+            start_states, char_classes, char_transitions, ends_in_match, first, row_index, next_state, banned
         )
 
     def _build_group(
@@ -282,17 +290,17 @@ class TokenSpellings:
         return TokenGroup(token_ids, row_index, next_state)
 
 
-def find_leading_tokens(groups: Sequence[TokenGroup], target_states: Bools) -> Bools:
+def find_tokens_reaching(groups: Sequence[TokenGroup], target_states: Bools) -> Bools:
     """Return (Q, V) which tokens lead from each state to one of `target_states`. Columns are sorted last, for speed."""
     leads = np.concatenate([target_states[group.next_state][group.row_index] for group in groups], 1)
     return leads.take(np.argsort(np.concatenate([group.token_ids for group in groups])), 1)
 
 
-def remove_dead_ends(groups: Sequence[TokenGroup], is_open: Bools) -> None:
-    """Reject open states that no token can leave: a letter must follow, and no token starts with one."""
-    is_dead = np.zeros_like(is_open)
+def remove_dead_ends(groups: Sequence[TokenGroup], ends_in_match: Bools) -> None:
+    """Reject states that end in a match and cannot be left: a letter must follow, and no token starts with one."""
+    is_dead = np.zeros_like(ends_in_match)
     while True:
-        is_alive = ~is_open
+        is_alive = ~ends_in_match
         for group in groups:
             group.next_state[is_dead[group.next_state]] = REJECTED
             is_alive = is_alive | (group.next_state != REJECTED).any(1)[group.row_index]

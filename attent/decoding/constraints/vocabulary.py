@@ -13,7 +13,7 @@ from attent.text.vocabulary import Vocabulary
 
 
 class TargetVocabulary:
-    """A vocabulary of `size` target tokens (that of the model's output, which may be wider) with its end token."""
+    """The target vocabulary, padded to the model's `size` output columns."""
 
     def __init__(self, vocabulary: Vocabulary, size: int, end: int, device: torch.device) -> None:
         self.vocabulary, self.size, self.end, self.device = vocabulary, size, end, device

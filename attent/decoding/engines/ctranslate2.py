@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attent.decoding.batching import split_batches
-from attent.decoding.engines.base import find_unsupported_field
+from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as conversion
 from attent.models import Seq2Seq

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, Constraint
 from attent.decoding.constraints.required_phrases import RequiredPhrases
-from attent.decoding.engines.base import find_unsupported_field
-from attent.decoding.engines.cuda_graphs import GraphedSearchStep, can_capture
 from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
+from attent.decoding.engines.graphed_search import GraphedSearchStep, can_capture
+from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.search import (
     BeamState,
@@ -105,7 +105,7 @@ class TorchEngine(Generic[State]):
         return self._search_gpu_batch(batch, self.build_context(options, [request]))
 
     def _search_on_gpu(self, requests: Sequence[SearchRequest], context: SearchContext) -> Results:
-        if not self.use_cuda_graphs or not eligibility.can_try(self.model, context):
+        if not self.use_cuda_graphs or not eligibility.may_support(self.model, context):
             return
         if not any(find_unsupported_field(request, eligibility.SUPPORTED_REQUEST_FIELDS) for request in requests):
             yield from search_in_batches(requests, context.options, lambda b: self._search_gpu_batch(b, context))
@@ -133,8 +133,8 @@ class TorchEngine(Generic[State]):
             self.notify(f"the GPU kernels failed ({type(error).__name__}: {reason}); using the slower torch search")
 
     def _choose_max_rows(self, batch: RequestBatch, num_beams: int) -> int:
-        """Nothing is padded there, so that the mean length of the longest rows counts."""
-        lengths = np.stack([batch.max_target_lengths, batch.memory_lengths])[:, :MEAN_LENGTH_SAMPLE]
+        """The GPU engine does not pad, so use the mean length of the longest rows."""
+        lengths = np.stack([batch.max_target_lengths, batch.decoder_order_lengths])[:, :MEAN_LENGTH_SAMPLE]
         while True:
             target_length, source_length = (-(-int(row.sum()) // len(row)) for row in lengths)
             max_rows = self.choose_batch_size(source_length, target_length, num_beams)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decoding.encoder_inference import Predictor
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.detokenizer import decode_continuation
 from attent.decoding.generation.loop import generate_greedy
+from attent.decoding.predictor import Predictor
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors.base import (

@@ -106,7 +106,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
         engine: TorchEngine[Any] = self.translator.build_torch_engine(should_stop)
-        if self.translator.can_forbid_loops and not search_request.prefix_ids:
+        if self.translator.forbids_loops_in_first_search and not search_request.prefix_ids:
             search_request = replace(search_request, forbid_loops=not has_loop(search_request.source_ids))
         search_trace = trace_search(engine, search_request, search)
         if not search_trace.hypotheses:

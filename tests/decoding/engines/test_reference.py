@@ -373,7 +373,7 @@ class FailingSearch:
     def search(self, model: object, batch: RequestBatch, *_: Any) -> HypothesisBatch:
         if self.given:
             raise self.error
-        self.given = (batch.token_ids[batch.memory_offsets] - 3).tolist()  # the first token of `make_requests`
+        self.given = (batch.token_ids[batch.decoder_order_offsets] - 3).tolist()  # the first token of `make_requests`
         best = [self.hypotheses[index][0] for index in self.given]
         return make_hypothesis_batch(best)
 
@@ -391,7 +391,7 @@ def test_the_reference_engine_takes_over_after_a_failure(
     expected = run_search(make_engine(model, 3), requests, search)
     failing, messages = FailingSearch(expected, error), list[str]()
     with monkeypatch.context() as patched:
-        patched.setattr(eligibility, "can_try", lambda *_: True)
+        patched.setattr(eligibility, "may_support", lambda *_: True)
         patched.setattr(eligibility, "get_gpu_search", lambda *_: failing)
         got = run_search(make_engine(model, 3, notify=messages.append), requests, search)
     assert [to_ids(best) for best in got] == [to_ids(best) for best in expected]
@@ -405,7 +405,7 @@ def test_the_reference_engine_takes_over_after_a_failure(
 def test_a_cancelled_gpu_search_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = ToyModel(6, 1.0)
     failing = FailingSearch(run_search(make_engine(toy, 3), make_requests(6), SearchOptions()), SearchCancelled())
-    monkeypatch.setattr(eligibility, "can_try", lambda *_: True)
+    monkeypatch.setattr(eligibility, "may_support", lambda *_: True)
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: failing)
     with pytest.raises(SearchCancelled):
         run_search(make_engine(toy, 3), make_requests(6), SearchOptions())
@@ -486,7 +486,7 @@ def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.
         return real(requests, forbid_loops)
 
     monkeypatch.setattr(RequestBatch, "from_requests", from_requests)
-    monkeypatch.setattr(eligibility, "can_try", lambda *_: True)
+    monkeypatch.setattr(eligibility, "may_support", lambda *_: True)
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: asked.append(lock.locked()))  # unsupported
     engine = make_engine(toy, 4, device_lock=lock)
     thread = threading.Thread(target=lambda: (run_search(engine, make_requests(6), SearchOptions()), done.set()))

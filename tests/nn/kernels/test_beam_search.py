@@ -68,7 +68,7 @@ def specialize_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         "add_norm_kernel",
         "attend_past_kernel",
         "attend_memory_kernel",
-        "attend_packed_kernel",
+        "attend_within_sources_kernel",
         "group_max_kernel",
         "forbid_loops_kernel",
         "topk_kernel",
@@ -160,7 +160,7 @@ def test_a_source_attends_to_itself_only(device: torch.device, dtype_of: torch.d
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]
     qkv = torch.randn(sum(lengths), (H + 2 * kv_heads) * D, device=device).to(dtype_of)
     places = (torch.tensor(x, dtype=torch.int32, device=device) for x in (offsets, lengths))
-    got = kernels.attend_packed(qkv, *places, max(lengths), (H, kv_heads, D), 0.3).float()
+    got = kernels.attend_within_sources(qkv, *places, max(lengths), (H, kv_heads, D), 0.3).float()
     for begin, length in zip(offsets, lengths, strict=True):
         source_qkv = qkv[begin : begin + length].float().unflatten(-1, (-1, D)).transpose(0, 1)[None]
         expected = (

@@ -47,7 +47,7 @@ class BufferSizes:
     rows: int
     cache_positions: int  # of all rows
     sources: int
-    tree_nodes: int  # of all sources
+    tree_positions: int  # of all sources
     source_tokens: int  # of all sources
     max_target_length: int
     max_source_length: int
@@ -67,7 +67,7 @@ MIN_BUFFER_SIZES = BufferSizes(
     rows=MIN_ROWS,
     cache_positions=1024,
     sources=256,
-    tree_nodes=2**14,
+    tree_positions=2**14,
     source_tokens=4096,
     max_target_length=256,
     max_source_length=256,
@@ -107,9 +107,9 @@ class SearchBuffers:
         self.log_probs = floats(sizes.sources, K)
         self.finished_scores = floats(sizes.sources, N)
         self.finished_log_probs = floats(sizes.sources, N)
-        self.finished_pointers = ints(sizes.sources, N)
-        self.tree_tokens = ints(sizes.tree_nodes, K)
-        self.tree_parents = torch.zeros(sizes.tree_nodes, K, dtype=torch.int8, device=device)
+        self.finished_nodes = ints(sizes.sources, N)
+        self.tree_tokens = ints(sizes.tree_positions, K)
+        self.tree_parents = torch.zeros(sizes.tree_positions, K, dtype=torch.int8, device=device)
         self.ancestors = torch.zeros(2, columns if K > 1 else 1, dtype=torch.int8, device=device)
         self.layer_caches = [
             GpuLayerCache.allocate(decoder, layer, columns, sizes.source_tokens) for layer in range(len(decoder.layers))
@@ -134,7 +134,7 @@ class SearchBuffers:
         self.log_probs[:, 0] = 0
         for scores in (self.finished_scores, self.finished_log_probs):
             scores.fill_(NEG_INF)
-        for counts in (self.lengths, self.finished_counts, self.finished_pointers):
+        for counts in (self.lengths, self.finished_counts, self.finished_nodes):
             counts.zero_()
 
     def compact_rows(self, size: int) -> None:
@@ -145,13 +145,13 @@ class SearchBuffers:
         self.rows[size:] = -1  # or a later compaction would find them again
 
     def to_beam_state(self, S: int) -> BeamState:
-        """Return the state of `search`, with a pointer to the last token in place of tokens: (length - 1 + 1) * K +
-        beam."""
+        """Return the state of `search`; `tokens` holds one entry per beam: length * K + beam, the tree node of its
+        last token."""
         log_probs, lengths, K = self.log_probs[:S], self.lengths[:S].long(), self.log_probs.shape[1]
         last = lengths[:, None] * K + torch.arange(K, device=log_probs.device)
-        pointers = self.finished_pointers[:S].long()
+        nodes = self.finished_nodes[:S].long()
         finished = FinishedHypotheses(
-            pointers[:, :, None], self.finished_log_probs[:S], self.finished_scores[:S], pointers // K + 1
+            nodes[:, :, None], self.finished_log_probs[:S], self.finished_scores[:S], nodes // K + 1
         )
         return BeamState(
             tokens=last[:, :, None],
@@ -226,7 +226,7 @@ class GpuBeamSearch:
         check_cancelled: Callable[[], None],
     ) -> HypothesisBatch:
         max_rows = max(max_rows, self._count_allocated_rows(int(batch.max_target_lengths.max())))
-        rows = choose_row_count(batch.source_lengths, max_rows, context.num_beams)
+        rows = choose_row_count(batch.encoder_order_lengths, max_rows, context.num_beams)
         size = round_up_rows(rows)
         sizes = compute_buffer_sizes(batch, rows)
         device_batch = copy_to_device(batch, rows, context.suppressed_tokens.device)
@@ -245,9 +245,9 @@ class GpuBeamSearch:
 
     def _ensure_buffers(self, model: Seq2Seq, sizes: BufferSizes, context: SearchContext) -> SearchBuffers:
         decoder = self.inference_model.decoder
-        if not decoder.ensure_positions(model.decoder, sizes.max_target_length):
+        if decoder.grow_position_table(model.decoder, sizes.max_target_length):
             self._drop_graphs()
-        self.inference_model.encoder.ensure_positions(model.encoder, sizes.max_source_length)
+        self.inference_model.encoder.grow_position_table(model.encoder, sizes.max_source_length)
         if self.buffers is None or not sizes.fits_in(self.buffers.sizes):
             self._drop_graphs()
             sizes = sizes.round_up().merge_max(MIN_BUFFER_SIZES if self.buffers is None else self.buffers.sizes)
@@ -262,12 +262,12 @@ class GpuBeamSearch:
 
     def _encode_sources(self, batch: RequestBatch, device_batch: DeviceBatch, buffers: SearchBuffers) -> None:
         """Fill the cross-attention caches."""
-        for part in split_for_encoder(batch.source_lengths, batch.source_offsets):
+        for part in split_for_encoder(batch.encoder_order_lengths, batch.encoder_order_offsets):
             states = self.inference_model.encoder.encode(
                 device_batch.token_ids[part.tokens],
                 device_batch.positions[part.tokens],
-                device_batch.source_offsets[part.sources] - part.tokens.start,
-                device_batch.source_lengths[part.sources],
+                device_batch.encoder_order_offsets[part.sources] - part.tokens.start,
+                device_batch.encoder_order_lengths[part.sources],
                 part.max_length,
             )
             self.inference_model.decoder.cache_memory(states, buffers.layer_caches, part.tokens.start)
@@ -321,9 +321,9 @@ def collect_hypotheses(
     buffers: SearchBuffers, sources: Tensor, max_target_length: int, context: SearchContext
 ) -> HypothesisBatch:
     best = collect_output(buffers.to_beam_state(len(sources)), context)
-    pointers = best.tokens[:, :, 0].to(torch.int32)
-    tokens = kernels.backtrack_tokens(pointers, sources, buffers.tree_tokens, buffers.tree_parents, max_target_length)
-    columns = (pointers // context.num_beams, best.lengths, best.log_probs, best.scores)
+    nodes = best.tokens[:, :, 0].to(torch.int32)
+    tokens = kernels.backtrack_tokens(nodes, sources, buffers.tree_tokens, buffers.tree_parents, max_target_length)
+    columns = (nodes // context.num_beams, best.lengths, best.log_probs, best.scores)
     return HypothesisBatch(tokens.cpu().numpy(), *(x.flatten().cpu().numpy() for x in columns))
 
 
@@ -354,8 +354,8 @@ class DeviceBatch(NamedTuple):
 
     token_ids: Tensor
     positions: Tensor
-    source_offsets: Tensor
-    source_lengths: Tensor
+    encoder_order_offsets: Tensor
+    encoder_order_lengths: Tensor
     sources: Tensor
     forbid_loops: Tensor
     rows: Tensor
@@ -363,14 +363,24 @@ class DeviceBatch(NamedTuple):
 
 def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> DeviceBatch:
     """Copy everything as one array; the rows start with the first sources."""
-    positions = np.arange(len(batch.token_ids)) - np.repeat(batch.source_offsets, batch.source_lengths)
+    positions = np.arange(len(batch.token_ids)) - np.repeat(batch.encoder_order_offsets, batch.encoder_order_lengths)
     tree_starts = exclusive_cumsum(batch.max_target_lengths)
-    sources = np.stack([batch.memory_offsets, batch.memory_lengths, batch.max_target_lengths, tree_starts], 1)
+    sources = np.stack(
+        [batch.decoder_order_offsets, batch.decoder_order_lengths, batch.max_target_lengths, tree_starts], 1
+    )
     rows = np.zeros((num_rows, kernels.ROW_FIELDS), dtype=np.int64)
     rows[:, 0] = np.arange(num_rows)
     rows[:, kernels.ROW_CACHE_START.value] = exclusive_cumsum(batch.max_target_lengths[:num_rows])
     rows[:, kernels.ROW_MEMORY_START.value : kernels.ROW_TREE_START.value + 1] = sources[:num_rows]
-    arrays = [batch.token_ids, positions, batch.source_offsets, batch.source_lengths, sources, batch.forbid_loops, rows]
+    arrays = [
+        batch.token_ids,
+        positions,
+        batch.encoder_order_offsets,
+        batch.encoder_order_lengths,
+        sources,
+        batch.forbid_loops,
+        rows,
+    ]
     flat = torch.from_numpy(np.concatenate([array.ravel().astype(np.int32) for array in arrays]))
     flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
     parts = flat.split([array.size for array in arrays])
@@ -382,10 +392,10 @@ def compute_buffer_sizes(batch: RequestBatch, rows: int) -> BufferSizes:
         rows=rows,
         cache_positions=int(batch.max_target_lengths[:rows].sum()),
         sources=len(batch),
-        tree_nodes=int(batch.max_target_lengths.sum()),
+        tree_positions=int(batch.max_target_lengths.sum()),
         source_tokens=len(batch.token_ids),
         max_target_length=int(batch.max_target_lengths.max()),
-        max_source_length=int(batch.source_lengths[0]),
+        max_source_length=int(batch.encoder_order_lengths[0]),
     )
 
 

@@ -13,8 +13,8 @@ import torch
 
 from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, NoLoops
-from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.engines.gpu.request_batch import RequestBatch
+from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.search import SearchContext
 from attent.models import Seq2Seq
 from attent.nn import kernels
@@ -33,7 +33,7 @@ FAILED_MODELS: weakref.WeakSet[Seq2Seq] = weakref.WeakSet()  # not tried again
 LOCK = threading.Lock()
 
 
-def can_try(model: object, context: SearchContext) -> bool:
+def may_support(model: object, context: SearchContext) -> bool:
     """A quick check before batches are built."""
     if not isinstance(model, Seq2Seq):
         return False
@@ -48,17 +48,17 @@ def get_gpu_search(
 ) -> GpuBeamSearch | None:
     """Return the cached or a new search; None if the GPU engine does not support it. `suppressed_tokens` are those
     that `context` has on the device."""
-    if not can_try(model, context):
+    if not may_support(model, context):
         return None
     assert isinstance(model, Seq2Seq)
     if not supports_search(model, context) or not has_positions_for(model, batch):
         return None
     key = (context.num_beams, context.options.n_best, context.start, context.end, suppressed_tokens)
     with LOCK:
-        return get_or_build(model, context, key)
+        return get_or_build_search(model, context, key)
 
 
-def get_or_build(model: Seq2Seq, context: SearchContext, key: object) -> GpuBeamSearch:
+def get_or_build_search(model: Seq2Seq, context: SearchContext, key: object) -> GpuBeamSearch:
     from attent.decoding.engines.gpu.beam_search import GpuBeamSearch
 
     searches = CACHED_SEARCHES.setdefault(model, {})
@@ -100,7 +100,7 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
 
 def has_positions_for(model: Seq2Seq, batch: RequestBatch) -> bool:
     """False also for empty sources or targets, about which the reference engine raises an error."""
-    for stack, lengths in ((model.encoder, batch.memory_lengths), (model.decoder, batch.max_target_lengths)):
+    for stack, lengths in ((model.encoder, batch.decoder_order_lengths), (model.decoder, batch.max_target_lengths)):
         limit = stack.positions.max_length
         if not len(lengths) or not lengths.all() or (limit is not None and lengths.max() > limit):
             return False

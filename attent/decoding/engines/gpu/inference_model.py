@@ -232,16 +232,16 @@ class InferenceStack:
         if isinstance(stack.positions, LearnedPositions):
             self.position_embeddings.copy_(stack.positions.weight[: len(self.position_embeddings)])
 
-    def ensure_positions(self, stack: Stack, max_length: int) -> bool:
-        """Compute position embeddings up to this length; False if they had to move in memory."""
+    def grow_position_table(self, stack: Stack, max_length: int) -> bool:
+        """Compute position embeddings up to this length; True if they had to move in memory."""
         if max_length <= len(self.position_embeddings):
-            return True
+            return False
         count = max(max_length, 2 * len(self.position_embeddings), MIN_POSITIONS)
         count = min(count, stack.positions.max_length or count)
         zeros = self.embedding_weight.new_zeros(count, self.embedding_weight.shape[1])
         positions = torch.arange(count, device=zeros.device)
         self.position_embeddings = stack.positions.embed(zeros, positions).detach().contiguous()
-        return False
+        return True
 
     def start_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the input of the first sub-layer."""
@@ -267,7 +267,7 @@ class InferenceEncoder(InferenceStack):
         for layer in self.layers:
             shape = layer.self_attn_shape
             heads = (shape.heads, shape.kv_heads, shape.head_width)
-            y = kernels.attend_packed(layer.qkv(h), offsets, lengths, max_length, heads, shape.scale)
+            y = kernels.attend_within_sources(layer.qkv(h), offsets, lengths, max_length, heads, shape.scale)
             x, h = self.add_and_norm(x, layer.self_attn_output(y), next(norms))
             x, h = self.add_and_norm(x, layer.feedforward(h), next(norms))
         return h

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROW_FIELDS = 8  # fields of a row: the source, -1 if there is none, and
+ROW_FIELDS = 8  # int32 fields per row
+ROW_SOURCE = tl.constexpr(0)  # -1: inactive
 ROW_LENGTH = tl.constexpr(1)  # tokens generated
 ROW_CACHE_START = tl.constexpr(2)  # first position in the cache
 ROW_MEMORY_START = tl.constexpr(3)  # first token of its source among all
@@ -99,14 +100,14 @@ def attend_memory(q: Tensor, memory: Tensor, rows: Tensor, num_beams: int, scale
     return out
 
 
-def attend_packed(
+def attend_within_sources(
     qkv: Tensor, offsets: Tensor, lengths: Tensor, max_length: int, heads: tuple[int, int, int], scale: float
 ) -> Tensor:
     """Attend within concatenated sources: (N, (H + 2 Hkv) * D) -> (N, H * D). `heads` is (H, Hkv, D)."""
     H, kv_heads, D = heads
     out = qkv.new_empty(len(qkv), H * D)
     block = 32 if qkv.element_size() == 2 else 16
-    _attend_packed_kernel[(len(lengths), H, triton.cdiv(max_length, block))](
+    _attend_within_sources_kernel[(len(lengths), H, triton.cdiv(max_length, block))](
         qkv, offsets, lengths, out, scale, H, kv_heads, D, block, block, num_warps=2 if block == 32 else 1
     )
     return out
@@ -200,7 +201,7 @@ class SearchTensors(Protocol):
     finished_counts: Tensor  # (S,)
     finished_scores: Tensor  # (S, N) of the best finished hypotheses, best first
     finished_log_probs: Tensor  # (S, N)
-    finished_pointers: Tensor  # (S, N) number of tokens without the end, times K, + the beam that it continues
+    finished_nodes: Tensor  # (S, N) tree node of the last token: length (without the end) * K + beam
     tree_tokens: Tensor  # (nodes, K) of all sources
     tree_parents: Tensor  # (nodes, K)
 
@@ -213,18 +214,18 @@ def advance_rows(
     _advance_rows_kernel[(len(rows),)](
         rows, state.sources, state.counters, state.settings, state.length_penalties, ids, log_probs, input_tokens,
         state.ancestors, state.ancestors.shape[1], state.log_probs, state.lengths, state.finished_counts,
-        state.finished_scores, state.finished_log_probs, state.finished_pointers, state.tree_tokens,
+        state.finished_scores, state.finished_log_probs, state.finished_nodes, state.tree_tokens,
         state.tree_parents, start, end, K, triton.next_power_of_2(K), C, triton.next_power_of_2(C),
         N, triton.next_power_of_2(N), 32, num_warps=1,
     )  # fmt: skip
 
 
-def backtrack_tokens(pointers: Tensor, sources: Tensor, tokens: Tensor, parents: Tensor, max_length: int) -> Tensor:
-    """Return the tokens that lead to each pointer (S, N): (S * N, max_length); the rest of a row is uninitialized."""
-    S, N = pointers.shape
-    out = torch.empty(S * N, max_length, dtype=torch.int32, device=pointers.device)
+def backtrack_tokens(nodes: Tensor, sources: Tensor, tokens: Tensor, parents: Tensor, max_length: int) -> Tensor:
+    """Return the tokens that lead to each node (S, N): (S * N, max_length); the rest of a row is uninitialized."""
+    S, N = nodes.shape
+    out = torch.empty(S * N, max_length, dtype=torch.int32, device=nodes.device)
     _backtrack_kernel[(triton.cdiv(S * N, 32),)](
-        pointers.contiguous(), sources, tokens, parents, out, S * N, max_length, tokens.shape[1], N, 32, num_warps=1
+        nodes.contiguous(), sources, tokens, parents, out, S * N, max_length, tokens.shape[1], N, 32, num_warps=1
     )
     return out
 
@@ -238,7 +239,7 @@ def _embed_kernel(
 ):
     beam = tl.program_id(0)
     row = Rows + beam // K * ROW_STRIDE
-    if tl.load(row) >= 0:
+    if tl.load(row + ROW_SOURCE) >= 0:
         length = tl.load(row + ROW_LENGTH)
         token = tl.load(Tokens + beam).to(tl.int64)
         e = tl.arange(0, E)
@@ -294,7 +295,7 @@ def _attend_past_kernel(
     row = tl.program_id(0)
     head = tl.program_id(1)
     row_ptr = Rows + row * ROW_STRIDE
-    if tl.load(row_ptr) >= 0:
+    if tl.load(row_ptr + ROW_SOURCE) >= 0:
         length = tl.load(row_ptr + ROW_LENGTH)
         cache_start = tl.load(row_ptr + ROW_CACHE_START)
         kv_head = head // (H // HKV)
@@ -351,7 +352,7 @@ def _attend_memory_kernel(
     row = tl.program_id(0)
     head = tl.program_id(1)
     row_ptr = Rows + row * ROW_STRIDE
-    if tl.load(row_ptr) >= 0:
+    if tl.load(row_ptr + ROW_SOURCE) >= 0:
         memory_start = tl.load(row_ptr + ROW_MEMORY_START)
         length = tl.load(row_ptr + ROW_SOURCE_LENGTH)
         beam = tl.arange(0, K_PAD)
@@ -374,7 +375,7 @@ def _attend_memory_kernel(
 
 
 @triton.jit
-def _attend_packed_kernel(
+def _attend_within_sources_kernel(
     QKV, Offsets, Lengths, Out, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, QUERY_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -409,8 +410,8 @@ def _attend_packed_kernel(
 
 @triton.jit
 def _pack_rank(values, indices):
-    """Pack values and indices into integers that order by value, then by lower index. An index may be a constant:
-    Triton specializes integer arguments that equal 1, and constants have no `to`."""
+    """Pack values and indices into integers that order by value, then by lower index. Do not call
+    `indices.to`: Triton passes an argument equal to 1 as a constant, which has no `to`."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - indices)
@@ -429,7 +430,7 @@ def _group_max_kernel(
     """Write the maximum of each group without the end, and the chunk's part of the softmax denominator."""
     beam = tl.program_id(0)
     chunk = tl.program_id(1)
-    if tl.load(Rows + beam // K * ROW_STRIDE) >= 0:
+    if tl.load(Rows + beam // K * ROW_STRIDE + ROW_SOURCE) >= 0:
         group = chunk * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         logits = tl.load(Logits + beam.to(tl.int64) * V + token, mask=token < V, other=float("-inf")).to(tl.float32)
@@ -467,7 +468,7 @@ def _forbid_loops_kernel(
     the softmax denominator."""
     beam_index = tl.program_id(0)
     row = Rows + beam_index // K * ROW_STRIDE
-    source = tl.load(row)
+    source = tl.load(row + ROW_SOURCE)
     if tl.load(ForbidLoops + source, mask=source >= 0, other=0) != 0:
         beam = beam_index % K
         length = tl.load(row + ROW_LENGTH)
@@ -508,7 +509,7 @@ def _topk_kernel(
     """The best tokens lie in the groups with the greatest maxima. The end belongs to no group."""
     beam = tl.program_id(0)
     row = Rows + beam // K * ROW_STRIDE
-    if tl.load(row) >= 0:
+    if tl.load(row + ROW_SOURCE) >= 0:
         min_rank = tl.full((), -(2**63), tl.int64)
         chunk = tl.arange(0, CHUNKS)
         chunk_ptr = ChunkSums + (beam * chunks + chunk) * 2
@@ -554,7 +555,7 @@ def _topk_kernel(
 def _advance_rows_kernel(
     Rows, Sources, Counters, Settings, LengthPenalties, Ids, LogProbs, InputTokens, Ancestors, columns,
     BeamLogProbs, Lengths, FinishedCounts,
-    FinishedScores, FinishedLogProbs, FinishedPointers, TreeTokens, TreeParents, start, end,
+    FinishedScores, FinishedLogProbs, FinishedNodes, TreeTokens, TreeParents, start, end,
     K: tl.constexpr, K_PAD: tl.constexpr, C: tl.constexpr, C_PAD: tl.constexpr, N: tl.constexpr, N_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -562,7 +563,7 @@ def _advance_rows_kernel(
     any can still win; if not, the row takes the next source. One warp: reads come before writes to the same place."""
     row_index = tl.program_id(0)
     row = Rows + row_index * ROW_STRIDE
-    source = tl.load(row)
+    source = tl.load(row + ROW_SOURCE)
     if source >= 0:
         length = tl.load(row + ROW_LENGTH)
         limit = tl.load(row + ROW_MAX_LENGTH)
@@ -583,7 +584,7 @@ def _advance_rows_kernel(
         if num_ended > 0:
             score = tl.div_rn(log_prob, tl.load(LengthPenalties + length + 1) + tl.zeros((C_PAD,), tl.float32))
             finished_scores = _merge_finished(
-                FinishedScores + source * N, FinishedLogProbs + source * N, FinishedPointers + source * N,
+                FinishedScores + source * N, FinishedLogProbs + source * N, FinishedNodes + source * N,
                 finished_scores, is_end, score, log_prob, length * K + parent, N, N_PAD, C_PAD,
             )  # fmt: skip
 
@@ -661,12 +662,12 @@ def _select_live_beams(
 def _merge_finished(
     Scores,
     LogProbs,
-    Pointers,
+    Nodes,
     old_scores,
     is_end,
     score,
     log_prob,
-    pointer,
+    node,
     N: tl.constexpr,
     N_PAD: tl.constexpr,
     C_PAD: tl.constexpr,
@@ -688,14 +689,14 @@ def _merge_finished(
     is_new = (index[:, None] - N_PAD == rank[None, :]) & is_end[None, :] & (slot < N)[:, None]
     old_score = tl.load(Scores + index, mask=is_old, other=0.0)
     old_log_prob = tl.load(LogProbs + index, mask=is_old, other=0.0)
-    old_pointer = tl.load(Pointers + index, mask=is_old, other=0)
+    old_node = tl.load(Nodes + index, mask=is_old, other=0)
     tl.debug_barrier()
     best_scores = tl.where(is_old, old_score, tl.sum(tl.where(is_new, score[None, :], 0.0), 1))
     tl.store(Scores + slot, best_scores, mask=slot < N)
     best_log_probs = tl.where(is_old, old_log_prob, tl.sum(tl.where(is_new, log_prob[None, :], 0.0), 1))
     tl.store(LogProbs + slot, best_log_probs, mask=slot < N)
-    best_pointers = tl.where(is_old, old_pointer, tl.sum(tl.where(is_new, pointer[None, :], 0), 1))
-    tl.store(Pointers + slot, best_pointers, mask=slot < N)
+    best_nodes = tl.where(is_old, old_node, tl.sum(tl.where(is_new, node[None, :], 0), 1))
+    tl.store(Nodes + slot, best_nodes, mask=slot < N)
     return best_scores
 
 
@@ -704,13 +705,13 @@ def _load_next_source(row, Sources, Counters):
     """Start the next source in this row, or deactivate the row."""
     source = tl.atomic_add(Counters + COUNTER_NEXT_SOURCE, 1)
     if source < tl.load(Counters + COUNTER_SOURCES):
-        tl.store(row, source)
+        tl.store(row + ROW_SOURCE, source)
         tl.store(row + ROW_LENGTH, 0)
         tl.store(row + ROW_SHARED_LENGTH, 0)
         for field in tl.static_range(ROW_MEMORY_START, ROW_TREE_START + 1):
             tl.store(row + field, tl.load(Sources + source * SOURCE_STRIDE + field - ROW_MEMORY_START))
     else:
-        tl.store(row, -1)
+        tl.store(row + ROW_SOURCE, -1)
         tl.atomic_add(Counters + COUNTER_ACTIVE_ROWS, -1)
 
 
@@ -739,15 +740,15 @@ def _update_ancestors(
 
 @triton.jit
 def _backtrack_kernel(
-    Pointers, Trees, Tokens, Parents, Out, count, width, K: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
+    Nodes, Trees, Tokens, Parents, Out, count, width, K: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Walk from the last token of each hypothesis to the first."""
     hypothesis = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = hypothesis < count
-    pointer = tl.load(Pointers + hypothesis, mask=valid, other=0)
+    node = tl.load(Nodes + hypothesis, mask=valid, other=0)
     tree = tl.load(Trees + hypothesis // N * SOURCE_STRIDE + (ROW_TREE_START - ROW_MEMORY_START), mask=valid, other=0)
-    position = pointer // K - 1
-    beam = pointer % K
+    position = node // K - 1
+    beam = node % K
     for _ in range(tl.max(position, 0) + 1):
         exists = valid & (position >= 0)
         node = (tree + position) * K + beam

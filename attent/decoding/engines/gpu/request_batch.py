@@ -25,29 +25,29 @@ class RequestBatch:
     """
 
     token_ids: Array  # all sources, concatenated
-    source_offsets: Array  # start of each source in `token_ids`, in encoder order
-    source_lengths: Array  # in encoder order
-    memory_offsets: Array  # start of each source in `token_ids`, in decoder order
-    memory_lengths: Array  # in decoder order
+    encoder_order_offsets: Array  # start of each source in `token_ids`, in encoder order
+    encoder_order_lengths: Array  # in encoder order
+    decoder_order_offsets: Array  # start of each source in `token_ids`, in decoder order
+    decoder_order_lengths: Array  # in decoder order
     max_target_lengths: Array
-    forbid_loops: Array  # 1 where repeated n-grams are suppressed
+    forbid_loops: Array  # 1 where loops are forbidden (`NoLoops`)
 
     @classmethod
     def from_requests(cls, requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
         """`requests` are sorted by `sort_by_length`; `forbid_loops` holds for all of them."""
-        memory_lengths, max_target_lengths = get_request_lengths(requests)
-        order = np.argsort(-memory_lengths, kind="stable")
-        source_lengths = memory_lengths[order]
-        source_offsets = exclusive_cumsum(source_lengths)
-        memory_offsets = np.empty_like(source_offsets)
-        memory_offsets[order] = source_offsets
+        decoder_order_lengths, max_target_lengths = get_request_lengths(requests)
+        order = np.argsort(-decoder_order_lengths, kind="stable")
+        encoder_order_lengths = decoder_order_lengths[order]
+        encoder_order_offsets = exclusive_cumsum(encoder_order_lengths)
+        decoder_order_offsets = np.empty_like(encoder_order_offsets)
+        decoder_order_offsets[order] = encoder_order_offsets
         token_ids = chain.from_iterable(requests[index].source_ids for index in order)
         return cls(
-            token_ids=np.fromiter(token_ids, np.int32, int(source_lengths.sum())),
-            source_offsets=source_offsets,
-            source_lengths=source_lengths,
-            memory_offsets=memory_offsets,
-            memory_lengths=memory_lengths,
+            token_ids=np.fromiter(token_ids, np.int32, int(encoder_order_lengths.sum())),
+            encoder_order_offsets=encoder_order_offsets,
+            encoder_order_lengths=encoder_order_lengths,
+            decoder_order_offsets=decoder_order_offsets,
+            decoder_order_lengths=decoder_order_lengths,
             max_target_lengths=max_target_lengths,
             forbid_loops=np.array([forbid_loops or request.forbid_loops for request in requests], dtype=np.int32),
         )
@@ -86,8 +86,8 @@ def get_request_lengths(requests: Sequence[SearchRequest]) -> tuple[Array, Array
 
 def sort_by_length(requests: Sequence[SearchRequest]) -> list[int]:
     """Return indices, the longest targets first, and among equal ones the longest sources."""
-    source_lengths, max_target_lengths = get_request_lengths(requests)
-    order: list[int] = np.lexsort((-source_lengths, -max_target_lengths)).tolist()
+    encoder_order_lengths, max_target_lengths = get_request_lengths(requests)
+    order: list[int] = np.lexsort((-encoder_order_lengths, -max_target_lengths)).tolist()
     return order
 
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_script
-from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
+from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 
 READY = "ready"
@@ -63,10 +63,15 @@ class TextWorkerPool(Generic[Result]):
         self,
         searcher: Searcher,
         setup: WorkerSetup,
-        run_here: Callable[[Any, StopCheck], Result],
+        run_in_main_process: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
-        self.searcher, self.setup, self.run_here, self.workers_to_start = searcher, setup, run_here, num_workers
+        self.searcher, self.setup, self.run_in_main_process, self.workers_to_start = (
+            searcher,
+            setup,
+            run_in_main_process,
+            num_workers,
+        )
         self.workers: list[TextWorker] = []
         self.starting_workers: list[TextWorker] = []
         self.idle_workers: list[TextWorker] = []
@@ -80,7 +85,7 @@ class TextWorkerPool(Generic[Result]):
                 with self.lock:
                     self.idle_workers.append(worker)
                 return result
-        return self.run_here(task, should_stop)
+        return self.run_in_main_process(task, should_stop)
 
     def _take_worker(self, start_workers: bool) -> TextWorker | None:
         with self.lock:

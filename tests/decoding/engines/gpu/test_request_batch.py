@@ -29,15 +29,15 @@ def test_requests_are_sorted_by_target_length_and_tokens_by_source_length() -> N
     assert batch.token_ids.tolist() == [8, 9, 10, 2, 5, 6, 2, 7, 2, 2]
     assert batch.max_target_lengths.tolist() == [9, 9, 4, 4]
     assert batch.forbid_loops.tolist() == [1, 0, 0, 0]
-    assert batch.source_lengths.tolist() == [4, 3, 2, 1]
-    spans = zip(batch.memory_offsets, batch.memory_lengths, strict=True)
+    assert batch.encoder_order_lengths.tolist() == [4, 3, 2, 1]
+    spans = zip(batch.decoder_order_offsets, batch.decoder_order_lengths, strict=True)
     assert [batch.token_ids[a : a + n].tolist() for a, n in spans] == [REQUESTS[index].source_ids for index in order]
     assert RequestBatch.from_requests(REQUESTS, forbid_loops=True).forbid_loops.all()
 
 
 def make_hypotheses(batch: RequestBatch) -> HypothesisBatch:
     """The last token of each source."""
-    last, zeros = batch.token_ids[batch.memory_offsets + batch.memory_lengths - 1], np.zeros(len(batch))
+    last, zeros = batch.token_ids[batch.decoder_order_offsets + batch.decoder_order_lengths - 1], np.zeros(len(batch))
     return HypothesisBatch(
         token_ids=last[:, None], token_counts=zeros.astype(int) + 1, lengths=zeros, log_probs=zeros, scores=zeros
     )
@@ -48,7 +48,7 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
     batches: list[list[int]] = []
 
     def search_batch(batch: RequestBatch) -> HypothesisBatch | Unavailable:
-        batches.append(batch.token_ids[batch.memory_offsets].tolist())
+        batches.append(batch.token_ids[batch.decoder_order_offsets].tolist())
         return make_hypotheses(batch) if len(batch) <= 2 else Unavailable.OUT_OF_MEMORY
 
     results = dict(search_in_batches(requests, SearchOptions(), search_batch))

@@ -100,7 +100,11 @@ def test_a_worker_sends_request_batches_where_supported(pipeline: TranslationPip
                 forbid_loops=bool(forbid_loops),
             )
             for first, width, limit, forbid_loops in zip(
-                batch.memory_offsets, batch.memory_lengths, batch.max_target_lengths, batch.forbid_loops, strict=True
+                batch.decoder_order_offsets,
+                batch.decoder_order_lengths,
+                batch.max_target_lengths,
+                batch.forbid_loops,
+                strict=True,
             )
         ]
         result = [hypothesis for best in pipeline.translator.search(requests, search) for hypothesis in best]

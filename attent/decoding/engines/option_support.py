@@ -1,7 +1,7 @@
 """Supported options of search engines.
 
-Refused by default: an engine lists the fields of `SearchOptions` and `SearchRequest` that it handles. A request that
-sets any other one goes to the reference engine, so that a new option is never ignored.
+Options are opt-in: an engine lists the fields of `SearchOptions` and `SearchRequest` that it supports; a request that
+sets any other field goes to the torch engine, so that a new option is never ignored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class DataclassInstance(Protocol):
 
 def find_unsupported_field(value: DataclassInstance, supported: frozenset[str]) -> str | None:
     """Return the first field that differs from its default and is not in `supported`."""
-    for name, default in list_other_fields(type(value), supported):
+    for name, default in list_unsupported_fields(type(value), supported):
         if (getattr(value, name) or None) != (default or None):  # empty is empty: () and []
             return name
     return None
 
 
 @cache
-def list_other_fields(kind: type[DataclassInstance], supported: frozenset[str]) -> list[tuple[str, Any]]:
+def list_unsupported_fields(kind: type[DataclassInstance], supported: frozenset[str]) -> list[tuple[str, Any]]:
     return [(field.name, field.default) for field in fields(kind) if field.name not in supported]

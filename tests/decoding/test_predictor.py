@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attent
-from attent.decoding.encoder_inference import Predictor, PredictorError
 from attent.decoding.mask_tokens import MaskedText, MaskTokens
+from attent.decoding.predictor import Predictor, PredictorError
 from attent.models import Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig

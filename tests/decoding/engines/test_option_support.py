@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import pytest
 
 from attent.decoding.engines import ctranslate2
-from attent.decoding.engines.base import find_unsupported_field
 from attent.decoding.engines.gpu import eligibility
+from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import SearchOptions, SearchRequest
 
 ENGINES = [ctranslate2, eligibility]
