@@ -73,9 +73,14 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     split_sentences: Annotated[
         bool, Parameter(group=SEARCH_GROUP, negative="", help="split every line into sentences, not only long ones")
     ] = False
-    prevent_loops: Annotated[
+    forbid_loops: Annotated[
         bool,
-        Parameter(negative="--allow-loops", group=SEARCH_GROUP, help="search again if a translation repeats itself"),
+        Parameter(
+            name="--prevent-loops",
+            negative="--allow-loops",
+            group=SEARCH_GROUP,
+            help="search again if a translation repeats itself",
+        ),
     ] = True
     output_type: Annotated[
         OutputType, Parameter(group=OUTPUT_GROUP, help="text, json (one object per line) or tsv (source, translation)")
@@ -209,7 +214,7 @@ def build_pipeline(
         constraints=Constraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
         mbr_candidates=flags.mbr_candidates,
         split_sentences=flags.split_sentences,
-        prevent_loops=flags.prevent_loops,
+        forbid_loops=flags.forbid_loops,
         output_format=OutputFormat(
             type=flags.output_type,
             n_best=flags.n_best,

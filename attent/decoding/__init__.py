@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from attent.decoding.generation.generator import Generation, Generator
     from attent.decoding.glossary import Glossary
     from attent.decoding.options import Constraints, GenerationOptions, SamplingOptions, SearchOptions
-    from attent.decoding.search import SearchOutput, beam_search, greedy_search
+    from attent.decoding.search import FinishedHypotheses, beam_search, greedy_search
     from attent.decoding.translator import Candidate, Translation, Translator, translate_texts
 
 _MODULES = {
@@ -19,7 +19,7 @@ _MODULES = {
     "generation.generator": ("Generation", "Generator"),
     "glossary": ("Glossary",),
     "options": ("Constraints", "GenerationOptions", "SamplingOptions", "SearchOptions"),
-    "search": ("SearchOutput", "beam_search", "greedy_search"),
+    "search": ("FinishedHypotheses", "beam_search", "greedy_search"),
     "translator": ("Candidate", "Translation", "Translator", "translate_texts"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -27,6 +27,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "Candidate",
     "Constraints",
+    "FinishedHypotheses",
     "Generation",
     "GenerationOptions",
     "Generator",
@@ -34,7 +35,6 @@ __all__ = [
     "SamplingOptions",
     "SearchCancelled",
     "SearchOptions",
-    "SearchOutput",
     "Translation",
     "Translator",
     "beam_search",

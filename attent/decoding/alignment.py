@@ -29,11 +29,11 @@ from attent.decoding.forced_decoding import (
     batch_pairs,
     check_pairs,
     encode_pairs,
-    eval_mode,
 )
 from attent.models import Seq2Seq
 from attent.nn import AttentionRecord, attention_layers
 from attent.nn.attention import Attention
+from attent.nn.eval_mode import eval_mode
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer

@@ -6,20 +6,19 @@ There is no search: it scores what a search found or what a person wrote. `align
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attent.decoding.batching import batch_by_length
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.seq2seq import shift_right
 from attent.nn.devices import get_device
+from attent.nn.eval_mode import eval_mode
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -225,37 +224,3 @@ def pad_rows(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Te
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     return ids, torch.tensor([len(row) for row in rows], device=device)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and restore the mode of each module afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-class SharedContext:
-    """A context that threads share: the first one enters it, the last one leaves it."""
-
-    def __init__(self, make_context: Callable[[], AbstractContextManager[object]]) -> None:
-        self.make_context = make_context
-        self.lock = threading.Lock()
-        self.num_users = 0
-        self.stack = ExitStack()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.num_users == 0:
-                self.stack.enter_context(self.make_context())
-            self.num_users += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self.num_users -= 1
-            if self.num_users == 0:
-                self.stack.close()

@@ -219,8 +219,8 @@ def parse_json_line(row: bytes, location: str) -> InputLine:
     return InputLine(
         text=check_text(fields.get("text", fields.get("src")), "text", location),
         prefix=None if fields.get("prefix") is None else check_text(fields["prefix"], "prefix", location),
-        required=check_texts(fields.get("require"), "require", location),
-        banned=check_texts(fields.get("ban"), "ban", location),
+        required=read_strings(fields.get("require"), "require", location),
+        banned=read_strings(fields.get("ban"), "ban", location),
     )
 
 
@@ -240,7 +240,7 @@ def check_text(value: Any, key: str, location: str) -> str:
     return value
 
 
-def check_texts(value: Any, key: str, location: str) -> tuple[str, ...]:
+def read_strings(value: Any, key: str, location: str) -> tuple[str, ...]:
     """Return a string or a list of strings as a tuple."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(check_text(item, key, location) for item in values)

@@ -16,14 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 MAX_NGRAM = 6
 BETA = 2  # weight of recall against precision
-TIE_TOLERANCE = 1e-9  # sums are rounded
 MAX_TABLE_CELLS = 2**22  # of the largest table in memory
-
-
-def select_best(candidates: Sequence[str], weights: Sequence[float] | None = None) -> int:
-    """Return the index of the candidate with the highest expected chrF; the first of equal ones."""
-    expected = compute_expected_chrf(candidates, weights)
-    return int(np.flatnonzero(expected >= expected.max() - TIE_TOLERANCE)[0])
 
 
 def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | None = None) -> Floats:

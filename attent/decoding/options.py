@@ -251,7 +251,9 @@ class GenerationOptions:
     top_p: float = option(
         0.95, "sample from the smallest set of tokens with this total probability, by default 0.95", group="Sampling"
     )
-    seed: int = option(1, "the same seed gives the same text; by default random", group="Sampling")
+    seed: int = option(
+        1, "the same seed gives the same text; by default 1, on the command line random", group="Sampling"
+    )
     beam_size: int = option(1, "beam search with this many beams instead of sampling", "-b --beam --num-beams")
     length_penalty: float = option(1.0, "of beam search: score = log_prob / length^alpha, by default 1")
     min_new_tokens: int = option(0, "minimum tokens to generate", "--min-length")

@@ -61,7 +61,7 @@ class TranslationPipeline:
     constraints: Constraints = NO_CONSTRAINTS  # of every line
     mbr_candidates: int = 0
     split_sentences: bool = False
-    prevent_loops: bool = True
+    forbid_loops: bool = True
     output_format: OutputFormat = OutputFormat()  # noqa: RUF009 - frozen
 
     @cached_property
@@ -84,8 +84,10 @@ class TranslationPipeline:
         base = self.constraints
         if line.is_plain:
             return base
-        return Constraints(
-            prefix=base.prefix if line.prefix is None else line.prefix,
+        if line.prefix is not None:
+            base = replace(base, prefix=line.prefix, prefix_is_partial=False)
+        return replace(
+            base,
             required=(*base.required, *line.required),
             banned=(*base.banned, *line.banned),
         )
@@ -107,7 +109,7 @@ class TranslationPipeline:
             mbr_candidates=self.mbr_candidates,
             split_sentences=self.split_sentences,
             source_lang=self.source_lang,
-            prevent_loops=self.prevent_loops,
+            forbid_loops=self.forbid_loops,
             first_index=first_index,
             should_stop=should_stop,
         )

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length
-from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
 from attent.decoding.translator import DTYPES, Translator, load_tokenizer
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn.devices import choose_device, get_device
+from attent.nn.eval_mode import eval_mode
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
@@ -118,7 +118,7 @@ class Predictor:
         if dtype is not None and dtype not in DTYPES:
             raise PredictorError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         path = Path(folder).expanduser()
-        resolved = choose_device() if device is None else torch.device(device)
+        resolved = device if isinstance(device, torch.device) else choose_device(device)
         model = load_model(path, dtype=DTYPES[dtype or "float32"], device=resolved)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)
@@ -140,9 +140,9 @@ class Predictor:
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
         if isinstance(self.model, Seq2Seq):
             predictions = self._predict_spans(rows, masked_texts, top_k)
-            return [make_filled_text(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
+            return [fill_with_spans(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
         candidates = self._predict_masks(rows, top_k)
-        return [self._make_filled_text(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
+        return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
 
     def has_mask(self, text: str) -> bool:
         return bool(self._parse_masks(text).mask_ids)
@@ -395,7 +395,7 @@ class Predictor:
                     results += states[:, 0] if pooling == "class" else states[:, first_patch:].mean(1)
         return results
 
-    def _make_filled_text(
+    def _fill_with_words(
         self, text: str, masked_text: MaskedText, candidates: list[tuple[list[int], list[float]]]
     ) -> FilledText:
         words = [[self._make_word(token) for token in tokens] for tokens, _ in candidates]
@@ -432,7 +432,7 @@ class Predictor:
 # --- inputs and results ----------------------------------------------------------------------------------------------
 
 
-def make_filled_text(text: str, masked_text: MaskedText, predictions: Sequence[SpanPrediction]) -> FilledText:
+def fill_with_spans(text: str, masked_text: MaskedText, predictions: Sequence[SpanPrediction]) -> FilledText:
     """Return the words of span predictions; each has the probability of the prediction that contains it."""
     masks = []
     for i in range(len(masked_text.mask_ids)):

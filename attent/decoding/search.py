@@ -70,6 +70,10 @@ class SearchContext:
     required_phrases: RequiredPhrases | None = None
 
     @property
+    def device(self) -> torch.device:
+        return self.suppressed_tokens.device
+
+    @property
     def num_beams(self) -> int:
         return self.options.beam_size if self.options.sampling is None else self.options.n_best
 
@@ -115,7 +119,7 @@ def map_tensors(change: Callable[..., Tensor], state: T, *others: T) -> T:
 
 @dataclass(frozen=True, eq=False)
 class FinishedHypotheses:
-    """The N best finished hypotheses of each source, best first; score -inf where there are fewer."""
+    """The N best hypotheses of each source, best first; score -inf where there are fewer."""
 
     tokens: Tensor  # (B, N, T), padded with the end token
     log_probs: Tensor  # (B, N)
@@ -165,7 +169,7 @@ class BeamState:
     @classmethod
     def from_requests(cls, requests: Sequence[SearchRequest], capacity: int, context: SearchContext) -> BeamState:
         """Return empty beams. Only one of each group is live: equal beams would stay equal."""
-        B, K, device = len(requests), context.num_beams, context.suppressed_tokens.device
+        B, K, device = len(requests), context.num_beams, context.device
         tokens = torch.full((B, K, capacity), context.end, device=device)
         is_first = torch.arange(K, device=device) % (K // context.beam_groups) == 0
         is_live = is_first | (context.options.sampling is not None)
@@ -226,7 +230,7 @@ def advance_beams(beams: BeamState, logits: Tensor, context: SearchContext) -> t
     elif context.required_phrases is not None:
         selection = select_with_required(beams, logits, log_norm, context)
     else:
-        selection = select_best(beams, logits, log_norm, context)
+        selection = select_by_score(beams, logits, log_norm, context)
     return append_selection(beams, selection, context), selection.parents if context.can_reorder_beams else None
 
 
@@ -260,7 +264,7 @@ class StepSelection:
     log_probs: Tensor  # (B, K)
 
 
-def select_best(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
+def select_by_score(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
     """Select as beam search does."""
     K = context.num_beams
     tokens, log_probs = expand_beams(logits, log_norm, beams.log_probs, 1 if K == 1 else 2 * K)
@@ -453,25 +457,9 @@ def stable_topk_indices(values: Tensor, n: int) -> Tensor:
 # --- whole batches of ids ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class SearchOutput:
-    """The best hypotheses of each source, best first; truncated ones come after finished ones, unless the options say
-    otherwise.
-
-    tokens     (B, N, max_length), padded with the end token
-    scores     (B, N) with the length penalty; -inf where there are fewer hypotheses
-    log_probs  (B, N)
-    lengths    (B, N) with the end token
-    """
-
-    tokens: Tensor
-    scores: Tensor
-    log_probs: Tensor
-    lengths: Tensor
-
-
-def collect_output(beams: BeamState, context: SearchContext) -> SearchOutput:
-    """Return the finished hypotheses and those truncated at the maximum length."""
+def collect_output(beams: BeamState, context: SearchContext) -> FinishedHypotheses:
+    """Return the best finished hypotheses, then those truncated at the maximum length, unless the options rank both
+    equally."""
     is_truncated = (beams.lengths >= beams.max_lengths)[:, None]
     lengths = beams.lengths[:, None].expand_as(beams.log_probs)
     log_probs = beams.log_probs.masked_fill(~is_truncated, NEG_INF)
@@ -480,8 +468,7 @@ def collect_output(beams: BeamState, context: SearchContext) -> SearchOutput:
     truncated = truncated.select(stable_topk_indices(scores, scores.shape[1]))
     both = beams.finished.concat(truncated, context)
     ranks = both.scores if context.options.rank_truncated_equally else (both.scores > NEG_INF).to(torch.uint8)
-    best = both.select(ranks.argsort(dim=1, descending=True, stable=True)[:, : context.options.n_best])
-    return SearchOutput(best.tokens, best.scores, best.log_probs, best.lengths)
+    return both.select(ranks.argsort(dim=1, descending=True, stable=True)[:, : context.options.n_best])
 
 
 @torch.no_grad()
@@ -495,7 +482,7 @@ def beam_search(
     max_length: int,
     options: SearchOptions | None = None,
     suppressed_tokens: Sequence[int] = (),
-) -> SearchOutput:
+) -> FinishedHypotheses:
     """Search the best targets of a batch of sources (B, Ts). `start` and `suppressed_tokens` are never generated."""
     check_search_arguments(end, max_length)
     context = SearchContext(

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from attent.text import Vocabulary
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
+from attent.text.subword_sampling import SPACE
 
-ESCAPE = "\x1a"  # in our vocabularies: with 0 after it itself, with 1 after it `▁`
-SPACE = "▁"
 UNICODE_SIZE = 0x110000
 
 # Kinds of characters. HIDDEN ones do not separate words ("Donau\u00addampfer"). Letters of scripts without spaces are

@@ -27,7 +27,7 @@ from attent.decoding.engines.gpu.eligibility import release_model
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
-from attent.decoding.forced_decoding import EncodedPair, SharedContext, eval_mode
+from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
 from attent.decoding.options import (
     NO_CONSTRAINTS,
@@ -40,13 +40,14 @@ from attent.decoding.options import (
     SearchOptions,
     SearchRequest,
 )
-from attent.decoding.search import StepModel, make_suppressed_tensor
+from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.folder import read_extra_files
 from attent.nn.devices import choose_device, get_device
+from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import SentencePart, join_parts, split_by_tokens, split_sentences
@@ -139,7 +140,6 @@ class Translator:
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
-        self.step_model: StepModel[Any] = model
         self.engine, self.threads, self.batch_tokens = engine, threads, batch_tokens
         self.use_cuda_graphs = use_cuda_graphs
         self.notified: set[str] = set()
@@ -208,7 +208,7 @@ class Translator:
         mbr_candidates: int = 0,
         split_sentences: bool = False,
         source_lang: str | None = None,
-        prevent_loops: bool = True,
+        forbid_loops: bool = True,
         first_index: int = 0,
         should_stop: ShouldStop = None,
     ) -> list[Translation]:
@@ -221,11 +221,11 @@ class Translator:
         alignment        also align the words
         mbr_candidates   number of candidates (n-best or samples) to choose from by minimum Bayes risk
         split_sentences  split every text into sentences, not only long ones; `source_lang` is the source's language
-        prevent_loops    search again without loops where a translation repeats itself and its source does not
+        forbid_loops     search again without loops where a translation repeats itself and its source does not
         first_index      index of the first text in the whole input, on which sampling depends
         should_stop      polled during the search; True raises `SearchCancelled`
         """
-        check_texts(texts)
+        check_list_of_strings(texts)
         overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
         options = replace(options or SearchOptions(), **overrides)  # type: ignore[arg-type]
         per_text = broadcast_constraints(constraints, len(texts))
@@ -236,7 +236,7 @@ class Translator:
             check_constraints(distinct, options)
         rows = self._encode_sources([segment.text for segment in segments], to, encoded)
         with self._locks.eval_mode:
-            found = iter(self._search_segments(segments, rows, options, mbr_candidates, prevent_loops, should_stop, to))
+            found = iter(self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to))
             hypotheses = [[next(found) for _ in text_parts] for text_parts in parts]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
         candidates = self._detokenize(hypotheses)
@@ -287,10 +287,11 @@ class Translator:
     ) -> list[Translation]:
         """Return translations that start with a prefix: one for each of the most likely next tokens, best first."""
         options = replace(options or SearchOptions(), n_best=1)
-        source_ids = self.tokenizer.encode_source([text.strip()], to)[0]
+        segment_text = self.clean_text(text)
+        source_ids = self.tokenizer.encode_source([segment_text], to)[0]
         constraints = Constraints(prefix=prefix) if isinstance(prefix, str) else prefix
         check_constraints(constraints, options)
-        request = self._build_request(Segment(text.strip(), constraints), source_ids, options, to)
+        request = self._build_request(Segment(segment_text, constraints), source_ids, options, to)
         with eval_mode(self.model):
             requests = [
                 replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
@@ -433,21 +434,21 @@ class Translator:
         rows: Sequence[Sequence[int]],
         options: SearchOptions,
         mbr_candidates: int,
-        prevent_loops: bool,
+        forbid_loops: bool,
         should_stop: ShouldStop,
         to: str | None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
         widened = widen_for_mbr(options, mbr_candidates)
-        prevent_loops = prevent_loops and not widened.forbid_loops
+        forbid_loops = forbid_loops and not widened.forbid_loops
         keys = self._group_segments(segments, options)
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid = prevent_loops and widened.sampling is None and self.forbids_loops_in_first_search
+        forbid = forbid_loops and widened.sampling is None and self.forbids_loops_in_first_search
         requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
         found = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
         for key, hypotheses in found.items():
             check_hypotheses(hypotheses, segments[first[key]], requests[key])
-        if prevent_loops:
+        if forbid_loops:
             found |= self._search_without_loops(requests, found, widened, should_stop)
         if mbr_candidates:
             found = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in found.items()}
@@ -475,6 +476,8 @@ class Translator:
             and has_loop(hypotheses[0].token_ids)
             and not has_loop(requests[key].source_ids)
         ]
+        if not keys:
+            return {}
         options = replace(options, forbid_loops=True)
         again = self.build_torch_engine(should_stop).search([requests[key] for key in keys], options)
         return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
@@ -534,7 +537,7 @@ class Translator:
     def build_torch_engine(self, should_stop: ShouldStop = None) -> TorchEngine[Any]:
         config = self.model.config
         return TorchEngine[Any](
-            model=self.step_model,
+            model=self.model,
             start=config.start_id,
             end=config.end_id,
             suppressed_tokens=tuple(find_suppressed_tokens(config, self.tokenizer)),
@@ -675,9 +678,9 @@ class Translator:
         """Return the most likely tokens after the prefix, except the end token."""
         engine = self.build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
-        state = self.step_model.begin(source, lengths, capacity=len(request.prefix_ids) + 1)
+        state = engine.model.begin(source, lengths, capacity=len(request.prefix_ids) + 1)
         prefix = torch.tensor([[engine.start, *request.prefix_ids]], device=self.device)
-        logits = self.step_model.step(prefix, state)[0, -1].float()
+        logits = engine.model.step(prefix, state)[0, -1].float()
         logits[make_suppressed_tensor(engine.start, engine.end, engine.suppressed_tokens, self.device)] = NEG_INF
         logits[self.end] = NEG_INF
         if request.prefix_ends_word:
@@ -790,7 +793,7 @@ def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -
 # --- texts and options ---------------------------------------------------------------------------------------------
 
 
-def check_texts(texts: Sequence[str], name: str = "texts") -> None:
+def check_list_of_strings(texts: Sequence[str], name: str = "texts") -> None:
     if isinstance(texts, str):
         raise InputError(f"`{name}` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
     if wrong := [text for text in texts if not isinstance(text, str)]:

@@ -285,7 +285,7 @@ class AblationMeter:
         with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
             translator = copy_translator(self.translator, self.model, folder=Path(scratch), engine=self.engine)
             translations = translator.translate(
-                self.data.sources, self.search, to=self.data.to, prevent_loops=False, should_stop=self.should_stop
+                self.data.sources, self.search, to=self.data.to, forbid_loops=False, should_stop=self.should_stop
             )
         return [" ".join(translation.text.splitlines()) for translation in translations]
 

@@ -28,13 +28,13 @@ from attent.decoding.forced_decoding import (
     batch_pairs,
     check_pairs,
     encode_pairs,
-    eval_mode,
 )
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
 from attent.nn import AttentionRecord, attention_layers
+from attent.nn.eval_mode import eval_mode
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer

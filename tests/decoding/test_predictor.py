@@ -13,6 +13,7 @@ from attent.decoding.predictor import Predictor, PredictorError
 from attent.models import Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
+from attent.nn.devices import DeviceError
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary
 from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, span_model, vision_model
@@ -308,3 +309,10 @@ def test_a_single_string_raises_an_error(ours: Tokenizer) -> None:
     for method in (predictor.classify, predictor.embed):
         with pytest.raises(PredictorError, match=r"must be a list of texts or images.*put it in \[ \]"):
             method("my lord")
+
+
+def test_devices_are_chosen_as_for_translators(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path / "bert", "MaskedLM")
+    assert Predictor.load(folder, device="auto").device == Predictor.load(folder).device
+    with pytest.raises(DeviceError, match="device cuda:99: cannot be used here"):
+        Predictor.load(folder, device="cuda:99")

@@ -22,7 +22,7 @@ from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.constraints.prefix import PrefixError
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
-from attent.decoding.forced_decoding import EncodedPair, SharedContext
+from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
 from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SamplingOptions, SearchOptions
 from attent.decoding.search import beam_search
@@ -31,6 +31,7 @@ from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import LearnedConfig, StackConfig
+from attent.nn.eval_mode import SharedContext
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
@@ -169,7 +170,7 @@ def test_a_stream_joins_to_the_translation(trained_translator: Translator, beam_
     search, several = SearchOptions(beam_size=beam_size), 0
     for text in [*TEXTS[:3], *ODD, " two women "]:
         pieces = list(trained_translator.stream(text, search))
-        assert "".join(pieces).strip() == trained_translator.translate([text], search, prevent_loops=False)[0].text
+        assert "".join(pieces).strip() == trained_translator.translate([text], search, forbid_loops=False)[0].text
         assert all(pieces)
         several += len(pieces) > (3 if beam_size == 1 else 1)
     assert several > 3
@@ -185,7 +186,7 @@ def test_a_stream_may_end_in_an_incomplete_character(trained_translator: Transla
     made = looping_model(half, of.encode(["a"])[0][-1])
     one = Translator(made, trained_translator.tokenizer)
     search = SearchOptions(max_length=4, beam_size=1)
-    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, prevent_loops=False)[0].text
+    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, forbid_loops=False)[0].text
     assert one.translate(["a dog"], search)[0].text.endswith("\ufffd")
 
 
@@ -219,6 +220,20 @@ def test_the_best_continuation_is_the_translation(trained_translator: Translator
     for text in TEXTS[:2]:
         (best,) = trained_translator.translate([text])
         assert trained_translator.suggest_continuations(text, "", 8)[0].tokens == best.tokens
+
+
+def test_continuations_clean_the_text_as_translations_do(trained_translator: Translator) -> None:
+    text = TEXTS[0].replace(" ", "\u2003")
+    assert trained_translator.clean_text(text) == TEXTS[0]
+    plain, unusual = (trained_translator.suggest_continuations(each, "", 4) for each in (TEXTS[0], text))
+    assert [item.tokens for item in unusual] == [item.tokens for item in plain]
+
+
+def test_the_torch_engine_does_not_start_if_nothing_loops(
+    trained_translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trained_translator, "build_torch_engine", None)
+    assert trained_translator._search_without_loops({}, {}, SearchOptions(), None) == {}
 
 
 # --- long texts ------------------------------------------------------------------------------------------------------
@@ -430,12 +445,12 @@ def test_a_translation_with_a_loop_is_searched_again() -> None:
     ids = [i for i in range(of.target.size) if of.target.to_pieces([i])[0].strip("▁").isalpha()][:6]
     one = Translator(looping_model(*ids), of)
     sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], SearchOptions(beam_size=2, max_length=30)
-    circling = one.translate(sources, search, prevent_loops=False)
+    circling = one.translate(sources, search, forbid_loops=False)
     guarded = one.translate(sources, search)
     assert all(has_loop([piece_id(piece) for piece in found.tokens]) for found in circling)
     assert not has_loop([piece_id(piece) for piece in guarded[0].tokens])
     assert guarded[1].tokens == circling[1].tokens  # as its source does
-    (asked,) = one.translate(sources[:1], replace(search, forbid_loops=True), prevent_loops=False)
+    (asked,) = one.translate(sources[:1], replace(search, forbid_loops=True), forbid_loops=False)
     assert asked.tokens == guarded[0].tokens
 
 
@@ -458,10 +473,10 @@ def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytes
     monkeypatch.setattr(Translator, "forbids_loops_in_first_search", True)
     got = one.translate(sources, search)
     assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
-    assert requests == [2, 0]
+    assert requests == [2]
     got = one.translate([*sources, "a dog"], search, constraints=wished)
     assert [found.tokens for found in got] == [found.tokens for found in wanted]
-    assert requests == [2, 0, 3, 1]
+    assert requests == [2, 3, 1]
 
 
 def test_a_search_prepares_while_another_thread_holds_the_device(
@@ -506,7 +521,7 @@ def test_mbr_selects_among_the_candidates(trained_translator: Translator) -> Non
     for one, every in zip(chosen, trained_translator.translate(ODD, SearchOptions(beam_size=6, n_best=6)), strict=True):
         texts = [found.text for found in every.n_best]
         shares = mbr.normalize_log_probs([found.log_prob for found in every.n_best])
-        assert one.text == texts[mbr.select_best(texts, shares)]
+        assert one.text == texts[mbr.compute_expected_chrf(texts, shares).argmax()]
         assert len(one.n_best) == 2
     drawn = trained_translator.translate(
         ODD, SearchOptions(sampling=SamplingOptions(temperature=2.0)), mbr_candidates=8
@@ -514,7 +529,7 @@ def test_mbr_selects_among_the_candidates(trained_translator: Translator) -> Non
     every = trained_translator.translate(ODD, SearchOptions(sampling=SamplingOptions(temperature=2.0), n_best=8))
     for one, some in zip(drawn, every, strict=True):
         texts = [found.text for found in some.n_best]
-        assert one.text == texts[mbr.select_best(texts)]
+        assert one.text == texts[mbr.compute_expected_chrf(texts).argmax()]
     with pytest.raises(TranslationError, match="`mbr_candidates` must be at least `n_best`=4, but is 2"):
         trained_translator.translate(ODD, SearchOptions(n_best=4), mbr_candidates=2)
 
@@ -646,12 +661,12 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
     trained_translator = Translator.load(marian, device="cpu", engine="torch")
     trained_translator.model.double()
     of, search = trained_translator.tokenizer, SearchOptions(n_best=2, max_length=12)
-    got = trained_translator.translate(TEXTS, search, prevent_loops=False)
+    got = trained_translator.translate(TEXTS, search, forbid_loops=False)
     source, lengths = pad_rows(of.encode_source(TEXTS), of.source.pad)
     config = trained_translator.model.config
     never = find_suppressed_tokens(config, of)
     wanted = beam_search(
-        trained_translator.step_model,
+        trained_translator.model,
         source,
         lengths,
         start=config.start_id,

@@ -16,7 +16,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from attent.decoding.token_bytes import BLANK, ESCAPE, HIDDEN, OTHER, WORD, ZERO_WIDTH_CHARS, get_char_kinds
+from attent.decoding.token_bytes import BLANK, HIDDEN, OTHER, WORD, ZERO_WIDTH_CHARS, get_char_kinds
+from attent.text.vocabulary import ESCAPE
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]

@@ -155,7 +155,7 @@ class CTranslate2Engine:
         """Yield (request index, hypotheses, best first), in order of completion."""
         call = TranslateCall.from_options(options)
         again: list[int] = []
-        for index, hypotheses in self._run_batches(batch_by_length(requests, options.beam_size), requests, call):
+        for index, hypotheses in self._run_batches(batch_by_source_length(requests, options.beam_size), requests, call):
             accepted = self._accept_hypotheses(hypotheses, requests[index].max_length, options)
             if accepted is None:
                 again.append(index)
@@ -291,7 +291,7 @@ def get_length_penalty(options: SearchOptions) -> float:
     return max(options.length_penalty, ZERO_LENGTH_PENALTY)
 
 
-def batch_by_length(requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
+def batch_by_source_length(requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
     lengths = [len(request.source_ids) for request in requests]
     order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
     return split_batches(order, lengths, min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams))

@@ -24,7 +24,7 @@ GRAPH_STRIDE = 32  # cache positions: a new graph is captured after this number 
 
 def can_capture(state: object, context: SearchContext) -> bool:
     """True if a step is known not to need the host; constraints that look things up in tables may."""
-    on_cuda = isinstance(state, Cache) and context.suppressed_tokens.device.type == "cuda"
+    on_cuda = isinstance(state, Cache) and context.device.type == "cuda"
     return on_cuda and all(isinstance(each, MinLength | NoLoops) for each in context.all_constraints)
 
 

@@ -22,7 +22,6 @@ import torch
 from attent.decoding.causal_adapter import LAST_PROMPT_TOKEN, CausalStepModel, PromptCache
 from attent.decoding.constraints import TargetVocabulary, build_constraints
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
-from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.generation import loop
 from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
 from attent.decoding.generation.loop import (
@@ -37,11 +36,12 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.options import GenerationOptions, Hypothesis, SearchRequest
-from attent.decoding.translator import DTYPES, check_texts, fit_rows, load_tokenizer
+from attent.decoding.translator import DTYPES, check_list_of_strings, fit_rows, load_tokenizer
 from attent.interop import load_as
 from attent.models import CausalLM
 from attent.nn import RotaryConfig
 from attent.nn.devices import choose_device, get_device
+from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `fit_rows`
@@ -144,7 +144,7 @@ class Generator:
         first_index  index of the first prompt in the whole input, on which sampling depends
         should_stop  polled during generation; True raises `SearchCancelled`
         """
-        check_texts(prompts, "prompts")
+        check_list_of_strings(prompts, "prompts")
         options = override_options(options, overrides)
         rows = [self.encode_prompt(prompt) for prompt in prompts]
         limits = self._compute_max_new_tokens(rows, options, first_index)
@@ -162,7 +162,7 @@ class Generator:
         **overrides: Unpack[OptionOverrides],
     ) -> Iterator[str]:
         """Yield the text in pieces, as soon as later tokens cannot change them; with beam search, the whole."""
-        check_texts([prompt], "prompt")
+        check_list_of_strings([prompt], "prompt")
         options = replace(override_options(options, overrides), n=1)
         if options.beam_size > 1:
             yield self.generate([prompt], options)[0][0].text

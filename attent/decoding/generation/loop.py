@@ -20,7 +20,6 @@ from attent.decoding.constraints import (
     Constraint,
     GeneratedTokens,
     MinLength,
-    NoLoops,
     NoRepeatNgram,
     apply_constraints,
 )
@@ -56,12 +55,11 @@ class StepOptions:
     sampling: SamplingOptions | None = None  # None: greedy; the seed is part of each prompt's `rng_key`
     min_length: int = 0
     no_repeat_ngram_size: int = 0
-    forbid_loops: bool = False
 
     @property
     def is_capturable(self) -> bool:
         """False with constraints that look at all generated tokens."""
-        return not self.no_repeat_ngram_size and not self.forbid_loops
+        return not self.no_repeat_ngram_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +92,6 @@ def build_step_constraints(options: StepOptions, device: torch.device) -> Iterat
         yield from (MinLength(options.min_length, end, device) for end in options.end_ids)
     if options.no_repeat_ngram_size:
         yield NoRepeatNgram(options.no_repeat_ngram_size, device)
-    if options.forbid_loops:
-        yield NoLoops(device)
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.options import SearchOptions
 from attent.inspection.attention_trace import (
     AttentionKind,
@@ -33,6 +32,7 @@ from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positi
 from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
 from attent.nn import AttentionRecord, StackConfig
+from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
 
 ModelT = TypeVar("ModelT", bound=Model)

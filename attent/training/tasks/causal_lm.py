@@ -18,10 +18,10 @@ from attent.data.encode import add_special_tokens
 from attent.data.text_batches import WindowLoader
 from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
-from attent.decoding.forced_decoding import eval_mode
 from attent.decoding.generation.loop import generate_greedy
 from attent.models import CausalConfig, CausalLM, presets
 from attent.nn import RotaryConfig
+from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size

@@ -28,10 +28,10 @@ from attent.data.images import (
     prepare_images,
     remap_labels,
 )
-from attent.decoding.forced_decoding import eval_mode
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import LearnedConfig
+from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fill_defaults, format_schedule, look_up
 from attent.training.config import DataConfig, Run, Size, TrainConfig, TrainError, UserSettings, build_model_config

@@ -15,8 +15,8 @@ import torch
 from attent.data.encode import split_long_texts
 from attent.data.text_batches import TokenMasker, list_regular_ids
 from attent.data.text_corpus import TextCorpus
-from attent.decoding.forced_decoding import eval_mode
 from attent.models import EncoderConfig, TextEncoder
+from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary

@@ -17,8 +17,8 @@ from attent.data.encode import truncate_texts
 from attent.data.labeled_text import sort_labels
 from attent.data.text_batches import TextLabeler
 from attent.data.text_corpus import TextCorpus
-from attent.decoding.forced_decoding import eval_mode
 from attent.models import EncoderConfig, TextEncoder
+from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
 from attent.training.config import Run, Size, TrainError

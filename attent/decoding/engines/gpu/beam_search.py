@@ -84,7 +84,7 @@ class SearchBuffers:
     """The state of a search on the device (see `kernels`). Per-source data stay in place, whichever row uses them."""
 
     def __init__(self, decoder: InferenceDecoder, context: SearchContext, sizes: BufferSizes) -> None:
-        K, N, device = context.num_beams, context.options.n_best, context.suppressed_tokens.device
+        K, N, device = context.num_beams, context.options.n_best, context.device
         columns = sizes.cache_positions * K
         self.sizes = sizes
 
@@ -170,7 +170,7 @@ class GpuBeamSearch:
     """The weights, buffers and graphs of one model for searches with a fixed number of beams; one search at a time."""
 
     def __init__(self, model: Seq2Seq, context: SearchContext) -> None:
-        with device_context(context.suppressed_tokens.device):
+        with device_context(context.device):
             self.inference_model = InferenceModel(model, context.suppressed_tokens)
         self.buffers: SearchBuffers | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -183,9 +183,7 @@ class GpuBeamSearch:
         """True if the whole batch fits at once; a single source is always tried."""
         buffers = self.buffers  # another thread may drop them meanwhile
         allocated = 0 if buffers is None else buffers.sizes.source_tokens
-        max_tokens = max(
-            allocated, estimate_max_source_tokens(self.inference_model.decoder, context.suppressed_tokens.device)
-        )
+        max_tokens = max(allocated, estimate_max_source_tokens(self.inference_model.decoder, context.device))
         fits_tree = int(batch.max_target_lengths.sum()) <= MAX_TREE_NODES // context.num_beams
         return len(batch) == 1 or (len(batch.token_ids) <= max_tokens and fits_tree)
 
@@ -201,7 +199,7 @@ class GpuBeamSearch:
         searches then use fewer rows, until one succeeds."""
         assert isinstance(model, Seq2Seq)
         rows = min(max_rows, self.max_rows)
-        with self.lock, device_context(context.suppressed_tokens.device):
+        with self.lock, device_context(context.device):
             try:
                 result = self._search(model, batch, context, rows, check_cancelled)
             except torch.OutOfMemoryError:
@@ -229,7 +227,7 @@ class GpuBeamSearch:
         rows = choose_row_count(batch.encoder_order_lengths, max_rows, context.num_beams)
         size = round_up_rows(rows)
         sizes = compute_buffer_sizes(batch, rows)
-        device_batch = copy_to_device(batch, rows, context.suppressed_tokens.device)
+        device_batch = copy_to_device(batch, rows, context.device)
         self.inference_model.refresh(model)
         buffers = self._ensure_buffers(model, replace(sizes, rows=size), context)
         self._encode_sources(batch, device_batch, buffers)

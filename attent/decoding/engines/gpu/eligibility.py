@@ -92,7 +92,7 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
     for constraint in context.constraints:
         if type(constraint) is not NoLoops and not (type(constraint) is MinLength and constraint.end == context.end):
             return False
-    if context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.suppressed_tokens.device.type):
+    if context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.device.type):
         return False
     loop_tokens = MAX_LOOP_PERIOD if any(type(constraint) is NoLoops for constraint in context.constraints) else 0
     return find_unsupported_reason(model) is None and 2 * context.num_beams + loop_tokens < model.config.output_vocab
