@@ -28,7 +28,7 @@ def bert_folder(folder: Path, kind: str, **settings: object) -> Path:
     made = getattr(transformers, f"BertFor{kind}")
     config = transformers.BertConfig(**BERT, max_position_embeddings=32, **settings)  # type: ignore[arg-type]
     model = made(config).eval()
-    for parameter in model.parameters():  # far from one another, or all words would be as likely
+    for parameter in model.parameters():  # spread out, so that tokens are not equally likely
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -77,18 +77,25 @@ def span_model(tokenizer: Tokenizer) -> Seq2Seq:
     """A model that generates the first sentinel, ` cat`, the second sentinel, ` mat`, the end, whatever the source: a
     token determines the next one."""
     torch.manual_seed(0)
-    of = tokenizer.source
-    stack = StackConfig(layers=1, width=of.size, heads=1, ffn_width=8, positions=LearnedConfig(max_length=32))
-    config = Seq2SeqConfig(vocab=of.size, encoder=stack, decoder=mirror_encoder(stack), tie_output=False)
+    vocabulary = tokenizer.source
+    stack = StackConfig(layers=1, width=vocabulary.size, heads=1, ffn_width=8, positions=LearnedConfig(max_length=32))
+    config = Seq2SeqConfig(vocab=vocabulary.size, encoder=stack, decoder=mirror_encoder(stack), tie_output=False)
     model = build(config).eval()
-    said = [of.start, of.sentinels[0], *of.encode(["cat"])[0], of.sentinels[1], *of.encode(["mat"])[0], of.end]
-    assert len(set(said)) == len(said)
+    token_ids = [
+        vocabulary.start,
+        vocabulary.sentinels[0],
+        *vocabulary.encode(["cat"])[0],
+        vocabulary.sentinels[1],
+        *vocabulary.encode(["mat"])[0],
+        vocabulary.end,
+    ]
+    assert len(set(token_ids)) == len(token_ids)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not name.endswith("norm.weight"):
                 parameter.zero_()
-        model.target_embedding.weight.copy_(torch.eye(of.size))
-        for last, following in pairwise(said):
+        model.target_embedding.weight.copy_(torch.eye(vocabulary.size))
+        for last, following in pairwise(token_ids):
             model.output.weight[following, last] = 20.0
     return model
 

@@ -66,14 +66,14 @@ def build_model() -> Seq2Seq:
 def test_weights_equal_the_model_attention() -> None:
     model, of = build_model().eval(), tokenizer()
     rows = encode_pairs(model, of, SOURCES, TARGETS)
-    for place, weights in compute_cross_weights(model, rows, [2, 0], batch_tokens=60):
-        source, target = torch.tensor([rows[place].source]), torch.tensor([rows[place].target])
+    for index, weights in compute_cross_weights(model, rows, [2, 0], batch_tokens=60):
+        source, target = torch.tensor([rows[index].source]), torch.tensor([rows[index].target])
         with record(model, "decoder.*.cross_attn") as trace:
             model(source, shift_right(target, model.config.start_id))
         for layer, got in zip((2, 0), weights, strict=True):
-            wanted = trace[f"decoder.blocks.{layer}.cross_attn"][0][0]
+            expected = trace[f"decoder.blocks.{layer}.cross_attn"][0][0]
             assert got.shape == (2, target.shape[1], source.shape[1])
-            torch.testing.assert_close(got, wanted)
+            torch.testing.assert_close(got, expected)
 
 
 def test_batched_alignments_equal_single_ones_and_observers_are_removed() -> None:
@@ -82,8 +82,8 @@ def test_batched_alignments_equal_single_ones_and_observers_are_removed() -> Non
     choice = HeadSelection(layer=1, heads=(1,), shift=False)
     together = align_texts(model, of, SOURCES, TARGETS, choice, batch_tokens=70)
     alone = [align_texts(model, of, [s], [t], choice)[0] for s, t in zip(SOURCES, TARGETS, strict=True)]
-    assert [one.links for one in together] == [one.links for one in alone]
-    assert len({one.links for one in together}) > 3
+    assert [alignment.links for alignment in together] == [alignment.links for alignment in alone]
+    assert len({alignment.links for alignment in together}) > 3
     assert model.training
     assert not any(layer.observers for layer in module.find_cross_layers(model))
 
@@ -105,7 +105,7 @@ def test_tokens_map_to_the_words_that_they_spell(kind: Any, text: str) -> None:
     (ids,) = vocabulary.encode([text.strip()])
     words = map_tokens_to_words(vocabulary, ids, text.split())
     assert len(words) == len(ids)
-    spelled = [[i for i, word in zip(ids, words, strict=True) if word == place] for place in range(len(text.split()))]
+    spelled = [[i for i, word in zip(ids, words, strict=True) if word == index] for index in range(len(text.split()))]
     assert [vocabulary.decode(part).strip() for part in spelled] == text.split()
 
 
@@ -113,9 +113,9 @@ def test_tags_and_truncated_text_belong_to_no_word() -> None:
     of = tokenizer()
     (ids,) = of.encode_source(["two women singing"], "de")
     assert map_tokens_to_words(of.source, ids[:-1], ["two", "women", "singing"])[0] is None
-    some = map_tokens_to_words(of.source, ids[1:4], ["two", "women", "singing"])
-    assert some[0] == 0
-    assert set(some) <= {0, 1, 2}
+    truncated = map_tokens_to_words(of.source, ids[1:4], ["two", "women", "singing"])
+    assert truncated[0] == 0
+    assert set(truncated) <= {0, 1, 2}
 
 
 def test_an_unknown_word_keeps_its_index(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_source_tokens_are_summed_and_target_tokens_averaged() -> None:
 
 def test_links_in_pharaoh_format() -> None:
     weights = ((0.1, 0.8, 0.1), (0.7, 0.1, 0.1), (0.1, 0.6, 0.2))
-    one = Alignment(links=((1, 0), (0, 1), (1, 2)), weights=weights)
-    assert one.pharaoh == "0-1 1-0 1-2"
-    assert one.mutual_links == ((1, 0), (0, 1))  # word 1 was looked at more by word 0 than by word 2
+    alignment = Alignment(links=((1, 0), (0, 1), (1, 2)), weights=weights)
+    assert alignment.pharaoh == "0-1 1-0 1-2"
+    assert alignment.mutual_links == ((1, 0), (0, 1))  # word 0 attends to word 1 more than word 2 does
 
 
 def test_pairs_without_words_have_no_links() -> None:
@@ -160,8 +160,8 @@ def test_pairs_without_words_have_no_links() -> None:
     got = align_texts(
         model, of, ["a dog", "", "", "a dog"], ["", "ein Hund", "", "ein Hund"], get_default_selection(model)
     )
-    assert [len(one.links) for one in got] == [0, 0, 0, 2]
-    assert [one.mutual_links for one in got[:3]] == [(), (), ()]
+    assert [len(alignment.links) for alignment in got] == [0, 0, 0, 2]
+    assert [alignment.mutual_links for alignment in got[:3]] == [(), (), ()]
     with pytest.raises(ForcedDecodingError, match="target for each source"):
         align_texts(model, of, ["a"], [], get_default_selection(model))
 
@@ -177,7 +177,7 @@ def test_search_results_are_aligned_by_their_own_tokens() -> None:
     assert [target for _, target in got.links] == [0]
 
 
-# ---- choosing --------------------------------------------------------------------------------------------------------
+# ---- selection -------------------------------------------------------------------------------------------------------
 
 
 def plant_weights(good: HeadSelection) -> Any:
@@ -186,14 +186,14 @@ def plant_weights(good: HeadSelection) -> Any:
     def weights(
         model: nn.Module, rows: Sequence[EncodedPair], layers: Sequence[int], _: int = 0
     ) -> Iterator[tuple[int, Tensor]]:
-        for place, row in enumerate(rows):
-            found = torch.zeros(3, 2, len(row.target), len(row.source))
-            found[..., 0] = 1.0
+        for index, row in enumerate(rows):
+            planted = torch.zeros(3, 2, len(row.target), len(row.source))
+            planted[..., 0] = 1.0
             for token in range(min(len(row.target), len(row.source)) - 1):
                 assert good.heads
-                found[good.layer, good.heads[0], token + good.shift] = 0.0
-                found[good.layer, good.heads[0], token + good.shift, token] = 1.0
-            yield place, found[list(layers)]
+                planted[good.layer, good.heads[0], token + good.shift] = 0.0
+                planted[good.layer, good.heads[0], token + good.shift, token] = 1.0
+            yield index, planted[list(layers)]
 
     return weights
 
@@ -203,10 +203,10 @@ def plant_weights(good: HeadSelection) -> Any:
 )
 def test_select_by_agreement_finds_the_aligning_head(good: HeadSelection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "compute_cross_weights", plant_weights(good))
-    found = select_by_agreement(build_model(), tokenizer(), SOURCES, SOURCES)
-    assert found.selection == good
-    assert found.agreement == pytest.approx(100)
-    assert found.sentences == len(SOURCES)
+    selection = select_by_agreement(build_model(), tokenizer(), SOURCES, SOURCES)
+    assert selection.selection == good
+    assert selection.agreement == pytest.approx(100)
+    assert selection.sentences == len(SOURCES)
     assert select_by_agreement(build_model(), tokenizer(), SOURCES, SOURCES, max_pairs=3).sentences == 3
     with pytest.raises(AlignmentError, match="pairs with words on both sides"):
         select_by_agreement(build_model(), tokenizer(), [" "], ["a"])
@@ -269,6 +269,6 @@ def test_a_pruned_model_aligns_with_its_remaining_heads() -> None:
     )
     sides = lines()[0][:5], lines()[1][:5]
     assert get_default_selection(model).layer == 0  # the middle one of those with heads
-    found = select_by_agreement(model, tokenizer(), *sides, to="de")
-    assert (found.selection.layer, found.selection.heads) not in [(0, (1,)), (1, None), (1, (0,)), (1, (1,))]
+    selection = select_by_agreement(model, tokenizer(), *sides, to="de")
+    assert (selection.selection.layer, selection.selection.heads) not in [(0, (1,)), (1, None), (1, (0,)), (1, (1,))]
     assert align_texts(model, tokenizer(), *sides, get_default_selection(model), to="de")[0].links

@@ -33,7 +33,7 @@ def select_best(texts: list[str], weights: list[float] | None = None) -> int:
 
 def compute_with_sacrebleu(texts: list[str]) -> list[list[float]]:
     metric = CHRF()
-    return [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+    return [[metric.sentence_score(text, [other]).score for other in texts] for text in texts]
 
 
 def test_pairwise_chrf_matches_sacrebleu() -> None:
@@ -55,8 +55,8 @@ def test_a_table_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_expected_chrf_is_the_weighted_mean() -> None:
     texts = [TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2]]
     weights = [1.0, 2.0, 3.0, 4.0]
-    wanted = np.array(compute_with_sacrebleu(texts)) @ np.array(weights) / 10
-    np.testing.assert_allclose(mbr.compute_expected_chrf(texts, weights), wanted, atol=1e-9)
+    expected = np.array(compute_with_sacrebleu(texts)) @ np.array(weights) / 10
+    np.testing.assert_allclose(mbr.compute_expected_chrf(texts, weights), expected, atol=1e-9)
     np.testing.assert_allclose(
         mbr.compute_expected_chrf(texts), np.array(compute_with_sacrebleu(texts)).mean(1), atol=1e-9
     )

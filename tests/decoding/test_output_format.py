@@ -125,9 +125,9 @@ def test_json_omits_what_was_not_requested() -> None:
 
 def test_infinite_and_tiny_numbers() -> None:
     odd = replace(ONE, score=float("-inf"), log_prob=-1e-9)
-    found = json.loads(format_lines(odd, type="json")[0])
-    assert found["score"] is None
-    assert str(found["log_prob"]) == "0.0"
+    fields = json.loads(format_lines(odd, type="json")[0])
+    assert fields["score"] is None
+    assert str(fields["log_prob"]) == "0.0"
     assert format_lines(replace(ONE, score=-1e-9), with_score=True)[0].startswith("0.0000\t")
 
 

@@ -253,7 +253,7 @@ SENTINELS = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
 
 
 @pytest.fixture(scope="module")
-def spanned() -> Tokenizer:
+def span_tokenizer() -> Tokenizer:
     return sentencepiece(controls=SENTINELS)
 
 
@@ -261,16 +261,16 @@ def spanned() -> Tokenizer:
     "text",
     ["The <extra_id_0> sat on the <extra_id_1>.", "The [MASK] sat on the <mask>.", " The [MASK] sat on the [MASK]. "],
 )
-def test_a_span_model_fills_masks(spanned: Tokenizer, text: str) -> None:
-    result = Predictor(span_model(spanned), spanned).fill([text], top_k=2)[0]
+def test_a_span_model_fills_masks(span_tokenizer: Tokenizer, text: str) -> None:
+    result = Predictor(span_model(span_tokenizer), span_tokenizer).fill([text], top_k=2)[0]
     assert result.text == "The cat sat on the mat."
     assert [predictions[0].word for predictions in result.masks] == ["cat", "mat"]
     assert result.masks[0][0].probability > 0.5
 
 
-def test_sentinels_are_read_as_in_training(spanned: Tokenizer) -> None:
+def test_sentinels_are_read_as_in_training(span_tokenizer: Tokenizer) -> None:
     """Removing a span removes its space too."""
-    predictor, vocabulary = Predictor(span_model(spanned), spanned), spanned.source
+    predictor, vocabulary = Predictor(span_model(span_tokenizer), span_tokenizer), span_tokenizer.source
     whole = vocabulary.encode(["The cat sat on the mat."])[0]
     index = vocabulary.to_pieces(whole).index("▁cat")
     assert predictor.encode_masked("The <extra_id_2> sat on the mat.") == [

@@ -15,10 +15,10 @@ MANY = 20_000
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, NEVER, 0.2, -3.0, 1.5])
 
 
-def draw_samples(logits: Tensor, sampling: SamplingOptions, rows: int = MANY, place: int = 0) -> Tensor:
+def draw_samples(logits: Tensor, sampling: SamplingOptions, rows: int = MANY, position: int = 0) -> Tensor:
     """Return (rows,) samples with distinct keys."""
     numbers = torch.arange(rows)[:, None]
-    return sample_tokens(logits.expand(rows, 1, -1), sampling, numbers, torch.full((rows,), place))[:, 0]
+    return sample_tokens(logits.expand(rows, 1, -1), sampling, numbers, torch.full((rows,), position))[:, 0]
 
 
 def compute_chi_square(tokens: Tensor, chances: Tensor) -> float:
@@ -42,28 +42,28 @@ def test_positions_beams_and_seeds_are_independent() -> None:
     """Pairs of samples have the product distribution."""
     logits = torch.tensor([0.5, 0.0, -0.5, 1.0])
     pairs = torch.outer(logits.softmax(-1), logits.softmax(-1)).flatten()
-    one = draw_samples(logits, SamplingOptions(seed=3))
+    first = draw_samples(logits, SamplingOptions(seed=3))
     others = [
-        draw_samples(logits, SamplingOptions(seed=3), place=1),
+        draw_samples(logits, SamplingOptions(seed=3), position=1),
         draw_samples(logits, SamplingOptions(seed=4)),
-        one.roll(1),
+        first.roll(1),
     ]
     for other in others:
-        assert compute_chi_square(4 * one + other, pairs) < 2.6
-    assert compute_chi_square(4 * one + one, pairs) > 100
+        assert compute_chi_square(4 * first + other, pairs) < 2.6
+    assert compute_chi_square(4 * first + first, pairs) > 100
 
 
 def test_a_sample_depends_only_on_seed_key_and_position() -> None:
     logits = torch.randn(6, 3, 50)
-    rows, places = torch.arange(18).view(6, 3), torch.tensor([0, 5, 2, 2, 9, 1])
-    together = sample_tokens(logits, SamplingOptions(), rows, places)
+    rows, positions = torch.arange(18).view(6, 3), torch.tensor([0, 5, 2, 2, 9, 1])
+    together = sample_tokens(logits, SamplingOptions(), rows, positions)
     order = torch.tensor([4, 0, 5])
-    assert torch.equal(sample_tokens(logits[order], SamplingOptions(), rows[order], places[order]), together[order])
-    assert torch.equal(sample_tokens(logits[:, 1:2], SamplingOptions(), rows[:, 1:2], places), together[:, 1:2])
+    assert torch.equal(sample_tokens(logits[order], SamplingOptions(), rows[order], positions[order]), together[order])
+    assert torch.equal(sample_tokens(logits[:, 1:2], SamplingOptions(), rows[:, 1:2], positions), together[:, 1:2])
     for changed in (
-        sample_tokens(logits, SamplingOptions(seed=2), rows, places),
-        sample_tokens(logits, SamplingOptions(), rows + 100, places),
-        sample_tokens(logits, SamplingOptions(), rows, places + 1),
+        sample_tokens(logits, SamplingOptions(seed=2), rows, positions),
+        sample_tokens(logits, SamplingOptions(), rows + 100, positions),
+        sample_tokens(logits, SamplingOptions(), rows, positions + 1),
     ):
         assert (changed != together).sum() > 6
 
@@ -96,7 +96,7 @@ def test_a_low_temperature_takes_the_most_likely_token() -> None:
     assert torch.equal(got, logits.argmax(-1))
 
 
-# --- among the likely ------------------------------------------------------------------------------------------------
+# --- top-k and top-p -------------------------------------------------------------------------------------------------
 
 
 def list_kept(sampling: SamplingOptions, logits: Tensor = LOGITS) -> list[int]:
@@ -127,10 +127,10 @@ def test_top_p_applies_after_top_k() -> None:
 
 
 def test_filtering_keeps_relative_probabilities() -> None:
-    kept = torch.where(LOGITS >= 1.0, LOGITS, NEVER)
+    filtered = torch.where(LOGITS >= 1.0, LOGITS, NEVER)
     for options in (SamplingOptions(top_k=3, seed=8), SamplingOptions(top_p=0.75, seed=9)):
         assert list_kept(options) == [0, 1, 9]
-        assert compute_chi_square(draw_samples(LOGITS, options), kept.softmax(-1)) < 6.9
+        assert compute_chi_square(draw_samples(LOGITS, options), filtered.softmax(-1)) < 6.9
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_batched_translations_equal_single_ones(model: Seq2Seq, tokenizer: Token
 def test_the_batch_size_changes_nothing(
     model: Seq2Seq, tokenizer: Tokenizer, batch_tokens: int, beam_size: int
 ) -> None:
-    wanted = translate_texts(model, tokenizer, TEXTS, max_length=12, beam_size=beam_size)
+    expected = translate_texts(model, tokenizer, TEXTS, max_length=12, beam_size=beam_size)
     kinds = {"max_length": 12, "beam_size": beam_size, "batch_tokens": batch_tokens}
-    assert translate_texts(model, tokenizer, TEXTS, **kinds) == wanted
+    assert translate_texts(model, tokenizer, TEXTS, **kinds) == expected
 
 
 def test_empty_texts_never_reach_the_model(tokenizer: Tokenizer) -> None:
@@ -98,7 +98,7 @@ def test_the_model_is_unchanged(model: Seq2Seq, tokenizer: Tokenizer) -> None:
 
 
 def test_should_stop_is_polled(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    asked = []
+    calls = []
     with pytest.raises(SearchCancelled):
         translate_texts(
             model,
@@ -106,15 +106,15 @@ def test_should_stop_is_polled(model: Seq2Seq, tokenizer: Tokenizer) -> None:
             TEXTS,
             batch_tokens=2,
             max_length=2,
-            should_stop=lambda: bool(asked.append(0)) or len(asked) == 3,
+            should_stop=lambda: bool(calls.append(0)) or len(calls) == 3,
         )
-    assert len(asked) == 3
+    assert len(calls) == 3
 
 
 def test_a_source_longer_than_the_positions_is_split_and_each_part_has_tag_and_end(tokenizer: Tokenizer) -> None:
     model = build_random_model(tokenizer, replace(STACK, positions=LearnedConfig(max_length=10)))
     read: list[list[int]] = []
-    model.source_embedding.register_forward_pre_hook(lambda part, given: read.extend(given[0].tolist()))
+    model.source_embedding.register_forward_pre_hook(lambda part, arguments: read.extend(arguments[0].tolist()))
     translate_texts(model, tokenizer, ["a man rides the red car"], to="fr")
     of = tokenizer.source
     sources = [list(row) for row in {tuple(row) for row in read} if row[0] == of.get_tag_id("fr")]

@@ -17,7 +17,7 @@ from attent.nn import LearnedConfig
 from attent.text.tokenizer import Tokenizer
 from tests.text.corpus import lines, tokenizer
 
-LONGEST = 60  # tokens that the GPT-2 here has places for
+LONGEST = 60  # positions of the GPT-2 model
 PROMPTS = ["A man slow", "", "The children are singing", "x"]
 
 
@@ -78,7 +78,7 @@ def build_model(stack: Any, words: Tokenizer, ends: tuple[int, ...] | None) -> C
     model = build(CausalConfig(vocab=vocabulary.size + 3, stack=stack, start_id=vocabulary.start, end_ids=ends))
     shaken = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in model.parameters():  # far from even: so every token before has its say
+        for parameter in model.parameters():  # spread out, so that every earlier token matters
             parameter.copy_(0.4 * torch.randn(parameter.shape, generator=shaken))
     return model.eval()
 

@@ -56,8 +56,10 @@ def vocabulary(kind: str) -> Vocabulary:
 
 
 @cache
-def is_letter(one: str) -> bool:
-    return unicodedata.category(one)[0] in "LMN" and not compile_letter_pattern(UNSPACED_SCRIPTS).search(one)
+def is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LMN" and not compile_letter_pattern(UNSPACED_SCRIPTS).search(
+        character
+    )
 
 
 def fold_case(text: str) -> str:
@@ -66,19 +68,19 @@ def fold_case(text: str) -> str:
 
 def has_phrase(text: str, words: Sequence[str]) -> bool:
     """True if one of the phrases occurs in a text as whole words."""
-    text = "".join(one for one in text if one not in UNSEEN)
+    text = "".join(character for character in text if character not in UNSEEN)
     spellings = {fold_case(unicodedata.normalize(form, word)) for word in words for form in ("NFC", "NFD")}
     borders = [i in (0, len(text)) or not (is_letter(text[i - 1]) and is_letter(text[i])) for i in range(len(text) + 1)]
-    places = [i for i, border in enumerate(borders) if border]
-    return any(fold_case(text[i:j]) in spellings for i in places for j in places if i < j <= i + 24)
+    positions = [i for i, border in enumerate(borders) if border]
+    return any(fold_case(text[i:j]) in spellings for i in positions for j in positions if i < j <= i + 24)
 
 
 @cache
 def list_word_lead_bytes() -> frozenset[bytes]:
     """Return the first bytes of characters that continue a word."""
-    some = map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE1000)])  # all letters and marks
-    spelt = [one.encode() for one in some if is_letter(one) or one in UNSEEN]
-    return frozenset(one[:n] for one in spelt for n in range(1, len(one)))
+    characters = map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE1000)])
+    encodings = [character.encode() for character in characters if is_letter(character) or character in UNSEEN]
+    return frozenset(character[:n] for character in encodings for n in range(1, len(character)))
 
 
 def open_bytes(written: bytes) -> bytes:
@@ -101,7 +103,7 @@ def is_too_late(text: str, written: bytes, words: Sequence[str]) -> bool:
     return has_phrase(whole + "x", words) or (has_phrase(whole, words) and tail not in list_word_lead_bytes())
 
 
-# --- the rule beside it ----------------------------------------------------------------------------------------------
+# --- the constraint --------------------------------------------------------------------------------------------------
 
 
 def list_banned(constraint: BannedPhrases, state: Tensor, size: int, room: int = 50) -> list[bool]:
@@ -121,7 +123,7 @@ def list_tempting_tokens(pieces: list[bytes]) -> list[int]:
 def test_exactly_the_tokens_that_complete_a_banned_phrase_are_masked(kind: str, seed: int) -> None:
     known, rng = vocabulary(kind), random.Random(seed)
     pieces, words = get_token_bytes(known), WORDS
-    request, some = SearchRequest(source_ids=(), banned_phrases=words), list_tempting_tokens(pieces)
+    request, tempting = SearchRequest(source_ids=(), banned_phrases=words), list_tempting_tokens(pieces)
     constraint = BannedPhrases([request], TokenSpellings(pieces, known.end))
     seen = 0
     for _ in range(8):
@@ -132,11 +134,11 @@ def test_exactly_the_tokens_that_complete_a_banned_phrase_are_masked(kind: str, 
                 text = known.decode(ids)
                 if not open_bytes(b"".join(pieces[i] for i in ids)):
                     assert got[known.end] == has_phrase(text, words), text
-                for token in {goal, *rng.sample(some, 12)}:
+                for token in {goal, *rng.sample(tempting, 12)}:
                     after, written = known.decode([*ids, token]), b"".join(pieces[i] for i in [*ids, token])
                     assert got[token] == is_too_late(after, written, words), (text, pieces[token])
                     seen += got[token]
-                token = goal if not got[goal] else next(i for i in rng.sample(some, len(some)) if not got[i])
+                token = goal if not got[goal] else next(i for i in rng.sample(tempting, len(tempting)) if not got[i])
                 ids.append(token)
                 state = constraint.advance_state(state, torch.tensor([token]))
     assert seen > 25
@@ -185,7 +187,7 @@ def is_valid_utf8(piece: bytes) -> bool:
     return b"\xef\xbf\xbd" not in piece.decode(errors="replace").encode()
 
 
-# --- single things ---------------------------------------------------------------------------------------------------
+# --- special cases ---------------------------------------------------------------------------------------------------
 
 
 def list_allowed_after(words: tuple[str, ...], text: str | bytes, pieces: list[bytes], room: int = 50) -> set[bytes]:
@@ -202,7 +204,7 @@ BYTES = [b"", *(bytes([i]) for i in range(256))]
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "found"),
+    ("words", "text", "is_banned"),
     [
         (("Haus",), "das Haus", True),
         (("Haus",), "das hAUS", True),
@@ -226,8 +228,8 @@ BYTES = [b"", *(bytes([i]) for i in range(256))]
         (("ΟΔΟΣ",), "οδος", True),
     ],
 )
-def test_the_end_token_is_masked_after_a_banned_phrase(words: tuple[str, ...], text: str, found: bool) -> None:
-    assert (b"" not in list_allowed_after(words, text, BYTES)) is found
+def test_the_end_token_is_masked_after_a_banned_phrase(words: tuple[str, ...], text: str, is_banned: bool) -> None:
+    assert (b"" not in list_allowed_after(words, text, BYTES)) is is_banned
 
 
 def test_only_word_continuations_may_follow_a_banned_phrase() -> None:
@@ -255,7 +257,7 @@ def test_an_incomplete_character_after_a_banned_phrase_may_become_a_letter() -> 
 
 
 def test_an_overlong_encoding_is_no_letter() -> None:
-    overlong = b"\xe0\x81\xb5"  # the number of u, which is decoded as three signs that are no letters
+    overlong = b"\xe0\x81\xb5"  # code point of u, decoded as three replacement characters
     assert b"" in list_allowed_after(("Haus",), b"Ha" + overlong + b"s", BYTES)
     assert b"" not in list_allowed_after(("s",), b"Ha" + overlong + b"s", BYTES)
     may = list_allowed_after(("Haus",), b"Haus\xe0", BYTES)

@@ -26,14 +26,14 @@ NEVER = float("-inf")
 def build_random_rows(seed: int, count: int = 60, longest: int = 40, vocab: int = 4) -> list[list[int]]:
     """Build rows of few distinct tokens with many repetitions."""
     rng = random.Random(seed)
-    found = []
+    rows = []
     for _ in range(count):
         row: list[int] = []
         for _ in range(rng.randrange(longest)):
             unit = rng.randint(1, 9)
             row += row[-unit:] if rng.random() < 0.3 else [rng.randrange(2, 2 + vocab)]
-        found.append(row[: rng.randrange(longest)])
-    return found
+        rows.append(row[: rng.randrange(longest)])
+    return rows
 
 
 def build_generated(texts: Sequence[Sequence[int]], limit: int = 100) -> GeneratedTokens:
@@ -44,13 +44,13 @@ def build_generated(texts: Sequence[Sequence[int]], limit: int = 100) -> Generat
 
 def advance_rows(constraint: Constraint, requests: Sequence[SearchRequest], texts: Sequence[Sequence[int]]) -> Tensor:
     """Return the state after each text, token by token."""
-    found = []
+    states = []
     for request, text in zip(requests, texts, strict=True):
         state = constraint.build_initial_state([request])
         for token in text:
             state = constraint.advance_state(state, torch.tensor([token]))
-        found.append(state)
-    return torch.cat(found)
+        states.append(state)
+    return torch.cat(states)
 
 
 def list_masked(
@@ -66,9 +66,9 @@ def list_masked(
 
 def count_masked(constraint: Constraint, oracle: Callable[[list[int], int], bool], texts: list[list[int]]) -> int:
     """Compare with an oracle and return the number of masked tokens."""
-    wanted = [{token for token in range(V) if oracle(row, token)} for row in texts]
-    assert list_masked(constraint, texts) == wanted
-    return sum(map(len, wanted))
+    expected = [{token for token in range(V) if oracle(row, token)} for row in texts]
+    assert list_masked(constraint, texts) == expected
+    return sum(map(len, expected))
 
 
 @pytest.mark.parametrize("least", [0, 1, 10])
@@ -79,11 +79,11 @@ def test_the_end_token_is_masked_before_the_minimum_length(least: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_ngram_occurs_twice(n: int, seed: int) -> None:
-    def comes_again(row: list[int], token: int) -> bool:
+    def completes_repeated_ngram(row: list[int], token: int) -> bool:
         grams = [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
         return len(row) >= n - 1 and (*row[len(row) - n + 1 :], token) in grams
 
-    assert count_masked(NoRepeatNgram(n), comes_again, [[], *build_random_rows(seed)]) > 20
+    assert count_masked(NoRepeatNgram(n), completes_repeated_ngram, [[], *build_random_rows(seed)]) > 20
 
 
 def test_rows_shorter_than_an_ngram_are_allowed() -> None:
@@ -137,7 +137,7 @@ def test_moderate_repetition_is_no_loop() -> None:
     assert not has_loop([2, 3, 4, 5, 6, 7, 8, 9, 10] * 9)
 
 
-# --- the beginning ---------------------------------------------------------------------------------------------------
+# --- prefixes --------------------------------------------------------------------------------------------------------
 
 CONTINUES = torch.tensor([False, False, False, True, True, False, False])
 
@@ -146,11 +146,11 @@ def test_a_prefix_is_forced_and_then_anything_is_allowed() -> None:
     requests = [SearchRequest(source_ids=(), prefix_ids=prefix) for prefix in ([], [2, 3], [4], [4, 4, 4])]
     constraint = ForcedPrefix(requests, CONTINUES)
     for text in ([], [2], [4, 4], [2, 3, 4, 5, 6, 2]):
-        wanted = []
+        expected = []
         for request in requests:
             here = request.prefix_ids[len(text) : len(text) + 1]
-            wanted.append(set(range(V)) - set(here) if here else set())
-        assert list_masked(constraint, [text] * 4, requests) == wanted
+            expected.append(set(range(V)) - set(here) if here else set())
+        assert list_masked(constraint, [text] * 4, requests) == expected
 
 
 def test_a_prefix_that_ends_a_word_is_not_followed_by_a_continuation() -> None:
@@ -174,12 +174,12 @@ def test_a_prefix_as_long_as_max_length_is_rejected() -> None:
         ForcedPrefix([SearchRequest(source_ids=(), prefix_ids=[2, 3, 4], max_length=3)], None)
 
 
-# --- all together ----------------------------------------------------------------------------------------------------
+# --- combinations ----------------------------------------------------------------------------------------------------
 
 
 def apply_together(rules: Sequence[Constraint], request: SearchRequest, text: list[int], scores: Tensor) -> Tensor:
-    some = [advance_rows(constraint, [request], [text]) for constraint in rules]
-    return apply_constraints(rules, scores.clone()[None], some, build_generated([text]), END)[0]
+    states = [advance_rows(constraint, [request], [text]) for constraint in rules]
+    return apply_constraints(rules, scores.clone()[None], states, build_generated([text]), END)[0]
 
 
 def test_a_forced_prefix_overrides_other_constraints() -> None:
@@ -232,15 +232,15 @@ def test_constraints_do_not_synchronize_with_the_device() -> None:
         RequiredPhrases([request], end=END, word_continuations=CONTINUES, device="meta"),
     ]
     unprefixed = replace(request, prefix_ids=())
-    some = [
+    states = [
         constraint.build_initial_state([unprefixed if isinstance(constraint, BannedPhrases) else request])
         for constraint in rules
     ]
     row = torch.zeros(1, dtype=torch.int64, device="meta")
     for _ in range(2):
         scores = apply_constraints(
-            rules, torch.zeros(1, V, device="meta"), some, GeneratedTokens(row[None].expand(1, 5), row, row), END
+            rules, torch.zeros(1, V, device="meta"), states, GeneratedTokens(row[None].expand(1, 5), row, row), END
         )
-        some = [constraint.advance_state(state, row) for constraint, state in zip(rules, some, strict=True)]
+        states = [constraint.advance_state(state, row) for constraint, state in zip(rules, states, strict=True)]
     assert scores.shape == (1, V)
     assert allocate_beams(scores, torch.zeros(1, V, dtype=torch.int64, device="meta"), 2).shape == (1, 2)

@@ -32,33 +32,33 @@ def build_request(*demanded: Tokens, prefix: Tokens = (), limit: int = 0) -> Sea
 def build_random_requests(seed: int, count: int = 30) -> list[SearchRequest]:
     """Build requests with phrases of few distinct tokens, which overlap, contain each other and repeat."""
     rng = random.Random(seed)
-    found = []
+    requests = []
     for _ in range(count):
-        some = [tuple(rng.choices((2, 3, 4), k=rng.randint(1, 4))) for _ in range(rng.randint(0, 4))]
-        found.append(build_request(*some, *some[: rng.randint(0, 1)]))
-    return found
+        phrases = [tuple(rng.choices((2, 3, 4), k=rng.randint(1, 4))) for _ in range(rng.randint(0, 4))]
+        requests.append(build_request(*phrases, *phrases[: rng.randint(0, 1)]))
+    return requests
 
 
-def count_progress(text: Tokens, one: Tokens) -> int:
+def count_progress(text: Tokens, phrase: Tokens) -> int:
     """Return how many tokens of a phrase end the text, after its last occurrence."""
     at = 0
-    while at + len(one) <= len(text):
-        at += len(one) if text[at : at + len(one)] == one else 1
-        if text[at - len(one) : at] == one and count_occurrences(text[:at], one) > count_occurrences(
-            text[: at - 1], one
+    while at + len(phrase) <= len(text):
+        at += len(phrase) if text[at : at + len(phrase)] == phrase else 1
+        if text[at - len(phrase) : at] == phrase and count_occurrences(text[:at], phrase) > count_occurrences(
+            text[: at - 1], phrase
         ):
             text, at = text[at:], 0
-    return max(n for n in range(len(one)) if n == 0 or text[len(text) - n :] == one[:n])
+    return max(n for n in range(len(phrase)) if n == 0 or text[len(text) - n :] == phrase[:n])
 
 
-def track_plainly(one_job: SearchRequest, text: Tokens) -> tuple[bool, int, set[int]]:
+def track_plainly(request: SearchRequest, text: Tokens) -> tuple[bool, int, set[int]]:
     """Return whether all phrases are met, the tokens matched, and the tokens that make progress."""
-    times = Counter(one_job.required_phrases)
-    left = {one: max(n - count_occurrences(text, one), 0) for one, n in times.items()}
-    begun = {one: count_progress(text, one) for one in times if left[one]}
-    missing = sum(len(one) * n for one, n in left.items()) - max(begun.values(), default=0)
-    total = sum(len(one) * n for one, n in times.items())
-    return not any(left.values()), total - missing, {one[n] for one, n in begun.items()}
+    times = Counter(request.required_phrases)
+    left = {phrase: max(n - count_occurrences(text, phrase), 0) for phrase, n in times.items()}
+    begun = {phrase: count_progress(text, phrase) for phrase in times if left[phrase]}
+    missing = sum(len(phrase) * n for phrase, n in left.items()) - max(begun.values(), default=0)
+    total = sum(len(phrase) * n for phrase, n in times.items())
+    return not any(left.values()), total - missing, {phrase[n] for phrase, n in begun.items()}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -67,27 +67,27 @@ def test_progress_matches_a_plain_count(seed: int) -> None:
     constraint = RequiredPhrases(requests, end=END)
     state, texts = constraint.build_initial_state(requests), [() for _ in requests]
     for _ in range(25):
-        wanted = [track_plainly(*both) for both in zip(requests, texts, strict=True)]
-        assert constraint.is_satisfied(state).tolist() == [full for full, _, _ in wanted]
-        assert constraint.compute_banks(state).tolist() == [bank for _, bank, _ in wanted]
+        expected = [track_plainly(*both) for both in zip(requests, texts, strict=True)]
+        assert constraint.is_satisfied(state).tolist() == [full for full, _, _ in expected]
+        assert constraint.compute_banks(state).tolist() == [bank for _, bank, _ in expected]
         assert [set(row) - {-1} for row in constraint.get_next_tokens(state).tolist()] == [
-            tokens for _, _, tokens in wanted
+            tokens for _, _, tokens in expected
         ]
         token = [rng.choice((2, 3, 4, 5) if rng.random() < 0.2 else (2, 3, 4)) for _ in requests]
         state = constraint.advance_state(state, torch.tensor(token))
-        texts = [(*text, one) for text, one in zip(texts, token, strict=True)]
-    assert sum(full for full, _, _ in wanted) > 5
+        texts = [(*text, next_token) for text, next_token in zip(texts, token, strict=True)]
+    assert sum(full for full, _, _ in expected) > 5
 
 
 @pytest.mark.parametrize(
     ("demanded", "text", "met"),
     [
-        (((2, 3),), (2, 2, 3), True),  # what breaks off may be the beginning of what follows
+        (((2, 3),), (2, 2, 3), True),  # an interrupted match may start the next one
         (((2, 3, 2, 4),), (2, 3, 2, 3, 2, 4), True),
         (((2, 3),), (2, 4, 3), False),
-        (((2,), (2, 3)), (2, 3), True),  # each of them has come
+        (((2,), (2, 3)), (2, 3), True),  # each of them occurs
         (((3,), (2, 3)), (2, 3), True),
-        (((2, 2), (2, 2)), (2, 2, 2), False),  # twice is without overlap
+        (((2, 2), (2, 2)), (2, 2, 2), False),  # repetitions must not overlap
         (((2, 2), (2, 2)), (2, 2, 2, 2), True),
         ((), (), True),
         (((),), (), True),
@@ -101,11 +101,11 @@ def test_a_phrase_is_met_where_it_occurs(demanded: tuple[Tokens, ...], text: Tok
     assert bool(constraint.is_satisfied(state)) is met
 
 
-# --- what may be written ---------------------------------------------------------------------------------------------
+# --- allowed tokens --------------------------------------------------------------------------------------------------
 
 
-def list_allowed(constraint: RequiredPhrases, one: SearchRequest, text: Tokens, limit: int) -> set[int]:
-    state = constraint.build_initial_state([one])
+def list_allowed(constraint: RequiredPhrases, request: SearchRequest, text: Tokens, limit: int) -> set[int]:
+    state = constraint.build_initial_state([request])
     for token in text:
         state = constraint.advance_state(state, torch.tensor([token]))
     tokens = torch.tensor([[*text, 0]])
@@ -120,41 +120,39 @@ EVERY = set(range(V))
 
 
 def test_the_end_token_is_masked_until_all_phrases_are_met() -> None:
-    one = build_request((2, 3), (4,))
-    constraint = RequiredPhrases([one], end=END)
-    assert list_allowed(constraint, one, (), 20) == EVERY - {END}
-    assert list_allowed(constraint, one, (2, 3), 20) == EVERY - {END}
-    assert list_allowed(constraint, one, (2, 3, 4), 20) == EVERY
+    request = build_request((2, 3), (4,))
+    constraint = RequiredPhrases([request], end=END)
+    assert list_allowed(constraint, request, (), 20) == EVERY - {END}
+    assert list_allowed(constraint, request, (2, 3), 20) == EVERY - {END}
+    assert list_allowed(constraint, request, (2, 3, 4), 20) == EVERY
 
 
 def test_only_missing_tokens_are_allowed_when_room_is_short() -> None:
-    one = build_request((2, 3), (4,))
-    constraint = RequiredPhrases([one], end=END)
-    assert list_allowed(constraint, one, (), 5) == EVERY - {END}  # 3 tokens and the end are missing, one more may come
-    assert list_allowed(constraint, one, (), 4) == {2, 4}
-    assert list_allowed(constraint, one, (2,), 4) == {
-        3
-    }  # 4 would break off what is begun, and there is no room to begin anew
-    assert list_allowed(constraint, one, (2,), 5) == {3, 4}
-    assert list_allowed(constraint, one, (2,), 6) == EVERY - {END}
-    assert list_allowed(constraint, one, (6, 6, 4), 6) == {2}
+    request = build_request((2, 3), (4,))
+    constraint = RequiredPhrases([request], end=END)
+    assert list_allowed(constraint, request, (), 5) == EVERY - {END}  # 4 of 5 are needed
+    assert list_allowed(constraint, request, (), 4) == {2, 4}
+    assert list_allowed(constraint, request, (2,), 4) == {3}  # 4 would interrupt the phrase, with no room to restart it
+    assert list_allowed(constraint, request, (2,), 5) == {3, 4}
+    assert list_allowed(constraint, request, (2,), 6) == EVERY - {END}
+    assert list_allowed(constraint, request, (6, 6, 4), 6) == {2}
 
 
 def test_a_met_phrase_is_not_followed_by_a_word_continuation() -> None:
     continues = torch.tensor([False, False, False, False, False, True, True, False])
-    one = build_request((2, 3))
-    constraint = RequiredPhrases([one], end=END, word_continuations=continues)
-    assert list_allowed(constraint, one, (2,), 20) == EVERY - {END}
-    assert list_allowed(constraint, one, (2, 3), 20) == EVERY - {5, 6}
-    assert list_allowed(constraint, one, (2, 3, 4), 20) == EVERY
-    assert list_allowed(constraint, one, (2, 3, 4, 2, 3), 20) == EVERY  # it was not demanded again
+    request = build_request((2, 3))
+    constraint = RequiredPhrases([request], end=END, word_continuations=continues)
+    assert list_allowed(constraint, request, (2,), 20) == EVERY - {END}
+    assert list_allowed(constraint, request, (2, 3), 20) == EVERY - {5, 6}
+    assert list_allowed(constraint, request, (2, 3, 4), 20) == EVERY
+    assert list_allowed(constraint, request, (2, 3, 4, 2, 3), 20) == EVERY  # it was required only once
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_choice_of_allowed_tokens_meets_all_phrases_in_time(seed: int) -> None:
     rng = random.Random(seed)
     requests = build_random_requests(seed)
-    limits = [sum(map(len, one.required_phrases)) + 1 + rng.randrange(4) for one in requests]
+    limits = [sum(map(len, request.required_phrases)) + 1 + rng.randrange(4) for request in requests]
     constraint = RequiredPhrases(requests, end=END)
     for _ in range(8):
         state, texts = constraint.build_initial_state(requests), [() for _ in requests]
@@ -164,11 +162,11 @@ def test_any_choice_of_allowed_tokens_meets_all_phrases_in_time(seed: int) -> No
             scores = constraint.mask_scores(torch.zeros(len(requests), V), state, written)
             free = [[i for i, score in enumerate(row) if score == 0] for row in scores.tolist()]
             over = [length >= limit or END in text for text, limit in zip(texts, limits, strict=True)]
-            token = [END if done else rng.choice(some) for done, some in zip(over, free, strict=True)]
-            texts = [(*text, one) for text, one in zip(texts, token, strict=True)]
+            token = [END if done else rng.choice(allowed) for done, allowed in zip(over, free, strict=True)]
+            texts = [(*text, next_token) for text, next_token in zip(texts, token, strict=True)]
             state = constraint.advance_state(state, torch.tensor(token))
-        for one, text, limit in zip(requests, texts, limits, strict=True):
-            assert track_plainly(one, text[:limit])[0], (one.required_phrases, text[:limit])
+        for request, text, limit in zip(requests, texts, limits, strict=True):
+            assert track_plainly(request, text[:limit])[0], (request.required_phrases, text[:limit])
 
 
 def test_phrases_that_do_not_fit_are_rejected() -> None:
@@ -204,7 +202,7 @@ def test_beams_are_allocated_among_banks(seed: int) -> None:
         ):
             queues = [sorted((p for p in range(13) if bank[p] == b), key=lambda p: -total[p]) for b in (3, 2, 1, 0)]
             rounds = [queue[i] for i in range(13) for queue in queues if i < len(queue) and total[queue[i]] > NEVER]
-            finite = [place for place in got if total[place] > NEVER]
+            finite = [index for index in got if total[index] > NEVER]
             assert finite == rounds[:k]
             assert got[: len(finite)] == finite
             assert len(set(got)) == k
@@ -215,15 +213,15 @@ def logits(read: Tokens) -> Tensor:
     return 2 * torch.randn(V, generator=rng)
 
 
-def search_plainly(one: SearchRequest, beam_size: int) -> tuple[Tokens, float]:
+def search_plainly(request: SearchRequest, beam_size: int) -> tuple[Tokens, float]:
     """Return the best target, with its end token, of a minimal beam search."""
-    constraint = RequiredPhrases([one], end=END)
-    state, texts, sums = constraint.build_initial_state([one]), [()], torch.zeros(1)
+    constraint = RequiredPhrases([request], end=END)
+    state, texts, sums = constraint.build_initial_state([request]), [()], torch.zeros(1)
     ended: list[tuple[float, Tokens]] = []
-    for length in range(one.max_length):
+    for length in range(request.max_length):
         rows = len(texts)
         tokens = torch.tensor([[*text, 0] for text in texts])
-        written = GeneratedTokens(tokens, torch.full((rows,), length), torch.full((rows,), one.max_length))
+        written = GeneratedTokens(tokens, torch.full((rows,), length), torch.full((rows,), request.max_length))
         scores = torch.stack([logits(text) for text in texts]).log_softmax(-1)
         totals = sums[:, None] + apply_constraints([constraint], scores, [state], written, END)
         ended += [(total, (*text, END)) for total, text in zip(totals[:, END].tolist(), texts, strict=True)]
@@ -242,21 +240,21 @@ def search_plainly(one: SearchRequest, beam_size: int) -> tuple[Tokens, float]:
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 def test_beam_search_meets_all_phrases(beam_size: int) -> None:
-    for one in build_random_requests(11, 20):
-        one = build_request(*one.required_phrases, limit=sum(map(len, one.required_phrases)) + 4)
-        text, total = search_plainly(one, beam_size)
-        assert track_plainly(one, text)[0], (one.required_phrases, text)
+    for request in build_random_requests(11, 20):
+        request = build_request(*request.required_phrases, limit=sum(map(len, request.required_phrases)) + 4)
+        text, total = search_plainly(request, beam_size)
+        assert track_plainly(request, text)[0], (request.required_phrases, text)
         assert text[-1] == END
         assert total > NEVER
 
 
 def test_an_exhaustive_beam_finds_the_best_target_with_all_phrases() -> None:
-    one = build_request((2, 3), (3,), limit=5)
+    request = build_request((2, 3), (3,), limit=5)
     texts = [(*body, END) for n in range(5) for body in product([t for t in range(V) if t != END], repeat=n)]
-    texts = [text for text in texts if track_plainly(one, text)[0]]
+    texts = [text for text in texts if track_plainly(request, text)[0]]
 
     def total(text: Tokens) -> float:
         return sum(float(logits(text[:i]).log_softmax(-1)[token]) for i, token in enumerate(text))
 
     best = max(texts, key=total)
-    assert search_plainly(one, 5000)[0] == best
+    assert search_plainly(request, 5000)[0] == best

@@ -117,7 +117,7 @@ SEARCHES = {
 
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize(("seed", "ends"), [(1, 3.0), (2, 5.0), (3, 7.0)])
-def test_it_finds_what_a_plain_search_finds(name: str, seed: int, ends: float, tmp_path: Path) -> None:
+def test_results_match_a_plain_search(name: str, seed: int, ends: float, tmp_path: Path) -> None:
     model, search = make_model(seed, ends), SEARCHES[name]
     rng = random.Random(seed)
     requests = [
@@ -164,7 +164,7 @@ def test_truncated_hypotheses_rank_behind_finished_ones(tmp_path: Path) -> None:
     expected = [search_plainly(model, request, replace(search, n_best=4)) for request in requests]
     assert any(
         best[0].is_finished and best[0].score < best[-1].score for best in expected
-    )  # else this test shows nothing
+    )  # otherwise the test is too weak
     assert all(is_same(results[i], best[:1]) for i, best in enumerate(expected))
 
 
@@ -335,13 +335,13 @@ def test_a_damaged_conversion_is_renewed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("how", ["no folder", "a folder that cannot be written to"])
-def test_without_a_place_beside_the_model_the_cache_keeps_it(
+def test_the_cache_is_used_without_a_writable_model_folder(
     how: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = None
     if how != "no folder":
         folder = tmp_path / "model"
-        folder.write_text("a file, into which no folder can be put, whoever asks")
+        folder.write_text("a file, which cannot contain folders")
     engine = open_engine(make_model(), folder)
     assert engine.folder.parent == cache / "ctranslate2"
     assert not is_converted_again(make_model(), folder, monkeypatch)
@@ -349,7 +349,7 @@ def test_without_a_place_beside_the_model_the_cache_keeps_it(
     assert len(list((cache / "ctranslate2").iterdir())) == 2
 
 
-def test_no_place_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("neither a model's folder nor a cache")
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "file"))
     with pytest.raises(FolderError, match=r"file.*: the conversion could not be saved"):

@@ -51,15 +51,15 @@ every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
 
 
-def some_prompts(
+def make_prompts(
     lengths: tuple[int, ...] = (3, 12, 1, 7), limits: tuple[int, ...] = (12, 6, 16, 1)
 ) -> list[EncodedPrompt]:
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.randint(0, 300, (length,), generator=rng).tolist() for length in lengths]
     both = zip(drawn, limits, strict=True)
     return [
-        EncodedPrompt(token_ids=ids, max_new_tokens=limit, rng_key=11 * place)
-        for place, (ids, limit) in enumerate(both)
+        EncodedPrompt(token_ids=ids, max_new_tokens=limit, rng_key=11 * index)
+        for index, (ids, limit) in enumerate(both)
     ]
 
 
@@ -84,41 +84,41 @@ def generate_by_hand(
 
 @every_model
 def test_greedy_generation_matches_a_plain_loop_again_and_again(make: Any) -> None:
-    model, manner, prompts = make(sentencepiece_tokenizer()).double(), MANNERS["greedy"], some_prompts()
-    found = generate_batch(
+    model, manner, prompts = make(sentencepiece_tokenizer()).double(), MANNERS["greedy"], make_prompts()
+    sequences = generate_batch(
         prompts, DynamicState(model, prompts, GenerationContext.from_options(manner, CPU)), manner.end_ids
     )
-    for prompt, one in zip(prompts, found, strict=True):
+    for prompt, sequence in zip(prompts, sequences, strict=True):
         ids, total = generate_by_hand(model, prompt, manner.end_ids, manner.suppressed_tokens)
-        assert list(one.token_ids) == [token for token in ids if token not in manner.end_ids]
-        assert one.finish_reason == ("end" if ids[-1] in manner.end_ids else "length")
-        assert sum(one.log_probs) == pytest.approx(total, abs=1e-4)
+        assert list(sequence.token_ids) == [token for token in ids if token not in manner.end_ids]
+        assert sequence.finish_reason == ("end" if ids[-1] in manner.end_ids else "length")
+        assert sum(sequence.log_probs) == pytest.approx(total, abs=1e-4)
 
 
 @every_model
 @every_manner
-@pytest.mark.parametrize("often", [1, 7], ids=["asked", "get_poll_interval"])
+@pytest.mark.parametrize("interval", [1, 7], ids=["every step", "every 7 steps"])
 def test_static_state_stays_equal_to_dynamic_state_when_used_again(
-    make: Any, manner: StepOptions, often: int, monkeypatch: pytest.MonkeyPatch
+    make: Any, manner: StepOptions, interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, plan = make(sentencepiece_tokenizer()), GenerationContext.from_options(manner, CPU)
-    desk = StaticState(model, 4, 36, plan)  # so much that one which is done would run out of room if it went on
+    static_state = StaticState(model, 4, 36, plan)  # finished rows would overflow if they kept stepping
     monkeypatch.setattr(loop, "GRAPH_COLUMNS", 5)
     for lengths in ((3, 30, 1, 7), (9, 2, 20, 1), (4, 4, 4, 4)):
-        prompts = some_prompts(lengths)
+        prompts = make_prompts(lengths)
         monkeypatch.setattr(loop, "get_poll_interval", lambda device: 1)
         plain = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
-        monkeypatch.setattr(loop, "get_poll_interval", lambda device: often)
-        desk.load_prompts(prompts)
-        assert generate_batch(prompts, desk, manner.end_ids) == ApproxSequences(plain)
+        monkeypatch.setattr(loop, "get_poll_interval", lambda device: interval)
+        static_state.load_prompts(prompts)
+        assert generate_batch(prompts, static_state, manner.end_ids) == ApproxSequences(plain)
 
 
 @every_model
 @every_manner
 def test_a_prompt_in_company_gives_the_same_tokens_as_alone(make: Any, manner: StepOptions) -> None:
-    model, prompts, plan = make(sentencepiece_tokenizer()), some_prompts(), GenerationContext.from_options(manner, CPU)
+    model, prompts, plan = make(sentencepiece_tokenizer()), make_prompts(), GenerationContext.from_options(manner, CPU)
     together = generate_batch(prompts, DynamicState(model, prompts, plan), manner.end_ids)
-    alone = [generate_batch([one], DynamicState(model, [one], plan), manner.end_ids)[0] for one in prompts]
+    alone = [generate_batch([prompt], DynamicState(model, [prompt], plan), manner.end_ids)[0] for prompt in prompts]
     assert together == ApproxSequences(alone)
 
 
@@ -136,7 +136,7 @@ class ApproxSequences(list[Any]):
 
 
 def test_finished_rows_are_removed() -> None:
-    model, prompts = gpt2(sentencepiece_tokenizer()), some_prompts((3, 3, 5, 6), (2, 2, 2, 12))
+    model, prompts = gpt2(sentencepiece_tokenizer()), make_prompts((3, 3, 5, 6), (2, 2, 2, 12))
     work = GenerationLoop(
         prompts, DynamicState(model, prompts, GenerationContext.from_options(MANNERS["endless"], CPU)), ()
     )
@@ -150,10 +150,10 @@ def test_finished_rows_are_removed() -> None:
 @every_model
 @pytest.mark.parametrize("ends", [(5,), (5, 6), ()], ids=["one end", "two ends", "no end"])
 def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...]) -> None:
-    model, prompts = make(sentencepiece_tokenizer()).double(), some_prompts((3, 9, 1), (8, 8, 8))
+    model, prompts = make(sentencepiece_tokenizer()).double(), make_prompts((3, 9, 1), (8, 8, 8))
     writer = CausalStepModel(model, ends)
-    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.token_ids) for one in prompts], batch_first=True)
-    lengths = torch.tensor([len(one.token_ids) for one in prompts])
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt.token_ids) for prompt in prompts], batch_first=True)
+    lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts])
     wide, narrow = (
         beam_search(
             writer,
@@ -166,16 +166,16 @@ def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...
         )
         for k in (4, 1)
     )
-    for place, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         ids = [
             token
-            for token in narrow.tokens[place, 0].tolist()[: int(narrow.lengths[place, 0])]
+            for token in narrow.tokens[index, 0].tolist()[: int(narrow.lengths[index, 0])]
             if token != writer.end_id
         ]
         if len(ends) < 2:
             assert ids == [token for token in generate_by_hand(model, prompt, ends)[0] if token not in ends]
-        best = wide.tokens[place, 0].tolist()[: int(wide.lengths[place, 0])]
-        assert float(wide.log_probs[place, 0]) == pytest.approx(
+        best = wide.tokens[index, 0].tolist()[: int(wide.lengths[index, 0])]
+        assert float(wide.log_probs[index, 0]) == pytest.approx(
             score_by_hand(model, prompt, best, ends, writer.end_id), abs=1e-5
         )
 
@@ -202,7 +202,7 @@ def score_by_hand(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], end
     return total + (float(logits[len(body), list(ends)].logsumexp(-1)) if len(tokens) > len(body) else 0.0)
 
 
-# --- beside transformers ----------------------------------------------------------------------------------------------
+# --- against transformers ---------------------------------------------------------------------------------------------
 
 
 def write_transformers_folder(family: str, folder: Path) -> Any:
@@ -234,25 +234,25 @@ def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
     theirs = write_transformers_folder(family, tmp_path)
     mine = Generator.load(tmp_path, device="cpu")
     assert mine.end_ids == (0, 40)
-    found = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
-    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+    generations = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
+    for prompt, (generation,) in zip(PROMPTS, generations, strict=True):
         ids = torch.tensor([mine.encode_prompt(prompt)])
         written = theirs.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0
         )[0, ids.shape[1] :].tolist()
-        assert list(one.token_ids) == [token for token in written if token not in (0, 40)]
+        assert list(generation.token_ids) == [token for token in written if token not in (0, 40)]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 2.0])
 def test_beam_search_matches_transformers_also_when_truncated(penalty: float, tmp_path: Path) -> None:
     theirs = write_transformers_folder("gpt2", tmp_path)
-    end = 168  # a token that is often written
+    end = 168  # a frequent token
     theirs.generation_config.eos_token_id = theirs.config.eos_token_id = end
     mine = Generator.load(tmp_path, device="cpu")
-    mine.end_ids = (end,)  # type: ignore[misc]  # with several, beams of theirs end in each by itself
-    found = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8, length_penalty=penalty)
-    assert {one.finish_reason for some in found for one in some} == {"end", "length"}
-    for prompt, (one,) in zip(PROMPTS, found, strict=True):
+    mine.end_ids = (end,)  # type: ignore[misc]  # transformers handles several end ids differently
+    generations = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8, length_penalty=penalty)
+    assert {generation.finish_reason for samples in generations for generation in samples} == {"end", "length"}
+    for prompt, (generation,) in zip(PROMPTS, generations, strict=True):
         ids = torch.tensor([mine.encode_prompt(prompt)])
         written = theirs.generate(
             ids,
@@ -264,7 +264,7 @@ def test_beam_search_matches_transformers_also_when_truncated(penalty: float, tm
             max_new_tokens=8,
             pad_token_id=0,
         )[0, ids.shape[1] :].tolist()
-        assert list(one.token_ids) == written[: written.index(end) if end in written else None]
+        assert list(generation.token_ids) == written[: written.index(end) if end in written else None]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -274,66 +274,70 @@ def test_prompts_in_company_give_the_same_texts_as_each_alone() -> None:
     mine = generator()
     together = mine.generate(PROMPTS, n=2, temperature=1.5, max_new_tokens=10, seed=4)
     alone = [
-        mine.generate([one], n=2, temperature=1.5, max_new_tokens=10, seed=4, first_index=i)[0]
-        for i, one in enumerate(PROMPTS)
+        mine.generate([prompt], n=2, temperature=1.5, max_new_tokens=10, seed=4, first_index=i)[0]
+        for i, prompt in enumerate(PROMPTS)
     ]
-    assert [[one.token_ids for one in some] for some in together] == [[one.token_ids for one in some] for some in alone]
+    assert [[sample.token_ids for sample in samples] for samples in together] == [
+        [sample.token_ids for sample in samples] for samples in alone
+    ]
     small = Generator(mine.model, mine.tokenizer, batch_size=3)
-    assert [some[0].text for some in small.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)] == [
-        some[0].text for some in together
-    ]
+    assert [
+        samples[0].text for samples in small.generate(PROMPTS, n=1, temperature=1.5, max_new_tokens=10, seed=4)
+    ] == [samples[0].text for samples in together]
 
 
 @pytest.mark.parametrize("stop", [(), ("e", "k")], ids=["", "stop"])
 def test_captured_steps_generate_the_same(stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plain, quick = generator(), Generator(generator().model, byte_level())
-    writings = [
+    option_sets = [
         GenerationOptions(temperature=t, max_new_tokens=20, seed=seed, stop=stop)
         for t, seed in ((0, 1), (1.5, 2), (1.5, 3))
     ]
-    known = [plain.generate(PROMPTS, writing) for writing in writings]
+    known = [plain.generate(PROMPTS, options) for options in option_sets]
     monkeypatch.setattr(loop, "can_capture_graphs", lambda device: True)
     monkeypatch.setattr(loop, "get_poll_interval", lambda device: 16)
-    desks = []
-    for writing, before in zip(writings, known, strict=True):
-        found = quick.generate(PROMPTS, writing)
-        assert [(one.text, one.token_ids, one.finish_reason) for some in found for one in some] == [
-            (one.text, one.token_ids, one.finish_reason) for some in before for one in some
-        ]
-        totals = [[one.log_prob for some in both for one in some] for both in (found, before)]
+    states = []
+    for options, before in zip(option_sets, known, strict=True):
+        generations = quick.generate(PROMPTS, options)
+        assert [
+            (sample.text, sample.token_ids, sample.finish_reason) for samples in generations for sample in samples
+        ] == [(sample.text, sample.token_ids, sample.finish_reason) for samples in before for sample in samples]
+        totals = [[sample.log_prob for samples in both for sample in samples] for both in (generations, before)]
         assert totals[0] == pytest.approx(totals[1], abs=1e-3)
-        assert quick.generate(PROMPTS, writing) == found
+        assert quick.generate(PROMPTS, options) == generations
         assert quick._static_state is not None
-        desks.append(quick._static_state[1])
-    assert desks[1] is desks[2]  # another seed is no reason to record anew
-    assert "".join(quick.stream(PROMPTS[0], writings[-1])) == known[-1][0][0].text
+        states.append(quick._static_state[1])
+    assert states[1] is states[2]  # another seed does not capture again
+    assert "".join(quick.stream(PROMPTS[0], option_sets[-1])) == known[-1][0][0].text
 
 
 def test_beam_search_in_small_batches_matches_each_prompt_alone() -> None:
     few = Generator(generator().model, byte_level(), batch_size=4)
     prompts = [*PROMPTS, "Two women", "A dog again"]
-    found = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
+    generations = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
     alone = [
         few.generate([prompt], beam_size=2, max_new_tokens=6, min_new_tokens=2)[0][0].token_ids for prompt in prompts
     ]
-    assert [some[0].token_ids for some in found] == alone
+    assert [samples[0].token_ids for samples in generations] == alone
 
 
 def test_samples_differ_and_repeat_with_their_seed() -> None:
     mine, writing = generator(), GenerationOptions(n=4, temperature=1.2, max_new_tokens=12, seed=7)
     first = mine.generate(["A man"], writing)[0]
-    assert len({one.token_ids for one in first}) == 4
+    assert len({sample.token_ids for sample in first}) == 4
     assert mine.generate(["A man"], writing)[0] == first
-    assert [one.token_ids for one in mine.generate(["A man"], writing, n=2)[0]] == [one.token_ids for one in first[:2]]
+    assert [sample.token_ids for sample in mine.generate(["A man"], writing, n=2)[0]] == [
+        sample.token_ids for sample in first[:2]
+    ]
     assert mine.generate(["A man"], writing, seed=8)[0][0].token_ids != first[0].token_ids
-    parts = [mine.generate([prompt], writing, first_index=place)[0] for place, prompt in enumerate(["A man", "A man"])]
+    parts = [mine.generate([prompt], writing, first_index=index)[0] for index, prompt in enumerate(["A man", "A man"])]
     assert mine.generate(["A man", "A man"], writing) == parts
 
 
 def test_two_beams_score_no_worse_than_greedy() -> None:
     mine = generator()
-    greedy = [some[0] for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
-    wide = [some[0] for some in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
+    greedy = [samples[0] for samples in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
+    wide = [samples[0] for samples in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
     assert all(b.log_prob >= a.log_prob - 1e-4 for a, b in zip(greedy, wide, strict=True))
     two = mine.generate(["A man"], beam_size=3, n=2, max_new_tokens=6)[0]
     assert two[0].token_ids != two[1].token_ids
@@ -378,9 +382,9 @@ def test_an_end_id_beyond_the_vocabulary_ends_the_text() -> None:
     with torch.no_grad():
         mine.model.embedding.weight[end] = 1.1 * mine.model.embedding.weight[often]
     for beams in (1, 2):
-        (one,) = mine.generate(["A man"], temperature=0, beam_size=beams, max_new_tokens=9)[0]
-        assert one.finish_reason == "end"
-        assert end not in one.token_ids
+        (generation,) = mine.generate(["A man"], temperature=0, beam_size=beams, max_new_tokens=9)[0]
+        assert generation.finish_reason == "end"
+        assert end not in generation.token_ids
 
 
 def test_extra_tokens_without_text_are_accepted() -> None:
@@ -410,23 +414,23 @@ class PaddedVocabulary:
 
 def test_a_tiny_temperature_is_greedy() -> None:
     mine = generator()
-    greedy = [some[0].token_ids for some in mine.generate(PROMPTS, temperature=0, max_new_tokens=8)]
+    greedy = [samples[0].token_ids for samples in mine.generate(PROMPTS, temperature=0, max_new_tokens=8)]
     for temperature in (1e-9, 1e-40, 5e-324):
-        found = mine.generate(PROMPTS, temperature=temperature, top_p=1.0, max_new_tokens=8)
-        assert [some[0].token_ids for some in found] == greedy
+        generations = mine.generate(PROMPTS, temperature=temperature, top_p=1.0, max_new_tokens=8)
+        assert [samples[0].token_ids for samples in generations] == greedy
 
 
 def test_exceeding_the_trained_length_warns_once() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     model = llama(sentencepiece_tokenizer())
     stack = replace(model.config.stack, positions=RotaryConfig(trained_length=12))
     model.config = replace(model.config, stack=stack)
-    mine = Generator(model, sentencepiece_tokenizer(), notify=said.append)
+    mine = Generator(model, sentencepiece_tokenizer(), notify=messages.append)
     mine.generate(["A man"], max_new_tokens=4)
-    assert said == []
+    assert messages == []
     for _ in range(2):
         mine.generate(["A man"], max_new_tokens=30)
-    (message,) = said
+    (message,) = messages
     assert "but the model was trained on at most 12: beyond that the text may be nonsense" in message
 
 
@@ -458,16 +462,16 @@ def test_a_continuation_keeps_its_leading_space() -> None:
 
 
 def test_prompt_and_text_fit_into_the_positions() -> None:
-    said: list[str] = []
-    mine = Generator(gpt2(byte_level(), ends=()), byte_level(), notify=said.append)
+    messages: list[str] = []
+    mine = Generator(gpt2(byte_level(), ends=()), byte_level(), notify=messages.append)
     mine.end_ids = ()  # type: ignore[misc]
-    found = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
-    places = [LONGEST - 50 + 1, 40]  # what is written last is not read any more
-    assert [len(some[0].token_ids) for some in found] == places
-    (message,) = said
+    generations = mine.generate(["x" * 50, "x"], temperature=0, max_new_tokens=40)
+    expected_lengths = [LONGEST - 50 + 1, 40]  # the last token needs no position
+    assert [len(samples[0].token_ids) for samples in generations] == expected_lengths
+    (message,) = messages
     assert message.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
     both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
-    assert [len(some[0].token_ids) for some in both] == places
+    assert [len(samples[0].token_ids) for samples in both] == expected_lengths
     with pytest.raises(ValueError, match=r"prompt 2 must have at most the model's 60 tokens, but has 61; shorten it"):
         mine.generate(["x", "x" * 61])
 
@@ -479,11 +483,11 @@ def test_the_last_positions_give_the_same_alone_as_in_company(quick: bool, monke
     monkeypatch.setattr(loop, "can_capture_graphs", lambda device: quick)
     monkeypatch.setattr(loop, "get_poll_interval", lambda device: 16 if quick else 1)
     prompts = ["x" * 60, "x" * 52, "y", "z" * 59, "z" * 10, "y" * 20]
-    found = [some[0].token_ids for some in mine.generate(prompts, temperature=0, max_new_tokens=30)]
-    assert [len(ids) for ids in found] == [1, 9, 30, 2, 30, 30]
-    for prompt, ids in zip(prompts, found, strict=True):
-        one = EncodedPrompt(token_ids=mine.encode_prompt(prompt), max_new_tokens=len(ids))
-        assert list(ids) == generate_by_hand(mine.model, one, (), mine._suppressed_tokens)[0]
+    token_ids = [samples[0].token_ids for samples in mine.generate(prompts, temperature=0, max_new_tokens=30)]
+    assert [len(ids) for ids in token_ids] == [1, 9, 30, 2, 30, 30]
+    for prompt, ids in zip(prompts, token_ids, strict=True):
+        encoded = EncodedPrompt(token_ids=mine.encode_prompt(prompt), max_new_tokens=len(ids))
+        assert list(ids) == generate_by_hand(mine.model, encoded, (), mine._suppressed_tokens)[0]
 
 
 def test_an_empty_prompt_becomes_the_start_token() -> None:
@@ -495,7 +499,7 @@ def test_an_empty_prompt_becomes_the_start_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"max_new_tokens": 0}, "`max_new_tokens` must be 1 or more"),
         ({"temperature": -1}, "`temperature` must be 0 or more"),
@@ -506,9 +510,9 @@ def test_an_empty_prompt_becomes_the_start_token() -> None:
         ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
     ],
 )
-def test_invalid_options_are_rejected(asked: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        generator().generate(["A"], **asked)
+        generator().generate(["A"], **options)
 
 
 def test_invalid_prompts_and_tokenizers_are_rejected() -> None:

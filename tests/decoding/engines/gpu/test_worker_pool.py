@@ -72,7 +72,7 @@ def test_a_worker_gives_what_the_main_process_gives(
 ) -> None:
     searched = []
     search = pipeline.translator.search
-    pipeline.translator.search = lambda *given: searched.append(1) or search(*given)  # type: ignore[method-assign, func-returns-value]
+    pipeline.translator.search = lambda *arguments: searched.append(1) or search(*arguments)  # type: ignore[method-assign, func-returns-value]
     try:
         result = run_in_worker(pool, lines)
     finally:
@@ -148,10 +148,10 @@ def test_tasks_of_dead_workers_run_here(is_ready: bool, pipeline: TranslationPip
 
 
 def test_tasks_run_here_if_no_process_can_start(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    def raise_os_error(*_: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", raise_os_error)
     pool = build_worker_pool(pipeline, 2)
     assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
     assert pool.workers == []
