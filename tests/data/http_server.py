@@ -30,14 +30,14 @@ class FakeSite:
 def serve_site() -> Iterator[FakeSite]:
     site = FakeSite()
 
-    class Handler(BaseHTTPRequestHandler):
+    class SiteHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             handle_get(self, site)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SiteHandler)
     site.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

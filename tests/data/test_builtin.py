@@ -90,7 +90,7 @@ def list_names(folder: Path) -> list[str]:
 # ---- the list of corpora -----------------------------------------------------------------------------------
 
 
-def test_every_name_has_one_line_about_it() -> None:
+def test_every_corpus_has_a_one_line_description() -> None:
     assert {"dates", "multi30k", "tatoeba", "europarl"} <= set(BUILTIN_CORPORA)
     assert all(0 < len(about) < 120 and "\n" not in about for about in BUILTIN_CORPORA.values())
 

@@ -267,7 +267,7 @@ def test_xliff_2_corner_cases() -> None:
         ('<ph id="1">a<x ctype="lb"/>b</ph>', ""),
     ],
 )
-def test_codes_for_white_space_become_it_and_others_are_dropped(code: str, text: str) -> None:
+def test_whitespace_codes_become_whitespace_and_others_are_dropped(code: str, text: str) -> None:
     unit = f"<source>Hello{code}World</source><target>Hallo{code}Welt</target>"
     assert list_texts(read_xliff(make_xliff_12(f"<trans-unit>{unit}</trans-unit>"))) == [
         (f"Hello{text}World", f"Hallo{text}Welt")

@@ -210,11 +210,11 @@ def test_broken_file_is_refused_or_filled_completely(name: str) -> None:
 def test_code_at_the_end_of_a_sentence_is_part_of_it() -> None:
     assert pretranslate("Run `make`\n", "a.md").content == b"(Run `make`)\n"
     lossy = pretranslate(
-        "Run `make` now\n\nThen `stop`.\n", "a.md", lambda texts: [one.replace("`", "") for one in texts]
+        "Run `make` now\n\nThen `stop`.\n", "a.md", lambda texts: [text.replace("`", "") for text in texts]
     )
     assert lossy.content == b"Run `make` now\n\nThen `stop`.\n"
-    assert [one.line for one in lossy.skipped] == [1, 3]
-    rescued = pretranslate("Run `make`\n", "a.md", lambda texts: [one.replace("`", "").upper() for one in texts])
+    assert [unit.line for unit in lossy.skipped] == [1, 3]
+    rescued = pretranslate("Run `make`\n", "a.md", lambda texts: [text.replace("`", "").upper() for text in texts])
     assert rescued.content == b"RUN `make`\n"
 
 

@@ -271,20 +271,18 @@ def test_files_without_labels_are_reported(tmp_path: Path, content: str, message
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-def test_long_text_in_stretches_gives_the_ids_of_the_whole(
-    kind: TokenizerKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunked_encoding_equals_encoding_the_whole_text(kind: TokenizerKind, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig(kind=kind)).source
-    whole = vocabulary.encode([TEXT])[0]
-    for stretch in (1, 50, CHUNK_CHARS):
-        monkeypatch.setattr("attent.data.encode.CHUNK_CHARS", stretch)
-        assert list(iter_document_ids(TEXT, vocabulary)) == whole
-    assert vocabulary.decode(whole) == TEXT
+    expected_ids = vocabulary.encode([TEXT])[0]
+    for chunk_chars in (1, 50, CHUNK_CHARS):
+        monkeypatch.setattr("attent.data.encode.CHUNK_CHARS", chunk_chars)
+        assert list(iter_document_ids(TEXT, vocabulary)) == expected_ids
+    assert vocabulary.decode(expected_ids) == TEXT
     if kind == "char":
-        assert len(whole) == len(TEXT) + 1  # the leading space that SentencePiece adds
+        assert len(expected_ids) == len(TEXT) + 1  # the leading space that SentencePiece adds
 
 
-def test_tokenizers_have_a_mask_or_sentinels_where_they_are_asked_for() -> None:
+def test_tokenizer_has_a_mask_or_sentinels_on_request() -> None:
     plain, masked = (
         train_monolingual_tokenizer([TEXT], TokenizerConfig()).source,
         train_monolingual_tokenizer([TEXT], TokenizerConfig(), mask=True).source,
@@ -297,7 +295,7 @@ def test_tokenizers_have_a_mask_or_sentinels_where_they_are_asked_for() -> None:
     assert masked.mask not in masked.encode(["<mask>"])[0]
 
 
-def test_texts_are_encoded_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoded_texts_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = train_monolingual_tokenizer([TEXT], TokenizerConfig()).source
     texts = ["to be", "or not", "to be or not"]
     first, key = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
@@ -308,12 +306,12 @@ def test_texts_are_encoded_once_and_found_again(tmp_path: Path, monkeypatch: pyt
     assert (again.ids == first.ids).all()
 
 
-def test_frames_cuts_and_parts() -> None:
-    few = EncodedSentences(np.arange(10, 17).astype("<u4"), np.array([3, 0, 4]))
-    around = add_special_tokens(few, (1, 2), (9,))
-    assert around.ids.tolist() == [1, 2, 10, 11, 12, 9, 1, 2, 9, 1, 2, 13, 14, 15, 16, 9]
-    assert around.lengths.tolist() == [6, 3, 7]
-    assert truncate_texts(few, 2).ids.tolist() == [10, 11, 13, 14]
-    parts = split_long_texts(few, 3)
+def test_special_tokens_truncation_and_splitting() -> None:
+    sentences = EncodedSentences(np.arange(10, 17).astype("<u4"), np.array([3, 0, 4]))
+    framed = add_special_tokens(sentences, (1, 2), (9,))
+    assert framed.ids.tolist() == [1, 2, 10, 11, 12, 9, 1, 2, 9, 1, 2, 13, 14, 15, 16, 9]
+    assert framed.lengths.tolist() == [6, 3, 7]
+    assert truncate_texts(sentences, 2).ids.tolist() == [10, 11, 13, 14]
+    parts = split_long_texts(sentences, 3)
     assert parts.lengths.tolist() == [3, 0, 2, 2]
-    assert (parts.ids == few.ids).all()
+    assert (parts.ids == sentences.ids).all()
