@@ -13,7 +13,7 @@ from attent.interop import load
 from attent.models import CausalConfig, ModelConfig, VisionConfig, build, presets
 from attent.nn import LearnedConfig
 from attent.storage.errors import FolderError
-from tests.laws.helpers import shake
+from tests.laws.helpers import randomize
 
 SMALL = {"layers": 1, "width": 8, "heads": 2, "ffn_width": 12}
 CONFIGS: list[ModelConfig] = [
@@ -28,7 +28,7 @@ CONFIGS: list[ModelConfig] = [
 def test_average_of_two_models(config: ModelConfig, tmp_path: Path) -> None:
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
-        shake(build(config)).save(tmp_path / name)
+        randomize(build(config)).save(tmp_path / name)
     average([tmp_path / "a", tmp_path / "b"], out=tmp_path / "mean")
     first, second, mean = (load(tmp_path / name).state_dict() for name in ("a", "b", "mean"))
     assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)

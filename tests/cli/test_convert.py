@@ -22,7 +22,7 @@ from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
-from tests.laws.helpers import shake
+from tests.laws.helpers import randomize
 from tests.text.corpus import lines, tokenizer
 
 Capture = pytest.CaptureFixture[str]
@@ -52,7 +52,7 @@ def write_seq2seq_folder(root: Path, joint: bool = True, **changes: Any) -> Path
         decoder=mirror_encoder(encoder),
         share_embeddings=joint,
     )
-    write_model(root / "ours", shake(Seq2Seq(config)), words)
+    write_model(root / "ours", randomize(Seq2Seq(config)), words)
     return root / "ours"
 
 
@@ -147,7 +147,7 @@ def write_causal_lm_folder(root: Path) -> Path:
         "chat_template.jinja": b"{{ messages }}",
     }
     stack = replace(presets.LLAMA, layers=1, width=8, heads=2, ffn_width=12)
-    model = shake(build(CausalConfig(vocab=4, stack=stack, tie_output=False, end_ids=(0,))))
+    model = randomize(build(CausalConfig(vocab=4, stack=stack, tie_output=False, end_ids=(0,))))
     weights.save_model(model, root / "lm", files)
     return root / "lm"
 
@@ -174,7 +174,7 @@ def test_a_model_is_stored_in_another_precision(tmp_path: Path) -> None:
 
 def test_a_vision_model_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> None:
     stack = replace(presets.VIT, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=5))
-    model = shake(build(VisionConfig(image_size=8, patch_size=4, stack=stack, labels=("cat", "dog"))))
+    model = randomize(build(VisionConfig(image_size=8, patch_size=4, stack=stack, labels=("cat", "dog"))))
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")

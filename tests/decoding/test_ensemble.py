@@ -14,7 +14,7 @@ from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.search import State, StepModel
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.text.tokenizer import Tokenizer
-from tests.laws.helpers import shake
+from tests.laws.helpers import randomize
 from tests.laws.models import SEQ2SEQS
 from tests.text.corpus import tokenizer
 
@@ -26,7 +26,7 @@ TOKENS = torch.tensor([[[5, 6], [3, 4]], [[3, 7], [5, 6]], [[8, 4], [7, 3]]])  #
 
 def make_model(seed: int, config: Seq2SeqConfig = CONFIG) -> Seq2Seq:
     torch.manual_seed(seed)
-    return shake(Seq2Seq(config).double()).eval()
+    return randomize(Seq2Seq(config).double()).eval()
 
 
 def run_steps(model: Seq2Seq | Ensemble, parents: Tensor | None = None) -> Tensor:

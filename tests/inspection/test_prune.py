@@ -25,7 +25,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.pruning import restore_heads
 from attent.nn import AlibiConfig, Packing, StackConfig, attention_layers, set_backend
-from tests.laws.helpers import close, every, real
+from tests.laws.helpers import assert_close, parametrize_all, unpad
 from tests.laws.models import SEQ2SEQS, make_seq2seq, pairs
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ MODELS = {
     )
     for name, config in SEQ2SEQS.items()
 }
-every_model = every("config", MODELS)
+every_model = parametrize_all("config", MODELS)
 
 
 def some_heads(model: Seq2Seq) -> list[ModelPart]:
@@ -72,10 +72,12 @@ def test_pruned_model_equals_the_masked_model(config: Seq2SeqConfig) -> None:
             expected = model(*batch)
         pruned = prune_heads(model, heads)
         lengths = batch[3]
-        close(real(pruned(*batch), lengths), real(expected, lengths))
-        close(real(restore_heads(pruned)(*batch), lengths), real(expected, lengths))
-        close(model(*batch), whole)  # the original is unchanged
-    assert float((real(whole, lengths) - real(expected, lengths)).abs().max()) > 1e-3  # so that a difference would show
+        assert_close(unpad(pruned(*batch), lengths), unpad(expected, lengths))
+        assert_close(unpad(restore_heads(pruned)(*batch), lengths), unpad(expected, lengths))
+        assert_close(model(*batch), whole)  # the original is unchanged
+    assert (
+        float((unpad(whole, lengths) - unpad(expected, lengths)).abs().max()) > 1e-3
+    )  # so that a difference would show
 
 
 @every_model
@@ -85,11 +87,11 @@ def test_stepwise_backends_and_observers_agree(config: Seq2SeqConfig) -> None:
     pruned = prune_heads(model, some_heads(model))
     with torch.no_grad():
         expected = pruned(source, target, source_lengths)
-        close(step_by_step(pruned, source, target, source_lengths), expected)
+        assert_close(step_by_step(pruned, source, target, source_lengths), expected)
         with record(pruned) as trace:
-            close(pruned(source, target, source_lengths), expected)
+            assert_close(pruned(source, target, source_lengths), expected)
         set_backend(pruned, "explicit")
-        close(pruned(source, target, source_lengths), expected)
+        assert_close(pruned(source, target, source_lengths), expected)
     shapes = {path: weights[0].shape[1] for path, weights in trace.items()}
     assert shapes == {path: layer.heads for path, layer in attention_layers(pruned).items()}
     assert 0 in shapes.values()
@@ -104,7 +106,7 @@ def test_packed_rows_equal_separate_rows() -> None:
     with torch.no_grad():
         together = pruned(*sides, packing=packing)
         alone = torch.cat([pruned(source, target) for source, target in zip(sources, targets, strict=True)], 1)
-    close(together, alone)
+    assert_close(together, alone)
 
 
 def test_all_heads_can_be_pruned() -> None:
@@ -114,7 +116,7 @@ def test_all_heads_can_be_pruned() -> None:
         warnings.simplefilter("error")  # torch warns about empty parameters
         pruned = prune_heads(model, heads)
         with mask_parts(model, heads):
-            close(pruned(*batch), model(*batch))
+            assert_close(pruned(*batch), model(*batch))
 
 
 def test_weights_are_removed() -> None:
@@ -142,7 +144,7 @@ def test_pruned_model_can_be_pruned_again() -> None:
         ModelPart("encoder.blocks.1.self_attn", 3),
     ]
     with torch.no_grad(), mask_parts(model, removed):
-        close(twice(*batch), model(*batch))
+        assert_close(twice(*batch), model(*batch))
 
 
 def test_pruning_nothing_changes_nothing() -> None:
@@ -165,7 +167,7 @@ def test_pruned_model_compiles() -> None:
     model = make_seq2seq(PLAIN, CPU)
     pruned, batch = prune_heads(model, some_heads(model)), pairs(CPU).batch()
     with torch.no_grad():
-        close(torch.compile(pruned, backend="eager", fullgraph=True)(*batch), pruned(*batch))
+        assert_close(torch.compile(pruned, backend="eager", fullgraph=True)(*batch), pruned(*batch))
 
 
 # --- storage and export -----------------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def test_hugging_face_export_has_zeros(tmp_path: Path) -> None:
     loaded = attent.load(tmp_path / "hf")
     assert loaded.config.encoder.remaining_heads is None
     with torch.no_grad():
-        close(loaded(*batch), pruned(*batch))
+        assert_close(loaded(*batch), pruned(*batch))
 
 
 def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:

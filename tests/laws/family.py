@@ -1,5 +1,5 @@
-"""Toy models of the published families: each is its preset, made small. Text models are called alike, so that one law
-serves them all.
+"""Toy models of the published families: each is its preset, made small. Text models share one calling convention, so
+that one test covers them all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from attent.models import (
     presets,
 )
 from attent.nn import LearnedConfig, LinearScaling, Llama3Scaling, Packing, RelativeConfig, RotaryConfig, StackConfig
-from tests.laws.helpers import every, precise, shake
+from tests.laws.helpers import parametrize_all, precise, randomize
 
 VOCAB = 19
 SMALL = {"layers": 2, "width": 32, "ffn_width": 40}
 
 
 def small(stack: StackConfig, **changes: object) -> StackConfig:
-    """Dropout stays as it was: `eval` must turn it off."""
+    """A small copy of a stack config. Dropout is kept: `eval` must turn it off."""
     fewer = {"heads": 4, "head_width": None} | SMALL | changes
     return replace(stack, **fewer)
 
@@ -41,7 +41,9 @@ GPT2 = replace(
     end_ids=(3,),
 )
 LLAMA = replace(presets.llama_2_7b(), vocab=VOCAB, stack=small(presets.LLAMA))
-STRETCHED = Llama3Scaling(factor=4.0, original_length=40)  # slow, quick and in between among four pairs of features
+STRETCHED = Llama3Scaling(
+    factor=4.0, original_length=40
+)  # low, high and medium frequencies among four pairs of features
 CAUSAL: dict[str, CausalConfig] = {
     "gpt2": GPT2,
     "gpt2-by-layer": replace(GPT2, stack=replace(GPT2.stack, scale_by_layer=True)),
@@ -92,23 +94,23 @@ T5_TOY: dict[str, Seq2SeqConfig] = {
     ),
 }
 
-every_text = every("config", TEXT)
-every_causal = every("config", CAUSAL)
-every_encoder = every("config", ENCODERS)
-every_vision = every("config", VISION)
-every_one = every("config", {**TEXT, **VISION, **T5_TOY})
+every_text = parametrize_all("config", TEXT)
+every_causal = parametrize_all("config", CAUSAL)
+every_encoder = parametrize_all("config", ENCODERS)
+every_vision = parametrize_all("config", VISION)
+every_model = parametrize_all("config", {**TEXT, **VISION, **T5_TOY})
 
 
-def make_one(config: ModelConfig, device: torch.device) -> nn.Module:
-    return shake(build(config).to(device, precise(device)))
+def make_model(config: ModelConfig, device: torch.device) -> nn.Module:
+    return randomize(build(config).to(device, precise(device)))
 
 
 def read(model: nn.Module, ids: Tensor, lengths: Tensor | None = None, packing: Packing | None = None) -> Tensor:
-    """What a text model says at each token: of the next word, or of the word itself."""
+    """Logits of a text model at each token: of the next token, or of the token itself."""
     if isinstance(model, CausalLM):
         return model(ids, lengths, packing=packing)
     assert isinstance(model, TextEncoder)
-    # Segments by the id, so that padded, packed and separate text has the same.
+    # Segments follow from the ids, so that padded, packed and separate texts have the same.
     segments = ids % model.config.segments if model.config.segments else None
     return model.masked_logits(model(ids, lengths, segments, packing=packing))
 

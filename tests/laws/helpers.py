@@ -1,7 +1,7 @@
-"""What the laws share: toy models that cover the family, random weights and text, and what counts as equal.
+"""Helpers of the invariant tests: toy models that cover the family, random weights and text, and tolerances.
 
-Whole models are compared in float64 where the device has it quickly (CPU): rounding is then 1e-16, so that a fault
-that changes the sixth digit is still seen, and no tolerance needs to be argued about.
+Models are compared in float64 where it is fast (CPU): rounding is then 1e-16, so that a fault that changes the sixth
+digit is still detected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from attent.nn import (
     StackConfig,
 )
 
-# Allowed difference, relative and absolute: some hundred roundings of the format (sums of about a hundred terms of
-# about 1, in another order). A token wrongly seen or hidden changes toy outputs by 1e-2 and more.
+# Tolerance, relative and absolute: about a hundred roundings of the dtype (sums of about a hundred terms of
+# about 1, in another order). A token wrongly visible or masked changes toy outputs by 1e-2 and more.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 3e-2}
 
 WIDTH = 32
@@ -48,8 +48,8 @@ LOOKING_BOTH_WAYS = {"": None, "-window2,1": (2, 1), "-window-,1": (None, 1)}
 LOOKING_BACK = {"": None, "-window2,-": (2, None), "-window3,0": (3, 0)}
 
 
-def covering(*factors: Iterable[str]) -> list[tuple[str, ...]]:
-    """Few combinations in which every choice of one factor meets every choice of every other."""
+def pairwise_combinations(*factors: Iterable[str]) -> list[tuple[str, ...]]:
+    """A small set of combinations that contains every pair of choices of two factors."""
 
     def pairs(combination: tuple[str, ...]) -> set[tuple[tuple[int, str], ...]]:
         return set(combinations(enumerate(combination), 2))
@@ -64,11 +64,11 @@ def covering(*factors: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def toys(windows: dict[str, tuple[int | None, int | None] | None], **changes: bool) -> dict[str, StackConfig]:
-    """Toy stacks by name, over positions, norms, shared heads and windows; feed-forwards and biases vary along."""
-    found = {}
-    chosen = covering(POSITIONS, NORM_ORDERS, NORMS, KV_HEADS, windows)
+    """Toy stack configs by name, over positions, norms, key/value heads and windows; other options vary too."""
+    configs = {}
+    chosen = pairwise_combinations(POSITIONS, NORM_ORDERS, NORMS, KV_HEADS, windows)
     for i, (positions, norm_order, norm, kv_heads, window) in enumerate(chosen):
-        found[f"{positions}-{norm_order}-{norm}{kv_heads}{window}"] = replace(
+        configs[f"{positions}-{norm_order}-{norm}{kv_heads}{window}"] = replace(
             TOY,
             positions=POSITIONS[positions],
             norm_order=norm_order,
@@ -80,7 +80,7 @@ def toys(windows: dict[str, tuple[int | None, int | None] | None], **changes: bo
             bias=i % 4 != 3,
             **changes,
         )
-    return found
+    return configs
 
 
 ENCODERS = {f"encoder-{name}": config for name, config in toys(LOOKING_BOTH_WAYS).items()}
@@ -88,15 +88,17 @@ DECODERS = {f"decoder-{name}": config for name, config in toys(LOOKING_BACK, cau
 CROSS_DECODERS = {f"cross-{name}": replace(config, cross_attention=True) for name, config in DECODERS.items()}
 
 
-def every(argument: str, cases: dict[str, object], quick: Sequence[str] | None = None) -> pytest.MarkDecorator:
-    """Where some are named as `quick`, the others are slow."""
+def parametrize_all(
+    argument: str, cases: dict[str, object], quick: Sequence[str] | None = None
+) -> pytest.MarkDecorator:
+    """Parametrize over named cases; if `quick` is given, the others are marked slow."""
     marks = {name: () if quick is None or name in quick else pytest.mark.slow for name in cases}
     params = [pytest.param(case, id=name, marks=marks[name]) for name, case in cases.items()]
     return pytest.mark.parametrize(argument, params)
 
 
-def in_turn(arguments: str, cases: dict[str, object], others: dict[str, object]) -> pytest.MarkDecorator:
-    """Every case with every other; the quick tests take each case with one of the others, in turn; the rest is slow."""
+def parametrize_in_turn(arguments: str, cases: dict[str, object], others: dict[str, object]) -> pytest.MarkDecorator:
+    """Parametrize over all pairs of cases; one pair per case is fast, in turn, the others are marked slow."""
     pairs = [
         pytest.param(case, other, id=f"{name}-{other_name}", marks=() if j == i % len(others) else pytest.mark.slow)
         for i, (name, case) in enumerate(cases.items())
@@ -105,46 +107,46 @@ def in_turn(arguments: str, cases: dict[str, object], others: dict[str, object])
     return pytest.mark.parametrize(arguments, pairs)
 
 
-every_encoder = every("config", ENCODERS)
-every_decoder = every("config", DECODERS | CROSS_DECODERS)
-every_cross_decoder = every("config", CROSS_DECODERS)
-every_stack = every("config", ENCODERS | DECODERS | CROSS_DECODERS)
+every_encoder = parametrize_all("config", ENCODERS)
+every_decoder = parametrize_all("config", DECODERS | CROSS_DECODERS)
+every_cross_decoder = parametrize_all("config", CROSS_DECODERS)
+every_stack = parametrize_all("config", ENCODERS | DECODERS | CROSS_DECODERS)
 
 
 def precise(device: torch.device) -> torch.dtype:
     return torch.float64 if device.type == "cpu" else torch.float32
 
 
-def shake(model: nn.Module) -> nn.Module:
-    """Random biases, norms and all: a parameter that starts at zero or one could otherwise be left out unseen."""
+def randomize(model: nn.Module) -> nn.Module:
+    """Add noise to all parameters, so that one that starts at zero or one cannot be omitted unnoticed."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape).to(parameter)
     return model.eval()
 
 
-def make(config: StackConfig, device: torch.device) -> Stack:
-    return shake(Stack(config).to(device, precise(device)))
+def make_stack(config: StackConfig, device: torch.device) -> Stack:
+    return randomize(Stack(config).to(device, precise(device)))
 
 
-def states(*shape: int, device: torch.device) -> Tensor:
+def random_states(*shape: int, device: torch.device) -> Tensor:
     """Random states (B, T, E), the same on every device."""
     return torch.randn(*shape, WIDTH, dtype=torch.float64).to(device, precise(device))
 
 
-def numbers(*values: int, device: torch.device) -> Tensor:
+def make_tensor(*values: int, device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-def memory_for(config: StackConfig, rows: int, device: torch.device, T: int = 6) -> Memory | None:
-    """Random output of an encoder with ragged rows for a stack that looks at one."""
+def make_memory(config: StackConfig, rows: int, device: torch.device, T: int = 6) -> Memory | None:
+    """Random encoder output with ragged rows if the stack has cross-attention, else None."""
     if not config.cross_attention:
         return None
-    lengths = numbers(*(T - 2 * (row % 3) for row in range(rows)), device=device)
-    return Memory(states(rows, T, device=device), lengths)
+    lengths = make_tensor(*(T - 2 * (row % 3) for row in range(rows)), device=device)
+    return Memory(random_states(rows, T, device=device), lengths)
 
 
-def take(memory: Memory | None, rows: Tensor | slice) -> Memory | None:
+def select_memory(memory: Memory | None, rows: Tensor | slice) -> Memory | None:
     """The memory of some rows."""
     return memory and Memory(memory.states[rows], None if memory.lengths is None else memory.lengths[rows])
 
@@ -153,37 +155,37 @@ def new_cache(stack: Stack, capacity: int, rows: int, memory: Memory | None) -> 
     return stack.new_cache(capacity, rows=None if memory else rows, memory=memory)
 
 
-def padded(sequences: Sequence[Tensor], extra: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths as one tensor, with noise behind each; and the lengths."""
+def pad_with_noise(sequences: Sequence[Tensor], extra: int = 0) -> tuple[Tensor, Tensor]:
+    """Pad rows to one tensor with noise; return it and the lengths."""
     T = max(len(x) for x in sequences) + extra
     rows = [torch.cat([x, noise_like(x, T - len(x))]) for x in sequences]
     return torch.stack(rows), torch.tensor([len(x) for x in sequences], device=sequences[0].device)
 
 
 def noise_like(x: Tensor, count: int) -> Tensor:
-    """States or token ids that mean nothing."""
+    """Random states or token ids."""
     shape = (count, *x.shape[1:])
     return torch.randn(shape).to(x) if x.is_floating_point() else torch.randint(0, 17, shape).to(x)
 
 
-def real(x: Tensor, lengths: Tensor) -> Tensor:
-    """Only the tokens that are not padding, one behind the other."""
+def unpad(x: Tensor, lengths: Tensor) -> Tensor:
+    """Concatenate the tokens that are not padding."""
     return torch.cat([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)])
 
 
-def close(actual: Tensor, expected: Tensor, *, times: float = 1.0) -> None:
-    """Equal but for rounding; `times` more where a sum runs over many tokens (gradients of parameters)."""
+def assert_close(actual: Tensor, expected: Tensor, *, times: float = 1.0) -> None:
+    """Assert equality up to rounding; `times` the tolerance for sums over many tokens (gradients of parameters)."""
     tolerance = TOLERANCE[actual.dtype] * times
     torch.testing.assert_close(actual, expected.to(actual), rtol=tolerance, atol=tolerance)
 
 
 def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
+    values = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {name: gradient for name, gradient in zip(names, values, strict=True) if gradient is not None}
 
 
-def same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        close(actual[name], gradient, times=100)
+        assert_close(actual[name], gradient, times=100)

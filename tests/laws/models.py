@@ -1,4 +1,4 @@
-"""Whole toy models for the laws: an encoder and a decoder of different make, with ragged random text."""
+"""Toy encoder-decoders of different configurations, with ragged random text."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
 from tests.laws.family import T5_TOY
-from tests.laws.helpers import CROSS_DECODERS, ENCODERS, every, padded, precise, shake
+from tests.laws.helpers import CROSS_DECODERS, ENCODERS, pad_with_noise, parametrize_all, precise, randomize
 
 VOCAB, TARGET_VOCAB = 19, 17
-LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # lengths of the sentences of either side
+LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # sentence lengths of both sides
 
 
-def together() -> dict[str, Seq2SeqConfig]:
-    """Each encoder with a decoder of another kind; embeddings shared or not, output tied or not, with bias or not."""
+def build_configs() -> dict[str, Seq2SeqConfig]:
+    """Pair each encoder with a different decoder; vary shared embeddings, tied output and output bias."""
     decoders = list(CROSS_DECODERS.items())
-    found = {}
+    configs = {}
     for i, (name, encoder) in enumerate(ENCODERS.items()):
         decoder_name, decoder = decoders[(i * 5 + 2) % len(decoders)]
-        found[f"{name}-{decoder_name}"] = Seq2SeqConfig(
+        configs[f"{name}-{decoder_name}"] = Seq2SeqConfig(
             vocab=VOCAB,
             target_vocab=VOCAB if i % 2 else TARGET_VOCAB,
             encoder=encoder,
@@ -31,28 +31,28 @@ def together() -> dict[str, Seq2SeqConfig]:
             output_bias=i % 4 == 0,
             scale_embeddings=i % 5 != 0,
         )
-    return found
+    return configs
 
 
-SEQ2SEQS = together() | T5_TOY
-every_seq2seq = every("config", SEQ2SEQS)
+SEQ2SEQS = build_configs() | T5_TOY
+every_seq2seq = parametrize_all("config", SEQ2SEQS)
 
 
 def make_seq2seq(config: Seq2SeqConfig, device: torch.device) -> Seq2Seq:
-    return shake(Seq2Seq(config).to(device, precise(device)))
+    return randomize(Seq2Seq(config).to(device, precise(device)))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sentences of ids, source and target, each by itself and padded with ids that mean nothing."""
+    """Source and target sentences of token ids, separate or padded with random ids."""
 
     sources: list[Tensor]
     targets: list[Tensor]
 
     def batch(self, extra: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `Seq2Seq` takes it: source, target, source lengths, target lengths."""
-        source, source_lengths = padded(self.sources, extra)
-        target, target_lengths = padded(self.targets, extra)
+        """Arguments of `Seq2Seq`: source, target, source lengths, target lengths."""
+        source, source_lengths = pad_with_noise(self.sources, extra)
+        target, target_lengths = pad_with_noise(self.targets, extra)
         return source, target, source_lengths, target_lengths
 
 

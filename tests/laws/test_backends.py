@@ -1,4 +1,4 @@
-"""Every backend agrees with equation 1 as written, in values and gradients, or says why it cannot do what is asked."""
+"""Every backend agrees with equation 1, in values and gradients, or says why it does not support a request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.laws.helpers import (
     CROSS_DECODERS,
     DECODERS,
     TOLERANCE,
-    close,
-    every,
-    make,
-    memory_for,
-    numbers,
-    states,
+    assert_close,
+    make_memory,
+    make_stack,
+    make_tensor,
+    parametrize_all,
+    random_states,
 )
 
 B, H, D = 3, 4, 16
-Case = tuple[Mask, int, int]  # and the lengths of queries and keys
+Case = tuple[Mask, int, int]  # with the lengths of queries and keys
 Window = tuple[int | None, int | None] | None
 
 
 def packings(device: torch.device) -> tuple[Packing, Packing]:
-    """Row 0 has filler on both sides; in row 1 one sentence is empty for the queries and one for the keys."""
+    """Row 0 has padding on both sides; in row 1 one sentence is empty for the queries and one for the keys."""
     return (
         Packing.from_lengths([[3, 4], [2, 0, 4], [8]], 9, device=device),
         Packing.from_lengths([[2, 5], [0, 4, 3], [6]], 8, device=device),
@@ -46,11 +46,11 @@ def packed_across(device: torch.device, causal: bool = False) -> Case:
 
 
 def starts(device: torch.device) -> Tensor:
-    return numbers(4, 0, 2, device=device)
+    return make_tensor(4, 0, 2, device=device)
 
 
 def lengths(device: torch.device) -> Tensor:
-    return numbers(7, 3, 0, device=device)
+    return make_tensor(7, 3, 0, device=device)
 
 
 MASKS: dict[str, Callable[[torch.device], Case]] = {
@@ -81,7 +81,7 @@ EMPTY_ROWS = {"window-past-the-keys", "lengths", "lengths-causal", "lengths-wind
     name for name in MASKS if name.startswith("packed")
 }
 
-# (key/value heads, what the bias broadcasts over, scale)
+# (key/value heads, dimensions that the bias broadcasts over, scale)
 SHAPES: dict[str, tuple[int, tuple[int, ...] | None, float | None]] = {
     "plain": (4, None, None),
     "grouped": (2, None, None),
@@ -91,8 +91,8 @@ SHAPES: dict[str, tuple[int, tuple[int, ...] | None, float | None]] = {
     "bias-onekey": (1, (0, 1), None),
 }
 
-# FlexAttention is compiled anew for each case: on CPU every mask with one shape and format; on an accelerator, where it
-# takes seconds, some that differ in what they ask of the kernel.
+# FlexAttention is compiled for each case: on CPU every mask with one shape and dtype; on an accelerator, where it
+# takes seconds, only cases that need different kernels.
 COMPILED = (
     "everything",
     "causal-ragged-cache",
@@ -120,7 +120,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("backend", "mask_name", "shape", "format_"), cases, ids=ids)
 
 
-def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
+def make_request(mask_name: str, shape: str, device: torch.device, dtype: torch.dtype) -> AttentionInputs:
     kv_heads, flat, scale = SHAPES[shape]
     mask, Tq, Tk = MASKS[mask_name](device)
     bias = None
@@ -131,8 +131,8 @@ def request_of(mask_name: str, shape: str, device: torch.device, dtype: torch.dt
     return AttentionInputs(q, k, v, mask, bias, D**-0.5 if scale is None else scale, 0.0)
 
 
-def must_refuse(backend: str, request: AttentionInputs) -> str | None:
-    """What a person is to be told, stated a second time: a backend that refuses more than this is at fault."""
+def expect_refusal(backend: str, request: AttentionInputs) -> str | None:
+    """The expected error message, or None; a backend that refuses more than this is wrong."""
     mask, on_cpu = request.mask, request.q.device.type == "cpu"
     if backend == "flex" and on_cpu and request.q.requires_grad:
         return "no backward pass on CPU"
@@ -142,10 +142,10 @@ def must_refuse(backend: str, request: AttentionInputs) -> str | None:
         return "not packed"
     if on_cpu:
         return "CUDA only, and the tensors are on cpu"
-    return not_by_flash(request) if backend == "packed" else not_in_tiles(request)
+    return expect_flash_refusal(request) if backend == "packed" else expect_tiles_refusal(request)
 
 
-def not_in_tiles(request: AttentionInputs) -> str | None:
+def expect_tiles_refusal(request: AttentionInputs) -> str | None:
     mask = request.mask
     if request.bias is not None:
         return "no bias"
@@ -156,7 +156,7 @@ def not_in_tiles(request: AttentionInputs) -> str | None:
     return None
 
 
-def not_by_flash(request: AttentionInputs) -> str | None:
+def expect_flash_refusal(request: AttentionInputs) -> str | None:
     mask = request.mask
     assert mask.packing is not None
     if request.q.dtype == torch.float32:
@@ -178,16 +178,16 @@ def without_gradients(request: AttentionInputs) -> AttentionInputs:
 
 
 def oracle(request: AttentionInputs) -> tuple[Tensor, AttentionInputs]:
-    """Equation 1 as written, in float64, from the same numbers."""
+    """Equation 1 in float64, from the same inputs."""
     exact = AttentionInputs(*(x.detach().double().requires_grad_() if isinstance(x, Tensor) else x for x in request))
     return attend_explicit(*exact)[0], exact
 
 
-def near(actual: Tensor, expected: Tensor, what: str) -> None:
-    """As `close`, against float64; gradients of keys that heads share are sums of a few, hence the factor."""
-    tolerance = TOLERANCE[actual.dtype] * (2 if what == "values" else 4)
+def assert_near(actual: Tensor, expected: Tensor, name: str) -> None:
+    """Compare with float64; gradients of shared key heads are sums of several, hence the factor."""
+    tolerance = TOLERANCE[actual.dtype] * (2 if name == "values" else 4)
     torch.testing.assert_close(
-        actual.double(), expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
+        actual.double(), expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}"
     )
 
 
@@ -195,58 +195,58 @@ def test_every_backend_agrees_with_equation_1(
     backend: str, mask_name: str, shape: str, format_: torch.dtype, device: torch.device
 ) -> None:
     if backend == "flex":
-        torch._dynamo.reset()  # it keeps eight compilations and then gives up; the cases are more
-    request = request_of(mask_name, shape, device, format_)
-    told = must_refuse(backend, request)
-    if told is not None:
-        with pytest.raises(ValueError, match=re.escape(told)) as refusal:
+        torch._dynamo.reset()  # dynamo stops after eight recompilations; there are more cases
+    request = make_request(mask_name, shape, device, format_)
+    expected_refusal = expect_refusal(backend, request)
+    if expected_refusal is not None:
+        with pytest.raises(ValueError, match=re.escape(expected_refusal)) as refusal:
             run(backend, request)
         assert f"backend `{backend}` does not support these inputs" in str(refusal.value)
         assert "use fused" in str(refusal.value)
         request = without_gradients(request)
-        if must_refuse(backend, request) is not None:
+        if expect_refusal(backend, request) is not None:
             return
 
     expected, exact = oracle(request)
     actual = run(backend, request)
     assert actual.dtype == format_
-    near(actual, expected, "values")
+    assert_near(actual, expected, "values")
 
     Tq, Tk = request.q.shape[2], request.k.shape[2]
     blind = ~request.mask.to_dense(B, Tq, Tk, device).expand(B, H, Tq, Tk).any(-1)
     assert bool(blind.any()) == (mask_name in EMPTY_ROWS)
-    assert (actual[blind] == 0).all(), "a query that may look at nothing gives zeros"
+    assert (actual[blind] == 0).all(), "a query without visible keys gives zeros"
 
     if not request.q.requires_grad:
         return
     direction = torch.randn(actual.shape).to(actual)
     names = ["q", "k", "v"] + (["bias"] if request.bias is not None else [])
-    given = torch.autograd.grad(actual, [getattr(request, name) for name in names], direction)
-    wanted = torch.autograd.grad(expected, [getattr(exact, name) for name in names], direction.double())
-    for name, ours, theirs in zip(names, given, wanted, strict=True):
-        near(ours, theirs, f"gradient of {name}")
+    actual_gradients = torch.autograd.grad(actual, [getattr(request, name) for name in names], direction)
+    expected_gradients = torch.autograd.grad(expected, [getattr(exact, name) for name in names], direction.double())
+    for name, ours, theirs in zip(names, actual_gradients, expected_gradients, strict=True):
+        assert_near(ours, theirs, f"gradient of {name}")
 
 
-def test_auto_takes_what_can_do_it(device: torch.device, dtype: torch.dtype) -> None:
+def test_auto_selects_a_backend_that_supports_the_request(device: torch.device, dtype: torch.dtype) -> None:
     for name in MASKS:
         for shape in ("grouped", "bias"):
-            request = request_of(name, shape, device, dtype)
-            near(run("auto", request), oracle(request)[0], "values")
+            request = make_request(name, shape, device, dtype)
+            assert_near(run("auto", request), oracle(request)[0], "values")
 
 
-@every("config", DECODERS | CROSS_DECODERS)
-def test_a_whole_stack_is_the_same_by_equation_1(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(3, 6, device=device), memory_for(config, 3, device)
+@parametrize_all("config", DECODERS | CROSS_DECODERS)
+def test_a_stack_gives_the_same_with_the_explicit_backend(config: StackConfig, device: torch.device) -> None:
+    stack, x, memory = make_stack(config, device), random_states(3, 6, device=device), make_memory(config, 3, device)
     expected = stack(x, memory=memory)
     set_backend(stack, "explicit")
-    close(stack(x, memory=memory), expected)
+    assert_close(stack(x, memory=memory), expected)
 
 
-@every("config", {name: CROSS_DECODERS[name] for name in list(CROSS_DECODERS)[:3]})
-def test_a_whole_stack_is_the_same_by_flex(config: StackConfig, device: torch.device) -> None:
+@parametrize_all("config", {name: CROSS_DECODERS[name] for name in list(CROSS_DECODERS)[:3]})
+def test_a_stack_gives_the_same_with_the_flex_backend(config: StackConfig, device: torch.device) -> None:
     torch._dynamo.reset()
-    stack, x, memory = make(config, device), states(3, 6, device=device), memory_for(config, 3, device)
+    stack, x, memory = make_stack(config, device), random_states(3, 6, device=device), make_memory(config, 3, device)
     with torch.no_grad():
         expected = stack(x, memory=memory)
         set_backend(stack, "flex")
-        close(stack(x, memory=memory), expected)
+        assert_close(stack(x, memory=memory), expected)

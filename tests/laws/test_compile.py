@@ -1,4 +1,4 @@
-"""The model is one graph, padded and packed, and a step of decoding waits for nothing."""
+"""The model compiles to one graph, padded and packed, and decoding steps do not synchronize."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ import torch
 
 from attent.models import Seq2SeqConfig
 from attent.nn import StackConfig
-from tests.laws.helpers import CROSS_DECODERS, close, every, make, memory_for, new_cache, states
+from tests.laws.helpers import (
+    CROSS_DECODERS,
+    assert_close,
+    make_memory,
+    make_stack,
+    new_cache,
+    parametrize_all,
+    random_states,
+)
 from tests.laws.models import VOCAB, make_seq2seq, pairs
 from tests.laws.test_seq2seq import packed_batch
 
 
-def one_of_each_scheme() -> dict[str, StackConfig]:
-    """The first decoder of each kind of positions, with one block: tracing takes as long as there are blocks."""
-    found: dict[object, tuple[str, StackConfig]] = {}
+def select_configs() -> dict[str, StackConfig]:
+    """The first decoder of each position scheme, with one block, since tracing time grows with blocks."""
+    configs: dict[object, tuple[str, StackConfig]] = {}
     for name, config in CROSS_DECODERS.items():
-        found.setdefault(config.positions, (name, replace(config, layers=1)))
-    return dict(found.values())
+        configs.setdefault(config.positions, (name, replace(config, layers=1)))
+    return dict(configs.values())
 
 
-SCHEMES = one_of_each_scheme()
+SCHEMES = select_configs()
 
 
-def in_pairs() -> dict[str, Seq2SeqConfig]:
-    """Three models that have all six kinds of positions between them."""
+def pair_configs() -> dict[str, Seq2SeqConfig]:
+    """Three models that together have all six position schemes."""
     a, b, c, d, e, f, _ = SCHEMES.values()
     return {
         f"{x.positions.kind}-{y.positions.kind}": Seq2SeqConfig(
@@ -36,27 +44,27 @@ def in_pairs() -> dict[str, Seq2SeqConfig]:
     }
 
 
-@every("config", in_pairs())
+@parametrize_all("config", pair_configs())
 def test_the_model_compiles_in_one_graph(config: Seq2SeqConfig, device: torch.device) -> None:
-    """Without a break, in training as it is done: from padded rows and from packed ones."""
+    """Without a graph break, from padded rows and from packed ones."""
     torch._dynamo.reset()
     model, text = make_seq2seq(config, device), pairs(device, (4, 2), (3, 2))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     batch = text.batch()
-    close(compiled(*batch), model(*batch))
+    assert_close(compiled(*batch), model(*batch))
 
     source, source_packing = packed_batch(text.sources, [[0, 1]], 7)
     target, target_packing = packed_batch(text.targets, [[0, 1]], 7)
     packing = (source_packing, target_packing)
-    close(compiled(source, target, packing=packing), model(source, target, packing=packing))
+    assert_close(compiled(source, target, packing=packing), model(source, target, packing=packing))
 
 
-@every("config", SCHEMES)
-def test_a_step_waits_for_nothing(config: StackConfig, device: torch.device) -> None:
-    """No step, prefill or reordering may ask the accelerator for a number: the host would wait for it."""
+@parametrize_all("config", SCHEMES)
+def test_a_decoding_step_does_not_synchronize(config: StackConfig, device: torch.device) -> None:
+    """Neither steps, prefill nor reordering may read a value from the accelerator, which would synchronize."""
     if device.type != "cuda":
         pytest.skip("only an accelerator can be waited for: run with --device cuda")
-    stack, x, memory = make(config, device), states(3, 6, device=device), memory_for(config, 3, device)
+    stack, x, memory = make_stack(config, device), random_states(3, 6, device=device), make_memory(config, 3, device)
     cache = new_cache(stack, 6, 3, memory)
     lengths, rows = torch.tensor([3, 1, 2], device=device), torch.tensor([1, 1, 0], device=device)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Compiled once, used for every batch: sizes that change, steps of decoding and packed batches make no graph each."""
+"""Compiled graphs are reused: changing sizes, decoding steps and packed batches do not recompile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 import attent
 from attent.models import Seq2Seq, shift_right
 from attent.nn import LearnedConfig, Packing
-from tests.laws.helpers import close
+from tests.laws.helpers import assert_close
 
 
 def small(positions: object = None) -> Seq2Seq:
@@ -43,7 +43,7 @@ def test_padded_batches_of_any_size_share_two_graphs() -> None:
     for rows, T, U in ((3, 7, 5), (4, 9, 6), (2, 12, 11), (5, 4, 8), (6, 13, 3)):
         batch = (ids(rows, T), ids(rows, U), torch.randint(1, T + 1, (rows,)), torch.randint(1, U + 1, (rows,)))
         with torch.no_grad():
-            close(compiled(*batch), model(*batch))
+            assert_close(compiled(*batch), model(*batch))
     assert graphs.frame_count <= 2
 
 
@@ -56,13 +56,13 @@ def test_steps_of_decoding_share_a_few_graphs(ragged: bool) -> None:
     for cache in caches:
         model.step(target[:, :2], cache, torch.tensor([2, 1, 1]) if ragged else None)
     for t in range(2, 14):
-        close(step(target[:, t : t + 1], caches[0]), model.step(target[:, t : t + 1], caches[1]))
+        assert_close(step(target[:, t : t + 1], caches[0]), model.step(target[:, t : t + 1], caches[1]))
     assert graphs.frame_count <= 2
 
 
 @pytest.mark.parametrize("positions", [None, LearnedConfig(max_length=8)], ids=["sinusoidal", "learned"])
 def test_packed_batches_of_fixed_shape_share_one_graph(positions: object) -> None:
-    """As training does it: the width of a row and the number of its sentences are fixed, their lengths are not."""
+    """As in training: row width and number of sentences are fixed, their lengths vary."""
     model, graphs = small(positions), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=graphs, dynamic=False)
     layouts = ([[3, 4], [5, 1, 2]], [[8], [2, 2, 2]], [[1], [7, 1]], [[2, 6], [4]])
@@ -70,7 +70,7 @@ def test_packed_batches_of_fixed_shape_share_one_graph(positions: object) -> Non
         packing = Packing.from_lengths(layout, width=12, max_sentences=4)
         batch = (ids(2, 12), shift_right(ids(2, 12), 1, packing))
         with torch.no_grad():
-            close(compiled(*batch, packing=(packing, packing)), model(*batch, packing=(packing, packing)))
+            assert_close(compiled(*batch, packing=(packing, packing)), model(*batch, packing=(packing, packing)))
     assert graphs.frame_count == 1
 
 
@@ -83,4 +83,4 @@ def test_the_model_exports_with_free_sizes() -> None:
     shapes = ({0: batch, 1: source_length}, {0: batch, 1: target_length}, {0: batch}, {0: batch})
     exported = export(model, example, dynamic_shapes=shapes).module()
     other = (ids(5, 11), ids(5, 9), torch.tensor([1, 11, 4, 8, 2]), torch.tensor([9, 9, 1, 2, 3]))
-    close(exported(*other), model(*other))
+    assert_close(exported(*other), model(*other))

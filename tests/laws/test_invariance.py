@@ -1,4 +1,4 @@
-"""What must not matter does not: padding, the future, the rest of the batch; and what must matter does."""
+"""Outputs do not depend on padding, the future or the rest of the batch, and do depend on all visible tokens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from attent.nn import Memory, StackConfig
 from tests.laws.helpers import (
     DECODERS,
     ENCODERS,
-    close,
-    every,
+    assert_close,
     every_cross_decoder,
     every_decoder,
     every_stack,
-    make,
-    memory_for,
+    make_memory,
+    make_stack,
+    make_tensor,
     noise_like,
-    numbers,
-    padded,
-    real,
-    states,
-    take,
+    pad_with_noise,
+    parametrize_all,
+    random_states,
+    select_memory,
+    unpad,
 )
 
 T = 8
@@ -32,34 +32,34 @@ BY_DISTANCE = ("rotary", "relative", "alibi")
 
 @every_stack
 def test_padding_changes_nothing(config: StackConfig, device: torch.device) -> None:
-    """Neither its content (noise) nor its amount (more than the longest needs): each row equals the sentence alone."""
-    stack, memory = make(config, device), memory_for(config, 3, device)
-    sentences = [states(n, device=device) for n in (T, 1, 5)]
-    x, lengths = padded(sentences, extra=3)
+    """Neither its content (noise) nor its length (beyond the longest row): each row equals the single sentence."""
+    stack, memory = make_stack(config, device), make_memory(config, 3, device)
+    sentences = [random_states(n, device=device) for n in (T, 1, 5)]
+    x, lengths = pad_with_noise(sentences, extra=3)
     out = stack(x, lengths, memory=memory)
     for row, sentence in enumerate(sentences):
-        alone = stack(sentence[None], memory=take(memory, slice(row, row + 1)))[0]
-        close(out[row, : len(sentence)], alone)
+        alone = stack(sentence[None], memory=select_memory(memory, slice(row, row + 1)))[0]
+        assert_close(out[row, : len(sentence)], alone)
 
 
 @every_cross_decoder
 def test_padding_of_the_memory_changes_nothing(config: StackConfig, device: torch.device) -> None:
-    stack, x = make(config, device), states(3, T, device=device)
-    sources = [states(n, device=device) for n in (2, 7, 4)]
+    stack, x = make_stack(config, device), random_states(3, T, device=device)
+    sources = [random_states(n, device=device) for n in (2, 7, 4)]
     expected = torch.cat([stack(x[i : i + 1], memory=Memory(source[None])) for i, source in enumerate(sources)])
-    close(stack(x, memory=Memory(*padded(sources))), expected)
-    close(stack(x, memory=Memory(*padded(sources, extra=6))), expected)
+    assert_close(stack(x, memory=Memory(*pad_with_noise(sources))), expected)
+    assert_close(stack(x, memory=Memory(*pad_with_noise(sources, extra=6))), expected)
 
 
 @every_stack
-def test_a_row_without_tokens_disturbs_nobody(config: StackConfig, device: torch.device) -> None:
-    """Lengths of zero: the other rows are as they were, and gradients stay finite."""
-    stack, memory = make(config, device), memory_for(config, 2, device)
-    x, lengths = states(2, T, device=device).requires_grad_(), numbers(0, T, device=device)
+def test_an_empty_row_does_not_affect_others(config: StackConfig, device: torch.device) -> None:
+    """With a length of zero, the other rows are unchanged and gradients are finite."""
+    stack, memory = make_stack(config, device), make_memory(config, 2, device)
+    x, lengths = random_states(2, T, device=device).requires_grad_(), make_tensor(0, T, device=device)
     if memory is not None:
-        memory = Memory(memory.states, numbers(0, 4, device=device))
+        memory = Memory(memory.states, make_tensor(0, 4, device=device))
     out = stack(x, lengths, memory=memory)
-    close(out[1:], stack(x[1:], memory=take(memory, slice(1, 2))))
+    assert_close(out[1:], stack(x[1:], memory=select_memory(memory, slice(1, 2))))
     (gradient,) = torch.autograd.grad(out.sum(), x)
     assert out.isfinite().all()
     assert gradient.isfinite().all()
@@ -67,27 +67,27 @@ def test_a_row_without_tokens_disturbs_nobody(config: StackConfig, device: torch
 
 @every_decoder
 def test_the_future_changes_nothing(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(2, T, device=device), memory_for(config, 2, device)
+    stack, x, memory = make_stack(config, device), random_states(2, T, device=device), make_memory(config, 2, device)
     out = stack(x, memory=memory)
     for t in range(T):
-        other = torch.cat([x[:, :t], states(2, T - t, device=device)], 1)
+        other = torch.cat([x[:, :t], random_states(2, T - t, device=device)], 1)
         changed = stack(other, memory=memory)
-        close(changed[:, :t], out[:, :t])
+        assert_close(changed[:, :t], out[:, :t])
         assert not torch.allclose(changed[:, t], out[:, t], rtol=1e-3, atol=1e-3)
 
 
 @every_stack
-def test_each_token_is_noticed_exactly_where_the_config_says(config: StackConfig, device: torch.device) -> None:
-    """One block: d out[q] / d x[k] is zero unless q may look at k, and is not zero where it may."""
-    stack = make(replace(config, layers=1), device)
-    memory = memory_for(config, 1, device)
-    x = states(1, T, device=device)
+def test_each_token_affects_exactly_the_queries_that_see_it(config: StackConfig, device: torch.device) -> None:
+    """In one block, d out[q] / d x[k] is nonzero exactly where q may attend to k."""
+    stack = make_stack(replace(config, layers=1), device)
+    memory = make_memory(config, 1, device)
+    x = random_states(1, T, device=device)
     before, after = config.window or (None, None)
 
     def out(x: Tensor) -> Tensor:
         return stack(x, memory=memory)[0] @ direction
 
-    direction = states(device=device)
+    direction = random_states(device=device)
     noticed = torch.autograd.functional.jacobian(out, x)[:, 0].abs().amax(-1) > 1e-9  # (Tq, Tk)
     expected = [
         [
@@ -101,18 +101,18 @@ def test_each_token_is_noticed_exactly_where_the_config_says(config: StackConfig
 
 @every_stack
 def test_order_matters(config: StackConfig, device: torch.device) -> None:
-    """Without positions, a last token would not care which of two others is its neighbour and which is far."""
-    stack, memory = make(replace(config, window=None, layers=1), device), memory_for(config, 1, device)
-    x = states(1, T, device=device)
+    """Without positions, swapping two earlier tokens would not change the output of the last."""
+    stack, memory = make_stack(replace(config, window=None, layers=1), device), make_memory(config, 1, device)
+    x = random_states(1, T, device=device)
     swapped = x[:, [T - 2, *range(1, T - 2), 0, T - 1]]
     change = (stack(swapped, memory=memory) - stack(x, memory=memory))[:, -1].abs().max()
     assert change > 1e-6
 
 
-@every("config", {name: config for name, config in DECODERS.items() if config.positions.kind in BY_DISTANCE})
-def test_where_only_distance_counts_a_shift_changes_nothing(config: StackConfig, device: torch.device) -> None:
-    """One block that sees two tokens back says the same about them wherever they stand. (Rotary angles are float32.)"""
-    stack, x = make(replace(config, layers=1, window=(2, None)), device), states(2, T, device=device)
+@parametrize_all("config", {name: config for name, config in DECODERS.items() if config.positions.kind in BY_DISTANCE})
+def test_relative_positions_are_shift_invariant(config: StackConfig, device: torch.device) -> None:
+    """One block with a window of two tokens gives the same at any offset. (Rotary angles are float32.)"""
+    stack, x = make_stack(replace(config, layers=1, window=(2, None)), device), random_states(2, T, device=device)
     late = stack(x)
     for t in range(2, T):
         torch.testing.assert_close(late[:, t], stack(x[:, t - 2 : t + 1])[:, -1], rtol=1e-5, atol=1e-5)
@@ -120,24 +120,24 @@ def test_where_only_distance_counts_a_shift_changes_nothing(config: StackConfig,
 
 @every_stack
 def test_the_order_of_the_batch_does_not_matter(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(4, T, device=device), memory_for(config, 4, device)
-    lengths, order = numbers(T, 3, 6, 1, device=device), numbers(2, 0, 3, 1, device=device)
+    stack, x, memory = make_stack(config, device), random_states(4, T, device=device), make_memory(config, 4, device)
+    lengths, order = make_tensor(T, 3, 6, 1, device=device), make_tensor(2, 0, 3, 1, device=device)
     out = stack(x, lengths, memory=memory)
-    again = stack(x[order], lengths[order], memory=take(memory, order))
-    close(real(again, lengths[order]), real(out[order], lengths[order]))
+    again = stack(x[order], lengths[order], memory=select_memory(memory, order))
+    assert_close(unpad(again, lengths[order]), unpad(out[order], lengths[order]))
 
 
 @every_stack
-def test_a_sentence_alone_equals_the_same_in_a_batch(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
+def test_a_single_sentence_equals_its_row_in_a_batch(config: StackConfig, device: torch.device) -> None:
+    stack, x, memory = make_stack(config, device), random_states(3, T, device=device), make_memory(config, 3, device)
     out = stack(x, memory=memory)
     for row in range(3):
-        one = slice(row, row + 1)
-        close(out[one], stack(x[one], memory=take(memory, one)))
+        single_row = slice(row, row + 1)
+        assert_close(out[single_row], stack(x[single_row], memory=select_memory(memory, single_row)))
 
 
-@every("config", {name: config for name, config in ENCODERS.items() if config.window is None})
+@parametrize_all("config", {name: config for name, config in ENCODERS.items() if config.window is None})
 def test_an_encoder_sees_the_future(config: StackConfig, device: torch.device) -> None:
-    stack, x = make(config, device), states(1, T, device=device)
+    stack, x = make_stack(config, device), random_states(1, T, device=device)
     other = torch.cat([x[:, :-1], noise_like(x[0], 1)[None]], 1)
     assert not torch.allclose(stack(x)[:, 0], stack(other)[:, 0], rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Sentences packed into rows give what each gives by itself, in values and in gradients of every parameter."""
+"""Packed sentences equal separate ones, in values and in gradients of every parameter."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.laws.helpers import (
     CROSS_DECODERS,
     DECODERS,
     ENCODERS,
-    close,
+    assert_close,
+    assert_same_gradients,
     every_stack,
     gradients,
-    in_turn,
-    make,
+    make_stack,
     noise_like,
-    same_gradients,
-    states,
+    parametrize_in_turn,
+    random_states,
 )
 
-# Lengths of the sentences in each row, here and in the memory; how wide the rows are, filler included.
+# Sentence lengths of each row, for inputs and memory; the row width, padding included.
 LAYOUTS: dict[str, tuple[list[list[int]], list[list[int]], int, int]] = {
     "rows": ([[3, 5, 1], [4], [2, 2]], [[2, 4, 3], [5], [1, 6]], 11, 10),
     "flat": ([[3, 1, 4]], [[2, 5, 1]], 8, 10),
@@ -31,7 +31,7 @@ LAYOUTS: dict[str, tuple[list[list[int]], list[list[int]], int, int]] = {
 
 
 def pack(sentences: list[list[Tensor]], width: int) -> tuple[Tensor, Packing]:
-    """Rows of sentences with noise as filler, and which token is of which."""
+    """Pack sentences into rows padded with noise; return the rows and their packing."""
     rows = []
     for row in sentences:
         text = torch.cat(row)
@@ -44,16 +44,16 @@ def unpack(x: Tensor, lengths: Sequence[Sequence[int]]) -> list[Tensor]:
     return [piece for row, counts in zip(x, lengths, strict=True) for piece in row[: sum(counts)].split(list(counts))]
 
 
-@in_turn("config, layout", ENCODERS | DECODERS | CROSS_DECODERS, LAYOUTS)
+@parametrize_in_turn("config, layout", ENCODERS | DECODERS | CROSS_DECODERS, LAYOUTS)
 def test_packed_equals_separate(
     config: StackConfig,
     layout: tuple[list[list[int]], list[list[int]], int, int],
     device: torch.device,
 ) -> None:
     lengths, memory_lengths, width, memory_width = layout
-    stack = make(config, device)
-    sentences = [[states(n, device=device) for n in row] for row in lengths]
-    sources = [[states(n, device=device) for n in row] for row in memory_lengths]
+    stack = make_stack(config, device)
+    sentences = [[random_states(n, device=device) for n in row] for row in lengths]
+    sources = [[random_states(n, device=device) for n in row] for row in memory_lengths]
     pairs = list(zip(chain(*sentences), chain(*sources), strict=True))
 
     x, packing = pack(sentences, width)
@@ -62,10 +62,10 @@ def test_packed_equals_separate(
     together = unpack(stack(x, packing=packing, memory=memory), lengths)
     alone = [stack(x[None], memory=Memory(source[None]) if config.cross_attention else None)[0] for x, source in pairs]
     for actual, expected in zip(together, alone, strict=True):
-        close(actual, expected)
+        assert_close(actual, expected)
 
     directions = [torch.randn(out.shape).to(out) for out in alone]
-    same_gradients(
+    assert_same_gradients(
         gradients(sum((out * d).sum() for out, d in zip(together, directions, strict=True)), stack),
         gradients(sum((out * d).sum() for out, d in zip(alone, directions, strict=True)), stack),
     )
@@ -73,13 +73,13 @@ def test_packed_equals_separate(
 
 @every_stack
 def test_filler_changes_nothing(config: StackConfig, device: torch.device) -> None:
-    """Not its content, on either side."""
+    """The content of padding does not matter, on either side."""
     lengths, memory_lengths, width, memory_width = LAYOUTS["rows"]
-    stack = make(config, device)
-    sentences = [[states(n, device=device) for n in row] for row in lengths]
-    sources = [[states(n, device=device) for n in row] for row in memory_lengths]
+    stack = make_stack(config, device)
+    sentences = [[random_states(n, device=device) for n in row] for row in lengths]
+    sources = [[random_states(n, device=device) for n in row] for row in memory_lengths]
     outs = []
-    for _ in range(2):  # `pack` draws other filler each time
+    for _ in range(2):  # `pack` draws new noise each time
         x, packing = pack(sentences, width)
         encoded, memory_packing = pack(sources, memory_width)
         memory = Memory(encoded, packing=memory_packing) if config.cross_attention else None
@@ -87,4 +87,4 @@ def test_filler_changes_nothing(config: StackConfig, device: torch.device) -> No
         assert out.isfinite().all()
         outs.append(unpack(out, lengths))
     for first, second in zip(*outs, strict=True):
-        close(first, second)
+        assert_close(first, second)

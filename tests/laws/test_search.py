@@ -1,5 +1,5 @@
-"""Search on every model of the family: a beam of one is greedy, a beam's score is what reading its text gives, and who
-stands beside a source changes nothing."""
+"""Search on every model of the family: a beam of one is greedy, a beam's score equals its forced score, and other rows
+of the batch change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attent.decoding import beam_search, greedy_search
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
-from tests.laws.helpers import in_turn
+from tests.laws.helpers import parametrize_in_turn
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
 
 START, LONGEST = 1, 7
@@ -20,7 +20,7 @@ Kinds = dict[str, Any]
 
 
 def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
-    """With a token as the end that it does write."""
+    """With an end token that the model does generate."""
     end = int(greedy_search(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
     return {"start": START, "end": end, "max_length": LONGEST}
 
@@ -34,7 +34,7 @@ def test_a_beam_of_one_equals_greedy(config: Seq2SeqConfig, device: torch.device
 
 
 @every_seq2seq
-def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, device: torch.device) -> None:
+def test_the_score_of_a_beam_equals_its_forced_score(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     search = SearchOptions(beam_size=3, n_best=3)
     got = beam_search(model, source, lengths, **kinds(model, source, lengths), options=search)
@@ -50,9 +50,9 @@ def test_the_score_of_a_beam_equals_its_score_by_reading(config: Seq2SeqConfig, 
         torch.testing.assert_close(got.scores[:, i], (sums / got.lengths[:, i] ** 0.6).float(), rtol=1e-5, atol=1e-5)
 
 
-@in_turn("config, beam_size", SEQ2SEQS, {"1": 1, "4": 4})
-def test_neighbours_change_nothing(config: Seq2SeqConfig, beam_size: int, device: torch.device) -> None:
-    """Neither those of one batch, nor those that came before into a place of it."""
+@parametrize_in_turn("config, beam_size", SEQ2SEQS, {"1": 1, "4": 4})
+def test_other_rows_of_the_batch_change_nothing(config: Seq2SeqConfig, beam_size: int, device: torch.device) -> None:
+    """Neither the other rows of a batch, nor earlier sources of the same row."""
     model, text = make_seq2seq(config, device), pairs(device)
     source, _, lengths, _ = text.batch(extra=2)
     these, search = kinds(model, source, lengths), SearchOptions(beam_size=beam_size, n_best=beam_size)
@@ -75,5 +75,5 @@ def test_neighbours_change_nothing(config: Seq2SeqConfig, beam_size: int, device
         torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=1e-5, atol=1e-5)
         tokens = zip(alone.tokens[0].tolist(), alone.lengths[0].tolist(), strict=True)
         written = [tuple(token for token in ids[:length] if token != these["end"]) for ids, length in tokens]
-        assert [one.token_ids for one in refilled[row]] == written
-        assert [one.score for one in refilled[row]] == pytest.approx(alone.scores[0].tolist(), abs=1e-5)
+        assert [hypothesis.token_ids for hypothesis in refilled[row]] == written
+        assert [hypothesis.score for hypothesis in refilled[row]] == pytest.approx(alone.scores[0].tolist(), abs=1e-5)

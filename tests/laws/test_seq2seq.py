@@ -1,4 +1,4 @@
-"""The laws of stacks hold for the whole Transformer too: padding, packing, the future, order, steps, saving."""
+"""Invariants of stacks hold for the encoder-decoder too: padding, packing, causality, order, steps, saving."""
 
 from __future__ import annotations
 
@@ -15,32 +15,43 @@ import attent
 from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.nn import Packing
-from tests.laws.helpers import POSITIONS, close, gradients, in_turn, noise_like, numbers, real, same_gradients
+from tests.laws.helpers import (
+    POSITIONS,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    make_tensor,
+    noise_like,
+    parametrize_in_turn,
+    unpad,
+)
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
 
 
-def alone(model: Seq2Seq, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+def run_separately(model: Seq2Seq, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     return [model(source[None], target[None])[0] for source, target in zip(sources, targets, strict=True)]
 
 
-def loss_of(logits: list[Tensor], targets: list[Tensor]) -> Tensor:
-    """Summed over real tokens."""
+def compute_loss(logits: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Cross-entropy summed over tokens that are not padding."""
     return F.cross_entropy(torch.cat(logits), torch.cat(targets), reduction="sum")
 
 
 @every_seq2seq
 def test_padding_changes_nothing(config: Seq2SeqConfig, device: torch.device) -> None:
     model, text = make_seq2seq(config, device), pairs(device)
-    expected = alone(model, text.sources, text.targets)
+    expected = run_separately(model, text.sources, text.targets)
     for extra in (0, 3):
         batch = text.batch(extra)
-        close(real(model(*batch), batch[3]), torch.cat(expected))
+        assert_close(unpad(model(*batch), batch[3]), torch.cat(expected))
     actual = [row[: len(target)] for row, target in zip(model(*text.batch()), text.targets, strict=True)]
-    same_gradients(gradients(loss_of(actual, text.targets), model), gradients(loss_of(expected, text.targets), model))
+    assert_same_gradients(
+        gradients(compute_loss(actual, text.targets), model), gradients(compute_loss(expected, text.targets), model)
+    )
 
 
 def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> tuple[Tensor, Packing]:
-    """Sentences by number laid into rows, noise behind them."""
+    """Pack sentences, given by index, into rows padded with noise."""
     laid = []
     for row in rows:
         text = torch.cat([sentences[i] for i in row])
@@ -49,7 +60,7 @@ def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> 
     return torch.stack(laid), Packing.from_lengths(lengths, width, device=laid[0].device)
 
 
-@in_turn("config, rows", SEQ2SEQS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
+@parametrize_in_turn("config, rows", SEQ2SEQS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
 def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], device: torch.device) -> None:
     model, text = make_seq2seq(config, device), pairs(device)
     source, source_packing = packed_batch(text.sources, rows, 15)
@@ -59,9 +70,11 @@ def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], de
     targets = [text.targets[i] for i in order]
     lengths = [[len(text.targets[i]) for i in row] for row in rows]
     actual = [piece for out, counts in zip(logits, lengths, strict=True) for piece in out[: sum(counts)].split(counts)]
-    expected = alone(model, [text.sources[i] for i in order], targets)
-    close(torch.cat(actual), torch.cat(expected))
-    same_gradients(gradients(loss_of(actual, targets), model), gradients(loss_of(expected, targets), model))
+    expected = run_separately(model, [text.sources[i] for i in order], targets)
+    assert_close(torch.cat(actual), torch.cat(expected))
+    assert_same_gradients(
+        gradients(compute_loss(actual, targets), model), gradients(compute_loss(expected, targets), model)
+    )
 
 
 @every_seq2seq
@@ -73,7 +86,7 @@ def test_the_future_changes_nothing(config: Seq2SeqConfig, device: torch.device)
         other = target.clone()
         other[:, t:] = (other[:, t:] + 1) % 17
         changed = model(source, other)
-        close(changed[:, :t], out[:, :t])
+        assert_close(changed[:, :t], out[:, :t])
         assert not torch.allclose(changed[:, t], out[:, t], rtol=1e-3, atol=1e-3)
 
 
@@ -88,49 +101,49 @@ def test_the_source_matters_to_every_target_token(config: Seq2SeqConfig, device:
 @every_seq2seq
 def test_the_order_of_the_batch_does_not_matter(config: Seq2SeqConfig, device: torch.device) -> None:
     model, batch = make_seq2seq(config, device), pairs(device).batch()
-    order = numbers(2, 0, 3, 1, device=device)
+    order = make_tensor(2, 0, 3, 1, device=device)
     shuffled = [x[order] for x in batch]
-    close(real(model(*shuffled), shuffled[3]), real(model(*batch)[order], shuffled[3]))
+    assert_close(unpad(model(*shuffled), shuffled[3]), unpad(model(*batch)[order], shuffled[3]))
 
 
 @every_seq2seq
-def test_step_by_step_equals_all_at_once(config: Seq2SeqConfig, device: torch.device) -> None:
+def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     cache = model.begin(source, lengths, capacity=target.shape[1])
     steps = [model.step(token, cache) for token in target.split(1, 1)]
-    close(torch.cat(steps, 1), model(source, target, lengths))
+    assert_close(torch.cat(steps, 1), model(source, target, lengths))
 
 
 @every_seq2seq
 def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    rows = numbers(3, 1, 1, 0, 2, 1, device=device)
+    rows = make_tensor(3, 1, 1, 0, 2, 1, device=device)
     cache = model.begin(source, lengths, capacity=5)
     model.step(target[:, :2], cache)
     cache.reorder(rows)
     last = model.step(target[rows, 2:], cache)
-    close(last, model(source[rows], target[rows], lengths[rows])[:, 2:])
+    assert_close(last, model(source[rows], target[rows], lengths[rows])[:, 2:])
 
 
 @every_seq2seq
-def test_greedy_with_a_cache_equals_greedy_by_reading_the_prefix_again(
-    config: Seq2SeqConfig, device: torch.device
-) -> None:
+def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    end = int(greedy_search(model, source, lengths, start=1, end=0, max_length=3)[0, -1])  # a token that it does write
+    end = int(
+        greedy_search(model, source, lengths, start=1, end=0, max_length=3)[0, -1]
+    )  # a token that the model does generate
     actual = greedy_search(model, source, lengths, start=1, end=end, max_length=7)
     prefix = torch.full_like(source[:, :1], 1)
     for _ in range(7):
         logits = model(source, prefix, lengths)[:, -1:].detach()
-        logits[..., 1] = float("-inf")  # no sentence holds the start token
+        logits[..., 1] = float("-inf")  # no sentence contains the start token
         best = logits.argmax(-1)
         ended = (prefix[:, 1:] == end).any(1, keepdim=True)
         prefix = torch.cat([prefix, best.masked_fill(ended, end)], 1)
     assert actual.tolist() == prefix[:, 1:].tolist()
 
 
-@in_turn("config, stored", SEQ2SEQS, {"float32": torch.float32, "bfloat16": torch.bfloat16})
-def test_saved_and_loaded_gives_the_same_bits(
+@parametrize_in_turn("config, stored", SEQ2SEQS, {"float32": torch.float32, "bfloat16": torch.bfloat16})
+def test_save_and_load_give_the_same_bits(
     config: Seq2SeqConfig, stored: torch.dtype, device: torch.device, tmp_path: Path
 ) -> None:
     model = make_seq2seq(config, device).to(stored)
@@ -151,9 +164,9 @@ def test_saved_and_loaded_gives_the_same_bits(
 @pytest.mark.parametrize(("order", "tied"), [("post", True), ("post", False), ("pre", False)])
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_the_first_loss_is_near_ln_v(preset: str, order: str, tied: bool, device: torch.device) -> None:
-    """Knowing nothing costs ln V; logits of variance 1 cost half a nat more. A wrong scale costs many.
+    """Uniform predictions cost ln V; logits of variance 1 cost half a nat more. A wrong scale costs many.
 
-    (Pre-norm with a tied output costs up to two nats: it carries the embedding through, and bets on its own input.)
+    (Pre-norm with a tied output costs up to two nats more: it passes the embedding through and predicts its own input.)
     """
     vocab = 2000
     config = getattr(attent.presets, preset)(vocab=vocab)
@@ -166,8 +179,8 @@ def test_the_first_loss_is_near_ln_v(preset: str, order: str, tied: bool, device
     assert math.log(vocab) + 0.1 < loss < math.log(vocab) + 0.9
 
 
-def test_the_covering_covers() -> None:
-    """Of each side of the toys, every kind of position meets either norm order, every sharing and every window."""
+def test_toys_cover_all_pairs_of_options() -> None:
+    """On each side of the toys, every position scheme occurs with every norm order, key/value sharing and window."""
     for side in ("encoder", "decoder"):
         stacks = [getattr(config, side) for config in SEQ2SEQS.values()]
         met = {(stack.positions, stack.norm_order) for stack in stacks}

@@ -1,4 +1,4 @@
-"""Mistakes with whole models, and the words that a person will read."""
+"""Invalid calls of models, and their error messages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told(mistake: str) -> None:
+def test_invalid_calls_are_refused(mistake: str) -> None:
     call, words = MISTAKES[mistake]
     with pytest.raises(ValueError, match=re.escape(words)):
         call()

@@ -1,4 +1,4 @@
-"""The whole model is figure 1: embeddings, encoder, decoder, output layer, put together here once more by hand."""
+"""The model is figure 1: embeddings, encoder, decoder and output layer, assembled here by hand."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_the_model_is_figure_1(config: Seq2SeqConfig) -> None:
     assert (weights["output.weight"] is shared[1]) == config.tie_output
 
 
-def test_the_decoder_reads_what_it_wrote_one_place_to_the_right() -> None:
+def test_decoder_inputs_are_the_targets_shifted_right() -> None:
     assert shift_right(torch.tensor([[5, 6, 2], [7, 2, 0]]), start=1).tolist() == [[1, 5, 6], [1, 7, 2]]
 
 
-def test_every_packed_sentence_has_a_start_of_its_own() -> None:
+def test_every_packed_sentence_has_its_own_start() -> None:
     packing = Packing.from_lengths([[2, 3], [4]], 5)
     target = torch.tensor([[5, 2, 6, 7, 2], [8, 9, 4, 2, 0]])
     assert shift_right(target, 1, packing)[:, :4].tolist() == [[1, 5, 1, 6], [1, 8, 9, 4]]

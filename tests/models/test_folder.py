@@ -1,4 +1,4 @@
-"""A model folder: what was saved comes back, damage and hostile files are refused, no save loses a model."""
+"""Model folders round-trip, damaged and hostile files are refused, and no save loses a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SYSTEM_CALLS = (
     "unlink",
     "rmdir",
     "mkdir",
-)  # what a save does to the disk, by os.NAME
+)  # calls of a save that change the disk, by os.NAME
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ def write(path: Path, seed: int = 0) -> None:
 
 
 def assert_holds(path: Path, *seeds: int) -> int:
-    """The folder loads, and is wholly one of the models that were saved there."""
+    """Assert that the folder loads as exactly one of the models that were saved there."""
     stored = folder.read_folder(path)
     seed = stored.config["seed"]
     assert seed in seeds
@@ -73,7 +73,7 @@ def refusal(path: Path) -> str:
 
 
 def write_checksums(path: Path) -> None:
-    """Makes the manifest fit the files, as someone who means harm would."""
+    """Rewrite the manifest to match the files, as an attacker would."""
     files = {}
     for name in FILES[:2]:
         content = (path / name).read_bytes()
@@ -95,7 +95,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-# What was saved comes back.
+# Round trips.
 
 
 def test_model_round_trip(model: Path) -> None:
@@ -179,7 +179,7 @@ def test_unreadable_content_is_not_saved(
     assert_holds(model, 0)
 
 
-# Damage is noticed before any weight is used.
+# Damage is detected before any weight is used.
 
 
 def test_every_bit_flip_is_detected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_link_out_of_the_folder_is_refused(name: str, model: Path) -> None:
     (model / name).rename(outside)
     (model / name).symlink_to(outside)
     assert f"{name}: is a link out of the folder" in refusal(model)
-    write(model, 1)  # replaces the link, and does not write through it
+    write(model, 1)  # replaces the link instead of writing through it
     assert_holds(model, 1)
     assert not (model / name).is_symlink()
     assert outside.exists()
@@ -410,7 +410,7 @@ print("after the control:", sorted(set(events)))
     )
     assert done.returncode == 0, done.stderr
     assert "before the control: []" in done.stdout
-    assert "after the control: ['pickle.find_class']" in done.stdout  # the hook does hear
+    assert "after the control: ['pickle.find_class']" in done.stdout  # the hook works
     assert not (tmp_path / "exploded").exists()
 
 
@@ -418,7 +418,7 @@ print("after the control:", sorted(set(events)))
 
 
 def faults(path: Path, fault: BaseException, forever: bool, seed: int) -> Iterator[int]:
-    """Saves over what is at `path`, failing at the first call, then at the second, ... until it succeeds."""
+    """Save over `path`, failing at the first call, then at the second, ... until it succeeds."""
     original = path.with_name(path.name + "-original")
     shutil.copytree(path, original)
     for call in itertools.count(1):
@@ -530,16 +530,16 @@ def test_sigkill_leaves_old_or_new_model(model: Path) -> None:
 
 
 def _die_at(call: int, path: Path) -> None:
-    """In a child process: saves, and is killed by the system at its call number `at`. Never returns."""
+    """Save in a child process that is killed at its call number `at`. Never returns."""
     calls = itertools.count(1)
 
     def guard(function: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **options: Any) -> Any:
+        def kill_at_call(*arguments: Any, **options: Any) -> Any:
             if next(calls) == call:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*arguments, **options)
 
-        return guarded
+        return kill_at_call
 
     try:
         for name in SYSTEM_CALLS:
@@ -586,8 +586,8 @@ def write_with_files(path: Path, seed: int) -> None:
     folder.write_folder(path, config={"seed": 7}, tensors=tensors(seed), files=make_files(seed))
 
 
-def holds_with_files(path: Path) -> int:
-    """The model and both files are wholly of one save, whoever reads them; tells which."""
+def assert_holds_with_files(path: Path) -> int:
+    """Assert that the model and both files are from one save; return its number."""
     stored = folder.read_folder(path)
     (seed,) = [seed for seed in range(3) if torch.equal(stored.tensors["bias"], tensors(seed)["bias"])]
     assert stored.files in ({}, make_files(seed))
@@ -638,7 +638,7 @@ def test_damaged_extra_file_is_detected(model: Path) -> None:
 
 @pytest.fixture(params=["listed", "not listed"])
 def with_files(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model whose tokenizer was saved with it, and one beside which it was saved by itself."""
+    """A model whose tokenizer was saved with it, and one whose tokenizer was saved separately."""
     path = tmp_path / "model"
     if request.param == "listed":
         write_with_files(path, 0)
@@ -657,13 +657,13 @@ def faults_with_files(path: Path, fault: BaseException, forever: bool, seed: int
 def test_error_at_any_call_leaves_files_of_one_save(with_files: Path) -> None:
     seen = set()
     for call in faults_with_files(with_files, OSError(errno.ENOSPC, "full"), False, 1):
-        seen.add(holds_with_files(with_files))
+        seen.add(assert_holds_with_files(with_files))
         assert {path.name for path in with_files.iterdir()} == {*FILES, *SIDES}, call
     assert seen == {0, 1}
 
 
 def test_kill_at_any_call_leaves_files_of_one_save(with_files: Path) -> None:
-    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 1)}
+    seen = {assert_holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 1)}
     assert seen == {0, 1}
 
 
@@ -671,7 +671,7 @@ def test_kill_during_recovery_leaves_files_of_one_save(with_files: Path) -> None
     write_with_files(with_files.with_name("unused"), 1)
     for name in (*SIDES, *FILES):
         shutil.copy(with_files.with_name("unused") / name, with_files / (name + ".new"))
-    seen = {holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 2)}
+    seen = {assert_holds_with_files(with_files) for _ in faults_with_files(with_files, SimulatedKill(), True, 2)}
     assert seen == {0, 2}
 
 
@@ -679,7 +679,7 @@ def test_kill_during_recovery_leaves_files_of_one_save(with_files: Path) -> None
 def test_kill_after_a_kill_leaves_files_of_one_save(with_files: Path) -> None:
     states, count = set(), 0
     for first in faults_with_files(with_files, SimulatedKill(), True, 1):
-        before = holds_with_files(with_files)
+        before = assert_holds_with_files(with_files)
         names = frozenset(path.name for path in with_files.rglob("*"))
         if names in states:
             continue
@@ -687,9 +687,9 @@ def test_kill_after_a_kill_leaves_files_of_one_save(with_files: Path) -> None:
         again = with_files.with_name(f"again{first}")
         shutil.copytree(with_files, again)
         for _ in faults_with_files(again, SimulatedKill(), True, 2):
-            assert holds_with_files(again) in (before, 2)
+            assert assert_holds_with_files(again) in (before, 2)
             count += 1
-        assert holds_with_files(again) == 2
+        assert assert_holds_with_files(again) == 2
         assert {path.name for path in again.iterdir()} == {*FILES, *SIDES}
     assert count > 200
 
@@ -724,10 +724,10 @@ def test_reordered_renames_leave_files_of_one_save(tmp_path: Path) -> None:
             == make_files(1 if any(renamed) else 0)
         )
         write_with_files(crashed, 2)
-        assert holds_with_files(crashed) == 2
+        assert assert_holds_with_files(crashed) == 2
 
 
-# What a person reads when a save fails.
+# Error messages of failed saves.
 
 
 @pytest.mark.parametrize(
@@ -740,7 +740,7 @@ def test_reordered_renames_leave_files_of_one_save(tmp_path: Path) -> None:
     ],
 )
 def test_failed_save_is_described(number: int, expected: str, model: Path) -> None:
-    for call in range(2, 5):  # the first call makes the folder, which is there
+    for call in range(2, 5):  # the first call creates the folder, which exists
         with pytest.MonkeyPatch.context() as patch:
             FaultyDisk(patch, call, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
             with pytest.raises(FolderError, match=f"{model}: the model could not be saved: .*{expected}"):

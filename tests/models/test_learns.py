@@ -1,4 +1,4 @@
-"""It learns: to copy, to reverse, and twenty sentence pairs by heart. Decoded greedily, as a user would."""
+"""Small models learn to copy, to reverse, and to reproduce twenty sentence pairs, with greedy decoding."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ good morning | guten Morgen
 
 
 def small(vocab: int) -> Seq2Seq:
-    """Two layers, the norm first: it learns from the first step on, and the same with every seed."""
+    """Two pre-norm layers, which train without warmup and reliably with every seed."""
     encoder = StackConfig(layers=2, width=64, heads=4, ffn_width=256, norm_order="pre", dropout=0.0)
     return Seq2Seq(
         Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=mirror_encoder(encoder), start_id=START, end_id=END)
     )
 
 
-def batch_of(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Ids with END behind each sentence, padded; and the lengths."""
+def make_batch(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Padded ids with END after each sentence, and the lengths."""
     rows = [[*sentence, END] for sentence in sentences]
     width = max(map(len, rows))
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows]), torch.tensor([len(row) for row in rows])
@@ -61,7 +61,7 @@ def train(model: Seq2Seq, batches: Iterator[tuple[list[list[int]], list[list[int
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min((step + 1) / 20, 1 - step / steps))
     model.train()
     for _, (sources, targets) in zip(range(steps), batches, strict=False):
-        (source, source_lengths), (target, target_lengths) = batch_of(sources), batch_of(targets)
+        (source, source_lengths), (target, target_lengths) = make_batch(sources), make_batch(targets)
         logits = model(source, shift_right(target, START), source_lengths, target_lengths)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
         optimiser.zero_grad()
@@ -73,7 +73,7 @@ def train(model: Seq2Seq, batches: Iterator[tuple[list[list[int]], list[list[int
 
 
 def translate(model: Seq2Seq, sources: list[list[int]], max_length: int) -> list[list[int]]:
-    ids = greedy_search(model, *batch_of(sources), start=START, end=END, max_length=max_length).tolist()
+    ids = greedy_search(model, *make_batch(sources), start=START, end=END, max_length=max_length).tolist()
     return [row[: row.index(END)] if END in row else row for row in ids]
 
 
@@ -85,11 +85,13 @@ def random_sentences(count: int, words: int, generator: torch.Generator) -> list
 @pytest.mark.parametrize(
     "task", [pytest.param(list, marks=pytest.mark.slow), lambda sentence: sentence[::-1]], ids=["copy", "reverse"]
 )
-def test_it_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[int]]) -> None:
-    """Every one of 200 sentences that it has not seen, of 1 to 6 words out of eight."""
+def test_a_model_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[int]]) -> None:
+    """All of 200 unseen sentences of 1 to 6 words, from a vocabulary of eight."""
     words, generator = 8, torch.Generator().manual_seed(1)
     unseen = random_sentences(200, words, generator)
-    known = {tuple(sentence) for sentence in unseen if len(sentence) > 2}  # short ones are too few to keep apart
+    known = {
+        tuple(sentence) for sentence in unseen if len(sentence) > 2
+    }  # there are too few short ones for a separate test set
 
     def batches() -> Iterator[tuple[list[list[int]], list[list[int]]]]:
         while True:
@@ -101,7 +103,7 @@ def test_it_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[int]]
     assert translate(model, unseen, LONGEST + 1) == [task(source) for source in unseen]
 
 
-def test_it_learns_twenty_pairs_by_heart() -> None:
+def test_a_model_overfits_twenty_pairs() -> None:
     pairs = [[side.split() for side in line.split("|")] for line in PAIRS.strip().splitlines()]
     assert len(pairs) == 20
     vocabulary = sorted({word for pair in pairs for side in pair for word in side})

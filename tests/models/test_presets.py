@@ -1,4 +1,4 @@
-"""The presets are the paper's: table 3, number by number, and as many parameters as it says."""
+"""The presets have the hyper-parameters and parameter counts of the paper's table 3."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attent.nn import SinusoidalConfig
 TABLE_3 = {"base": (6, 512, 2048, 8, 64, 64, 0.1, 65), "big": (6, 1024, 4096, 16, 64, 64, 0.3, 213)}
 
 
-def parameters(preset: str, vocab: int) -> int:
-    """Of a model without memory for its weights; one that has two names counts once."""
+def count_parameters(preset: str, vocab: int) -> int:
+    """Number of parameters of a model on the meta device; tied ones count once."""
     return sum(parameter.numel() for parameter in build_empty(getattr(presets, preset)(vocab)).parameters())
 
 
@@ -37,28 +37,28 @@ def test_hyper_parameters_are_those_of_table_3(preset: str) -> None:
 
 def test_base_has_65_million_parameters() -> None:
     """Section 5.1: about 37,000 tokens in the shared vocabulary."""
-    assert 63e6 < parameters("base", 37_000) < 65e6
-    assert parameters("base", 37_000) == by_formula("base", 37_000)
+    assert 63e6 < count_parameters("base", 37_000) < 65e6
+    assert count_parameters("base", 37_000) == count_by_formula("base", 37_000)
 
 
 def test_big_has_213_million_parameters() -> None:
-    assert 210e6 < parameters("big", 37_000) < 217e6
-    assert parameters("big", 37_000) == by_formula("big", 37_000)
+    assert 210e6 < count_parameters("big", 37_000) < 217e6
+    assert count_parameters("big", 37_000) == count_by_formula("big", 37_000)
 
 
-def by_formula(preset: str, vocab: int) -> int:
+def count_by_formula(preset: str, vocab: int) -> int:
     """V d + 6 (4 d^2 + 2 d d_ff) for the encoder, 6 (8 d^2 + 2 d d_ff) for the decoder, biases and norms."""
     layers, d, inner, *_ = TABLE_3[preset]
     attention, feedforward, norm = 4 * (d * d + d), 2 * d * inner + inner + d, 2 * d
     return vocab * d + layers * ((attention + feedforward + 2 * norm) + (2 * attention + feedforward + 3 * norm))
 
 
-def test_small_and_tiny_are_as_said() -> None:
-    assert 2.2e6 < parameters("tiny", 8_000) < 2.6e6
-    assert parameters("tiny", 8_000) < parameters("small", 8_000) < parameters("base", 8_000) / 3
+def test_small_and_tiny_have_the_documented_sizes() -> None:
+    assert 2.2e6 < count_parameters("tiny", 8_000) < 2.6e6
+    assert count_parameters("tiny", 8_000) < count_parameters("small", 8_000) < count_parameters("base", 8_000) / 3
 
 
-# As published, in the papers or by whoever counted the files: name -> parameters.
+# Published parameter counts, from the papers or the model files.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2_xl": 1_557_611_200,
@@ -78,7 +78,7 @@ def test_descendants_have_as_many_parameters_as_published(preset: str) -> None:
 
 
 def test_bert_has_the_published_parts() -> None:
-    """109,482,240 with the pooler, and the head for masked words: a layer, its norm, a bias for each word."""
+    """109,482,240 with the pooler, and the masked LM head: a layer, its norm, a bias per token."""
     head = 768 * 768 + 768 + 2 * 768 + 30_522
     model = build_empty(presets.bert_base())
     assert sum(parameter.numel() for parameter in model.parameters()) == 109_482_240 + head

@@ -1,4 +1,4 @@
-"""Small things of the whole model: shifting, and steps without gradients."""
+"""Details of the encoder-decoder: shifting, forced prefixes, and steps without gradients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from attent.models import shift_right
 from attent.nn import Packing
 
 
-def test_outputs_are_shifted_right_behind_the_start() -> None:
+def test_targets_are_shifted_right_after_the_start() -> None:
     assert shift_right(torch.tensor([[5, 6, 2], [7, 2, 0]]), 1).tolist() == [[1, 5, 6], [1, 7, 2]]
 
 
-def test_nothing_shifted_is_nothing() -> None:
+def test_shifting_an_empty_target_gives_an_empty_one() -> None:
     assert shift_right(torch.zeros(2, 0, dtype=torch.long), 1).shape == (2, 0)
 
 
-def test_each_packed_sentence_has_a_start_of_its_own() -> None:
+def test_each_packed_sentence_has_its_own_start() -> None:
     packing = Packing.from_lengths([[3, 2]], width=6)
     assert shift_right(torch.tensor([[5, 6, 2, 7, 2, 0]]), 1, packing).tolist() == [[1, 5, 6, 1, 7, 1]]
 
 
-def test_steps_keep_no_graph() -> None:
+def test_steps_build_no_autograd_graph() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval()
     cache = model.begin(torch.tensor([[3, 4]]), capacity=3)
     logits = model.step(torch.tensor([[1]]), cache)
@@ -30,7 +30,7 @@ def test_steps_keep_no_graph() -> None:
     assert not cache.layers[0].self_attn.buffer.keys.requires_grad
 
 
-def test_forced_beginnings_may_differ_in_length() -> None:
+def test_forced_prefixes_may_differ_in_length() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval().double()
     source, prefix = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 0, 0]])
     cache = model.begin(source, capacity=4)
@@ -41,7 +41,7 @@ def test_forced_beginnings_may_differ_in_length() -> None:
     torch.testing.assert_close(logits, torch.stack([first, second]))
 
 
-def test_autocast_writes_step_by_step_too() -> None:
+def test_autocast_supports_decoding_in_steps() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval()
     source, target = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 11, 12]])
     lengths = torch.tensor([3, 2])

@@ -1,4 +1,4 @@
-"""What is saved is the model, whole and as its config says; what was loaded no longer depends on the file."""
+"""A saved model is complete and matches its config; a loaded one does not depend on the file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_ties_must_match_the_config(model: Seq2Seq) -> None:
 
 
 def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Save the folder anew with a changed config.json, so that the manifest is right and the config is not."""
+    """Save the folder again with a changed config.json, so that the manifest is valid and the config is not."""
     stored = model_folder.read_folder(folder)
     config = copy.deepcopy(stored.config)
     change(config)
@@ -153,7 +153,7 @@ def test_tilde_is_expanded(model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_weights_are_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
-    """Others can read it, and the embedding that has three names is stored once."""
+    """Other libraries can read it, and the embedding that has three names is stored once."""
     model.save(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(stored["source_embedding.weight"], model.source_embedding.weight)

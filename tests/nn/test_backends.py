@@ -1,4 +1,4 @@
-"""Equation 1 against loops over single numbers: what `explicit` itself is held to."""
+"""The explicit backend against equation 1 in loops over single numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attent.nn.backends import LONG_ROW_TOKENS, rank_backends
 from attent.nn.masks import Packing
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, sees: list[list[bool]]) -> Tensor:
+def attend_by_loops(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor, sees: list[list[bool]]) -> Tensor:
     """softmax(Q K^T scale + bias) V, a number at a time; query head h has key head h // (H / Hkv)."""
     B, H, Tq, D = q.shape
     share, out = H // k.shape[1], torch.zeros(B, H, Tq, v.shape[-1], dtype=torch.float64)
@@ -38,13 +38,15 @@ def test_equation_1_by_hand(backend: str, kv_heads: int) -> None:
     everything, causal = [[True] * 4] * 3, [[j <= i for j in range(4)] for i in range(3)]
     nothing = torch.zeros_like(bias)
     for mask, sees in ((Mask(), everything), (Mask(causal=True), causal)):
-        torch.testing.assert_close(attend(q, k, v, mask, backend=backend), by_hand(q, k, v, 5**-0.5, nothing, sees))
         torch.testing.assert_close(
-            attend(q, k, v, mask, bias, scale=0.9, backend=backend), by_hand(q, k, v, 0.9, bias, sees)
+            attend(q, k, v, mask, backend=backend), attend_by_loops(q, k, v, 5**-0.5, nothing, sees)
+        )
+        torch.testing.assert_close(
+            attend(q, k, v, mask, bias, scale=0.9, backend=backend), attend_by_loops(q, k, v, 0.9, bias, sees)
         )
 
 
-def test_the_weights_come_along_in_float32_at_least() -> None:
+def test_weights_are_returned_in_float32_at_least() -> None:
     q, k, v = torch.randn(3, 1, 2, 3, 4).to(torch.bfloat16)
     out, weights = attend_explicit(q, k, v, Mask(causal=True), None, 0.5, 0.0)
     assert (out.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
@@ -52,27 +54,27 @@ def test_the_weights_come_along_in_float32_at_least() -> None:
     assert (weights.triu(1) == 0).all()
 
 
-def test_a_value_may_have_another_width_than_a_key() -> None:
+def test_values_may_have_another_width_than_keys() -> None:
     q, k, v = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 7)
     assert attend(q, k, v).shape == (1, 2, 3, 7)
 
 
 def test_dropped_weights_are_scaled_up() -> None:
-    """With values of one, the output is the sum of what is left: one on average, not less."""
+    """With values of one, the output is the sum of the remaining weights: one on average."""
     q, k, v = torch.randn(1, 1, 4000, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 4)
     out = attend_explicit(q, k, v, Mask(), None, 0.5, 0.5)[0]
     assert abs(float(out.mean()) - 1) < 0.05
     assert float(out.std()) > 0.1
 
 
-def test_auto_takes_the_first_that_can() -> None:
+def test_auto_selects_the_first_supported_backend() -> None:
     q, k, v = torch.randn(3, 1, 2, 3, 4)
     assert choose_backend("auto", AttentionInputs(q, k, v, Mask(), None, 0.5, 0.0)).name == "fused"
     for name in ("fused", "flex", "explicit"):
         assert choose_backend(name, AttentionInputs(q, k, v, Mask(), None, 0.5, 0.0)) is BACKENDS[name]
 
 
-def test_long_packed_rows_go_to_the_kernel_for_them_where_it_can() -> None:
+def test_long_packed_rows_use_the_packed_kernel_if_supported() -> None:
     packing = Packing.from_lengths([[LONG_ROW_TOKENS + 1]])
     q, k, v = torch.empty(3, 1, 1, LONG_ROW_TOKENS + 1, 8)
     request = AttentionInputs(q, k, v, Mask(packing=(packing, packing)), None, 1.0, 0.0)

@@ -31,6 +31,6 @@ def test_equation_2(activation: str, gated: bool, bias: bool) -> None:
     assert sum(p.numel() for p in layer.parameters()) == 3 * 5 * (2 + gated) + bias * (5 * (1 + gated) + 3)
 
 
-def test_each_token_by_itself() -> None:
+def test_tokens_are_independent() -> None:
     layer, x = FeedForward(3, 5), torch.randn(1, 4, 3)
     torch.testing.assert_close(layer(x)[:, 2], layer(x[:, 2:3])[:, 0])

@@ -1,4 +1,4 @@
-"""A source may be anything that a front-end embeds: here, frames of audio, four of which become one state."""
+"""A front-end may embed any source: here, frames of audio, four of which become one state."""
 
 from __future__ import annotations
 

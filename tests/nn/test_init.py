@@ -1,4 +1,4 @@
-"""How a new model starts: the spread of every weight, and that activations keep theirs through the stack."""
+"""Initialization: the distribution of every weight, and the scale of activations through the stack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_uniform(weight: torch.Tensor, bound: float) -> None:
     assert abs(weight.mean().item()) < bound * 0.03
 
 
-def test_attention_starts_as_if_query_key_and_value_were_one_matrix() -> None:
+def test_attention_is_initialized_as_one_fused_matrix() -> None:
     block = Stack(WIDE).blocks[0]
     for attention in (block.self_attn, block.cross_attn):
         for linear in (attention.query, attention.key, attention.value):
@@ -32,7 +32,7 @@ def test_attention_starts_as_if_query_key_and_value_were_one_matrix() -> None:
         is_uniform(attention.output.weight, spread(128, 128))
 
 
-def test_the_feed_forward_starts_as_xavier() -> None:
+def test_the_feed_forward_is_initialized_by_xavier() -> None:
     block = Stack(WIDE).blocks[0]
     is_uniform(block.feedforward.expand.weight, spread(128, 384))
     is_uniform(block.feedforward.contract.weight, spread(384, 128))
@@ -53,8 +53,8 @@ def test_the_relative_bias_starts_small() -> None:
     assert weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_sublayers_neither_drown_nor_vanish_beside_what_they_are_added_to() -> None:
-    """Each gives between a tenth of its normalised input's size and its size."""
+def test_sublayer_outputs_are_of_the_scale_of_the_residual() -> None:
+    """Each output is between a tenth of and the full scale of its normalized input."""
     block, x = Stack(StackConfig(width=128, heads=4, ffn_width=512)).eval().blocks[0], torch.randn(2, 20, 128)
     attended = block.self_attn(x, block.self_attn.project_keys_values(x), Mask())
     for out in (attended, block.feedforward(x)):

@@ -1,4 +1,4 @@
-"""Where our kernels are taken, and where not."""
+"""The devices on which our kernels are used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CPU = torch.zeros(1)
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> None:
+def clear_cached_answers() -> None:
     kernels._can_run_triton.cache_clear()
 
 
-def test_a_cpu_runs_them_in_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_run_on_a_cpu_in_the_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "TRITON_INSTALLED", True)
     monkeypatch.setattr(kernels, "INTERPRETER_MODE", False)
     assert not kernels.can_use_kernels(CPU)
@@ -25,7 +25,7 @@ def test_a_cpu_runs_them_in_the_interpreter_alone(monkeypatch: pytest.MonkeyPatc
     assert not kernels.can_use_kernels(CPU)
 
 
-def test_old_gpus_and_those_of_others_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_and_other_vendors_gpus_do_not_use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     assert not kernels.can_run_triton(0)
     kernels._can_run_triton.cache_clear()
@@ -34,7 +34,7 @@ def test_old_gpus_and_those_of_others_do_without(monkeypatch: pytest.MonkeyPatch
     assert not kernels.can_run_triton(0)
 
 
-def test_without_a_compiler_all_goes_on_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_falls_back_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from attent.nn.kernels import probe
 
@@ -51,12 +51,12 @@ def test_without_a_compiler_all_goes_on_and_says_so_once(monkeypatch: pytest.Mon
     assert not kernels.can_run_triton(0)
 
 
-def test_a_compiler_takes_the_answer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_treats_the_answer_as_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "TRITON_INSTALLED", True)
     monkeypatch.setattr(kernels, "_can_run_triton", lambda index: index == 3)
 
     @torch.compile(backend="eager", fullgraph=True)
-    def asked(x: torch.Tensor) -> torch.Tensor:
+    def add_or_subtract(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if kernels.can_run_triton(3) else x - 1
 
-    assert asked(CPU).item() == 1
+    assert add_or_subtract(CPU).item() == 1

@@ -1,4 +1,4 @@
-"""Who may look at whom, written out as pictures: a row per query, a column per key, x = may look."""
+"""Masks written as drawings: a row per query, a column per key, x = visible."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attent.nn.kernels.attention import compute_offsets
 CPU = torch.device("cpu")
 
 
-def picture(mask: Mask, B: int, Tq: int, Tk: int) -> list[list[str]]:
+def draw_mask(mask: Mask, B: int, Tq: int, Tk: int) -> list[list[str]]:
     """One list of strings per row of the batch."""
     dense = mask.to_dense(B, Tq, Tk, CPU).expand(B, 1, Tq, Tk)[:, 0]
     return [["".join(".x"[int(may)] for may in query) for query in row] for row in dense]
 
 
-def drawn(*rows: str) -> list[list[str]]:
+def parse_drawings(*rows: str) -> list[list[str]]:
     return [row.split() for row in rows]
 
 
@@ -44,80 +44,82 @@ ONE_ROW: dict[str, tuple[Mask, int, int, str]] = {
 
 
 @pytest.mark.parametrize("name", ONE_ROW)
-def test_a_rule_that_is_the_same_in_every_row(name: str) -> None:
+def test_masks_without_per_row_rules(name: str) -> None:
     mask, Tq, Tk, expected = ONE_ROW[name]
     assert not mask.is_per_row
-    assert picture(mask, 2, Tq, Tk) == drawn(expected, expected)
+    assert draw_mask(mask, 2, Tq, Tk) == parse_drawings(expected, expected)
 
 
 def test_lengths_hide_padding() -> None:
     mask = Mask(key_lengths=torch.tensor([3, 1, 0]))
-    assert picture(mask, 3, 2, 3) == drawn("xxx xxx", "x.. x..", "... ...")
+    assert draw_mask(mask, 3, 2, 3) == parse_drawings("xxx xxx", "x.. x..", "... ...")
 
 
 def test_lengths_and_order() -> None:
     mask = Mask(causal=True, key_lengths=torch.tensor([3, 1]))
-    assert picture(mask, 2, 3, 3) == drawn("x.. xx. xxx", "x.. x.. x..")
+    assert draw_mask(mask, 2, 3, 3) == parse_drawings("x.. xx. xxx", "x.. x.. x..")
 
 
 def test_lengths_and_window() -> None:
     mask = Mask(window=(1, 1), key_lengths=torch.tensor([4, 2]))
-    assert picture(mask, 2, 4, 4) == drawn("xx.. xxx. .xxx ..xx", "xx.. xx.. .x.. ....")
+    assert draw_mask(mask, 2, 4, 4) == parse_drawings("xx.. xxx. .xxx ..xx", "xx.. xx.. .x.. ....")
 
 
-def test_rows_that_start_at_different_places() -> None:
+def test_rows_with_different_starts() -> None:
     mask = Mask(causal=True, q_start=torch.tensor([0, 2]))
-    assert picture(mask, 2, 2, 4) == drawn("x... xx..", "xxx. xxxx")
+    assert draw_mask(mask, 2, 2, 4) == parse_drawings("x... xx..", "xxx. xxxx")
 
 
-def test_rows_that_start_at_different_places_with_a_window() -> None:
+def test_rows_with_different_starts_and_a_window() -> None:
     mask = Mask(causal=True, window=(1, None), q_start=torch.tensor([0, 2]))
-    assert picture(mask, 2, 2, 4) == drawn("x... xx..", ".xx. ..xx")
+    assert draw_mask(mask, 2, 2, 4) == parse_drawings("x... xx..", ".xx. ..xx")
 
 
 def test_starts_and_lengths() -> None:
     mask = Mask(causal=True, q_start=torch.tensor([1, 2]), key_lengths=torch.tensor([4, 2]))
-    assert picture(mask, 2, 2, 4) == drawn("xx.. xxx.", "xx.. xx..")
+    assert draw_mask(mask, 2, 2, 4) == parse_drawings("xx.. xxx.", "xx.. xx..")
 
 
 def test_packed_sentences_see_themselves() -> None:
-    """Two sentences of 2 and 1 with one token of filler; one of 3; filler sees nothing and is seen by nobody."""
+    """Two sentences of 2 and 1 with one padding token; one of 3; padding neither attends nor is attended to."""
     packing = Packing.from_lengths([[2, 1], [3]], 4)
     mask = Mask(packing=(packing, packing))
-    assert picture(mask, 2, 4, 4) == drawn("xx.. xx.. ..x. ....", "xxx. xxx. xxx. ....")
+    assert draw_mask(mask, 2, 4, 4) == parse_drawings("xx.. xx.. ..x. ....", "xxx. xxx. xxx. ....")
 
 
 def test_packed_and_causal() -> None:
     packing = Packing.from_lengths([[2, 2], [3]], 4)
     mask = Mask(causal=True, packing=(packing, packing))
-    assert picture(mask, 2, 4, 4) == drawn("x... xx.. ..x. ..xx", "x... xx.. xxx. ....")
+    assert draw_mask(mask, 2, 4, 4) == parse_drawings("x... xx.. ..x. ..xx", "x... xx.. xxx. ....")
 
 
 def test_packed_and_window() -> None:
     packing = Packing.from_lengths([[3, 2]])
     mask = Mask(window=(0, 1), packing=(packing, packing))
-    assert picture(mask, 1, 5, 5) == drawn("xx... .xx.. ..x.. ...xx ....x")
+    assert draw_mask(mask, 1, 5, 5) == parse_drawings("xx... .xx.. ..x.. ...xx ....x")
 
 
-def test_packed_pairs_look_across_by_sentence() -> None:
-    """Filler of one side is not filler's business on the other: -1 does not meet -1."""
+def test_packed_pairs_attend_within_their_sentence() -> None:
+    """Padding of one side does not attend to padding of the other: segment -1 never matches -1."""
     queries, keys = Packing.from_lengths([[1, 2], [2]], 4), Packing.from_lengths([[2, 1], [1]], 4)
-    assert picture(Mask(packing=(queries, keys)), 2, 4, 4) == drawn("xx.. ..x. ..x. ....", "x... x... .... ....")
+    assert draw_mask(Mask(packing=(queries, keys)), 2, 4, 4) == parse_drawings(
+        "xx.. ..x. ..x. ....", "x... x... .... ...."
+    )
 
 
 def test_packed_pairs_with_an_empty_side() -> None:
     queries, keys = Packing.from_lengths([[2, 1, 1]]), Packing.from_lengths([[0, 2, 1]])
-    assert picture(Mask(packing=(queries, keys)), 1, 4, 3) == drawn("... ... xx. ..x")
+    assert draw_mask(Mask(packing=(queries, keys)), 1, 4, 3) == parse_drawings("... ... xx. ..x")
 
 
-def test_packed_pairs_count_places_inside_each_sentence() -> None:
+def test_packed_pairs_count_positions_within_each_sentence() -> None:
     queries, keys = Packing.from_lengths([[1, 3]]), Packing.from_lengths([[2, 3]])
     mask = Mask(causal=True, packing=(queries, keys))
-    assert picture(mask, 1, 4, 5) == drawn("x.... ..x.. ..xx. ..xxx")
+    assert draw_mask(mask, 1, 4, 5) == parse_drawings("x.... ..x.. ..xx. ..xxx")
 
 
-def test_the_shortcuts_agree_with_the_rule() -> None:
-    """Every small shape: what fast kernels are told without looking at the mask is what the mask says."""
+def test_shortcuts_agree_with_the_dense_mask() -> None:
+    """For every small shape, the flags for fast kernels agree with the dense mask."""
     sides = (None, 0, 1, 4)
     windows = [None, *product(sides, sides)]
     seen = {"hides nothing": 0, "plain causal": 0}
@@ -131,8 +133,8 @@ def test_the_shortcuts_agree_with_the_rule() -> None:
             if mask.is_plain_causal(Tq, Tk):
                 seen["plain causal"] += 1
                 assert torch.equal(dense, torch.ones(Tq, Tk).tril().bool()), mask
-                assert Tq == Tk  # where the corner that `is_causal` starts from is not a question
-    assert seen["hides nothing"] >= 4 * 4 * 5  # all of those without any rule, at least
+                assert Tq == Tk  # where the alignment of `is_causal` is unambiguous
+    assert seen["hides nothing"] >= 4 * 4 * 5  # at least all masks without any rule
     assert seen["plain causal"] >= 4
 
 
@@ -146,7 +148,7 @@ def test_the_shortcuts_agree_with_the_rule() -> None:
     ],
     ids=["lengths", "starts", "packed", "packed causal"],
 )
-def test_there_is_no_shortcut_where_rows_may_differ(mask: Mask) -> None:
+def test_no_shortcut_where_rows_may_differ(mask: Mask) -> None:
     assert mask.is_per_row
     assert not mask.allows_all_keys(2)
     assert not mask.is_plain_causal(2, 2)
@@ -159,7 +161,7 @@ def test_the_dense_form_has_four_dimensions_and_is_as_small_as_it_can_be() -> No
     assert Mask(causal=True, key_lengths=lengths).to_dense(3, 2, 4, CPU).shape == (3, 1, 2, 4)
 
 
-def test_a_form_is_worked_out_once() -> None:
+def test_each_form_is_computed_once() -> None:
     mask = Mask(causal=True)
     assert mask.to_dense(2, 3, 3, CPU) is mask.to_dense(2, 3, 3, CPU)
     assert mask.to_dense(2, 2, 3, CPU).shape != mask.to_dense(2, 3, 3, CPU).shape
@@ -179,7 +181,7 @@ LAYOUTS: list[tuple[list[list[int]], int | None]] = [
 
 
 @pytest.mark.parametrize(("rows", "width"), LAYOUTS, ids=str)
-def test_packing_says_where_each_token_stands(rows: list[list[int]], width: int | None) -> None:
+def test_packing_has_the_position_of_each_token(rows: list[list[int]], width: int | None) -> None:
     packing = Packing.from_lengths(rows, width)
     width = max(map(sum, rows)) if width is None else width
     assert packing.shape == (len(rows), width)
@@ -194,8 +196,8 @@ def test_packing_says_where_each_token_stands(rows: list[list[int]], width: int 
 
 
 @pytest.mark.parametrize(("rows", "width"), LAYOUTS, ids=str)
-def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | None) -> None:
-    """Each sentence of the queries meets the same of the keys, and filler meets an empty stretch."""
+def test_offsets_concatenate_all_rows(rows: list[list[int]], width: int | None) -> None:
+    """Each sentence of the queries is matched with that of the keys, and padding with an empty range."""
     other = [[n + 1 for n in row] for row in rows]
     queries, keys = Packing.from_lengths(rows, width), Packing.from_lengths(other, max(map(sum, other)) + 2)
     offsets_q, offsets_k = compute_offsets(Mask(packing=(queries, keys)))
@@ -211,8 +213,8 @@ def test_offsets_lay_all_rows_end_to_end(rows: list[list[int]], width: int | Non
     assert torch.equal(meets, torch.block_diag(*dense.unbind()).bool())
 
 
-def test_room_for_more_sentences_changes_shapes_only() -> None:
-    """So that every batch is one compiled graph."""
+def test_extra_sentence_slots_change_shapes_only() -> None:
+    """So that all batches share one compiled graph."""
     tight, roomy = (Packing.from_lengths([[2, 1], [3]], 4, max_sentences=most) for most in (None, 5))
     assert roomy.ends.shape == (2, 5)
     assert torch.equal(tight.segments, roomy.segments)
@@ -221,7 +223,7 @@ def test_room_for_more_sentences_changes_shapes_only() -> None:
     assert torch.equal(*masks)
 
 
-def test_packing_moves_as_one() -> None:
+def test_packing_moves_to_a_device() -> None:
     packing = Packing.from_lengths([[2, 1]], 4).to("meta")
     assert {packing.segments.device.type, packing.positions.device.type, packing.ends.device.type} == {"meta"}
     assert packing.max_length == 2

@@ -1,4 +1,4 @@
-"""Oracles from outside: PyTorch's own attention, encoder and decoder with the same weights give the same numbers."""
+"""PyTorch's attention, encoder and decoder with the same weights give the same outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ B, T, E, H = 2, 5, 16, 4
 CONFIG = StackConfig(layers=2, width=E, heads=H, ffn_width=24, dropout=0.0)
 
 
-def randomised(module: nn.Module) -> nn.Module:
+def randomize(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -58,7 +58,7 @@ def copy_stack(theirs: nn.TransformerEncoder | nn.TransformerDecoder, ours: Stac
 
 
 def test_attention_is_pytorchs() -> None:
-    theirs = randomised(nn.MultiheadAttention(E, H, batch_first=True))
+    theirs = randomize(nn.MultiheadAttention(E, H, batch_first=True))
     ours = Attention(E, H).double()
     copy_attention(theirs, ours)
     x, y, lengths = states(T), states(7), torch.tensor([7, 3])
@@ -78,7 +78,7 @@ def test_attention_is_pytorchs() -> None:
 def test_the_encoder_is_pytorchs(order: str, activation: str) -> None:
     pre = order == "pre"
     layer = nn.TransformerEncoderLayer(E, H, 24, 0.0, activation, batch_first=True, norm_first=pre)
-    theirs = randomised(
+    theirs = randomize(
         nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(E) if pre else None, enable_nested_tensor=False)
     )
     ours = Stack(replace(CONFIG, norm_order=order, activation=activation)).double()
@@ -94,7 +94,7 @@ def test_the_encoder_is_pytorchs(order: str, activation: str) -> None:
 def test_the_decoder_is_pytorchs(order: str) -> None:
     pre = order == "pre"
     layer = nn.TransformerDecoderLayer(E, H, 24, 0.0, batch_first=True, norm_first=pre)
-    theirs = randomised(nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(E) if pre else None))
+    theirs = randomize(nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(E) if pre else None))
     ours = Stack(replace(CONFIG, norm_order=order, causal=True, cross_attention=True)).double()
     copy_stack(theirs, ours)
     x, memory, lengths = states(T), states(6), torch.tensor([6, 2])
@@ -112,11 +112,11 @@ def test_rms_norm_by_hand() -> None:
     x = states(T)
     expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
     torch.testing.assert_close(stack.norm(x), expected)
-    assert not isinstance(Stack(replace(CONFIG, norm="rms")).norm, nn.RMSNorm)  # post: nothing behind the last
+    assert not isinstance(Stack(replace(CONFIG, norm="rms")).norm, nn.RMSNorm)  # post-norm: no final norm
 
 
 @pytest.mark.parametrize("queries", [1, 4])
-def test_the_way_for_few_queries_is_equation_1(queries: int) -> None:
+def test_the_path_for_few_queries_is_equation_1(queries: int) -> None:
     q, k, v = torch.randn(3, 2, queries, 8), torch.randn(3, 2, 11, 8), torch.randn(3, 2, 11, 8)
     mask = Mask(key_lengths=torch.tensor([11, 4, 1]))
     visible = mask.to_dense(3, queries, 11, q.device)

@@ -1,4 +1,4 @@
-"""Positions against what the papers print: formulas worked out here number by number, and published tables."""
+"""Position schemes against the papers: formulas evaluated number by number, and published tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attent.nn import (
 from attent.nn.positions import alibi_slopes, build_positions, compute_buckets
 
 
-def paper(pos: int, width: int) -> list[float]:
+def sinusoid_by_formula(pos: int, width: int) -> list[float]:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))."""
     angles = [pos / 10000 ** ((column - column % 2) / width) for column in range(width)]
     return [math.cos(angle) if column % 2 else math.sin(angle) for column, angle in enumerate(angles)]
@@ -30,7 +30,7 @@ def paper(pos: int, width: int) -> list[float]:
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 512])
 def test_sinusoids_are_the_papers(width: int) -> None:
     at = torch.tensor([0, 1, 5, 100, 5000, 100_000])
-    expected = torch.tensor([paper(pos, width) for pos in at.tolist()])
+    expected = torch.tensor([sinusoid_by_formula(pos, width) for pos in at.tolist()])
     torch.testing.assert_close(
         make_sinusoids(at, width), expected, rtol=0, atol=1e-6
     )  # float32's last digit, late ones too
@@ -38,27 +38,27 @@ def test_sinusoids_are_the_papers(width: int) -> None:
     torch.testing.assert_close(make_sinusoids(at, width, "halves"), torch.cat([sines, cosines], 1), rtol=0, atol=1e-6)
 
 
-def test_sinusoids_take_positions_of_each_row() -> None:
+def test_sinusoids_support_positions_per_row() -> None:
     at = torch.tensor([[0, 1, 2], [7, 8, 9]])
     rows = make_sinusoids(at, 6)
     assert rows.shape == (2, 3, 6)
     assert torch.equal(rows[1], make_sinusoids(at[1], 6))
 
 
-def test_each_scheme_acts_at_one_place() -> None:
-    """embed, angles or bias: the other two leave everything as it is."""
+def test_each_scheme_uses_one_method() -> None:
+    """embed, angles or bias: the other two have no effect."""
     configs = {
         "embed": (SinusoidalConfig(), SinusoidalConfig(order="halves"), LearnedConfig(max_length=4)),
         "angles": (RotaryConfig(),),
         "bias": (RelativeConfig(), AlibiConfig()),
     }
     x, at = torch.randn(1, 4, 8), torch.arange(4)
-    for place, schemes in configs.items():
+    for method, schemes in configs.items():
         for config in schemes:
             scheme = build_positions(config, width=8, heads=2, head_width=4, causal=True)
-            assert torch.equal(scheme.embed(x, at), x) == (place != "embed")
-            assert (scheme.angles(at) is None) == (place != "angles")
-            assert (scheme.bias(at, at) is None) == (place != "bias")
+            assert torch.equal(scheme.embed(x, at), x) == (method != "embed")
+            assert (scheme.angles(at) is None) == (method != "angles")
+            assert (scheme.bias(at, at) is None) == (method != "bias")
 
 
 def test_embeddings_are_added() -> None:
@@ -106,7 +106,7 @@ def test_rotary_turns_pairs_by_hand(order: str) -> None:
                 assert float(turned[0, head, i, second]) == pytest.approx(a * sin + b * cos, abs=1e-5)
 
 
-def test_rotary_takes_positions_of_each_row() -> None:
+def test_rotary_supports_positions_per_row() -> None:
     rotary, x = RotaryPositions(RotaryConfig(), 4), torch.randn(2, 3, 2, 4)
     both = rotary.angles(torch.tensor([[0, 1], [5, 6]])).rotate(x)
     torch.testing.assert_close(both[1:], rotary.angles(torch.tensor([5, 6])).rotate(x[1:]))

@@ -66,8 +66,8 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
 def test_a_stray_link_is_dropped_but_alignments_of_other_texts_are_refused() -> None:
     many = [*GOLD, *GOLD]
     stray = GoldAlignment(sure=many[3].sure | {(2, 99)}, possible=many[3].possible | {(2, 99)})
-    kept, dropped = drop_out_of_range([*many[:3], stray, *many[4:]], TEXTS * 2, TEXTS * 2, "de-en.wa")
-    assert kept == many
+    in_range, dropped = drop_out_of_range([*many[:3], stray, *many[4:]], TEXTS * 2, TEXTS * 2, "de-en.wa")
+    assert in_range == many
     assert dropped == ("de-en.wa:4: 2-99",)
     with pytest.raises(
         GoldAlignmentError, match=r"de-en.wa:1: 3-3 must be a link between words of the pair.* give the text"

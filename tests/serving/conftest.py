@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.toy import Client, Model, Switch, served
+from tests.serving.toy import Client, Model, Switch, start_test_server
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Switch, Client]]:
     switch = Switch()
-    with served(switch) as client:
+    with start_test_server(switch) as client:
         yield switch, client
 
 

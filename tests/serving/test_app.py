@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attent.serving import Limits, LookRequest, create_app, serve_in_thread
 from attent.serving.limits import ApiError
 from attent.serving.request import parse_request
-from tests.serving.toy import CSP, PAGE, Client, Model, app_of, post_bytes, served, until
+from tests.serving.toy import CSP, PAGE, Client, Model, make_app, post_bytes, start_test_server, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -120,7 +120,7 @@ def test_internal_error_is_500_and_logged(client: Client, text: str, caplog: pyt
     reply = client.post({"text": text})
     assert reply.status == 500
     assert reply.error == "internal server error; see the server's log"
-    assert until(lambda: "POST '/api/look' failed" in caplog.text)
+    assert wait_until(lambda: "POST '/api/look' failed" in caplog.text)
     assert text != "broken" or "a secret of the inside" in caplog.text
     assert client.post({"text": "still here"}).status == 200
 
@@ -214,7 +214,7 @@ BODIES = st.one_of(
 @settings(max_examples=500, deadline=None)
 @given(BODIES)
 def test_any_body_is_parsed_or_rejected(body: bytes) -> None:
-    question = tried(body)
+    question = try_to_parse(body)
     if isinstance(question, ApiError):
         assert question.status in (400, 422)
         assert json.loads(question.to_json())["error"].startswith("the request: ")
@@ -224,7 +224,7 @@ def test_any_body_is_parsed_or_rejected(body: bytes) -> None:
         assert question.beam_size is None or 1 <= question.beam_size <= 64
 
 
-def tried(body: bytes) -> LookRequest | ApiError:
+def try_to_parse(body: bytes) -> LookRequest | ApiError:
     try:
         return parse_request(body, Limits())
     except ApiError as refusal:
@@ -243,7 +243,7 @@ def test_no_body_crashes_the_server(client: Client, body: bytes) -> None:
 
 
 def test_concurrent_clients_get_their_own_responses(model: Model) -> None:
-    with served(model, Limits(max_queued=32)) as client, ThreadPoolExecutor(20) as pool:
+    with start_test_server(model, Limits(max_queued=32)) as client, ThreadPoolExecutor(20) as pool:
         replies = list(pool.map(lambda i: client.post({"text": f"sentence {i}", "prefix": [i]}), range(100)))
     assert [reply.status for reply in replies] == [200] * 100
     assert [(reply.json["title"], reply.json["prefix"]) for reply in replies] == [
@@ -253,11 +253,11 @@ def test_concurrent_clients_get_their_own_responses(model: Model) -> None:
 
 
 def test_full_queue_is_503(model: Model) -> None:
-    app = app_of(model, Limits(max_queued=2))
+    app = make_app(model, Limits(max_queued=2))
     with serve_in_thread(app) as url, ThreadPoolExecutor(3) as pool:
         client = Client(url)
         replies = [pool.submit(client.post, {"text": text}) for text in ("wait", "wait too", "wait as well")]
-        assert until(lambda: app.num_pending == 3)
+        assert wait_until(lambda: app.num_pending == 3)
         reply = client.post({"text": "one too many"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "2")
         assert reply.error == "the model is busy; retry in a moment"
@@ -272,40 +272,40 @@ def test_full_queue_is_503(model: Model) -> None:
 def test_disconnect_cancels_the_job(client: Client, model: Model) -> None:
     with client.open(post_bytes({"text": "wait for nobody"})):
         assert model.busy.wait(10)
-    assert until(lambda: model.stopped == ["wait for nobody"])
+    assert wait_until(lambda: model.stopped == ["wait for nobody"])
     assert client.post({"text": "next"}).json["title"] == "next"
     assert model.overlaps == 0
 
 
 def test_disconnected_queued_request_never_runs(model: Model) -> None:
-    app = app_of(model)
+    app = make_app(model)
     with serve_in_thread(app) as url, Client(url).open(post_bytes({"text": "wait"})) as first:
         assert model.busy.wait(10)
         second = Client(url).open(post_bytes({"text": "gone before its turn"}))
-        assert until(lambda: app.num_pending == 2)
+        assert wait_until(lambda: app.num_pending == 2)
         second.close()
-        assert until(lambda: app.num_pending == 1)
+        assert wait_until(lambda: app.num_pending == 1)
         model.let_go.set()
         assert b"200 OK" in first.recv(4000)
     assert [question.text for question in model.requests] == ["wait"]
 
 
 def test_timeout_cancels_the_job(model: Model) -> None:
-    with served(model, Limits(response_timeout=0.2)) as client:
+    with start_test_server(model, Limits(response_timeout=0.2)) as client:
         reply = client.post({"text": "wait for ever"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "2")
         assert reply.error == "the response took more than 0.2 seconds; send a shorter text"
-        assert until(lambda: model.stopped == ["wait for ever"])
+        assert wait_until(lambda: model.stopped == ["wait for ever"])
         assert client.post({"text": "next"}).status == 200
 
 
 def test_uncancellable_job_keeps_the_model_exclusive(model: Model) -> None:
-    with served(model, Limits(response_timeout=0.2)) as client:
+    with start_test_server(model, Limits(response_timeout=0.2)) as client:
         assert client.post({"text": "stubborn"}).status == 503
         assert client.post({"text": "next"}).status == 503
         assert [question.text for question in model.requests] == ["stubborn"]
         model.let_go.set()
-        assert until(lambda: client.post({"text": "at last"}).status == 200)
+        assert wait_until(lambda: client.post({"text": "at last"}).status == 200)
     assert model.overlaps == 0
 
 

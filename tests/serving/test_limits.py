@@ -10,7 +10,7 @@ import pytest
 
 from attent.serving import Limits
 from attent.serving.limits import RequestGuard
-from tests.serving.toy import Client, Model, post_bytes, served
+from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -23,7 +23,7 @@ SMALL = Limits(max_body_bytes=1_000)
 
 
 def test_long_content_length_is_rejected_unread(model: Model) -> None:
-    with served(model, SMALL) as client:
+    with start_test_server(model, SMALL) as client:
         reply = client.raw(post_bytes(b"", length=1_001))
         assert (reply.status, reply.headers["connection"]) == (413, "close")
         assert reply.error == "the request must have at most 1000 bytes"
@@ -33,7 +33,7 @@ def test_long_content_length_is_rejected_unread(model: Model) -> None:
 
 
 def test_chunked_body_is_rejected_when_too_long(model: Model) -> None:
-    with served(model, SMALL) as client:
+    with start_test_server(model, SMALL) as client:
         reply = client.raw(CHUNKED + b"3e9\r\n" + b"x" * 1_001)
         assert (reply.status, reply.headers["connection"]) == (413, "close")
         assert client.raw(CHUNKED + b'd\r\n{"text": "a"}\r\n0\r\n\r\n').status == 200
@@ -41,7 +41,7 @@ def test_chunked_body_is_rejected_when_too_long(model: Model) -> None:
 
 @pytest.mark.parametrize("head", [post_bytes(b"", length=10**9), CHUNKED + b"3b9aca00\r\n"])
 def test_body_after_a_rejection_is_not_read(model: Model, head: bytes) -> None:
-    with served(model, SMALL) as client, client.open(head) as connection:
+    with start_test_server(model, SMALL) as client, client.open(head) as connection:
         sent = 0
         with pytest.raises(OSError, match=r"pipe|reset|abort"):  # noqa: PT012
             while sent < 10**8:
@@ -52,7 +52,7 @@ def test_body_after_a_rejection_is_not_read(model: Model, head: bytes) -> None:
 
 
 def test_slow_body_times_out(model: Model) -> None:
-    with served(model, Limits(body_timeout=0.3)) as client:
+    with start_test_server(model, Limits(body_timeout=0.3)) as client:
         started = time.monotonic()
         reply = client.raw(post_bytes(b'{"text"', length=20))
         assert (reply.status, reply.headers["connection"]) == (408, "close")
@@ -62,7 +62,7 @@ def test_slow_body_times_out(model: Model) -> None:
 
 
 def test_interrupted_body_is_dropped(model: Model) -> None:
-    with served(model) as client:
+    with start_test_server(model) as client:
         client.open(post_bytes(b'{"text"', length=20)).close()
         assert client.post({"text": "next"}).status == 200
     assert [question.text for question in model.requests] == ["next"]

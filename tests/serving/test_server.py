@@ -17,7 +17,7 @@ import pytest
 
 from attent.serving import Limits, ServeError, create_app, serve_in_thread, server
 from attent.serving.server import reserve_port
-from tests.serving.toy import Client, Model, app_of, post_bytes, served, until
+from tests.serving.toy import Client, Model, make_app, post_bytes, start_test_server, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -71,33 +71,33 @@ def test_signal_stops_the_server_within_two_seconds(name: str, started: str) -> 
 
 
 def test_waiting_clients_are_told_of_the_shutdown(model: Model) -> None:
-    with served(model) as client:
+    with start_test_server(model) as client:
         connection = client.open(post_bytes({"text": "wait"}))
         assert model.busy.wait(10)
     answer = connection.recv(4000)
     connection.close()
     assert b"503 Service Unavailable" in answer
     assert b"the server is stopping" in answer
-    assert until(lambda: model.stopped == ["wait"])
+    assert wait_until(lambda: model.stopped == ["wait"])
 
 
 def test_port_is_free_after_shutdown(model: Model) -> None:
-    with serve_in_thread(app_of(model)) as url:
+    with serve_in_thread(make_app(model)) as url:
         port = Client(url).port
         with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 is used by another program"):
             reserve_port("127.0.0.1", port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
-    with serve_in_thread(app_of(model), port=port) as url:
+    with serve_in_thread(make_app(model), port=port) as url:
         assert Client(url).get("/health").status == 200
 
 
 def test_port_is_not_shared(model: Model) -> None:
     """granian sets SO_REUSEPORT; the reserved socket must still detect it."""
     with (
-        served(model) as client,
+        start_test_server(model) as client,
         pytest.raises(ServeError, match="used by another program"),
-        serve_in_thread(app_of(model), port=client.port),
+        serve_in_thread(make_app(model), port=client.port),
     ):
         pass
 
@@ -125,18 +125,18 @@ def test_invalid_host_or_port_is_rejected() -> None:
 
 
 def test_several_servers(model: Model) -> None:
-    with served(model) as entry, served(Model(), Limits(max_queued=0)) as two:
+    with start_test_server(model) as entry, start_test_server(Model(), Limits(max_queued=0)) as two:
         assert entry.port != two.port
         assert entry.post({"text": "a"}).json["title"] == two.post({"text": "a"}).json["title"]
     for _ in range(3):
-        with served(model) as again:
+        with start_test_server(model) as again:
             assert again.get("/health").status == 200
     assert not [thread for thread in threading.enumerate() if thread.name == "attent server"]
 
 
 def test_incomplete_request_heads_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADER_TIMEOUT", 1)
-    with served(model) as client:
+    with start_test_server(model) as client:
         sockets = [client.open(b"GET / HTTP/1.1\r\nHost: loc") for _ in range(50)]
         started = time.monotonic()
         assert client.get("/health").status == 200
@@ -147,13 +147,13 @@ def test_incomplete_request_heads_are_closed(model: Model, monkeypatch: pytest.M
 
 
 def test_localhost_and_ipv6(model: Model) -> None:
-    with serve_in_thread(app_of(model), host="localhost") as url:
+    with serve_in_thread(make_app(model), host="localhost") as url:
         assert Client(url).get("/health").status == 200
     try:
         reserve_port("::1", 0).close()
     except ServeError:
         pytest.skip("this machine has no IPv6")
-    with serve_in_thread(app_of(model), host="::1") as url:
+    with serve_in_thread(make_app(model), host="::1") as url:
         assert url.startswith("http://[::1]:")
 
 
@@ -161,12 +161,12 @@ def test_localhost_and_ipv6(model: Model) -> None:
 def test_missing_extra_is_reported(model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str) -> None:
     real = builtins.__import__
 
-    def imported(name: str, *rest: object) -> object:
+    def import_without_granian(name: str, *rest: object) -> object:
         if name.partition(".")[0] == absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(builtins, "__import__", imported)
+    monkeypatch.setattr(builtins, "__import__", import_without_granian)
     output = pytest.raises((ImportError, ServeError), match=rf"{sentence}.*pip install 'attent\[serve\]'")
     with output, serve_in_thread(create_app(page="", handler=model.look, csp="")):
         pass

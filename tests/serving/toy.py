@@ -137,17 +137,17 @@ class Switch:
         return self.model.look(question, stop)
 
 
-def app_of(model: Model | Switch, limits: Limits | None = None) -> LookApp:
+def make_app(model: Model | Switch, limits: Limits | None = None) -> LookApp:
     return create_app(page=PAGE, handler=model.look, csp=CSP, limits=limits, model_info={"name": "toy"})
 
 
 @contextmanager
-def served(model: Model | Switch, limits: Limits | None = None) -> Iterator[Client]:
-    with serve_in_thread(app_of(model, limits)) as url:
+def start_test_server(model: Model | Switch, limits: Limits | None = None) -> Iterator[Client]:
+    with serve_in_thread(make_app(model, limits)) as url:
         yield Client(url)
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A little parallel text, made on the spot: enough words to learn pieces from, in well under a second."""
+"""A small generated parallel corpus, enough to train a tokenizer on in well under a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers as others make them, learnt on the spot and written as Hugging Face lays them out."""
+"""Tokenizers of other libraries, trained here and written in the file layout of Hugging Face."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAGS = (">>deu<<", ">>por_BR<<")
 def sentencepiece_model(
     side: int = 0, model_type: str = "unigram", ids: tuple[int, int, int, int] = (-1, 1, 2, 0)
 ) -> bytes:
-    """With SentencePiece's own defaults: text is normalised, spaces are tidied. `ids`: pad, start, end, unknown."""
+    """Train with SentencePiece's defaults: text and spaces are normalized. `ids`: pad, start, end, unknown."""
     model = io.BytesIO()
     pad, start, end, unknown = ids
     SentencePieceTrainer.train(
@@ -48,7 +48,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def marian_folder(folder: Path, separate: bool = False, tags: tuple[str, ...] = ()) -> Path:
-    """As the hub's opus-mt models are: `</s>` 0, `<unk>` 1, `<pad>` last, and the pieces of both sides between."""
+    """Write a folder like opus-mt models: `</s>` 0, `<unk>` 1, `<pad>` last, and the pieces of both sides between."""
     folder.mkdir(parents=True, exist_ok=True)
     models = [sentencepiece_model(side) for side in (0, 1)]
     for name, model in zip(("source.spm", "target.spm"), models, strict=True):

@@ -1,4 +1,4 @@
-"""Many texts at once is only a shorter way to the same ids."""
+"""Bulk encoding gives the same ids as encoding one by one."""
 
 import random
 
@@ -39,12 +39,12 @@ def test_bulk_gives_the_ids_of_encode(tokenizers: dict[str, Tokenizer], texts: l
     texts = [*texts, "{name} {name}{name}"]
     for tokenizer in tokenizers.values():
         fast = BulkEncoder(tokenizer.source, "<u2")
-        for _ in range(2):  # the second time from memory
+        for _ in range(2):  # the second time from the cache
             assert rows(fast.encode(texts)) == tokenizer.encode_source(texts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_odd_text_is_as_with_encode(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_odd_texts_give_the_ids_of_encode(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     odd = [
         "",
         " ",
@@ -67,7 +67,7 @@ def test_every_odd_text_is_as_with_encode(tokenizers: dict[str, Tokenizer], kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tags_stand_before_each_text(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_each_text_starts_with_its_tag(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer, texts = tokenizers[kind], ["a house", "", "trees"]
     fast = BulkEncoder(tokenizer.source, "<u2")
     for language in ("de", "fr", "de"):
@@ -87,7 +87,7 @@ def test_memory_is_bounded(tokenizers: dict[str, Tokenizer], monkeypatch: pytest
         assert len(words._index) <= 50 + 4
 
 
-def test_only_models_whose_words_stand_alone_go_word_by_word(tokenizers: dict[str, Tokenizer]) -> None:
+def test_only_models_with_independent_words_are_encoded_by_word(tokenizers: dict[str, Tokenizer]) -> None:
     by_word = {kind: getattr(tokenizer.source, "can_encode_by_word", None) for kind, tokenizer in tokenizers.items()}
     assert by_word["bpe"] is True
     assert by_word["unigram"] is False

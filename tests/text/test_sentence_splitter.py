@@ -1,5 +1,4 @@
-"""Sentences and parts of them: nothing is lost, ends are found where a reader sees them, and hostile text costs no
-more than its length."""
+"""Sentence splitting: no text is lost, boundaries are correct, and even hostile text takes time linear in its length."""
 
 from __future__ import annotations
 
@@ -44,13 +43,13 @@ def sentences(text: str, language: str | None = None) -> list[str]:
 
 @given(st.lists(PIECES_OF_TEXT, max_size=60).map("".join), st.sampled_from([None, "de", "en", "el", "ja"]))
 @settings(deadline=None, max_examples=150)
-def test_pieces_and_gaps_are_the_text(text: str, language: str | None) -> None:
+def test_pieces_and_gaps_concatenate_to_the_text(text: str, language: str | None) -> None:
     assert join_parts(split_sentences(text, language)) == text
 
 
 @given(st.text(max_size=200), st.integers(1, 30))
 @settings(deadline=None, max_examples=150)
-def test_pieces_and_gaps_are_the_text_however_short_the_parts(text: str, longest: int) -> None:
+def test_pieces_and_gaps_concatenate_to_the_text_for_any_limit(text: str, longest: int) -> None:
     pieces = split_sentences(text, max_chars=longest)
     assert join_parts(pieces) == text
     assert all(len(piece.text) <= longest for piece in pieces)
@@ -58,14 +57,14 @@ def test_pieces_and_gaps_are_the_text_however_short_the_parts(text: str, longest
 
 @given(st.lists(PIECES_OF_TEXT, max_size=60).map("".join))
 @settings(deadline=None, max_examples=150)
-def test_only_gaps_hold_the_space_around_a_piece(text: str) -> None:
+def test_space_around_a_piece_is_in_the_gaps(text: str) -> None:
     pieces = split_sentences(text, max_chars=20)
     assert all(piece.text == piece.text.strip() for piece in pieces)
     assert all(not piece.gap.strip() for piece in pieces)
     assert all(piece.text for piece in pieces[1:])
 
 
-# Each row is a text with "|" where sentences must be parted (and nowhere else).
+# Each row is a text with "|" at all sentence boundaries.
 @pytest.mark.parametrize(
     ("language", "marked"),
     [
@@ -105,7 +104,7 @@ def test_only_gaps_hold_the_space_around_a_piece(text: str) -> None:
         ("en", "foo . |Bar . . . baz ! ! |Done"),
     ],
 )
-def test_sentences_end_where_a_reader_sees_it(language: str | None, marked: str) -> None:
+def test_sentence_boundaries(language: str | None, marked: str) -> None:
     text = marked.replace("|", "")
     assert "|".join(piece.text + piece.gap for piece in split_sentences(text, language)) == marked
 
@@ -120,7 +119,7 @@ def test_space_before_the_first_sentence_is_the_gap_of_an_empty_piece() -> None:
     assert split_sentences("") == []
 
 
-def test_a_language_that_is_not_known_has_the_words_of_all() -> None:
+def test_an_unknown_language_uses_the_abbreviations_of_all() -> None:
     assert get_abbreviations("de-AT") is get_abbreviations("de_CH") is LANGUAGES["de"]
     assert get_abbreviations(None).titles >= LANGUAGES["en"].titles | LANGUAGES["fr"].titles
     assert sentences("Mr. A. Hr. Bo ca. 5", "xx") == ["Mr. A. Hr. Bo ca. 5"]
@@ -128,23 +127,23 @@ def test_a_language_that_is_not_known_has_the_words_of_all() -> None:
     assert not get_abbreviations("xx").ordinals
 
 
-def test_every_abbreviation_is_written_in_the_way_that_it_is_looked_for() -> None:
+def test_abbreviations_are_stored_in_lookup_form() -> None:
     for words in LANGUAGES.values():
         assert all(word == word.lower() for word in words.numeric | words.general)
         assert not any(word.endswith(".") for word in words.titles | words.numeric | words.general)
 
 
-# What is too long.
+# Length limits.
 
 
-def test_a_long_sentence_is_cut_behind_a_clause_then_a_word() -> None:
+def test_a_long_sentence_is_split_after_a_clause_or_a_word() -> None:
     text = "the first part of it, " + "word " * 5 + "and the end"
     assert split_sentences(text, max_chars=40)[0] == SentencePart("the first part of it,", " ")
     assert split_sentences("word " * 20 + "end", max_chars=30)[0].text == "word word word word word"
     assert [len(piece.text) for piece in split_sentences("x" * 100, max_chars=30)] == [25] * 4
 
 
-def test_a_cut_goes_through_no_sign_that_a_reader_sees_as_one() -> None:
+def test_grapheme_clusters_are_not_split() -> None:
     family, flag, accented = "👩‍👩‍👧‍👦", "🇩🇪", "e\u0301\u0323"
     for sign in (family, accented, "👍🏽", "한".encode().decode(), "\u1112\u1161\u11ab", "क्षि"):
         for longest in range(len(sign), 4 * len(sign)):
@@ -153,34 +152,36 @@ def test_a_cut_goes_through_no_sign_that_a_reader_sees_as_one() -> None:
     assert [piece.text for piece in split_sentences(f"a{flag}b", max_chars=2)] == ["a", flag, "b"]
 
 
-def test_a_pile_of_marks_is_cut_all_the_same() -> None:
+def test_a_very_long_grapheme_cluster_is_split() -> None:
     pieces = split_sentences("e" + "\u0301" * 5000, max_chars=1000)
     assert all(len(piece.text) <= 1000 for piece in pieces)
 
 
-def letters(texts: Sequence[str]) -> list[int]:
-    """A tokenizer for which digits are hard: ten tokens each; other characters are one."""
+def count_tokens(texts: Sequence[str]) -> list[int]:
+    """A toy token counter: ten tokens per digit, one per other character."""
     return [sum(10 if sign.isdigit() else 1 for sign in text) for text in texts]
 
 
-def test_windows_keep_the_text_and_the_limit() -> None:
+def test_windows_preserve_the_text_and_the_limit() -> None:
     text = "One, two, three. " + "123 456, 789 " * 40 + "and words " * 30 + "\n" + "7" * 50
-    pieces = split_by_tokens(split_sentences(text), letters, 60)
+    pieces = split_by_tokens(split_sentences(text), count_tokens, 60)
     assert join_parts(pieces) == text
-    assert max(letters([piece.text for piece in pieces])) <= 60
+    assert max(count_tokens([piece.text for piece in pieces])) <= 60
 
 
-def test_windows_leave_alone_what_fits() -> None:
+def test_a_text_that_fits_is_one_window() -> None:
     pieces = split_sentences("One two. Three four.")
-    assert split_by_tokens(pieces, letters, 12) == pieces
+    assert split_by_tokens(pieces, count_tokens, 12) == pieces
 
 
-def test_windows_end_where_no_window_is_small_enough() -> None:
-    assert [piece.text for piece in split_by_tokens([SentencePart("77", " ")], letters, 3)] == ["7", "7"]
+def test_splitting_ends_if_no_window_is_small_enough() -> None:
+    assert [piece.text for piece in split_by_tokens([SentencePart("77", " ")], count_tokens, 3)] == ["7", "7"]
 
 
-@pytest.mark.parametrize("call", [lambda: split_sentences("a", max_chars=0), lambda: split_by_tokens([], letters, 0)])
-def test_a_limit_of_nothing_is_refused(call: object) -> None:
+@pytest.mark.parametrize(
+    "call", [lambda: split_sentences("a", max_chars=0), lambda: split_by_tokens([], count_tokens, 0)]
+)
+def test_a_limit_of_zero_is_refused(call: object) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         call()  # type: ignore[operator]
 
@@ -197,8 +198,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE.keys())
-def test_the_time_is_in_proportion_to_the_length(unit: str) -> None:
-    """Eight times the text takes eight times as long; it would be 64 times if any step looked back over all of it."""
+def test_the_time_is_linear_in_the_length(unit: str) -> None:
+    """Eight times the text takes eight times as long; a quadratic step would take 64 times as long."""
 
     def cost(size: int) -> float:
         text = unit * (size // len(unit)) + "%. B"
@@ -214,6 +215,6 @@ def test_the_time_is_in_proportion_to_the_length(unit: str) -> None:
     assert cost(80_000) < 30 * small or cost(80_000) < 30 * small
 
 
-def test_the_classes_of_signs_do_not_overlap() -> None:
+def test_character_classes_do_not_overlap() -> None:
     assert not set(FULL_STOPS) & set(CLOSING_MARKS)
     assert not set(FULL_STOPS) & set(WIDE_STOPS)

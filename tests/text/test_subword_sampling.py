@@ -1,4 +1,4 @@
-"""Segmentations by chance: seeded, the same in every process, and with the probabilities of the papers."""
+"""Subword sampling: seeded, the same in every process, and with the probabilities of the papers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = [*lines()[1][:50], *ODD]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rate", [0.0, 1e-9])
-def test_at_a_rate_of_nothing_the_segmentation_is_the_usual_one(kind: TokenizerKind, rate: float) -> None:
+def test_rate_zero_gives_the_usual_segmentation(kind: TokenizerKind, rate: float) -> None:
     ours = tokenizer(kind)
     assert ours.sample_target(TEXTS, SubwordSampling(rate=rate), 1) == ours.encode_target(TEXTS)
     assert ours.sample_source(TEXTS, SubwordSampling(rate=rate), 1, target_language="de") == ours.encode_source(
@@ -38,14 +38,14 @@ def test_at_a_rate_of_nothing_the_segmentation_is_the_usual_one(kind: TokenizerK
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
-def test_a_sampled_text_comes_back_as_it_was(kind: TokenizerKind, rate: float) -> None:
+def test_a_sampled_text_round_trips(kind: TokenizerKind, rate: float) -> None:
     ours = tokenizer(kind)
     rows = ours.sample_source(TEXTS, SubwordSampling(rate=rate), 7)
     assert [ours.source.decode(ids) for ids in rows] == TEXTS
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_a_higher_rate_cuts_more(kind: TokenizerKind) -> None:
+def test_a_higher_rate_gives_more_pieces(kind: TokenizerKind) -> None:
     counts = [
         sum(map(len, tokenizer(kind).sample_target(TEXTS, SubwordSampling(rate=rate), 3)))
         for rate in (0, 0.05, 0.1, 0.3)
@@ -54,23 +54,23 @@ def test_a_higher_rate_cuts_more(kind: TokenizerKind) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_the_seed_alone_decides(kind: TokenizerKind) -> None:
+def test_the_result_depends_on_the_seed_only(kind: TokenizerKind) -> None:
     ours = tokenizer(kind)
     first = ours.sample_target(TEXTS, SubwordSampling(), 5)
     assert ours.sample_target(TEXTS, SubwordSampling(), 6) != first
     random.seed(0)
     assert ours.sample_target(TEXTS, SubwordSampling(), 5) == first
-    fresh = Tokenizer.from_files(dict(ours.files))  # which remembers no word yet
+    fresh = Tokenizer.from_files(dict(ours.files))  # with an empty cache
     assert fresh.sample_target(TEXTS, SubwordSampling(), 5) == first
 
 
-def test_the_two_sides_of_a_pair_are_cut_independently() -> None:
+def test_both_sides_of_a_pair_are_sampled_independently() -> None:
     ours = tokenizer()
     assert ours.sample_source(TEXTS, SubwordSampling(), 5) != ours.sample_target(TEXTS, SubwordSampling(), 5)
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_another_process_draws_the_same(kind: TokenizerKind, tmp_path: Path) -> None:
+def test_another_process_gives_the_same_samples(kind: TokenizerKind, tmp_path: Path) -> None:
     tokenizer(kind).save(tmp_path)
     texts = lines()[1][:50]
     code = (
@@ -90,7 +90,7 @@ def test_another_process_draws_the_same(kind: TokenizerKind, tmp_path: Path) -> 
     assert run.stdout.decode().strip() == hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def test_a_symbol_is_never_cut() -> None:
+def test_a_symbol_is_never_split() -> None:
     for kind in KINDS:
         vocabulary = tokenizer(kind).source
         rows = vocabulary.sample(["a%sb {name}"] * 50, SubwordSampling(rate=0.9), 1)
@@ -117,38 +117,40 @@ def test_an_impossible_rate_is_refused(rate: float) -> None:
 DRAWS = 6000
 
 
-def drawn(kind: TokenizerKind, word: str, rate: float) -> Counter[str]:
+def draw_segmentations(kind: TokenizerKind, word: str, rate: float) -> Counter[str]:
     vocabulary = tokenizer(kind).source
     return Counter(
         " ".join(vocabulary.to_pieces(ids)) for ids in vocabulary.sample([word] * DRAWS, SubwordSampling(rate=rate), 1)
     )
 
 
-def assert_near(found: Counter[str], expected: dict[str, float]) -> None:
-    """Each count within five standard deviations of its expectation, which itself may come from as many draws."""
-    for spelling in found.keys() | expected.keys():
+def assert_near(counts: Counter[str], expected: dict[str, float]) -> None:
+    """Assert that counts are within five standard deviations of their expectation, which may itself be sampled."""
+    for spelling in counts.keys() | expected.keys():
         mean = DRAWS * expected.get(spelling, 0)
-        assert abs(found[spelling] - mean) <= 5 * math.sqrt(2 * max(mean, 1)), spelling
+        assert abs(counts[spelling] - mean) <= 5 * math.sqrt(2 * max(mean, 1)), spelling
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.4])
 def test_bpe_dropout_is_that_of_the_paper(rate: float) -> None:
-    """Algorithm 1 of Provilkov et al. as it stands there, a draw for every merge at every step."""
+    """Algorithm 1 of Provilkov et al., with a draw for every merge at every step."""
     processor = SentencePieceProcessor(model_proto=tokenizer().files["tokenizer.model"])
     chance = random.Random(2)
-    expected = Counter(" ".join(as_in_the_paper(processor, list("▁walking"), rate, chance)) for _ in range(DRAWS))
-    found = drawn("bpe", "walking", rate)
-    assert len(found) > 3
-    assert_near(found, {spelling: count / DRAWS for spelling, count in expected.items()})
+    expected = Counter(
+        " ".join(segment_with_bpe_dropout(processor, list("▁walking"), rate, chance)) for _ in range(DRAWS)
+    )
+    counts = draw_segmentations("bpe", "walking", rate)
+    assert len(counts) > 3
+    assert_near(counts, {spelling: count / DRAWS for spelling, count in expected.items()})
 
 
-def as_in_the_paper(
-    processor: SentencePieceProcessor, pieces: list[str], rate: float, chance: random.Random
+def segment_with_bpe_dropout(
+    processor: SentencePieceProcessor, pieces: list[str], rate: float, rng: random.Random
 ) -> list[str]:
     while True:
         merged = [(processor.piece_to_id(a + b), at) for at, (a, b) in enumerate(pairwise(pieces))]
         known = [(-processor.get_score(i), at) for i, at in merged if i != processor.unk_id()]
-        left = [merge for merge in known if chance.random() >= rate]
+        left = [merge for merge in known if rng.random() >= rate]
         if not left:
             return pieces
         _, at = min(left)
@@ -157,15 +159,15 @@ def as_in_the_paper(
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_unigram_sampling_is_that_of_the_paper(rate: float) -> None:
-    """Each segmentation by the product of its pieces' probabilities, to the power of alpha = 0.02 / rate."""
+    """Segmentation probabilities are products of piece probabilities, to the power of alpha = 0.02 / rate."""
     processor = SentencePieceProcessor(model_proto=tokenizer("unigram").files["tokenizer.model"])
     weights = {
         " ".join(pieces): math.exp(0.02 / rate * sum(processor.get_score(processor.piece_to_id(p)) for p in pieces))
         for pieces in segmentations(processor, "▁market")
     }
-    found = drawn("unigram", "market", rate)
-    assert len(found) > 3
-    assert_near(found, {spelling: weight / sum(weights.values()) for spelling, weight in weights.items()})
+    counts = draw_segmentations("unigram", "market", rate)
+    assert len(counts) > 3
+    assert_near(counts, {spelling: weight / sum(weights.values()) for spelling, weight in weights.items()})
 
 
 def segmentations(processor: SentencePieceProcessor, text: str) -> list[list[str]]:
@@ -179,6 +181,6 @@ def segmentations(processor: SentencePieceProcessor, text: str) -> list[list[str
     ]
 
 
-def test_a_vocabulary_of_another_maker_does_not_sample() -> None:
+def test_imported_vocabularies_do_not_support_sampling() -> None:
     with pytest.raises(ValueError, match="only tokenizers trained by attent"):
         SentencePieceVocabulary(sentencepiece_model()).sample(["A man."], SubwordSampling(), 1)

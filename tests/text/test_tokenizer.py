@@ -1,4 +1,4 @@
-"""Words to numbers and back: any text comes back as it was, whatever it holds; saved and loaded, sent to workers."""
+"""Tokenizers: any text round-trips; saving, loading, sending to workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ODD = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ODD)
-def test_an_odd_text_comes_back_as_it_was(kind: TokenizerKind, text: str) -> None:
+def test_an_odd_text_round_trips(kind: TokenizerKind, text: str) -> None:
     vocabulary = tokenizer(kind).source
     (ids,) = vocabulary.encode([text])
     assert vocabulary.decode(ids) == text
@@ -53,19 +53,19 @@ def test_an_odd_text_comes_back_as_it_was(kind: TokenizerKind, text: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(st.text() | st.text(alphabet="▁\x1a01 ab%s<>2de"), max_size=4))
-def test_any_texts_come_back_as_they_were(kind: TokenizerKind, texts: list[str]) -> None:
+def test_any_texts_round_trip(kind: TokenizerKind, texts: list[str]) -> None:
     vocabulary = tokenizer(kind).source
     assert [vocabulary.decode(ids) for ids in vocabulary.encode(texts)] == texts
 
 
-def test_every_character_of_unicode_comes_back() -> None:
+def test_every_unicode_character_round_trips() -> None:
     vocabulary = tokenizer().source
     numbers = [n for n in range(0x110000) if not 0xD800 <= n < 0xE000]
     texts = ["".join(map(chr, numbers[at : at + 997])) for at in range(0, len(numbers), 997)]
     assert [vocabulary.decode(ids) for ids in vocabulary.encode(texts)] == texts
 
 
-def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_whole_one_its_character() -> None:
+def test_lone_surrogates_become_replacement_characters_and_pairs_are_joined() -> None:
     vocabulary = tokenizer().source
     rows = vocabulary.encode(["fine", "half \ud83d of", "whole \ud83d\ude00"])
     assert [vocabulary.decode(ids) for ids in rows] == ["fine", "half \ufffd of", "whole 😀"]
@@ -77,19 +77,19 @@ def test_no_text_gives_a_special_id() -> None:
     assert not specials & {i for ids in vocabulary.encode([*ODD, *lines()[0]]) for i in ids}
 
 
-def test_specials_and_tags_are_left_out_of_the_text() -> None:
+def test_special_tokens_and_tags_are_not_decoded() -> None:
     vocabulary = tokenizer().source
     (ids,) = vocabulary.encode(["A man."])
     assert vocabulary.decode([START, vocabulary.get_tag_id("de"), *ids, UNKNOWN, END, PAD, PAD]) == "A man."
 
 
-def test_the_special_ids_are_the_promised_ones() -> None:
+def test_the_special_ids_are_the_documented_ones() -> None:
     vocabulary = tokenizer().source
     assert (vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown) == (0, 1, 2, 3)
     assert vocabulary.to_pieces([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
 
 
-def test_pieces_are_what_people_can_look_at() -> None:
+def test_pieces_are_readable() -> None:
     vocabulary = tokenizer("char").source
     (ids,) = vocabulary.encode(["a €"])
     assert vocabulary.to_pieces(ids) == ["▁", "a", "▁", "<0xE2>", "<0x82>", "<0xAC>"]
@@ -102,7 +102,7 @@ def test_a_symbol_is_always_one_piece() -> None:
         assert {"%s", "{name}"} <= set(vocabulary.to_pieces(ids))
 
 
-def test_the_end_stands_behind_and_the_tag_in_front() -> None:
+def test_the_end_token_is_last_and_the_tag_first() -> None:
     ours = tokenizer()
     (plain,), (tagged,) = ours.encode_source(["A man."]), ours.encode_source(["A man."], target_language="pt-BR")
     assert plain[-1] == END
@@ -113,7 +113,7 @@ def test_the_end_stands_behind_and_the_tag_in_front() -> None:
     assert ours.encode_target([]) == []
 
 
-def test_an_unknown_language_is_told_the_known_ones() -> None:
+def test_an_unknown_language_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no tag for 'fr'; its languages are de, pt-BR"):
         tokenizer().encode_source(["A man."], target_language="fr")
     with pytest.raises(ValueError, match="no tag for 'fr'; it has no tags"):
@@ -135,7 +135,7 @@ def test_joint_is_one_vocabulary_and_separate_are_two() -> None:
     assert tokenizer(joint=False).encode_source(["Ein Mann."]) != tokenizer(joint=False).encode_target(["Ein Mann."])
 
 
-# --- saved, loaded, sent ---------------------------------------------------------------------------------------------
+# --- saving, loading, pickling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("joint", "names"), [(True, ["tokenizer.model"]), (False, ["source.model", "target.model"])])
@@ -160,15 +160,15 @@ def test_a_folder_holds_one_tokenizer_at_a_time(tmp_path: Path) -> None:
         assert Tokenizer.load(tmp_path) == tokenizer(joint=joint)
 
 
-def test_the_fingerprint_tells_tokenizers_apart() -> None:
+def test_different_tokenizers_have_different_fingerprints() -> None:
     several = [tokenizer(kind, joint) for kind in KINDS for joint in (True, False)]
-    assert len({one.fingerprint for one in several}) == len(several)
+    assert len({tokenizer_.fingerprint for tokenizer_ in several}) == len(several)
     assert len(set(several)) == len(several)
     again = train_tokenizer(*lines(), TokenizerConfig(vocab=350, symbols=("%s", "{name}")), tags=("de", "pt-BR"))
     assert again.fingerprint == tokenizer().fingerprint
 
 
-def test_the_fingerprint_knows_which_side_is_which() -> None:
+def test_the_fingerprint_depends_on_the_order_of_the_sides() -> None:
     files = tokenizer(joint=False).files
     turned = Tokenizer.from_files({"source.model": files["target.model"], "target.model": files["source.model"]})
     assert turned.fingerprint != tokenizer(joint=False).fingerprint
@@ -176,20 +176,20 @@ def test_the_fingerprint_knows_which_side_is_which() -> None:
 
 def test_a_worker_process_gets_the_same_tokenizer() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(in_a_worker, (tokenizer(),)) == (True, tokenizer().encode_source(ODD))
+        assert pool.apply(encode_in_worker, (tokenizer(),)) == (True, tokenizer().encode_source(ODD))
 
 
-def in_a_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
+def encode_in_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
     return ours.joint, ours.encode_source(ODD)
 
 
-def test_a_vocabulary_that_has_sampled_can_still_be_sent() -> None:
+def test_a_vocabulary_that_has_sampled_can_be_pickled() -> None:
     tokenizer().source.sample(ODD, SubwordSampling(), 1)
     assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
 
 
-class Killed(BaseException):
-    """As if the process had ended here."""
+class SimulatedKill(BaseException):
+    """Raised in place of a kill of the process."""
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -197,79 +197,79 @@ def test_a_save_killed_anywhere_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
 ) -> None:
     old, new = tokenizer("bpe", joint), tokenizer("unigram", joint)
-    found = []
+    loaded_tokenizers = []
     for steps in range(20):
         folder = tmp_path / str(steps)
         old.save(folder)
-        with suppress(Killed), monkeypatch.context() as patch:
+        with suppress(SimulatedKill), monkeypatch.context() as patch:
             kill_after(patch, steps)
             new.save(folder)
         loaded = Tokenizer.load(folder)
         assert loaded in (old, new)
-        found.append(loaded)
-        old.save(folder)  # and a later save is not disturbed by what was left
+        loaded_tokenizers.append(loaded)
+        old.save(folder)  # and leftovers do not disturb a later save
         assert Tokenizer.load(folder) == old
-    assert found[0] == old
-    assert found[-1] == new
+    assert loaded_tokenizers[0] == old
+    assert loaded_tokenizers[-1] == new
 
 
 @pytest.mark.parametrize("first", range(1, 10))
-def test_two_killed_saves_do_not_mix_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_two_killed_saves_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     several = [tokenizer(kind, joint=False) for kind in KINDS]
     several[0].save(tmp_path)
-    for one, steps in zip(several[1:], (first, 1), strict=True):
-        with suppress(Killed), monkeypatch.context() as patch:
+    for tokenizer_to_save, steps in zip(several[1:], (first, 1), strict=True):
+        with suppress(SimulatedKill), monkeypatch.context() as patch:
             kill_after(patch, steps)
-            one.save(tmp_path)
+            tokenizer_to_save.save(tmp_path)
     assert Tokenizer.load(tmp_path) in several
 
 
 def kill_after(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ends a save when it has done so many steps on the disk."""
+    """Kill a save after this many disk operations."""
     left = [steps]
     for name in ("fsync", "replace", "unlink"):
-        patch.setattr(os, name, counted(getattr(os, name), left))
+        patch.setattr(os, name, count_steps(getattr(os, name), left))
 
 
-def counted(function: Any, left: list[int]) -> Any:
+def count_steps(function: Any, left: list[int]) -> Any:
     def step(*arguments: Any) -> Any:
         if not left[0]:
-            raise Killed
+            raise SimulatedKill
         left[0] -= 1
         return function(*arguments)
 
     return step
 
 
-# --- what cannot be loaded -------------------------------------------------------------------------------------------
+# --- errors when loading ---------------------------------------------------------------------------------------------
 
 
-def refusal(folder: Path) -> str:
+def error_message(folder: Path) -> str:
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(folder)
     return str(caught.value)
 
 
-def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == (
+def test_a_folder_without_a_tokenizer_names_the_expected_files(tmp_path: Path) -> None:
+    assert error_message(tmp_path) == (
         f"{tmp_path}: has no tokenizer; it must have one of source.model, source.spm, tokenizer.model, spiece.model, "
         f"tokenizer.json, merges.txt, vocab.txt"
     )
-    assert "does not exist" in refusal(tmp_path / "none")
+    assert "does not exist" in error_message(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    assert "is a file" in refusal(tmp_path / "file")
+    assert "is a file" in error_message(tmp_path / "file")
 
 
-def test_half_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+def test_an_incomplete_tokenizer_names_the_missing_file(tmp_path: Path) -> None:
     tokenizer(joint=False).save(tmp_path)
     (tmp_path / "target.model").unlink()
-    assert refusal(tmp_path) == f"{tmp_path}/target.model: is missing; source.model needs it"
+    assert error_message(tmp_path) == f"{tmp_path}/target.model: is missing; source.model needs it"
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00", b"not a model", b"\xff" * 1000, b"\n\x0b\n\x03abc\x15\x00\x00\x80?"])
 def test_a_damaged_model_is_named(tmp_path: Path, damage: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer.model").write_bytes(damage)
-    assert refusal(tmp_path).startswith(f"{tmp_path}/tokenizer.model: ")
+    assert error_message(tmp_path).startswith(f"{tmp_path}/tokenizer.model: ")
     assert capfd.readouterr() == ("", "")
 
 
@@ -283,10 +283,10 @@ def test_a_model_damaged_anywhere_is_refused_or_works(tmp_path: Path, kind: Toke
             loaded.target.decode(loaded.encode_source(["A man. %s ▁ 😀"])[0])
 
 
-def test_a_file_that_is_too_large_or_no_file_is_refused(tmp_path: Path) -> None:
+def test_too_large_and_special_files_are_refused(tmp_path: Path) -> None:
     with open(tmp_path / "tokenizer.model", "wb") as file:
         file.truncate(200 * 2**20)
-    assert "must have at most 128 MiB" in refusal(tmp_path)
+    assert "must have at most 128 MiB" in error_message(tmp_path)
     (tmp_path / "tokenizer.model").unlink()
     (tmp_path / "tokenizer.model").mkdir()
-    assert "must be a file" in refusal(tmp_path)
+    assert "must be a file" in error_message(tmp_path)

@@ -1,4 +1,4 @@
-"""Imported models' tokenizers: the same ids and texts as in `transformers`, and clear words for damaged files."""
+"""Imported tokenizers: the same ids and texts as in `transformers`, and clear errors for damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTENCES = [
 ]
 
 
-def refusal(folder: Path) -> str:
+def error_message(folder: Path) -> str:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         Tokenizer.load(folder)
     return str(caught.value)
@@ -42,7 +42,7 @@ def marian(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Tokeniz
     transformers = pytest.importorskip("transformers")
     folder = marian_folder(tmp_path, separate=request.param)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sacremoses, which it does not use for this
+        warnings.simplefilter("ignore")  # about sacremoses, which is not used here
         theirs = transformers.MarianTokenizer.from_pretrained(folder)
     return theirs, Tokenizer.load(folder)
 
@@ -65,10 +65,10 @@ def test_marian_has_its_own_special_ids(tmp_path: Path) -> None:
     ours = Tokenizer.load(marian_folder(tmp_path))
     size = ours.target.size
     assert (ours.target.end, ours.target.unknown, ours.target.pad, ours.target.start) == (0, 1, size - 1, size - 1)
-    assert not ours.joint  # one numbering, but each side cuts its text by a model of its own
+    assert not ours.joint  # shared ids, but a separate model for each side
 
 
-def test_marian_tags_are_given_and_not_read_from_the_text(tmp_path: Path) -> None:
+def test_marian_tags_are_arguments_and_not_read_from_the_text(tmp_path: Path) -> None:
     ours = Tokenizer.load(marian_folder(tmp_path, tags=TAGS))
     assert ours.source.tags == ("deu", "por_BR")
     (plain,), (tagged,) = ours.encode_source(["A man."]), ours.encode_source(["A man."], target_language="deu")
@@ -91,7 +91,7 @@ def test_a_marian_tag_is_the_id_that_transformers_gives_it(tmp_path: Path) -> No
     )
 
 
-def test_a_marian_tokenizer_is_saved_as_it_was(tmp_path: Path) -> None:
+def test_a_marian_tokenizer_round_trips(tmp_path: Path) -> None:
     first = Tokenizer.load(marian_folder(tmp_path / "theirs", separate=True))
     first.save(tmp_path / "ours")
     assert Tokenizer.load(tmp_path / "ours") == first
@@ -113,19 +113,19 @@ def test_a_damaged_vocabulary_is_refused(tmp_path: Path, change: Any, words: str
     folder = marian_folder(tmp_path)
     ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     write_json(folder / "vocab.json", change(ids))
-    assert words in refusal(folder)
-    assert refusal(folder).startswith(f"{folder}/vocab.json: ")
+    assert words in error_message(folder)
+    assert error_message(folder).startswith(f"{folder}/vocab.json: ")
 
 
-def test_a_marian_folder_that_is_not_whole_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_files_of_a_marian_folder_are_named(tmp_path: Path) -> None:
     folder = marian_folder(tmp_path)
     (folder / "vocab.json").write_bytes(b'{"a": 0')
-    assert "is not valid JSON" in refusal(folder)
+    assert "is not valid JSON" in error_message(folder)
     (folder / "vocab.json").unlink()
-    assert refusal(folder) == f"{folder}/vocab.json: is missing; source.spm needs it"
+    assert error_message(folder) == f"{folder}/vocab.json: is missing; source.spm needs it"
     marian_folder(tmp_path)
     (folder / "target.spm").write_bytes(b"?")
-    assert refusal(folder).startswith(f"{folder}/target.spm: is not a SentencePiece model")
+    assert error_message(folder).startswith(f"{folder}/target.spm: is not a SentencePiece model")
 
 
 # --- SentencePiece files ---------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_t5_encodes_and_decodes_as_transformers_does(tmp_path: Path) -> None:
     assert ours.source.size == len(theirs)
 
 
-def test_t5_sentinels_have_names_and_no_text(tmp_path: Path) -> None:
+def test_t5_sentinels_are_not_decoded_to_text(tmp_path: Path) -> None:
     ours = Tokenizer.load(t5_folder(tmp_path)).target
     assert ours.to_pieces([ours.size - 1, ours.size - 10]) == ["<extra_id_0>", "<extra_id_9>"]
     assert ours.decode([ours.size - 1, *ours.encode(["man"])[0], ours.size - 10]) == "man"
@@ -161,21 +161,21 @@ def test_t5_sentinels_have_names_and_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extra", [-1, "ten", 10**9, True])
 def test_an_impossible_number_of_sentinels_is_refused(tmp_path: Path, extra: Any) -> None:
-    assert "`extra_ids` must be a number up to 10000" in refusal(t5_folder(tmp_path, extra))
+    assert "`extra_ids` must be a number up to 10000" in error_message(t5_folder(tmp_path, extra))
 
 
-def test_a_foreign_sentencepiece_file_is_read_as_sentencepiece_reads_it(tmp_path: Path) -> None:
+def test_another_sentencepiece_file_encodes_as_sentencepiece_does(tmp_path: Path) -> None:
     model = sentencepiece_model(model_type="bpe")
     (tmp_path / "tokenizer.model").write_bytes(model)
     ours, theirs = Tokenizer.load(tmp_path), SentencePieceProcessor(model_proto=model)
     assert ours.source.encode(SENTENCES) == theirs.encode(SENTENCES)
-    assert ours.source.encode(["▁ \x1a"]) == theirs.encode(["▁ \x1a"])  # our escapes are for our models only
+    assert ours.source.encode(["▁ \x1a"]) == theirs.encode(["▁ \x1a"])  # our escapes are used by our models only
     assert (ours.source.start, ours.source.end, ours.source.unknown, ours.source.pad) == (1, 2, 0, 2)
 
 
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(ids=(-1, -1, -1, 0)))
-    assert "has no end-of-sentence piece" in refusal(tmp_path)
+    assert "has no end-of-sentence piece" in error_message(tmp_path)
 
 
 # --- tokenizer.json --------------------------------------------------------------------------------------------------
@@ -215,18 +215,18 @@ def test_tokenizer_json_encodes_and_decodes_as_transformers_does(tmp_path: Path)
     assert ours.source.to_pieces(rows[0]) == theirs.convert_ids_to_tokens(rows[0])
 
 
-@pytest.mark.parametrize("config", [SPECIALS, None, {}], ids=["said", "no file", "not said"])
+@pytest.mark.parametrize("config", [SPECIALS, None, {}], ids=["set", "no file", "empty"])
 def test_the_special_pieces_of_tokenizer_json_are_found(tmp_path: Path, config: dict[str, Any] | None) -> None:
     ours = Tokenizer.load(fast_folder(tmp_path, config)).source
     assert (ours.unknown, ours.end, ours.pad, ours.start) == (0, 1, 2, 3)
 
 
-def test_specials_in_a_text_are_letters_to_tokenizer_json(tmp_path: Path) -> None:
+def test_special_tokens_in_a_text_are_plain_text_to_tokenizer_json(tmp_path: Path) -> None:
     ours = Tokenizer.load(fast_folder(tmp_path))
     assert ours.encode_source(["a </s> b"])[0].count(ours.source.end) == 1
 
 
-def test_tokenizer_json_goes_where_the_others_go(tmp_path: Path) -> None:
+def test_tokenizer_json_can_be_saved_and_copied(tmp_path: Path) -> None:
     first = Tokenizer.load(fast_folder(tmp_path))
     first.save(tmp_path / "copy")
     assert Tokenizer.load(tmp_path / "copy").encode_source(SENTENCES) == first.encode_source(SENTENCES)
@@ -257,35 +257,35 @@ def test_tokenizer_json_goes_where_the_others_go(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_json_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "tokenizer.json").write_bytes(content)
-    assert words in refusal(tmp_path)
-    assert refusal(tmp_path).startswith(f"{tmp_path}/tokenizer.json: ")
+    assert words in error_message(tmp_path)
+    assert error_message(tmp_path).startswith(f"{tmp_path}/tokenizer.json: ")
 
 
-def test_without_the_package_the_advice_is_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert refusal(tmp_path).endswith("run pip install 'attent[hf]'")
+    assert error_message(tmp_path).endswith("run pip install 'attent[hf]'")
 
 
-def test_what_stands_around_a_text_is_what_transformers_puts_there(tmp_path: Path) -> None:
+def test_special_tokens_around_a_text_are_those_of_transformers(tmp_path: Path) -> None:
     ours = Tokenizer.load(fast_folder(tmp_path)).source
     assert (ours.prefix_ids, ours.suffix_ids, ours.mask, ours.sentinels) == ((3,), (1,), None, ())
 
 
-def test_masks_and_sentinels_are_found_and_older_folders_say_them_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_mask_and_sentinel_tokens_are_read_from_either_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     names = ["<pad>", "</s>", "<unk>", "gap", "word", "<extra_id_1>", "<extra_id_0>", "<extra_id_10>"]
     model = tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
-    made = tokenizers.Tokenizer(model)
-    made.add_special_tokens(names[5:])
-    made.save(str(tmp_path / "tokenizer.json"))
+    imported = tokenizers.Tokenizer(model)
+    imported.add_special_tokens(names[5:])
+    imported.save(str(tmp_path / "tokenizer.json"))
     write_json(tmp_path / "special_tokens_map.json", {"mask_token": {"content": "gap"}})
     ours = Tokenizer.load(tmp_path).source
     assert (ours.mask, ours.sentinels, ours.prefix_ids, ours.suffix_ids) == (3, (6, 5, 7), (), ())
     assert Tokenizer.from_files(Tokenizer.load(tmp_path).files).source.mask == 3
 
 
-# --- what GPT-2 and BERT had before tokenizer.json --------------------------------------------------------------------
+# --- files of GPT-2 and BERT without tokenizer.json -------------------------------------------------------------------
 
 MIXED = [
     *SENTENCES,
@@ -299,14 +299,14 @@ MIXED = [
 
 def gpt2_folder(folder: Path) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.ByteLevelBPETokenizer()
-    made.train_from_iterator(lines()[0], vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
-    made.save_model(str(folder))
+    imported = tokenizers.ByteLevelBPETokenizer()
+    imported.train_from_iterator(lines()[0], vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
+    imported.save_model(str(folder))
     return folder
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_gpt2_from_its_two_files_encodes_and_decodes_as_transformers_does(tmp_path: Path, prefix: bool) -> None:
+def test_gpt2_vocab_and_merges_encode_and_decode_as_transformers_does(tmp_path: Path, prefix: bool) -> None:
     transformers = pytest.importorskip("transformers")
     gpt2_folder(tmp_path)
     write_json(tmp_path / "tokenizer_config.json", {"add_prefix_space": prefix})
@@ -326,19 +326,23 @@ def test_gpt2_from_its_two_files_encodes_and_decodes_as_transformers_does(tmp_pa
 
 def bert_folder(folder: Path, lower: bool = True) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.BertWordPieceTokenizer(lowercase=lower)
-    made.train_from_iterator([*lines()[0], *MIXED], vocab_size=300, show_progress=False)
-    made.save_model(str(folder))
+    imported = tokenizers.BertWordPieceTokenizer(lowercase=lower)
+    imported.train_from_iterator([*lines()[0], *MIXED], vocab_size=300, show_progress=False)
+    imported.save_model(str(folder))
     return folder
 
 
-@pytest.mark.parametrize("said", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}])
-def test_bert_from_its_one_file_encodes_and_decodes_as_transformers_does(tmp_path: Path, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "tokenizer_config", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}]
+)
+def test_bert_vocab_file_encodes_and_decodes_as_transformers_does(
+    tmp_path: Path, tokenizer_config: dict[str, Any]
+) -> None:
     transformers = pytest.importorskip("transformers")
-    bert_folder(tmp_path, said.get("do_lower_case", True))
-    write_json(tmp_path / "tokenizer_config.json", said)
+    bert_folder(tmp_path, tokenizer_config.get("do_lower_case", True))
+    write_json(tmp_path / "tokenizer_config.json", tokenizer_config)
     ours = Tokenizer.load(tmp_path).source
-    theirs = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), **said)
+    theirs = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), **tokenizer_config)
     plain = [text for text in MIXED if "[" not in text]
     rows = [[*ours.prefix_ids, *row, *ours.suffix_ids] for row in ours.encode(plain)]
     assert rows == theirs(plain)["input_ids"]
@@ -356,44 +360,44 @@ def test_bert_from_its_one_file_encodes_and_decodes_as_transformers_does(tmp_pat
     assert ours.mask not in ours.encode(["x [MASK]"])[0]
 
 
-def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_inconsistent_files_are_refused(tmp_path: Path) -> None:
     folder = gpt2_folder(tmp_path)
     (folder / "merges.txt").write_bytes(b"#version: 0.2\nq zz\n")
-    assert refusal(folder).startswith(f"{folder}/merges.txt: does not fit vocab.json: ")
+    assert error_message(folder).startswith(f"{folder}/merges.txt: does not fit vocab.json: ")
     (folder / "merges.txt").write_bytes(b"\xff")
-    assert "must be UTF-8, but byte 1 is not" in refusal(folder)
+    assert "must be UTF-8, but byte 1 is not" in error_message(folder)
     (folder / "vocab.json").unlink()
-    assert refusal(folder) == f"{folder}/vocab.json: is missing; merges.txt needs it"
+    assert error_message(folder) == f"{folder}/vocab.json: is missing; merges.txt needs it"
     (folder / "merges.txt").unlink()
     (folder / "vocab.txt").write_text("[CLS]\na\n", encoding="utf-8")
-    assert refusal(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; download the file again"
+    assert error_message(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; download the file again"
 
 
-# --- pieces that were added -------------------------------------------------------------------------------------------
+# --- added tokens -----------------------------------------------------------------------------------------------------
 
 
 def added_folder(folder: Path, how: str) -> tuple[Path, int]:
-    """A LLaMA-like folder with two more pieces, of which the first ends a text, told in one of three files."""
+    """A LLaMA-like folder with two added tokens, the first is the end token, declared in one of three files."""
     model = sentencepiece_model(model_type="bpe")
     (folder / "tokenizer.model").write_bytes(model)
     own = SentencePieceProcessor(model_proto=model).get_piece_size()
-    said: dict[str, Any] = {"eos_token": "<|end|>", "add_bos_token": False}
+    tokenizer_config: dict[str, Any] = {"eos_token": "<|end|>", "add_bos_token": False}
     facts = {"content": "<|end|>", "special": True}, {"content": "<tab>", "special": False}
     if how == "added_tokens.json":
         write_json(folder / how, {"<|end|>": own, "<tab>": own + 1, "<s>": 1})
     elif how == "tokenizer.json":
-        write_json(folder / how, {"added_tokens": [{"id": own + i, **one} for i, one in enumerate(facts)]})
+        write_json(folder / how, {"added_tokens": [{"id": own + i, **fact} for i, fact in enumerate(facts)]})
     else:
-        said["added_tokens_decoder"] = {str(own + i): one for i, one in enumerate(facts)}
-    write_json(folder / "tokenizer_config.json", said)
+        tokenizer_config["added_tokens_decoder"] = {str(own + i): fact for i, fact in enumerate(facts)}
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
     return folder, own
 
 
 @pytest.mark.parametrize("how", ["added_tokens.json", "tokenizer_config.json", "tokenizer.json"])
-def test_pieces_added_to_a_sentencepiece_model_are_found_wherever_they_are_told(tmp_path: Path, how: str) -> None:
+def test_added_tokens_of_a_sentencepiece_model_are_read_from_any_file(tmp_path: Path, how: str) -> None:
     folder, own = added_folder(tmp_path, how)
-    made = Tokenizer.load(folder)
-    ours = made.target
+    imported = Tokenizer.load(folder)
+    ours = imported.target
     assert (ours.size, ours.end, ours.prefix_ids, ours.suffix_ids, ours.sentinels) == (own + 2, own, (), (), ())
     assert ours.to_pieces([own, own + 1]) == ["<|end|>", "<tab>"]
     a, b = ours.encode(["A man", "dog"])
@@ -402,23 +406,23 @@ def test_pieces_added_to_a_sentencepiece_model_are_found_wherever_they_are_told(
     assert ours.decode_batch([]) == []
     assert own not in ours.encode(["<|end|>"])[0]
     assert copy.deepcopy(ours).end == own
-    assert Tokenizer.from_files(made.files).target.end == own
+    assert Tokenizer.from_files(imported.files).target.end == own
 
 
-def test_what_is_said_beside_a_sentencepiece_model_is_heeded_and_what_it_does_not_have_is_not(tmp_path: Path) -> None:
+def test_tokenizer_config_of_a_sentencepiece_model_applies_to_existing_tokens_only(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(model_type="bpe"))
-    for said, expected in (
+    for tokenizer_config, expected in (
         ({}, (2, (1,), ())),
         ({"add_bos_token": True, "add_eos_token": True, "eos_token": "<unheard>"}, (2, (1,), (2,))),
         ({"add_bos_token": False, "eos_token": {"content": "<s>"}}, (1, (), ())),
         ({"added_tokens_decoder": {"x": {}, "-1": 3, str(10**12): {"content": "far"}}}, (2, (1,), ())),
     ):
-        write_json(tmp_path / "tokenizer_config.json", said)
+        write_json(tmp_path / "tokenizer_config.json", tokenizer_config)
         ours = Tokenizer.load(tmp_path).target
         assert (ours.end, ours.prefix_ids, ours.suffix_ids) == expected
 
 
-def test_our_own_model_says_all_by_itself(tmp_path: Path) -> None:
+def test_our_own_model_needs_no_other_file(tmp_path: Path) -> None:
     tokenizer().save(tmp_path)
     write_json(tmp_path / "tokenizer_config.json", {"add_bos_token": False, "eos_token": "<s>"})
     write_json(tmp_path / "added_tokens.json", {"more": 10**6})
@@ -426,7 +430,7 @@ def test_our_own_model_says_all_by_itself(tmp_path: Path) -> None:
     assert (ours.size, ours.end, ours.prefix_ids) == (plain.size, plain.end, plain.prefix_ids)
 
 
-def test_pieces_added_to_gpt2_have_the_ids_that_transformers_gives_them(tmp_path: Path) -> None:
+def test_added_tokens_of_gpt2_have_the_ids_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     gpt2_folder(tmp_path)
     size = Tokenizer.load(tmp_path).target.size
@@ -440,4 +444,4 @@ def test_pieces_added_to_gpt2_have_the_ids_that_transformers_gives_them(tmp_path
     assert size in row
     assert ours.decode([*row, ours.end]) == "a   b"
     write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 3})
-    assert "must have consecutive ids from" in refusal(tmp_path)
+    assert "must have consecutive ids from" in error_message(tmp_path)

@@ -1,4 +1,4 @@
-"""A tokenizer learnt from text: the same from the same, of a size that the text can fill, silently, from any text."""
+"""Tokenizer training: deterministic, silent, from any text, with a vocabulary size that the text supports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_another_process_learns_the_same_bytes_and_prints_nothing() -> None:
 # --- size ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_given_size_is_kept() -> None:
+def test_the_requested_size_is_exact() -> None:
     assert tokenizer().source.size == 350
 
 
@@ -73,7 +73,7 @@ def test_the_sizes_of_known_corpora_are_as_documented() -> None:
     assert chosen == [9792, 12160, 14016]
 
 
-def test_a_script_of_wide_characters_counts_threefold() -> None:
+def test_scripts_of_wide_characters_count_threefold() -> None:
     latin, chinese = CorpusSample(["a" * 100], 3 * 10**7), CorpusSample(["汉" * 100], 10**7)
     assert choose_vocab_size(latin, count_characters(latin)) == choose_vocab_size(chinese, count_characters(chinese))
 
@@ -103,7 +103,7 @@ def test_a_size_without_room_for_the_bytes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", [[], [""], ["  ", "\t\n", "\x00"]])
-def test_no_text_at_all_is_refused(text: list[str]) -> None:
+def test_empty_text_is_refused(text: list[str]) -> None:
     with pytest.raises(TokenizerError, match="there is no text to train a tokenizer"):
         train_tokenizer(text, text)
     with pytest.raises(TokenizerError, match="there is no text"):
@@ -113,23 +113,25 @@ def test_no_text_at_all_is_refused(text: list[str]) -> None:
 # --- characters ------------------------------------------------------------------------------------------------------
 
 
-def test_thousands_of_characters_leave_half_of_the_vocabulary_to_words() -> None:
+def test_characters_take_at_most_half_of_the_vocabulary() -> None:
     many = ["".join(chr(0x4E00 + (7 * line + 13 * at) % 5000) for at in range(40)) for line in range(500)]
     ours = train_tokenizer([*many, *lines()[0]], lines()[1], TokenizerConfig(vocab=700))
     pieces = ours.source.to_pieces(range(ours.source.size))
-    assert sum(len(piece) == 1 for piece in pieces) <= 219 + 2  # half of what is left, the space and the escape
+    assert (
+        sum(len(piece) == 1 for piece in pieces) <= 219 + 2
+    )  # half of the remaining vocabulary, the space and the escape
     assert "▁wieder" in pieces
     assert ours.source.decode(ours.source.encode([many[0]])[0]) == many[0]
 
 
-def test_a_rare_character_is_spelled_in_bytes_and_a_common_one_is_not() -> None:
+def test_only_rare_characters_are_encoded_as_bytes() -> None:
     text = ["the same old words " * 20] * 3000
     ours = train_tokenizer([*text, "once: ž", *["often: ö"] * 5], text, TokenizerConfig(vocab=300))
     assert ours.source.to_pieces(ours.source.encode(["žö"])[0])[-3:] == ["<0xC5>", "<0xBE>", "ö"]
 
 
 @pytest.mark.parametrize("sign", ["▅", "▁", "\t", "\x00", "\n"])
-def test_a_line_with_a_sign_that_is_no_text_is_learnt_from_but_the_sign_gets_no_id(sign: str) -> None:
+def test_separator_characters_in_the_training_text_get_no_piece(sign: str) -> None:
     ours = train_tokenizer([f"zebra{sign}crossing"] * 50, ["word"] * 50)
     assert ours.source.to_pieces(ours.source.encode(["zebra"])[0]) == ["▁zebra"]
     assert not any(
@@ -137,20 +139,20 @@ def test_a_line_with_a_sign_that_is_no_text_is_learnt_from_but_the_sign_gets_no_
     )
 
 
-def test_lines_of_any_length_are_learnt_from() -> None:
+def test_lines_of_any_length_are_used() -> None:
     ours = train_tokenizer(["zebra " * 2_000_000], ["汉" * 1_000_000])
     assert ours.source.to_pieces(ours.source.encode(["zebra"])[0]) == ["▁zebra"]
 
 
-# --- what is learnt from ---------------------------------------------------------------------------------------------
+# --- sampling of the training text -----------------------------------------------------------------------------------
 
 
-def numbered(count: int) -> Iterator[str]:
+def number_lines(count: int) -> Iterator[str]:
     return (f"{number:09}" for number in range(count))
 
 
-def test_a_sample_is_bounded_and_fair() -> None:
-    sample = sample_lines(numbered(100_000), seed=0, max_chars=45_000)
+def test_a_sample_is_bounded_and_uniform() -> None:
+    sample = sample_lines(number_lines(100_000), seed=0, max_chars=45_000)
     taken = [int(line) for line in sample.lines]
     assert sample.total_chars == 900_000
     assert 2_000 < len(taken) <= 5_000
@@ -158,20 +160,20 @@ def test_a_sample_is_bounded_and_fair() -> None:
     assert taken == sorted(taken)
 
 
-def test_a_sample_depends_on_its_seed_alone() -> None:
-    first = sample_lines(numbered(10_000), 1, 9_000)
-    assert sample_lines(numbered(10_000), 1, 9_000) == first
-    assert sample_lines(numbered(10_000), 2, 9_000).lines != first.lines
+def test_a_sample_depends_on_its_seed_only() -> None:
+    first = sample_lines(number_lines(10_000), 1, 9_000)
+    assert sample_lines(number_lines(10_000), 1, 9_000) == first
+    assert sample_lines(number_lines(10_000), 2, 9_000).lines != first.lines
 
 
-def test_a_text_that_fits_is_taken_whole() -> None:
-    assert sample_lines(numbered(100), 0, 900).lines == list(numbered(100))
+def test_a_small_text_is_used_completely() -> None:
+    assert sample_lines(number_lines(100), 0, 900).lines == list(number_lines(100))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_symbols_and_tags_have_ids_of_their_own() -> None:
+def test_symbols_and_tags_have_their_own_ids() -> None:
     ours = tokenizer()
     assert ours.source.to_pieces(range(4, 9)) == ["<2de>", "<2pt-BR>", "\x1a", "%s", "{name}"]
     assert ours.source.tags == ("de", "pt-BR")
@@ -192,12 +194,12 @@ def test_symbols_and_tags_have_ids_of_their_own() -> None:
         (("%s", "%d", "%s"), "'%s' occurs twice"),
     ],
 )
-def test_a_symbol_that_cannot_be_one_is_refused(symbols: tuple[str, ...], words: str) -> None:
+def test_invalid_symbols_are_refused(symbols: tuple[str, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         TokenizerConfig(symbols=symbols)
 
 
-def test_symbols_with_signs_of_every_kind_work() -> None:
+def test_symbols_may_contain_any_characters() -> None:
     symbols = ("a,b", '"', "'", "[x]", "\\n", "^", "-", "é", ",")
     ours = train_tokenizer(*lines(), TokenizerConfig(symbols=symbols))
     for symbol in symbols:
@@ -205,7 +207,7 @@ def test_symbols_with_signs_of_every_kind_work() -> None:
 
 
 @pytest.mark.parametrize(("tags", "words"), [(["de", "de"], "'de' occurs twice"), (["d>e"], "but one is 'd>e'")])
-def test_a_tag_that_cannot_be_one_is_refused(tags: list[str], words: str) -> None:
+def test_invalid_tags_are_refused(tags: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train_tokenizer(*lines(), tags=tags)
 
@@ -229,5 +231,5 @@ def test_an_unknown_kind_is_refused() -> None:
         TokenizerConfig(kind="word")  # type: ignore[arg-type]
 
 
-def test_surrogates_in_the_text_do_no_harm() -> None:
+def test_surrogates_in_the_text_are_handled() -> None:
     assert isinstance(train_tokenizer(["a \ud800 b"] * 10, ["c"]), Tokenizer)

@@ -1,4 +1,4 @@
-"""What keeps the small runs of these tests small."""
+"""Limits that keep the runs of these tests short."""
 
 from __future__ import annotations
 

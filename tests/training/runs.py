@@ -1,7 +1,7 @@
-"""Small runs of `attent train` as a person would start, kill and repeat them: text, processes, fingerprints.
+"""Small runs of `attent train` that are started, killed and repeated: text, processes, fingerprints.
 
-A new interpreter needs seconds to import torch, so a `Nursery` imports once and forks a child for each command. What is
-asserted about the runs is left to the tests.
+A new interpreter needs seconds to import torch, so a `ForkServer` imports it once and forks a child for each command.
+Assertions about the runs are in the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TINY = (
     "--size tiny --set model.width=32 --set model.ffn_width=64 --set model.layers=1 --batch-tokens 256 --hold-out 10 "
     f"--steps {STEPS} --save-every 3 --valid-every 8 --valid-sentences 8 --beam-size 1 --average 2 --keep-last 2"
 ).split()
-MAX_EXTRA_TOKENS = 6  # tokens beyond the source: a model that has learned nothing writes as many as it may
+MAX_EXTRA_TOKENS = 6  # tokens beyond the source: an untrained model generates the maximum
 NOUNS = "cat dog house tree river man woman bike stone bird".split()
 VERBS = "sees likes takes finds paints".split()
 
@@ -36,16 +36,16 @@ VERBS = "sees likes takes finds paints".split()
 
 def sentences(count: int = 200, seed: int = 3) -> list[str]:
     """Short English sentences, all different."""
-    chance = random.Random(seed)
-    found: dict[str, None] = {}
-    while len(found) < count:
-        what = [chance.choice(["small", "big", "red"]), chance.choice(NOUNS), chance.choice(VERBS)]
-        found[" ".join(["the", *what, "a", chance.choice(NOUNS), *(["there"] * chance.randrange(3))])] = None
-    return list(found)
+    rng = random.Random(seed)
+    unique: dict[str, None] = {}
+    while len(unique) < count:
+        words = [rng.choice(["small", "big", "red"]), rng.choice(NOUNS), rng.choice(VERBS)]
+        unique[" ".join(["the", *words, "a", rng.choice(NOUNS), *(["there"] * rng.randrange(3))])] = None
+    return list(unique)
 
 
 def reverse(sentence: str) -> str:
-    """Its translation: every word backwards."""
+    """Translate a sentence: every word reversed."""
     return " ".join(word[::-1] for word in sentence.split())
 
 
@@ -56,15 +56,15 @@ def write_corpus(path: Path, count: int = 200, seed: int = 3) -> Path:
 
 
 def command(data: Path | str, out: Path, *more: str) -> list[str]:
-    """A whole run in about a second; dropout is on."""
+    """Arguments of a complete run that takes about a second, with dropout."""
     return ["train", "--data", str(data), "--src", "en", "--tgt", "xx", "--out", str(out), *TINY, *more]
 
 
-# ---- what a run has come to ------------------------------------------------------------------------------------------
+# ---- results of a run ------------------------------------------------------------------------------------------------
 
 
-def checkpoints(out: Path) -> dict[int, dict[str, Any]]:
-    """Of each checkpoint all that is the same in every run: checksums of its tensors, and its facts but the time."""
+def checkpoint_facts(out: Path) -> dict[int, dict[str, Any]]:
+    """The reproducible content of each checkpoint: checksums of its tensors, and its state without the time."""
     return {int(path.name[5:]): _read_checkpoint(path) for path in sorted((out / "state").glob("step-*"))}
 
 
@@ -82,19 +82,19 @@ def digest(path: Path) -> str:
 
 
 def fingerprint(out: Path) -> dict[str, Any]:
-    """A whole run: its last checkpoint, the model, and every validation."""
-    last, facts = max(checkpoints(out).items())
+    """The reproducible result of a run: its last checkpoint, the model, and every validation."""
+    last, facts = max(checkpoint_facts(out).items())
     model = {name: digest(out / name) for name in ("model.safetensors", "config.json", "tokenizer.model")}
     return {"step": last, **facts, **model, "validations": validations(out)}
 
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [event for event in found if event["event"] == kind]
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [event for event in records if event["event"] == kind]
 
 
 def validations(out: Path) -> dict[int, dict[str, Any]]:
-    """By step; without times, which no two runs share."""
+    """Validation events by step, without times, which differ between runs."""
     return {
         event["step"]: {name: value for name, value in event.items() if name not in ("time", "seconds")}
         for event in events(out, "validated")
@@ -102,7 +102,7 @@ def validations(out: Path) -> dict[int, dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, to see that nothing was changed or added."""
+    """Checksums of all files below a folder, to detect changed or added ones."""
     return {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -119,7 +119,7 @@ class Kill:
 
 
 class ForkServer:
-    """Runs commands of `attent`, each in a process of its own that may be killed."""
+    """Run commands of `attent`, each in its own process that may be killed."""
 
     def __init__(self, cache: Path) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ATTENT_CACHE": str(cache), "COLUMNS": "200"}
@@ -128,7 +128,7 @@ class ForkServer:
             cwd=ROOT, env=environment,
         )  # fmt: skip
         self.log = cache.parent / "stderr.txt"
-        self._reply()  # it has imported all
+        self._reply()  # wait for the imports
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -136,12 +136,12 @@ class ForkServer:
         self.process.wait(30)
 
     def start(self, argv: Sequence[str], kill: Kill | None = None) -> int:
-        """The process id."""
+        """Start a command and return its process id."""
         self._send({"argv": list(argv), "log": str(self.log), "kill": asdict(kill or Kill())})
         return int(self._reply()["pid"])
 
     def wait(self) -> int:
-        """The exit code; less than 0: the signal that has ended it."""
+        """Wait for the command and return its exit code; -n if signal n ended it."""
         return int(self._reply()["code"])
 
     def run(self, argv: Sequence[str], kill: Kill | None = None) -> int:
@@ -150,14 +150,14 @@ class ForkServer:
 
     @property
     def stderr(self) -> str:
-        """What the last command wrote to stderr."""
+        """The stderr of the last command."""
         return self.log.read_text(encoding="utf-8")
 
-    def wait_until(self, true: Callable[[], bool], seconds: float = 60) -> None:
-        """Waits for something that the running command does."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for a condition while the command runs."""
         end = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < end, f"it never came to that; stderr was: {self.stderr}"
+        while not condition():
+            assert time.monotonic() < end, f"timed out; stderr was: {self.stderr}"
             time.sleep(0.005)
 
     def _send(self, request: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class ForkServer:
 
 
 def serve_forks() -> None:
-    """The nursery's own process: one thread only, so that forking is safe."""
+    """Main loop of the fork server; it has a single thread, so that forking is safe."""
     import sacrebleu.metrics
 
     import attent.cli.train
@@ -208,7 +208,7 @@ def _wait_for_child(child: int, kill_after: float | None) -> int:
 
 
 def _run_child(request: dict[str, Any]) -> None:
-    """The child: one command, with its output in a file."""
+    """Run one command in the child, with its output in a file."""
     code = 99
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -219,7 +219,7 @@ def _run_child(request: dict[str, Any]) -> None:
 
         _kill_at_call(Kill(**request["kill"]))
         code = cli.main(request["argv"])
-    except SystemExit as error:  # told to end before there was anything to save
+    except SystemExit as error:  # interrupted before there was anything to save
         code = error.code if isinstance(error.code, int) else code
     except BaseException:  # noqa: BLE001 -- a child must never return into its parent's loop
         traceback.print_exc()
@@ -247,7 +247,7 @@ def _kill_at_call(kill: Kill) -> None:
 
         return save
 
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def count_calls(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal calls
             calls += bool(inside)
@@ -261,8 +261,8 @@ def _kill_at_call(kill: Kill) -> None:
         saving, (checkpoint.save_checkpoint, checkpoint.prune_checkpoints, folder.write_folder)
     )
     for name in ("fsync", "rename", "replace", "open", "mkdir", "rmdir", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
-    folder.write_synced, folder.write_safetensors = map(counted, (folder.write_synced, folder.write_safetensors))
+        setattr(os, name, count_calls(getattr(os, name)))
+    folder.write_synced, folder.write_safetensors = map(count_calls, (folder.write_synced, folder.write_safetensors))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_speed_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure the speed of this machine."""
     monkeypatch.setattr(autoconfig, "pick_precision", lambda device: "bfloat16" if device.type == "cuda" else "float32")
 

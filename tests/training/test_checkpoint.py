@@ -1,5 +1,5 @@
-"""Checkpoints: what was saved comes back bit for bit, damage is refused and told, and no fault of the disk, no kill at
-any system call, costs more than the save it hits.
+"""Checkpoints round-trip bit for bit, damage is refused and reported, and neither a disk fault nor a kill at any system
+call loses more than the save in progress.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_checkpoint(step: int, seed: int = 0) -> Checkpoint:
 
 
 def is_equal(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Equal to the last bit."""
+    """True if both are equal bit for bit."""
     return (checkpoint.step, checkpoint.state, to_plain(checkpoint)) == (other.step, other.state, to_plain(other))
 
 
@@ -67,11 +67,11 @@ def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def fail_on_warning(sentence: str) -> None:
-    pytest.fail(f"nothing is damaged, but was told: {sentence}")
+    pytest.fail(f"nothing is damaged, but there was a warning: {sentence}")
 
 
 def assert_newest(state: Path, *possible: Checkpoint) -> int:
-    """The newest is wholly one of these; tells which."""
+    """Assert that the newest checkpoint equals one of these; return its index."""
     loaded = load_newest(state, fail_on_warning)
     assert loaded is not None
     (number,) = [number for number, checkpoint in enumerate(possible) if is_equal(loaded, checkpoint)]
@@ -87,7 +87,7 @@ def refusal(path: Path, only: Collection[str] | None = None) -> str:
 
 
 def seal(path: Path) -> None:
-    """Makes the manifest fit the files, as someone who means harm would."""
+    """Rewrite the manifest to match the files, as an attacker would."""
     files = {}
     for name in FILES[1:]:
         content = (path / name).read_bytes()
@@ -109,7 +109,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-# What was saved comes back.
+# Round trips.
 
 
 def test_checkpoint_round_trip(state: Path) -> None:
@@ -217,7 +217,7 @@ def test_unreadable_content_is_not_saved(changes: dict[str, Any], expected: str,
     assert [path.name for path in state.iterdir()] == ["step-00000010"]
 
 
-# Damage is noticed, named, and the one before is used.
+# Damage is detected and reported, and the previous checkpoint is used.
 
 
 def test_every_bit_flip_is_detected(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ class Bomb:
         return os.system, ("touch exploded",)
 
 
-def pickled() -> bytes:
+def make_pickle() -> bytes:
     import pickle  # noqa: TID251 - to make the file that must be refused
 
     return pickle.dumps(Bomb())
@@ -308,7 +308,7 @@ def pickled() -> bytes:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (pickled(), "is a pickle or zip, which is never opened; get the checkpoint as safetensors"),
+        (make_pickle(), "is a pickle or zip, which is never opened; get the checkpoint as safetensors"),
         (b"PK\x03\x04" + bytes(100), "is a pickle or zip"),
         ((2**63).to_bytes(8, "little") + b"{}", "is not safetensors"),
         ((99 * 2**20).to_bytes(8, "little") + b"{" + b" " * 99 * 2**20, "is not safetensors"),
@@ -392,10 +392,10 @@ print("after the control:", sorted(set(events)))
 """
     for number, sealed in enumerate((False, True, True)):
         path = save_checkpoint(tmp_path / f"hostile{number}", make_checkpoint(1))
-        (path / "weights.safetensors").write_bytes(pickled())
+        (path / "weights.safetensors").write_bytes(make_pickle())
         if number == 2:
             with zipfile.ZipFile(path / "weights.safetensors", "w") as archive:
-                archive.writestr("data.pkl", pickled())
+                archive.writestr("data.pkl", make_pickle())
         if sealed:
             seal(path)
     done = subprocess.run(
@@ -408,7 +408,7 @@ print("after the control:", sorted(set(events)))
     )
     assert done.returncode == 0, done.stderr
     assert "before the control: []" in done.stdout
-    assert "after the control: ['pickle.find_class']" in done.stdout  # the hook does hear
+    assert "after the control: ['pickle.find_class']" in done.stdout  # the hook works
     assert not (tmp_path / "exploded").exists()
 
 
@@ -417,11 +417,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-# No fault and no death costs more than the save it hits.
+# A fault or a kill loses at most the save in progress.
 
 
 def faults(state: Path, fault: BaseException, forever: bool, action: Callable[[], object]) -> Iterator[int]:
-    """Does the action on what is there, failing at its first call, then at the second, ... until it succeeds."""
+    """Repeat the action on the same state, failing at its first call, then at the second, ... until it succeeds."""
     original = state.with_name(state.name + "-original")
     shutil.copytree(state, original)
     for at in itertools.count(1):
@@ -463,10 +463,10 @@ def test_kill_in_the_save_after_a_kill_loses_nothing(state: Path) -> None:
     old, new, newer = make_checkpoint(10), make_checkpoint(10, seed=1), make_checkpoint(10, seed=2)
     for first in faults(state, SimulatedKill(), True, lambda: save_checkpoint(state, new)):
         before = (old, new)[assert_newest(state, old, new)]
-        look = frozenset((str(path.relative_to(state)), path.is_file()) for path in state.rglob("*"))
-        if look in states:
+        assert_previous_exists = frozenset((str(path.relative_to(state)), path.is_file()) for path in state.rglob("*"))
+        if assert_previous_exists in states:
             continue
-        states.add(look)
+        states.add(assert_previous_exists)
         again = state.with_name(f"again{first}")
         shutil.copytree(state, again)
         for _ in faults(again, SimulatedKill(), True, lambda again=again: save_checkpoint(again, newer)):  # type: ignore[misc]
@@ -487,17 +487,17 @@ def test_interrupted_replacement_keeps_the_old_checkpoint(state: Path, monkeypat
 
 
 def test_previous_checkpoint_stays_until_the_new_one_is_complete(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(source: Path, target: Path) -> None:
+    def assert_previous_exists(source: Path, target: Path) -> None:
         assert target == state / "step-00000020"
         assert is_equal(load_checkpoint(state / "step-00000010"), make_checkpoint(10))
         os.replace(source, target)
 
-    monkeypatch.setattr(os, "rename", look)
+    monkeypatch.setattr(os, "rename", assert_previous_exists)
     save_checkpoint(state, make_checkpoint(20))
     assert list_steps(state) == [10, 20]
 
 
-# Removing old ones.
+# Pruning.
 
 
 def test_pruning_keeps_requested_and_newest(state: Path) -> None:
@@ -525,7 +525,7 @@ def test_pruning_ignores_truncated_newest(name: str, state: Path) -> None:
 def test_fault_while_pruning_leaves_complete_checkpoints(fault: BaseException, state: Path) -> None:
     for step in (20, 30, 40):
         save_checkpoint(state, make_checkpoint(step, seed=step))
-    shutil.copytree(state / "step-00000010", state / ".replaced-00000010")  # an interrupted save of before
+    shutil.copytree(state / "step-00000010", state / ".replaced-00000010")  # an earlier interrupted save
     seen = set()
     for _ in faults(state, fault, isinstance(fault, SimulatedKill), lambda: prune_checkpoints(state, keep=[20])):
         assert_newest(state, make_checkpoint(40, seed=40))
@@ -547,7 +547,7 @@ def test_failed_prune_is_described(state: Path) -> None:
             prune_checkpoints(state, keep=())
 
 
-# What a person reads when a save fails.
+# Error messages of failed saves.
 
 
 @pytest.mark.parametrize(
@@ -585,7 +585,7 @@ def test_file_in_place_of_the_folder_is_described(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-# The same with real faults: strace makes the kernel refuse a system call, or kill at it.
+# Real faults: strace makes a system call fail, or kills the process at it.
 
 DRIVER = """
 import os, signal, sys
@@ -613,7 +613,7 @@ for line in sys.stdin:
 
 
 class Tracer:
-    """Saves over and over, each time in a new process that strace holds. One start of torch serves them all."""
+    """Save repeatedly, each time in a new process under strace, forked from one process that has imported torch."""
 
     def __init__(self, scratch: Path) -> None:
         self.trace = scratch / "trace"
@@ -626,21 +626,21 @@ class Tracer:
         )
 
     def save(self, original: Path, state: Path, *options: str) -> int:
-        """The status of a process that saves a copy of a checkpoint into `state`, as os.waitpid gives it."""
+        """Save a copy of a checkpoint into `state` in a child; return its status as from os.waitpid."""
         assert self.driver.stdin is not None
         self.driver.stdin.write(f"{original}\t{state}\n")
         self.driver.stdin.flush()
         child = self._number()
         command = ["strace", "-qq", "-y", "-s", "0", "-o", str(self.trace), *options, "-p", str(child)]
         strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while not self._held(child):
+        while not self._is_traced(child):
             assert strace.poll() is None, strace.stderr and strace.stderr.read()
         os.kill(child, signal.SIGCONT)
         status = self._number()
         strace.communicate(timeout=60)
         return status
 
-    def _held(self, child: int) -> bool:
+    def _is_traced(self, child: int) -> bool:
         return "TracerPid:\t0\n" not in Path(f"/proc/{child}/status").read_text()
 
     def _number(self) -> int:
@@ -648,7 +648,7 @@ class Tracer:
         return int(self.driver.stdout.readline())
 
     def calls(self) -> list[str]:
-        """What the last one asked of the system, a line each."""
+        """System calls of the last save, one per line."""
         lines = self.trace.read_text().splitlines()
         return [line for line in lines if re.match(r"\w+\(", line)]
 
@@ -675,7 +675,7 @@ def tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
 
 
 def record_calls(tracer: Tracer, original: Path, state: Path, *options: str) -> list[str]:
-    """The calls of a save that nothing disturbs."""
+    """System calls of an undisturbed save."""
     copy = state.with_name("undisturbed")
     shutil.copytree(state, copy)
     assert tracer.save(original, copy, *options) == 0
@@ -700,7 +700,7 @@ def test_files_are_synced_before_the_rename_and_the_folder_after(step: int, trac
 
 
 def inject_faults(tracer: Tracer, step: int, state: Path, fault: str, every: int) -> Counter[int]:
-    """A fault at every `every`-th call of a save, each on a fresh copy; how often the old and the new one remained."""
+    """Inject a fault at every `every`-th call of a save, each on a fresh copy; count remaining old and new ones."""
     new, copy, kills = make_checkpoint(step, seed=1), state.with_name("disturbed"), fault.startswith("signal")
     original = save_checkpoint(state.with_name("wanted"), new)
     names, seen = Counter[str](), Counter[int]()
@@ -717,7 +717,7 @@ def inject_faults(tracer: Tracer, step: int, state: Path, fault: str, every: int
         outcome = assert_newest(copy, make_checkpoint(10), new)
         assert kills or outcome == 1 or os.WEXITSTATUS(status) == 3, f"no error was told: {line}"
         assert step == 10 or is_equal(load_checkpoint(copy / "step-00000010"), make_checkpoint(10))
-        assert is_equal(load_checkpoint(save_checkpoint(copy, new)), new)  # what was left is in nobody's way
+        assert is_equal(load_checkpoint(save_checkpoint(copy, new)), new)  # leftovers do not disturb the next save
         assert {path.name[:5] for path in copy.iterdir()} == {"step-"}
         seen[outcome] += 1
         shutil.rmtree(copy)

@@ -1,5 +1,5 @@
-"""What is asked for is read from a file, from flags and from `--set`, in this order; mistakes are told; a resolved run
-comes back from its file as it was.
+"""Settings are read from a file, flags and `--set`, in this order; errors are reported; a resolved run round-trips
+through its file.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from attent.training.config import (
 from attent.training.run_options import DataConfig, DecodeConfig, TrainConfig, TrainError
 
 
-def asked(*overrides: str, file: Path | None = None, **flags: object) -> UserSettings:
+def read_overrides(*overrides: str, file: Path | None = None, **flags: object) -> UserSettings:
     return read_user_settings(file, {name.replace("__", "."): value for name, value in flags.items()}, overrides)
 
 
-def test_set_counts_more_than_flags_and_flags_more_than_the_file(tmp_path: Path) -> None:
+def test_set_overrides_flags_and_flags_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[train]\nsteps = 1\nseed = 1\nlr = 1.0\n")
-    found = asked("train.lr=3e-4", file=file, train__seed=2, train__lr=0.5)
-    assert found["train"] == {"steps": 1, "seed": 2, "lr": 3e-4}
+    settings = read_overrides("train.lr=3e-4", file=file, train__seed=2, train__lr=0.5)
+    assert settings["train"] == {"steps": 1, "seed": 2, "lr": 3e-4}
 
 
-def test_only_what_was_said_is_kept() -> None:
-    assert asked() == {}
-    assert asked(train__steps=5, data__train=("a.tsv", "b.tsv")) == {
+def test_only_explicit_settings_are_returned() -> None:
+    assert read_overrides() == {}
+    assert read_overrides(train__steps=5, data__train=("a.tsv", "b.tsv")) == {
         "train": {"steps": 5},
         "data": {"train": ["a.tsv", "b.tsv"]},
     }
 
 
 @pytest.mark.parametrize("how", ["set", "flag", "file"])
-def test_what_is_said_of_the_model_counts_for_both_stacks(tmp_path: Path, how: str) -> None:
+def test_model_settings_apply_to_both_stacks(tmp_path: Path, how: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[model]\ndropout = 0.25\n")
-    said = {
-        "set": lambda: asked("model.dropout=0.25"),
-        "flag": lambda: asked(model__dropout=0.25),
-        "file": lambda: asked(file=file),
+    settings = {
+        "set": lambda: read_overrides("model.dropout=0.25"),
+        "flag": lambda: read_overrides(model__dropout=0.25),
+        "file": lambda: read_overrides(file=file),
     }[how]()
-    model = build_model_config(said, presets.tiny(100))
+    model = build_model_config(settings, presets.tiny(100))
     assert model.encoder.dropout == model.decoder.dropout == 0.25
     assert replace_dropout(model, presets.tiny(100)) == presets.tiny(100)
 
@@ -65,27 +65,27 @@ def replace_dropout(model: Seq2SeqConfig, like: Seq2SeqConfig) -> Seq2SeqConfig:
     return replace(model, encoder=encoder, decoder=replace(model.decoder, dropout=like.decoder.dropout))
 
 
-def test_what_is_said_of_one_stack_counts_more(tmp_path: Path) -> None:
+def test_settings_of_one_stack_override_the_models(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[model]\ndropout = 0.25\n[model.decoder]\ndropout = 0.5\n")
-    model = build_model_config(asked(file=file), presets.tiny(100))
+    model = build_model_config(read_overrides(file=file), presets.tiny(100))
     assert (model.encoder.dropout, model.decoder.dropout) == (0.25, 0.5)
-    model = build_model_config(asked("model.dropout=0.1", "model.encoder.dropout=0.2"), presets.tiny(100))
+    model = build_model_config(read_overrides("model.dropout=0.1", "model.encoder.dropout=0.2"), presets.tiny(100))
     assert (model.encoder.dropout, model.decoder.dropout) == (0.2, 0.1)
 
 
-def test_another_kind_of_positions_starts_from_nothing() -> None:
-    said = asked('model.positions.kind="rotary"')
-    model = build_model_config(said, presets.tiny(100))
+def test_another_position_scheme_starts_from_its_defaults() -> None:
+    settings = read_overrides('model.positions.kind="rotary"')
+    model = build_model_config(settings, presets.tiny(100))
     assert model.encoder.positions == model.decoder.positions != presets.tiny(100).encoder.positions
 
 
-def test_the_vocabulary_is_the_tokenizers_whatever_is_said() -> None:
-    assert build_model_config(asked("model.vocab=77"), presets.tiny(100)).vocab == 100
+def test_the_vocabulary_size_is_always_the_tokenizers() -> None:
+    assert build_model_config(read_overrides("model.vocab=77"), presets.tiny(100)).vocab == 100
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("train.stps=3", "steps"),
         ("trian.steps=3", "train"),
@@ -103,22 +103,22 @@ def test_the_vocabulary_is_the_tokenizers_whatever_is_said() -> None:
         ("steps", "="),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_read(override: str, told: str) -> None:
+def test_invalid_overrides_are_refused(override: str, message: str) -> None:
     with pytest.raises(settings.SettingsError) as caught:
-        asked(override)
-    assert told in str(caught.value)
+        read_overrides(override)
+    assert message in str(caught.value)
 
 
-def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[train]\nstepps = 3\n")
     with pytest.raises(settings.SettingsError, match=r"mine\.toml.*steps"):
-        asked(file=file)
+        read_overrides(file=file)
 
 
-def test_changes_are_found_wherever_they_are() -> None:
-    before = asked("model.dropout=0.1", train__steps=5, data__train=("a",))
-    now = asked("model.dropout=0.2", train__steps=5, train__seed=3, data__train=("a", "b"))
+def test_changed_settings_are_listed() -> None:
+    before = read_overrides("model.dropout=0.1", train__steps=5, data__train=("a",))
+    now = read_overrides("model.dropout=0.2", train__steps=5, train__seed=3, data__train=("a", "b"))
     assert diff_settings(before, now) == {
         "model.encoder.dropout": (0.1, 0.2),
         "model.decoder.dropout": (0.1, 0.2),
@@ -128,13 +128,13 @@ def test_changes_are_found_wherever_they_are() -> None:
     assert diff_settings(now, now) == {}
 
 
-def test_a_resolved_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    said = asked(
+def test_a_resolved_run_round_trips_through_its_file(tmp_path: Path) -> None:
+    overrides = read_overrides(
         "model.dropout=0.15", "data.filters.script=false", 'data.tokenizer.symbols=["%s"]', train__steps=9,
         train__freeze=("encoder", "*norm*"), data__train=("own.tmx:3", "b"), data__src="en,de", init_from="some/where",
     )  # fmt: skip
-    run = validate_settings(said, "--set")
-    model = build_model_config(said, presets.tiny(300))
+    run = validate_settings(overrides, "--set")
+    model = build_model_config(overrides, presets.tiny(300))
     train = fill_train_config(
         run.train, "tiny", model, DataSize(num_examples=100, num_tokens=1000), torch.device("cpu")
     )
@@ -143,7 +143,7 @@ def test_a_resolved_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> No
     assert read_run(tmp_path / "run.toml") == run
 
 
-def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> None:
+def test_the_file_written_by_a_run_can_be_used_again(tmp_path: Path) -> None:
     model = presets.small(300)
     train = fill_train_config(
         TrainConfig(), "small", model, DataSize(num_examples=100, num_tokens=1000), torch.device("cpu")
@@ -152,7 +152,7 @@ def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> N
         size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2)
     )
     settings.write_toml(run, tmp_path / "run.toml")
-    again = asked(file=tmp_path / "run.toml")
+    again = read_overrides(file=tmp_path / "run.toml")
     assert validate_settings(again, "run.toml").train == replace(train, metric="chrf")
     assert build_model_config(again, presets.tiny(300)) == model
 
@@ -172,12 +172,12 @@ def test_a_run_file_written_by_a_run_can_be_asked_for_again(tmp_path: Path) -> N
         ("translate", "data.images.flip=0"),
     ],
 )
-def test_what_a_task_does_not_read_is_refused(tmp_path: Path, task: str, setting: str) -> None:
+def test_settings_that_a_task_ignores_are_refused(tmp_path: Path, task: str, setting: str) -> None:
     with pytest.raises(TrainError, match=f"`{setting.partition('=')[0]}` has no effect with --task {task}; leave it"):
-        asked(setting, task=task)
+        read_overrides(setting, task=task)
     file = tmp_path / "run.toml"
     settings.write_toml(read_like(task), file)
-    assert asked(file=file)["task"] == task  # all settings stand there, as they are by themselves
+    assert read_overrides(file=file)["task"] == task  # the file lists all settings, at their defaults
 
 
 def read_like(task: str) -> Run:
@@ -185,12 +185,12 @@ def read_like(task: str) -> Run:
     return replace(run, data=replace(run.data, layout="packed"), train=replace(run.train, rdrop=0.0))
 
 
-def test_patches_are_checked_against_the_images_and_not_before() -> None:
-    assert asked("model.patch_size=7", task="images")["model"] == {"patch_size": 7}
+def test_the_patch_size_is_checked_once_the_image_size_is_known() -> None:
+    assert read_overrides("model.patch_size=7", task="images")["model"] == {"patch_size": 7}
     with pytest.raises(settings.SettingsError, match="`image_size` must be a multiple of `patch_size`=7, but is 32"):
-        asked("model.patch_size=7", "model.image_size=32", task="images")
+        read_overrides("model.patch_size=7", "model.image_size=32", task="images")
 
 
-def test_images_are_learned_to_the_last_update() -> None:
+def test_image_classification_does_not_stop_early() -> None:
     assert validate_settings({"task": "images"}, "--set").train.patience == 0
     assert validate_settings({"task": "mlm"}, "--set").train.patience == 10

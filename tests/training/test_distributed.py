@@ -1,5 +1,5 @@
-"""Several processes, started by torchrun and talking by gloo: how many there are, and how weights lie, changes
-nothing that is learned; one that goes ends the run with a sentence, and the run goes on in any number.
+"""Distributed training, started by torchrun with gloo: world size and sharding do not change the result; a lost process
+ends the run with a message, and the run resumes with any world size.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from attent.training.distributed import DistributedContext, explain_lost_process
 from attent.training.run_options import TrainError
 from tests.text.corpus import lines
 
-# A rate and an eps with which rounding stays rounding: with a high rate two runs that differ in the last digit of a sum
-# part within a hundred updates, as any two would.
+# A learning rate and an eps that do not amplify rounding: with a high rate, runs that differ in the last digit of a sum
+# diverge within a hundred steps.
 RECIPE = """
 --device cpu --precision float32 --threads 1 --batch-tokens 512 --micro-batch-tokens 128 --valid-sentences 0 --average 0
 --hold-out 20 --lr 0.002 --warmup 10 --clip-norm 1 --ema 0.9 --dropout 0.2 --quiet --set train.eps=1e-6
 --set decode.beam_size=1 --set model.layers=2 --set model.width=32 --set model.ffn_width=64 --set model.heads=2
 """.split()
-LIMIT = 120  # seconds for anything here on a busy machine
+LIMIT = 120  # seconds, enough for each step on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def words(corpus: Path, out: Path, *more: str) -> list[str]:
+def make_arguments(corpus: Path, out: Path, *more: str) -> list[str]:
     return ["train", "--data", str(corpus), "--src", "en", "--tgt", "de", "--out", str(out), *RECIPE, *more]
 
 
 @contextmanager
-def started(corpus: Path, out: Path, processes: int, *more: str) -> Iterator[subprocess.Popen[str]]:
+def start_training(corpus: Path, out: Path, processes: int, *more: str) -> Iterator[subprocess.Popen[str]]:
     alone = [sys.executable, "-m", "attent"]
     many = [
         sys.executable,
@@ -59,7 +59,7 @@ def started(corpus: Path, out: Path, processes: int, *more: str) -> Iterator[sub
         "attent",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*(alone if processes == 1 else many), *words(corpus, out, *more)]
+    command = [*(alone if processes == 1 else many), *make_arguments(corpus, out, *more)]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
     ) as run:
@@ -71,11 +71,11 @@ def started(corpus: Path, out: Path, processes: int, *more: str) -> Iterator[sub
 
 
 def train(corpus: Path, out: Path, processes: int, *more: str) -> str:
-    """To the end; gives what was said."""
-    with started(corpus, out, processes, *more) as run:
-        _, said = run.communicate(timeout=LIMIT)
-    assert run.returncode == 0, said
-    return said
+    """Train to the end and return stderr."""
+    with start_training(corpus, out, processes, *more) as run:
+        _, stderr = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, stderr
+    return stderr
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -83,23 +83,23 @@ def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["event"] == "validated"}
 
 
-def close(one: dict[int, float], other: dict[int, float]) -> None:
-    assert one.keys() == other.keys()
-    assert one
-    for step, loss in one.items():
-        assert other[step] == pytest.approx(loss, rel=1e-6), step
+def assert_close(actual: dict[int, float], expected: dict[int, float]) -> None:
+    assert actual.keys() == expected.keys()
+    assert actual
+    for step, loss in actual.items():
+        assert expected[step] == pytest.approx(loss, rel=1e-6), step
 
 
 def wait_for(path: Path, run: subprocess.Popen[str]) -> None:
     end = time.monotonic() + LIMIT
     while not path.exists():
-        assert run.poll() is None, "it ended before"
-        assert time.monotonic() < end, "it never got so far"
+        assert run.poll() is None, "the run ended early"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
 
 
-def children(run: subprocess.Popen[str]) -> list[int]:
-    """The processes of the run, the first one first."""
+def child_processes(run: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the run by rank."""
     listed = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     ranks = {}
     for pid in map(int, listed):
@@ -108,10 +108,10 @@ def children(run: subprocess.Popen[str]) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-# ---- alone -----------------------------------------------------------------------------------------------------------
+# ---- one process -----------------------------------------------------------------------------------------------------
 
 
-def test_one_process_is_a_team_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_has_world_size_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with init_distributed(torch.device("cpu")) as team:
         assert team.is_main
@@ -123,7 +123,7 @@ def test_one_process_is_a_team_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(team.all_reduce_sum(torch.ones(2)), torch.ones(2))
 
 
-def test_a_launcher_that_leaves_things_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_launcher_variables_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -135,7 +135,7 @@ def test_a_launcher_that_leaves_things_out_is_told(monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_only_what_a_backend_says_of_its_connections_is_taken_for_a_lost_process() -> None:
+def test_only_connection_errors_mean_a_lost_process() -> None:
     lost = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
     team = DistributedContext(torch.device("cpu"), rank=1, world_size=2)
     with (
@@ -149,18 +149,20 @@ def test_only_what_a_backend_says_of_its_connections_is_taken_for_a_lost_process
         raise RuntimeError(lost)
 
 
-# ---- two -------------------------------------------------------------------------------------------------------------
+# ---- two processes ---------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_learn_what_one_learns_and_only_the_first_talks(corpus: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one_and_only_rank_0_logs(corpus: Path, tmp_path: Path) -> None:
     few = ("--steps", "6", "--valid-every", "3")
-    assert main(words(corpus, tmp_path / "one", *few)) == 0
-    said = train(corpus, tmp_path / "two", 2, *few)
-    close(losses(tmp_path / "one"), losses(tmp_path / "two"))
-    twice = [line for line, count in Counter(filter(None, said.splitlines())).items() if count > 1]
+    assert main(make_arguments(corpus, tmp_path / "one", *few)) == 0
+    stderr = train(corpus, tmp_path / "two", 2, *few)
+    assert_close(losses(tmp_path / "one"), losses(tmp_path / "two"))
+    twice = [line for line, count in Counter(filter(None, stderr.splitlines())).items() if count > 1]
     assert not twice
-    one, two = (checkpoint.load_checkpoint(tmp_path / name / "state" / "step-00000006") for name in ("one", "two"))
-    assert one.state["order_digest"] == two.state["order_digest"]
+    single, double = (
+        checkpoint.load_checkpoint(tmp_path / name / "state" / "step-00000006") for name in ("one", "two")
+    )
+    assert single.state["order_digest"] == double.state["order_digest"]
 
 
 @pytest.mark.slow
@@ -171,7 +173,7 @@ def test_at_step_100_the_loss_of_two_processes_is_that_of_one(
     hundred = ("--steps", "100", "--valid-every", "25")
     train(corpus, tmp_path / "one", 1, *hundred)
     train(corpus, tmp_path / "two", 2, *hundred, *more)
-    close(losses(tmp_path / "one"), losses(tmp_path / "two"))
+    assert_close(losses(tmp_path / "one"), losses(tmp_path / "two"))
 
 
 @pytest.mark.slow
@@ -180,32 +182,30 @@ def test_at_step_100_the_loss_of_two_processes_is_that_of_one(
     [((2,), (1,)), ((1,), (2,)), ((2, "--shard"), (1,)), ((1,), (2, "--shard")), ((2, "--shard"), (2,))],
     ids=["two-one", "one-two", "spread-one", "one-spread", "spread-copied"],
 )
-def test_a_run_goes_on_in_another_number_of_processes(
+def test_a_run_resumes_with_another_world_size(
     corpus: Path, tmp_path: Path, first: tuple[int, *tuple[str, ...]], second: tuple[int, *tuple[str, ...]]
 ) -> None:
     every = ("--valid-every", "5", "--save-every", "5")
     train(corpus, tmp_path / "unbroken", 1, "--steps", "20", *every)
     train(corpus, tmp_path / "broken", first[0], "--steps", "10", *every, *first[1:])
     train(corpus, tmp_path / "broken", second[0], "--steps", "20", *every, *second[1:])
-    close(losses(tmp_path / "unbroken"), losses(tmp_path / "broken"))
+    assert_close(losses(tmp_path / "unbroken"), losses(tmp_path / "broken"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_ends_the_run_with_a_sentence_and_the_run_goes_on(
-    corpus: Path, tmp_path: Path, victim: int
-) -> None:
+def test_a_killed_process_ends_the_run_with_a_message_and_it_resumes(corpus: Path, tmp_path: Path, victim: int) -> None:
     out = tmp_path / "out"
-    with started(corpus, out, 2, "--steps", "100000", "--save-every", "5", "--valid-every", "1000") as run:
+    with start_training(corpus, out, 2, "--steps", "100000", "--save-every", "5", "--valid-every", "1000") as run:
         wait_for(out / "state" / "step-00000005", run)
-        os.kill(children(run)[victim], signal.SIGKILL)
+        os.kill(child_processes(run)[victim], signal.SIGKILL)
         began = time.monotonic()
-        _, said = run.communicate(timeout=60)
+        _, stderr = run.communicate(timeout=60)
     assert run.returncode != 0
     assert time.monotonic() - began < 60
-    assert f"process {1 - victim} of 2: another process of this run has gone" in said
-    assert "run the same command again" in said
-    assert "Connection closed by peer" not in said
+    assert f"rank {1 - victim} of 2: another process of this run has exited" in stderr
+    assert "run the same command again" in stderr
+    assert "Connection closed by peer" not in stderr
     reached = checkpoint.list_steps(out / "state")[-1]
     train(corpus, out, 2, "--steps", str(reached + 2), "--save-every", "5", "--valid-every", "1000")
     assert checkpoint.list_steps(out / "state")[-1] == reached + 2
@@ -213,14 +213,16 @@ def test_a_process_that_is_killed_ends_the_run_with_a_sentence_and_the_run_goes_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--shard",)], ids=["copied", "spread"])
-def test_a_team_that_is_asked_to_stop_saves_and_leaves(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_sigterm_saves_and_exits_on_all_ranks(corpus: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     out = tmp_path / "out"
-    with started(corpus, out, 2, "--steps", "100000", "--save-every", "1000", "--valid-every", "4", *more) as run:
+    with start_training(
+        corpus, out, 2, "--steps", "100000", "--save-every", "1000", "--valid-every", "4", *more
+    ) as run:
         wait_for(out / "model.safetensors", run)  # the first validation
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=60)
-    assert said.count("attent: saved; resume with: the same command") == 1
-    assert "has gone" not in said
+        _, stderr = run.communicate(timeout=60)
+    assert stderr.count("attent: saved; resume with: the same command") == 1
+    assert "has exited" not in stderr
     steps = checkpoint.list_steps(out / "state")
     assert len(steps) == 1
     assert steps[0] >= 4

@@ -1,4 +1,4 @@
-"""The log of a run: what was told comes back, an interruption leaves no trace, and trouble with the disk no wreck."""
+"""The event log of a run: events round-trip, no partial line remains, and disk errors do not stop training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attent.training.event_log import EventLog, read_events
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
 
 
-def progress(step: int, loss: float = 2.5) -> Progress:
+def make_progress(step: int, loss: float = 2.5) -> Progress:
     return Progress(
         step=step,
         epoch=step / 10,
@@ -29,7 +29,7 @@ def progress(step: int, loss: float = 2.5) -> Progress:
     )
 
 
-def validated(step: int) -> Validated:
+def make_validation(step: int) -> Validated:
     samples = (ValidationSample(source="Käse\n\u2028", reference="\x00 \ud800", output='"quoted"'),)
     return Validated(
         step=step,
@@ -46,14 +46,14 @@ def validated(step: int) -> Validated:
 STORY: list[Event] = [
     Note(text="chosen: tiny", level="warning"),
     Started(step=0, steps=100, steps_per_epoch=10.0, parameters=5, trainable_parameters=5, device="CPU"),
-    progress(10),
+    make_progress(10),
     Validated(
         step=10, epoch=1.0, loss=2.0, metrics={"bleu": 1.0, "chrf": 2.0},
         best=True, validations_since_best=0, seconds=1.0,
         samples=(ValidationSample(source="Käse\n\u2028", reference="\x00", output='"so"'),),
     ),
     Saved(step=10, folder="state/step-00000010", seconds=0.1),
-    progress(20),
+    make_progress(20),
     Ended(step=20, reason="stopped", seconds=20.0),
 ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
     assert not (tmp_path / "log.jsonl.new").exists()
 
 
-def test_what_was_told_comes_back(path: Path) -> None:
+def test_events_round_trip(path: Path) -> None:
     write(path, STORY)
     assert read_events(path) == STORY
 
@@ -86,31 +86,31 @@ def test_each_line_is_an_object_with_its_kind_and_the_time_in_utc(path: Path) ->
 def test_a_line_is_in_the_file_when_the_call_returns(path: Path) -> None:
     log = EventLog(path)
     for i in range(1, 4):
-        log(progress(i))
+        log(make_progress(i))
         assert len(read_events(path)) == i
     log.close()
 
 
-def test_numbers_that_json_has_no_word_for_are_null_and_come_back_as_no_number(path: Path) -> None:
-    write(path, [progress(1, loss=math.inf), progress(2, loss=math.nan)])
+def test_non_finite_numbers_are_null_and_read_as_nan(path: Path) -> None:
+    write(path, [make_progress(1, loss=math.inf), make_progress(2, loss=math.nan)])
     assert all(json.loads(line)["loss"] is None for line in path.read_bytes().splitlines())
     back = read_events(path)
     assert [math.isnan(event.loss) for event in back if isinstance(event, Progress)] == [True, True]
 
 
-def test_half_a_surrogate_pair_in_a_sample_breaks_nothing(path: Path) -> None:
-    write(path, [validated(5), progress(6)])
+def test_a_lone_surrogate_in_a_sample_is_written(path: Path) -> None:
+    write(path, [make_validation(5), make_progress(6)])
     assert path.read_bytes().decode().count("\n") == 2
-    assert read_events(path)[-1] == progress(6)
+    assert read_events(path)[-1] == make_progress(6)
 
 
-def test_a_resumed_run_drops_what_it_will_tell_again(path: Path) -> None:
+def test_a_resumed_run_drops_events_after_its_checkpoint(path: Path) -> None:
     write(path, STORY)
-    write(path, [progress(20, loss=9.0)], from_step=10)
-    assert read_events(path) == [*STORY[:5], progress(20, loss=9.0)]
+    write(path, [make_progress(20, loss=9.0)], from_step=10)
+    assert read_events(path) == [*STORY[:5], make_progress(20, loss=9.0)]
 
 
-def test_a_resumed_run_with_nothing_to_drop_leaves_the_file_alone(path: Path) -> None:
+def test_a_resumed_run_without_later_events_does_not_rewrite_the_file(path: Path) -> None:
     write(path, STORY)
     inode, before = path.stat().st_ino, path.read_bytes()
     write(path, [], from_step=20)
@@ -118,38 +118,38 @@ def test_a_resumed_run_with_nothing_to_drop_leaves_the_file_alone(path: Path) ->
     assert path.read_bytes() == before
 
 
-def test_a_new_run_begins_a_new_log(path: Path) -> None:
+def test_a_new_run_starts_a_new_log(path: Path) -> None:
     write(path, STORY)
     write(path, STORY[:2])
     assert read_events(path) == STORY[:2]
 
 
 @pytest.mark.parametrize("lost", [1, 2, 10, 60])
-def test_half_a_line_at_the_end_is_dropped_and_the_next_line_is_whole(path: Path, lost: int) -> None:
+def test_a_truncated_last_line_is_dropped(path: Path, lost: int) -> None:
     write(path, STORY[:3])
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
-    kept = STORY[:3] if lost == 1 else STORY[:2]  # only the end of the line was missing: nothing is lost
-    write(path, [progress(30)], from_step=10)
-    assert read_events(path) == [*kept, progress(30)]
-    assert path.read_bytes().count(b"\n") == len(kept) + 1
+    complete = STORY[:3] if lost == 1 else STORY[:2]  # only the newline is missing: nothing is lost
+    write(path, [make_progress(30)], from_step=10)
+    assert read_events(path) == [*complete, make_progress(30)]
+    assert path.read_bytes().count(b"\n") == len(complete) + 1
 
 
-def test_strange_lines_are_skipped_and_those_of_a_newer_attent_are_kept(path: Path) -> None:
+def test_invalid_lines_are_skipped_and_unknown_events_preserved(path: Path) -> None:
     newer = b'{"event": "sung", "step": 3}\n'
     strange = b'\xff\xfe\n[1]\n{"event": ["progress"]}\n{"event": "progress", "step": "x"}\n' + b"[" * 100_000 + b"\n"
     path.write_bytes(newer + strange)
     assert read_events(path) == []
-    write(path, [progress(5)], from_step=4)
+    write(path, [make_progress(5)], from_step=4)
     assert path.read_bytes().startswith(newer)
-    assert read_events(path) == [progress(5)]
+    assert read_events(path) == [make_progress(5)]
 
 
-def test_a_field_that_is_not_known_here_is_left_out(path: Path) -> None:
-    write(path, [progress(1)])
+def test_unknown_fields_are_ignored(path: Path) -> None:
+    write(path, [make_progress(1)])
     data = json.loads(path.read_bytes())
     path.write_text(json.dumps(data | {"temperature": 36.6}) + "\n", encoding="utf-8")
-    assert read_events(path) == [progress(1)]
+    assert read_events(path) == [make_progress(1)]
 
 
 def test_a_kill_before_the_rename_leaves_the_old_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +168,21 @@ def test_a_kill_before_the_rename_leaves_the_old_log(path: Path, monkeypatch: py
     assert read_events(path) == STORY[:5]
 
 
-def test_a_folder_that_is_not_there_is_told_once_and_training_goes_on(
+def test_a_missing_folder_is_reported_once_and_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "nowhere" / "log.jsonl", STORY)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "training continues without this log" in told
-    assert "No such file" in told
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1
+    assert "training continues without this log" in stderr
+    assert "No such file" in stderr
     assert read_events(tmp_path / "nowhere" / "log.jsonl") == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full here")
-def test_a_full_disk_is_told_once_and_training_goes_on(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once_and_training_continues(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.symlink_to("/dev/full")
     write(path, STORY)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "No space left" in told
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1
+    assert "No space left" in stderr

@@ -1,4 +1,4 @@
-"""Nothing is lost: a run that is killed at any moment and started again ends with the same bits as one that was not."""
+"""A run that is killed at any moment and resumed ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.training.runs import (
     STEPS,
     ForkServer,
     Kill,
-    checkpoints,
+    checkpoint_facts,
     command,
     contents,
     events,
@@ -25,7 +25,7 @@ from tests.training.runs import (
     write_corpus,
 )
 
-CALLS = 60  # inside a save: about so many change the disk between two checkpoints, with a model in between
+CALLS = 60  # calls that change the disk between two checkpoints, including one published model (approximate)
 KILLED = -signal.SIGKILL
 
 
@@ -35,12 +35,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nursery(home: Path) -> Iterator[ForkServer]:
+def fork_server(home: Path) -> Iterator[ForkServer]:
     if not hasattr(os, "fork"):
         pytest.skip("there is no SIGKILL here")
-    nursery = ForkServer(home / "cache")
-    yield nursery
-    nursery.close()
+    fork_server = ForkServer(home / "cache")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,43 +48,49 @@ def corpus(home: Path) -> Path:
     return write_corpus(home / "corpus.tsv")
 
 
-class Unbroken:
-    """A run that nothing has disturbed: what every other must come to, and all its checkpoints on the way."""
+class UninterruptedRun:
+    """An uninterrupted run: the expected result of all others, with all its checkpoints."""
 
-    def __init__(self, nursery: ForkServer, corpus: Path, out: Path, *more: str) -> None:
+    def __init__(self, fork_server: ForkServer, corpus: Path, out: Path, *more: str) -> None:
         began = time.monotonic()
-        assert nursery.run(command(corpus, out, "--set", f"train.keep_last={STEPS}", *more)) == 0, nursery.stderr
+        assert fork_server.run(command(corpus, out, "--set", f"train.keep_last={STEPS}", *more)) == 0, (
+            fork_server.stderr
+        )
         self.seconds = time.monotonic() - began
-        self.out, self.fingerprint, self.checkpoints = out, fingerprint(out), checkpoints(out)
+        self.out, self.fingerprint, self.checkpoints = out, fingerprint(out), checkpoint_facts(out)
 
 
 @pytest.fixture(scope="module")
-def unbroken(nursery: ForkServer, corpus: Path, home: Path) -> Unbroken:
-    return Unbroken(nursery, corpus, home / "unbroken")
+def uninterrupted(fork_server: ForkServer, corpus: Path, home: Path) -> UninterruptedRun:
+    return UninterruptedRun(fork_server, corpus, home / "unbroken")
 
 
-def test_two_runs_are_bitwise_equal(nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path) -> None:
-    assert nursery.run(command(corpus, tmp_path / "again")) == 0, nursery.stderr
-    assert fingerprint(tmp_path / "again") == unbroken.fingerprint
-    assert unbroken.fingerprint["step"] == STEPS
-    assert len({facts["weights.safetensors"] for facts in unbroken.checkpoints.values()}) == STEPS // 3
-    assert any(facts["state"]["batch_index"] for facts in unbroken.checkpoints.values())  # in the middle of an epoch
-    assert unbroken.fingerprint["state"]["epoch"] >= 2
+def test_two_runs_are_bitwise_equal(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+) -> None:
+    assert fork_server.run(command(corpus, tmp_path / "again")) == 0, fork_server.stderr
+    assert fingerprint(tmp_path / "again") == uninterrupted.fingerprint
+    assert uninterrupted.fingerprint["step"] == STEPS
+    assert len({facts["weights.safetensors"] for facts in uninterrupted.checkpoints.values()}) == STEPS // 3
+    assert any(facts["state"]["batch_index"] for facts in uninterrupted.checkpoints.values())  # within an epoch
+    assert uninterrupted.fingerprint["state"]["epoch"] >= 2
 
 
 # ---- SIGKILL ---------------------------------------------------------------------------------------------------------
 
 
 class Killer:
-    """Kills runs at moments that a seed chooses, starts each again until it is done, and compares after every kill."""
+    """Kill runs at seeded random moments, resume each until it is complete, and compare after every kill."""
 
-    def __init__(self, nursery: ForkServer, corpus: Path, unbroken: Unbroken, home: Path, seed: int) -> None:
-        self.nursery, self.corpus, self.unbroken, self.home = nursery, corpus, unbroken, home
+    def __init__(
+        self, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, home: Path, seed: int
+    ) -> None:
+        self.fork_server, self.corpus, self.unbroken, self.home = fork_server, corpus, uninterrupted, home
         self.chance = random.Random(seed)
         self.kills = self.in_saves = self.runs = 0
         self.differ: list[str] = []
 
-    def go(self, kills: int, in_saves: int) -> None:
+    def kill_runs(self, kills: int, in_saves: int) -> None:
         while self.kills < kills or self.in_saves < in_saves:
             self.runs += 1
             self.one_run(self.home / f"run-{self.runs}", kills, in_saves)
@@ -93,13 +99,13 @@ class Killer:
         pieces = 0
         while True:
             pieces += 1
-            # A run that is killed over and over before its first save would never end, and neither would the test.
+            # A run that is always killed before its first save would never end.
             enough = (self.kills >= kills and self.in_saves >= in_saves) or pieces > 25
             kill = Kill() if enough else self.moment(kills, in_saves)
-            code = self.nursery.run(command(self.corpus, out, "--workers", str(self.chance.choice([0, 2]))), kill)
+            code = self.fork_server.run(command(self.corpus, out, "--workers", str(self.chance.choice([0, 2]))), kill)
             if code == 0:
                 break
-            assert code == KILLED, self.nursery.stderr
+            assert code == KILLED, self.fork_server.stderr
             self.kills += 1
             self.in_saves += kill.at is not None
             self.compare(out)
@@ -107,42 +113,44 @@ class Killer:
             self.differ.append(f"{out}, at its end")
 
     def moment(self, kills: int, in_saves: int) -> Kill:
-        """Some by the clock, some at a call inside a save."""
+        """Draw a moment: by time, or at a call inside a save."""
         if self.in_saves < in_saves and (self.chance.random() < 0.5 or self.kills >= kills - in_saves):
             return Kill(at=self.chance.randint(1, CALLS))
         return Kill(after=self.chance.uniform(0, self.unbroken.seconds))
 
     def compare(self, out: Path) -> None:
-        """Every checkpoint that a kill has left is that of the unbroken run."""
-        for step, facts in checkpoints(out).items():
+        """Assert that every remaining checkpoint equals that of the uninterrupted run."""
+        for step, facts in checkpoint_facts(out).items():
             if facts != self.unbroken.checkpoints[step]:
                 self.differ.append(f"{out}, update {step}, kill {self.kills}")
 
 
-def test_four_kills_change_nothing(nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path) -> None:
-    killer = Killer(nursery, corpus, unbroken, tmp_path, seed=1)
-    killer.go(4, 2)
+def test_four_kills_do_not_change_the_result(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+) -> None:
+    killer = Killer(fork_server, corpus, uninterrupted, tmp_path, seed=1)
+    killer.kill_runs(4, 2)
     assert not killer.differ
 
 
 @pytest.mark.slow
-def test_two_hundred_kills_change_nothing(
-    nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_two_hundred_kills_do_not_change_the_result(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
-    killer = Killer(nursery, corpus, unbroken, tmp_path, seed=2)
-    killer.go(200, 60)
+    killer = Killer(fork_server, corpus, uninterrupted, tmp_path, seed=2)
+    killer.kill_runs(200, 60)
     print(f"{len(killer.differ)} of {killer.kills} differ ({killer.in_saves} inside a save, {killer.runs} runs)")
     assert not killer.differ
 
 
 @pytest.mark.parametrize("at", [pytest.param(30, marks=pytest.mark.slow), 64, pytest.param(72, marks=pytest.mark.slow)])
-def test_a_kill_before_the_first_checkpoint_begins_anew(
-    at: int, nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_a_kill_before_the_first_checkpoint_starts_over(
+    at: int, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
-    assert nursery.run(command(corpus, tmp_path / "run"), Kill(at=at, in_saves=False)) == KILLED
-    assert not checkpoints(tmp_path / "run")
-    assert nursery.run(command(corpus, tmp_path / "run")) == 0, nursery.stderr
-    assert fingerprint(tmp_path / "run") == unbroken.fingerprint
+    assert fork_server.run(command(corpus, tmp_path / "run"), Kill(at=at, in_saves=False)) == KILLED
+    assert not checkpoint_facts(tmp_path / "run")
+    assert fork_server.run(command(corpus, tmp_path / "run")) == 0, fork_server.stderr
+    assert fingerprint(tmp_path / "run") == uninterrupted.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -156,21 +164,21 @@ def test_a_kill_before_the_first_checkpoint_begins_anew(
     ],
     ids=["sampling, ema, accumulate", "rdrop, adamw, packed"],
 )
-def test_other_recipes_go_on_exactly_too(nursery: ForkServer, corpus: Path, tmp_path: Path, more: list[str]) -> None:
-    whole = Unbroken(nursery, corpus, tmp_path / "whole", *more)
+def test_other_settings_resume_exactly(fork_server: ForkServer, corpus: Path, tmp_path: Path, more: list[str]) -> None:
+    whole = UninterruptedRun(fork_server, corpus, tmp_path / "whole", *more)
     out = tmp_path / "killed"
-    nursery.start(command(corpus, out, "--workers", "0", *more), Kill(at=35))  # behind the second checkpoint
-    assert nursery.wait() == KILLED
-    assert 0 < max(checkpoints(out)) < STEPS
-    assert nursery.run(command(corpus, out, "--workers", "2", *more)) == 0, nursery.stderr
+    fork_server.start(command(corpus, out, "--workers", "0", *more), Kill(at=35))  # after the second checkpoint
+    assert fork_server.wait() == KILLED
+    assert 0 < max(checkpoint_facts(out)) < STEPS
+    assert fork_server.run(command(corpus, out, "--workers", "2", *more)) == 0, fork_server.stderr
     assert fingerprint(out) == whole.fingerprint
 
 
-# ---- asked to stop ---------------------------------------------------------------------------------------------------
+# ---- interrupts -----------------------------------------------------------------------------------------------------
 
 
-def begun(nursery: ForkServer, out: Path, step: int = 6) -> None:
-    nursery.wait_until(lambda: (out / "state" / f"step-{step:08}").exists())
+def start_until(fork_server: ForkServer, out: Path, step: int = 6) -> None:
+    fork_server.wait_until(lambda: (out / "state" / f"step-{step:08}").exists())
 
 
 @pytest.mark.parametrize(
@@ -178,55 +186,57 @@ def begun(nursery: ForkServer, out: Path, step: int = 6) -> None:
     [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
     ids=["SIGTERM", "SIGINT"],
 )
-def test_asked_to_stop_it_saves_says_how_to_go_on_and_goes_on_exactly(
-    number: int, code: int, nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_an_interrupt_saves_and_the_run_resumes_exactly(
+    number: int, code: int, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    child = nursery.start(command(corpus, out))
-    begun(nursery, out)
+    child = fork_server.start(command(corpus, out))
+    start_until(fork_server, out)
     began = time.monotonic()
     os.kill(child, number)
-    assert nursery.wait() == code, nursery.stderr
+    assert fork_server.wait() == code, fork_server.stderr
     assert time.monotonic() - began < 10
     goes_on = f"resume with: attent train --out {out}"
-    assert goes_on in nursery.stderr
+    assert goes_on in fork_server.stderr
     assert events(out, "ended")[-1]["reason"] == "stopped"
-    assert max(checkpoints(out)) == events(out, "ended")[-1]["step"]
-    assert nursery.run(["train", "--out", str(out)]) == 0, nursery.stderr
-    assert fingerprint(out) == unbroken.fingerprint
+    assert max(checkpoint_facts(out)) == events(out, "ended")[-1]["step"]
+    assert fork_server.run(["train", "--out", str(out)]) == 0, fork_server.stderr
+    assert fingerprint(out) == uninterrupted.fingerprint
 
 
-def test_a_second_interrupt_leaves_at_once_and_loses_nothing(
-    nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_a_second_interrupt_exits_at_once_without_loss(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    child = nursery.start(command(corpus, out))
-    begun(nursery, out)
-    os.kill(child, signal.SIGSTOP)  # so that both wait for it when it wakes up
+    child = fork_server.start(command(corpus, out))
+    start_until(fork_server, out)
+    os.kill(child, signal.SIGSTOP)  # so that both signals are pending when it continues
     os.kill(child, signal.SIGINT)
     os.kill(child, signal.SIGCONT)
-    nursery.wait_until(lambda: "leaving" in nursery.stderr)
+    fork_server.wait_until(lambda: "leaving" in fork_server.stderr)
     os.kill(child, signal.SIGINT)
-    assert nursery.wait() == 130, nursery.stderr
-    assert nursery.run(command(corpus, out)) == 0, nursery.stderr
-    assert fingerprint(out) == unbroken.fingerprint
+    assert fork_server.wait() == 130, fork_server.stderr
+    assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
+    assert fingerprint(out) == uninterrupted.fingerprint
 
 
 @pytest.mark.slow
-def test_stopped_anywhere_again_and_again_it_comes_to_the_same(
-    nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_repeated_interrupts_do_not_change_the_result(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
     chance, out, stops = random.Random(5), tmp_path / "run", 0
     for _ in range(40):
-        child = nursery.start(command(corpus, out))
-        time.sleep(chance.uniform(0.1, unbroken.seconds))
-        with suppress(ProcessLookupError):  # it may be done before
+        child = fork_server.start(command(corpus, out))
+        time.sleep(chance.uniform(0.1, uninterrupted.seconds))
+        with suppress(ProcessLookupError):  # it may finish first
             os.kill(child, chance.choice([signal.SIGTERM, signal.SIGINT]))
-        code = nursery.wait()
-        assert code in (0, 130, 143) or not nursery.stderr, nursery.stderr  # without a word: it had not begun
+        code = fork_server.wait()
+        assert code in (0, 130, 143) or not fork_server.stderr, (
+            fork_server.stderr
+        )  # no message: training had not started
         stops += code != 0
         if code == 0:
-            assert fingerprint(out) == unbroken.fingerprint
+            assert fingerprint(out) == uninterrupted.fingerprint
             shutil.rmtree(out)
     assert stops > 10
 
@@ -235,20 +245,20 @@ def test_stopped_anywhere_again_and_again_it_comes_to_the_same(
 
 
 @pytest.fixture(scope="module")
-def half(nursery: ForkServer, corpus: Path, home: Path) -> Path:
-    """A run that was killed half-way."""
+def half_run(fork_server: ForkServer, corpus: Path, home: Path) -> Path:
+    """A run that was killed halfway."""
     out = home / "half"
-    child = nursery.start(command(corpus, out))
-    begun(nursery, out, 12)
+    child = fork_server.start(command(corpus, out))
+    start_until(fork_server, out, 12)
     os.kill(child, signal.SIGKILL)
-    assert nursery.wait() == KILLED
-    assert STEPS > max(checkpoints(out)) >= 12
+    assert fork_server.wait() == KILLED
+    assert STEPS > max(checkpoint_facts(out)) >= 12
     return out
 
 
-def flip(path: Path, place: float) -> None:
+def flip(path: Path, fraction: float) -> None:
     content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 4
+    content[int(fraction * len(content))] ^= 4
     path.write_bytes(content)
 
 
@@ -269,43 +279,43 @@ def cut(path: Path) -> None:
     ],
     ids=["manifest", "state", "weights", "optimizer", "rng", "cut", "missing"],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    name: str, damage: Callable[[Path], None], nursery: ForkServer, corpus: Path, half: Path, unbroken: Unbroken,
-    tmp_path: Path,
+def test_a_damaged_checkpoint_is_reported_and_the_previous_used(
+    name: str, damage: Callable[[Path], None], fork_server: ForkServer, corpus: Path, half_run: Path,
+    uninterrupted: UninterruptedRun, tmp_path: Path,
 ) -> None:  # fmt: skip
     out = tmp_path / "run"
-    shutil.copytree(half, out)
-    newest = max(checkpoints(out))
+    shutil.copytree(half_run, out)
+    newest = max(checkpoint_facts(out))
     path = out / "state" / f"step-{newest:08}" / name
     damage(path)
-    assert nursery.run(command(corpus, out)) == 0, nursery.stderr
-    assert f"warning: {path}" in nursery.stderr
-    assert f"The older checkpoint of step {newest - 3} is used instead" in nursery.stderr
-    assert f"from step {newest - 3}" in nursery.stderr
-    assert fingerprint(out) == unbroken.fingerprint
+    assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
+    assert f"warning: {path}" in fork_server.stderr
+    assert f"The older checkpoint of step {newest - 3} is used instead" in fork_server.stderr
+    assert f"from step {newest - 3}" in fork_server.stderr
+    assert fingerprint(out) == uninterrupted.fingerprint
 
 
-def test_a_damaged_last_checkpoint_is_made_again(
-    nursery: ForkServer, corpus: Path, unbroken: Unbroken, tmp_path: Path
+def test_a_damaged_final_checkpoint_is_recomputed(
+    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    assert nursery.run(command(corpus, out)) == 0, nursery.stderr
+    assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
     flip(out / "state" / f"step-{STEPS:08}" / "weights.safetensors", 0.5)
-    assert nursery.run(command(corpus, out)) == 0, nursery.stderr
-    assert f"from step {STEPS - 3}" in nursery.stderr
-    assert fingerprint(out) == unbroken.fingerprint
+    assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
+    assert f"from step {STEPS - 3}" in fork_server.stderr
+    assert fingerprint(out) == uninterrupted.fingerprint
 
 
-def test_when_every_checkpoint_is_damaged_nothing_is_trained_and_nothing_overwritten(
-    nursery: ForkServer, corpus: Path, half: Path, tmp_path: Path
+def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(
+    fork_server: ForkServer, corpus: Path, half_run: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    shutil.copytree(half, out)
+    shutil.copytree(half_run, out)
     for path in (out / "state").glob("step-*/weights.safetensors"):
         flip(path, 0.5)
     before = contents(out)
-    assert nursery.run(command(corpus, out)) == 1
-    assert "every one is damaged" in nursery.stderr
-    assert "weights.safetensors" in nursery.stderr
-    assert "Traceback" not in nursery.stderr
+    assert fork_server.run(command(corpus, out)) == 1
+    assert "every one is damaged" in fork_server.stderr
+    assert "weights.safetensors" in fork_server.stderr
+    assert "Traceback" not in fork_server.stderr
     assert contents(out) == before

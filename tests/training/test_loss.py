@@ -1,4 +1,4 @@
-"""The loss in chunks is `F.cross_entropy` on whole logits, in value and gradient, and keeps no logits."""
+"""The chunked loss equals `F.cross_entropy` on full logits, in value and gradient, and stores no logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N, E, V = 23, 8, 31
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-class Given(NamedTuple):
+class LossCase(NamedTuple):
     states: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -27,32 +27,34 @@ class Given(NamedTuple):
         return [x for x in self[:3] if x is not None and x.requires_grad]
 
 
-def given(device: torch.device, dtype: torch.dtype = torch.float64, *, bias: bool = True, filler: bool = True) -> Given:
+def make_case(
+    device: torch.device, dtype: torch.dtype = torch.float64, *, bias: bool = True, filler: bool = True
+) -> LossCase:
     states, weight = torch.randn(N, E, dtype=dtype), torch.randn(V, E, dtype=dtype)
     leaves = [x.to(device).requires_grad_() for x in (states, weight, torch.randn(V, dtype=dtype))]
     real = (torch.rand(N) < 0.7).to(device) if filler else None
-    return Given(leaves[0], leaves[1], leaves[2] if bias else None, torch.randint(0, V, (N,)).to(device), real)
+    return LossCase(leaves[0], leaves[1], leaves[2] if bias else None, torch.randint(0, V, (N,)).to(device), real)
 
 
-def reference(case: Given, smoothing: float) -> tuple[Tensor, Tensor]:
-    """On whole logits, as anyone would write it."""
-    kept = slice(None) if case.real is None else case.real
-    logits, right = F.linear(case.states, case.weight, case.bias)[kept], case.targets[kept]
+def reference(case: LossCase, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Cross-entropy on full logits."""
+    selection = slice(None) if case.real is None else case.real
+    logits, right = F.linear(case.states, case.weight, case.bias)[selection], case.targets[selection]
     smooth = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="sum")
     return smooth, F.cross_entropy(logits, right, reduction="sum").detach()
 
 
-def rdrop_reference(case: Given, second: Tensor, smoothing: float, alpha: float) -> tuple[Tensor, Tensor]:
+def rdrop_reference(case: LossCase, second: Tensor, smoothing: float, alpha: float) -> tuple[Tensor, Tensor]:
     (first_loss, first_plain), (second_loss, second_plain) = (
         reference(case._replace(states=states), smoothing) for states in (case.states, second)
     )
-    kept = slice(None) if case.real is None else case.real
-    p, q = (F.linear(x, case.weight, case.bias)[kept].log_softmax(-1) for x in (case.states, second))
+    selection = slice(None) if case.real is None else case.real
+    p, q = (F.linear(x, case.weight, case.bias)[selection].log_softmax(-1) for x in (case.states, second))
     divergence = F.kl_div(q, p, log_target=True, reduction="sum") + F.kl_div(p, q, log_target=True, reduction="sum")
     return (first_loss + second_loss) / 2 + alpha / 4 * divergence, (first_plain + second_plain) / 2
 
 
-def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE.get(dtype, 1e-5)
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * 10)
 
@@ -65,72 +67,72 @@ def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
 def test_value_and_gradients_are_those_of_cross_entropy(
     smoothing: float, chunk: int | None, bias: bool, filler: bool, number: torch.dtype, device: torch.device
 ) -> None:
-    case = given(device, number, bias=bias, filler=filler)
+    case = make_case(device, number, bias=bias, filler=filler)
     ours, plain = linear_cross_entropy(*case, smoothing, chunk_size=chunk)
     theirs, their_plain = reference(case, smoothing)
-    close(ours, theirs, number)
-    close(plain, their_plain, number)
+    assert_close(ours, theirs, number)
+    assert_close(plain, their_plain, number)
     grads = (torch.autograd.grad(0.3 * loss, case.leaves) for loss in (ours, theirs))
     for our_grad, their_grad in zip(*grads, strict=True):
-        close(our_grad, their_grad, number)
+        assert_close(our_grad, their_grad, number)
 
 
 @pytest.mark.parametrize("chunk", [5, None])
 @pytest.mark.parametrize("alpha", [0.0, 5.0])
 @pytest.mark.parametrize("bias", [True, False])
-def test_rdrop_is_what_its_formula_says(chunk: int | None, alpha: float, bias: bool, device: torch.device) -> None:
-    case = given(device, bias=bias)
+def test_rdrop_equals_its_formula(chunk: int | None, alpha: float, bias: bool, device: torch.device) -> None:
+    case = make_case(device, bias=bias)
     second = torch.randn(N, E, dtype=torch.float64, device=device, requires_grad=True)
     ours, plain = rdrop_loss(case.states, second, *case[1:], 0.1, alpha, chunk_size=chunk)
     theirs, their_plain = rdrop_reference(case, second, 0.1, alpha)
-    close(ours, theirs, torch.float64)
-    close(plain, their_plain, torch.float64)
+    assert_close(ours, theirs, torch.float64)
+    assert_close(plain, their_plain, torch.float64)
     leaves = [second, *case.leaves]
     for grads in zip(*(torch.autograd.grad(3 * loss, leaves) for loss in (ours, theirs)), strict=True):
-        close(*grads, torch.float64)
+        assert_close(*grads, torch.float64)
 
 
 @pytest.mark.parametrize("alpha", [None, 5.0])
-def test_filler_that_stays_changes_nothing(alpha: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where tokens cannot be left out without waiting for their number."""
+def test_padding_that_is_not_removed_changes_nothing(alpha: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU padding is not removed, since the number of tokens would need a synchronization."""
 
-    def found() -> tuple[Tensor, ...]:
+    def compute() -> tuple[Tensor, ...]:
         if alpha is None:
             loss, plain = linear_cross_entropy(*case, 0.1, chunk_size=4)
         else:
             loss, plain = rdrop_loss(case.states, case.states.sin(), *case[1:], 0.1, alpha, chunk_size=4)
         return loss, plain, *torch.autograd.grad(loss, case.leaves)
 
-    case = given(torch.device("cpu"))
-    expected = found()
+    case = make_case(torch.device("cpu"))
+    expected = compute()
     monkeypatch.setattr("attent.training.loss._can_drop_padding", lambda states: False)
-    for ours, theirs in zip(found(), expected, strict=True):
-        close(ours, theirs, torch.float64)
+    for ours, theirs in zip(compute(), expected, strict=True):
+        assert_close(ours, theirs, torch.float64)
 
 
-def test_two_equal_passes_cost_what_one_costs() -> None:
-    case = given(torch.device("cpu"))
-    close(rdrop_loss(case.states, *case, 0.1, 5.0)[0], linear_cross_entropy(*case, 0.1)[0], torch.float64)
+def test_rdrop_of_equal_passes_is_the_cross_entropy() -> None:
+    case = make_case(torch.device("cpu"))
+    assert_close(rdrop_loss(case.states, *case, 0.1, 5.0)[0], linear_cross_entropy(*case, 0.1)[0], torch.float64)
 
 
-def test_small_steps_confirm_the_gradient() -> None:
-    """The slope found by stepping, on logits that are large, small and equal."""
+def test_gradcheck() -> None:
+    """Numerical gradients, on logits that are large, small and equal."""
     states = (torch.randn(4, 3, dtype=torch.float64) * torch.tensor([[0.0], [1], [5], [10]])).requires_grad_()
     weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (5,)))
     second = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     targets, real = torch.tensor([0, 4, 2, 2]), torch.tensor([True, True, False, True])
 
-    def one(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def cross_entropy(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return linear_cross_entropy(states, weight, bias, targets, real, 0.1, chunk_size=3)[0]
 
-    def two(states: Tensor, second: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def rdrop(states: Tensor, second: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return rdrop_loss(states, second, weight, bias, targets, real, 0.1, 2.0, chunk_size=3)[0]
 
-    assert torch.autograd.gradcheck(one, (states, weight, bias))
-    assert torch.autograd.gradcheck(two, (states, second, weight, bias))
+    assert torch.autograd.gradcheck(cross_entropy, (states, weight, bias))
+    assert torch.autograd.gradcheck(rdrop, (states, second, weight, bias))
 
 
-def test_a_word_that_is_all_but_impossible_has_a_finite_loss() -> None:
+def test_a_very_unlikely_token_has_a_finite_loss() -> None:
     states, weight = torch.tensor([[1.0]]), torch.tensor([[500.0], [-500.0]])
     loss, plain = linear_cross_entropy(states, weight, None, torch.tensor([1]), None, 0.0)
     assert float(loss) == float(plain) == 1000
@@ -138,11 +140,11 @@ def test_a_word_that_is_all_but_impossible_has_a_finite_loss() -> None:
 
 @pytest.mark.parametrize("with_second", [False, True])
 @pytest.mark.parametrize("may_count", [False, True])
-def test_whatever_stands_in_filler_counts_for_nothing(
+def test_values_in_padding_are_ignored(
     with_second: bool, may_count: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attent.training.loss._can_drop_padding", lambda states: may_count)
-    case = given(device)
+    case = make_case(device)
     assert case.real is not None
 
     def grads(states: Tensor) -> tuple[Tensor, ...]:
@@ -153,15 +155,15 @@ def test_whatever_stands_in_filler_counts_for_nothing(
             loss, plain = linear_cross_entropy(states, *case[1:], 0.1, chunk_size=4)
         return loss, plain, *torch.autograd.grad(loss, (states, *case.leaves[1:]))
 
-    found = grads(case.states.masked_fill(~case.real[:, None], float("nan")))
-    for ours, expected in zip(found, grads(case.states), strict=True):
+    gradients = grads(case.states.masked_fill(~case.real[:, None], float("nan")))
+    for ours, expected in zip(gradients, grads(case.states), strict=True):
         assert torch.equal(ours, expected)
-    assert not found[2][~case.real].any()
+    assert not gradients[2][~case.real].any()
 
 
 @pytest.mark.parametrize("real", [0, N])
-def test_nothing_real_is_a_loss_of_zero_with_gradients_of_zero(real: int, device: torch.device) -> None:
-    case = given(device)._replace(real=torch.zeros(N, dtype=torch.bool, device=device))
+def test_only_padding_gives_zero_loss_and_zero_gradients(real: int, device: torch.device) -> None:
+    case = make_case(device)._replace(real=torch.zeros(N, dtype=torch.bool, device=device))
     if not real:
         case = case._replace(states=case.states[:0], targets=case.targets[:0], real=None)
     loss, plain = linear_cross_entropy(*case, 0.1)
@@ -169,57 +171,57 @@ def test_nothing_real_is_a_loss_of_zero_with_gradients_of_zero(real: int, device
     assert all(not grad.any() for grad in torch.autograd.grad(loss, (case.states, *case.leaves[1:])))
 
 
-def test_a_tied_weight_gathers_both_gradients() -> None:
-    case = given(torch.device("cpu"), bias=False)
+def test_a_tied_weight_accumulates_both_gradients() -> None:
+    case = make_case(torch.device("cpu"), bias=False)
 
     def grad(loss_of: object) -> Tensor:
         tied = case._replace(states=F.embedding(case.targets, case.weight).tanh())
         loss = linear_cross_entropy(*tied, 0.1)[0] if loss_of == "ours" else reference(tied, 0.1)[0]
         return torch.autograd.grad(loss, case.weight)[0]
 
-    close(grad("ours"), grad("theirs"), torch.float64)
+    assert_close(grad("ours"), grad("theirs"), torch.float64)
 
 
-def test_a_frozen_weight_has_no_gradient_and_the_states_still_have_theirs() -> None:
-    case = given(torch.device("cpu"))
+def test_a_frozen_weight_has_no_gradient_but_the_states_do() -> None:
+    case = make_case(torch.device("cpu"))
     frozen = case._replace(weight=case.weight.detach(), bias=None)
     loss, theirs = linear_cross_entropy(*frozen, 0.1)[0], reference(frozen, 0.1)[0]
     saved = [x for x in loss.grad_fn.saved_tensors if x is not None]  # type: ignore[union-attr]
     assert [x.shape[-2:] for x in saved] == [(int(frozen.real.sum()), E)]  # type: ignore[union-attr]
-    close(*(torch.autograd.grad(x, frozen.states)[0] for x in (loss, theirs)), torch.float64)
+    assert_close(*(torch.autograd.grad(x, frozen.states)[0] for x in (loss, theirs)), torch.float64)
 
 
-def test_without_gradients_none_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
+def test_no_gradients_are_computed_under_no_grad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError
 
-    case = given(torch.device("cpu"))
+    case = make_case(torch.device("cpu"))
     expected = reference(case, 0.1)
-    monkeypatch.setattr("attent.training.loss._compute_logit_gradients", never)
+    monkeypatch.setattr("attent.training.loss._compute_logit_gradients", fail)
     with torch.no_grad():
         loss, plain = linear_cross_entropy(*case, 0.1)
     assert not loss.requires_grad
-    close(loss, expected[0], torch.float64)
-    close(plain, expected[1], torch.float64)
-    with pytest.raises(AssertionError):  # the stand-in does stand there
+    assert_close(loss, expected[0], torch.float64)
+    assert_close(plain, expected[1], torch.float64)
+    with pytest.raises(AssertionError):  # the patch is in effect
         linear_cross_entropy(*case, 0.1)
 
 
 def test_the_plain_cross_entropy_has_no_gradient() -> None:
-    loss, plain = linear_cross_entropy(*given(torch.device("cpu")), 0.1)
+    loss, plain = linear_cross_entropy(*make_case(torch.device("cpu")), 0.1)
     assert loss.requires_grad
     assert not plain.requires_grad
 
 
-def test_backward_can_be_walked_twice() -> None:
-    case = given(torch.device("cpu"))
+def test_backward_can_be_called_twice() -> None:
+    case = make_case(torch.device("cpu"))
     loss = linear_cross_entropy(*case, 0.1)[0]
     first = torch.autograd.grad(loss, case.leaves, retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, case.leaves), strict=True))
 
 
-def test_bfloat16_comes_near_and_sums_in_float32(device: torch.device) -> None:
-    case = given(device, torch.float32)
+def test_bfloat16_is_close_and_accumulates_in_float32(device: torch.device) -> None:
+    case = make_case(device, torch.float32)
     with torch.autocast(device.type, torch.bfloat16):
         ours, plain = linear_cross_entropy(*case, 0.1, chunk_size=7)
     theirs, their_plain = reference(case, 0.1)
@@ -232,15 +234,15 @@ def test_bfloat16_comes_near_and_sums_in_float32(device: torch.device) -> None:
 
 
 def test_a_bfloat16_model_gets_bfloat16_gradients(device: torch.device) -> None:
-    case = given(device, torch.bfloat16)
+    case = make_case(device, torch.bfloat16)
     loss, _ = linear_cross_entropy(*case, 0.1, chunk_size=7)
     assert loss.dtype == torch.float32
     loss.backward()
     assert all(x.grad is not None and x.grad.dtype == torch.bfloat16 for x in case.leaves)
 
 
-class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers the most numbers that any new tensor had."""
+class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Record the largest number of elements of any new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,10 +261,10 @@ def test_no_tensor_ever_holds_the_logits_of_all_tokens(rdrop: bool) -> None:
     tokens, words, chunk = 300, 200, 16
     states, weight = torch.randn(tokens, 4, requires_grad=True), torch.randn(words, 4, requires_grad=True)
     targets = torch.randint(0, words, (tokens,))
-    kept: list[int] = []
+    saved_sizes: list[int] = []
     with (
-        Largest() as largest,
-        torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1], lambda x: x),
+        LargestTensor() as largest,
+        torch.autograd.graph.saved_tensors_hooks(lambda x: (saved_sizes.append(x.numel()), x)[1], lambda x: x),
     ):
         if rdrop:
             loss, _ = rdrop_loss(states, 2 * states, weight, None, targets, None, 0.1, 1.0, chunk_size=chunk)
@@ -270,11 +272,11 @@ def test_no_tensor_ever_holds_the_logits_of_all_tokens(rdrop: bool) -> None:
             loss, _ = linear_cross_entropy(states, weight, None, targets, None, 0.1, chunk_size=chunk)
         loss.backward()
     assert chunk * words <= largest.numbers <= (2 if rdrop else 1) * chunk * words
-    assert kept
-    assert max(kept) <= 2 * tokens * 4
+    assert saved_sizes
+    assert max(saved_sizes) <= 2 * tokens * 4
 
 
-def test_chunks_have_a_fixed_room_whatever_the_vocabulary() -> None:
+def test_chunk_memory_does_not_depend_on_the_vocabulary() -> None:
     from attent.training.loss import LOGITS_PER_CHUNK, _choose_chunk_size
 
     states = torch.zeros(1, 9, 2)
@@ -283,8 +285,8 @@ def test_chunks_have_a_fixed_room_whatever_the_vocabulary() -> None:
     assert _choose_chunk_size(torch.zeros(LOGITS_PER_CHUNK["cpu"] + 1, 1), states) == 1
 
 
-def test_a_mistake_is_told() -> None:
-    states, weight, bias, targets, real = given(torch.device("cpu"))
+def test_invalid_arguments_are_refused() -> None:
+    states, weight, bias, targets, real = make_case(torch.device("cpu"))
     with pytest.raises(ValueError, match="`smoothing` must be at least 0 and less than 1, but is 1"):
         linear_cross_entropy(states, weight, bias, targets, real, 1.0)
     with pytest.raises(ValueError, match="`alpha` must be 0 or more, but is -1"):
@@ -302,11 +304,13 @@ def test_a_mistake_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiler_goes_around_it() -> None:
-    case = given(torch.device("cpu"))
+def test_torch_compile_falls_back_to_eager() -> None:
+    case = make_case(torch.device("cpu"))
 
     @torch.compile(backend="eager")
-    def whole(states: Tensor) -> Tensor:
+    def compute_loss(states: Tensor) -> Tensor:
         return 2 * linear_cross_entropy(states.tanh(), *case[1:], 0.1)[0]
 
-    close(whole(case.states), 2 * reference(case._replace(states=case.states.tanh()), 0.1)[0], torch.float64)
+    assert_close(
+        compute_loss(case.states), 2 * reference(case._replace(states=case.states.tanh()), 0.1)[0], torch.float64
+    )

@@ -1,4 +1,4 @@
-"""Training reads and writes no pickle, from the corpus to the card and on from a checkpoint."""
+"""Training reads and writes no pickle, from the corpus to the model card, also when resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print("after the control:", sorted(set(seen)))
 """
 
 
-def test_training_and_going_on_unpickle_nothing(tmp_path: Path) -> None:
+def test_training_and_resuming_unpickle_nothing(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus.tsv", 60)
     words = command(data, tmp_path / "run", "--set", "train.steps=4")
     done = subprocess.run(
@@ -47,8 +47,8 @@ def test_training_and_going_on_unpickle_nothing(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["before the control: []", "after the control: ['pickle.find_class']"]
 
 
-def test_nothing_that_is_written_is_a_pickle(tmp_path: Path) -> None:
-    """By their first bytes: a pickle begins with its protocol, the archives of torch.save with PK."""
+def test_no_written_file_is_a_pickle(tmp_path: Path) -> None:
+    """Checked by the first bytes: a pickle begins with its protocol, archives of torch.save with PK."""
     from attent import cli
 
     assert cli.main(command(write_corpus(tmp_path / "corpus.tsv", 60), tmp_path / "run", "--set", "train.steps=4")) == 0

@@ -1,4 +1,4 @@
-"""The learning rate is the paper's where the paper's is asked for, and rises and falls as each schedule says."""
+"""Learning rate schedules: the paper's, and the warmup and decay of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEDULES: tuple[Schedule, ...] = ("inverse_sqrt", "cosine", "constant")
 
 
 @pytest.mark.parametrize(("width", "warmup"), [(512, 4000), (1024, 4000), (32, 7), (100, 1)])
-def test_it_is_equation_3_of_the_paper(width: int, warmup: int) -> None:
+def test_the_schedule_is_equation_3_of_the_paper(width: int, warmup: int) -> None:
     highest = compute_paper_lr(width, warmup)
     for step in [1, 2, 3, 6, 7, 8, 100, 3999, 4000, 4001, 100_000]:
         ours = compute_lr(step, schedule="inverse_sqrt", peak_lr=highest, warmup=warmup, total_steps=100_000)
@@ -21,14 +21,14 @@ def test_it_is_equation_3_of_the_paper(width: int, warmup: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_it_rises_in_a_straight_line_to_the_highest(schedule: Schedule) -> None:
+def test_warmup_is_linear(schedule: Schedule) -> None:
     rates = [compute_lr(n, schedule=schedule, peak_lr=0.5, warmup=10, total_steps=100) for n in range(1, 101)]
     assert rates[:10] == pytest.approx([0.05 * n for n in range(1, 11)], rel=1e-12)
     assert max(rates) == pytest.approx(0.5)
     assert all(after <= before for before, after in pairwise(rates[9:]))
 
 
-def test_cosine_goes_by_half_in_the_middle_and_ends_at_zero() -> None:
+def test_cosine_is_half_in_the_middle_and_zero_at_the_end() -> None:
     def rate(step: int) -> float:
         return compute_lr(step, schedule="cosine", peak_lr=1.0, warmup=20, total_steps=120)
 
@@ -37,11 +37,11 @@ def test_cosine_goes_by_half_in_the_middle_and_ends_at_zero() -> None:
     assert rate(500) == pytest.approx(0.0, abs=1e-15)
 
 
-def test_constant_stays() -> None:
+def test_constant_does_not_decay() -> None:
     assert {compute_lr(n, schedule="constant", peak_lr=0.1, warmup=3, total_steps=9) for n in range(3, 20)} == {0.1}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_without_warmup_it_begins_at_the_highest(schedule: Schedule) -> None:
+def test_without_warmup_the_schedule_starts_at_the_peak(schedule: Schedule) -> None:
     first = compute_lr(1, schedule=schedule, peak_lr=0.2, warmup=0, total_steps=1000)
     assert first == pytest.approx(0.2, rel=1e-5)

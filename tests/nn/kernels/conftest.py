@@ -1,9 +1,9 @@
-"""Kernels run where they are meant to, on a GPU, or step by step in Triton's interpreter on a CPU:
+"""Kernels run on a GPU, or in Triton's interpreter on a CPU:
 
     pytest tests/nn/kernels --device cuda
     TRITON_INTERPRET=1 pytest tests/nn/kernels
 
-Triton reads that variable when it is imported, so these tests have a process of their own (`make test` runs both).
+Triton reads that variable when it is imported, so these tests run in a separate process (`make test` runs both).
 """
 
 from __future__ import annotations

@@ -60,12 +60,14 @@ def encoder(dropout: float = 0.0) -> TextEncoder:
     return model
 
 
-def windows(of: EncodedTexts | None = None, tokens: int = 128) -> WindowLoader:
-    return WindowLoader(of or texts(), batch_tokens=tokens, window_size=32, pad=0, seed=1)
+def windows(corpus: EncodedTexts | None = None, tokens: int = 128) -> WindowLoader:
+    return WindowLoader(corpus or texts(), batch_tokens=tokens, window_size=32, pad=0, seed=1)
 
 
-def packed(ask: Any, layout: Any = "packed", of: EncodedTexts | None = None) -> TextLoader:
-    return TextLoader(of or texts(), BatchConfig(batch_tokens=128, max_tokens=32, layout=layout), ask, pad=0, seed=1)
+def make_packed_batches(ask: Any, layout: Any = "packed", corpus: EncodedTexts | None = None) -> TextLoader:
+    return TextLoader(
+        corpus or texts(), BatchConfig(batch_tokens=128, max_tokens=32, layout=layout), ask, pad=0, seed=1
+    )
 
 
 def masks() -> TokenMasker:
@@ -90,9 +92,9 @@ def loss(objective: SingleStackObjective, batches: list[LabeledBatch]) -> tuple[
 
 def test_packed_documents_have_the_loss_of_separate_ones() -> None:
     model = language().double().eval()
-    of = texts()
-    fixed = WindowLoader(of, batch_tokens=len(of.ids) + 1, window_size=len(of.ids), pad=0, fixed=True)
-    stack = replace(model.config.stack, positions=LearnedConfig(max_length=len(of.ids)))
+    corpus = texts()
+    fixed = WindowLoader(corpus, batch_tokens=len(corpus.ids) + 1, window_size=len(corpus.ids), pad=0, fixed=True)
+    stack = replace(model.config.stack, positions=LearnedConfig(max_length=len(corpus.ids)))
     wide = CausalLM(replace(model.config, stack=stack)).double().eval()
     state = wide.state_dict()
     wide.load_state_dict({**model.state_dict(), **{n: t for n, t in state.items() if "positions" in n}})
@@ -100,16 +102,16 @@ def test_packed_documents_have_the_loss_of_separate_ones() -> None:
     total, units = loss(CausalLMObjective(wide), list_batches(fixed))
     alone = 0.0
     with torch.no_grad():
-        for start, stop in zip(of.offsets[:-1], of.offsets[1:], strict=True):
-            ids = torch.from_numpy(of.ids[start:stop].astype(np.int64))[None]
+        for start, stop in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
+            ids = torch.from_numpy(corpus.ids[start:stop].astype(np.int64))[None]
             alone += float(F.cross_entropy(wide(ids)[0, :-1], ids[0, 1:], reduction="sum"))
-    assert units == len(of.ids) - len(of)
+    assert units == len(corpus.ids) - len(corpus)
     assert total == pytest.approx(alone, rel=1e-9)
 
 
 def test_masked_tokens_in_packed_rows_have_the_loss_of_separate_texts() -> None:
     model = encoder().double().eval()
-    for batch in list_batches(packed(masks()))[:3]:
+    for batch in list_batches(make_packed_batches(masks()))[:3]:
         total, _ = loss(MaskedLMObjective(model), [batch])
         packing, positions = batch.inputs.packing, batch.label_positions
         assert packing is not None
@@ -131,7 +133,7 @@ def test_masked_tokens_in_packed_rows_have_the_loss_of_separate_texts() -> None:
 def test_packed_texts_have_the_classification_loss_of_separate_ones() -> None:
     model = encoder().double().eval()
     whole = [
-        loss(TextClassificationObjective(model), list_batches(packed(labels(), layout)))
+        loss(TextClassificationObjective(model), list_batches(make_packed_batches(labels(), layout)))
         for layout in ("packed", "bucketed")
     ]
     assert whole[0][1] == whole[1][1] == 60
@@ -141,8 +143,8 @@ def test_packed_texts_have_the_classification_loss_of_separate_ones() -> None:
 def test_padding_and_slicing_do_not_change_the_loss() -> None:
     model = language().double().eval()
     long = EncodedTexts(texts(200).ids, np.array([0, len(texts(200).ids)]), "key")
-    for of in (long, texts()):
-        batch = windows(of, 256).get_batch(0, 0)
+    for corpus in (long, texts()):
+        batch = windows(corpus, 256).get_batch(0, 0)
         total, _ = loss(CausalLMObjective(model), [batch])
         pieces, _ = loss(CausalLMObjective(model), [batch.slice_rows(0, 3), batch.slice_rows(3, len(batch))])
         assert total == pytest.approx(pieces, rel=1e-9)
@@ -161,7 +163,7 @@ def stub_task(**attributes: Any) -> Any:
 
 
 def test_masked_accuracy_ignores_padding() -> None:
-    model, batches = without_labels(0.0).eval(), list_batches(packed(masks(), "bucketed"))
+    model, batches = without_labels(0.0).eval(), list_batches(make_packed_batches(masks(), "bucketed"))
     hidden = torch.cat([batch.labels[batch.labels >= 0] for batch in batches])
     frequent = int(hidden.mode().values)
     assert model.masked_lm is not None
@@ -172,14 +174,14 @@ def test_masked_accuracy_ignores_padding() -> None:
 
 
 def test_batched_predictions_are_those_of_single_texts() -> None:
-    model, of = encoder().eval(), texts()
-    batches = list_batches(packed(labels(), "bucketed"))
+    model, corpus = encoder().eval(), texts()
+    batches = list_batches(make_packed_batches(labels(), "bucketed"))
     assert len(batches) > 1
     predictions = TextClassificationTask.predict_labels(
         stub_task(labels=LABELS), model, TextCorpus("t", [""] * 60), batches
     )  # type: ignore[arg-type]
     for i, predicted in enumerate(predictions):
-        ids = torch.from_numpy(of.ids[of.offsets[i] : of.offsets[i + 1]].astype(np.int64))[None]
+        ids = torch.from_numpy(corpus.ids[corpus.offsets[i] : corpus.offsets[i + 1]].astype(np.int64))[None]
         assert predicted == LABELS[int(model.classify(model(ids)).argmax())]
     assert len(set(predictions)) > 1
 
@@ -204,8 +206,16 @@ def test_special_tokens_are_no_replacements() -> None:
 Parts = tuple[Callable[[float], Any], Callable[[], BatchLoader], ObjectiveFactory]
 TASKS: dict[str, Parts] = {
     "lm": (language, windows, CausalLMObjective),
-    "mlm": (lambda dropout: without_labels(dropout), lambda: packed(masks(), "bucketed"), MaskedLMObjective),
-    "classify": (lambda dropout: encoder(dropout), lambda: packed(labels(), "bucketed"), TextClassificationObjective),
+    "mlm": (
+        lambda dropout: without_labels(dropout),
+        lambda: make_packed_batches(masks(), "bucketed"),
+        MaskedLMObjective,
+    ),
+    "classify": (
+        lambda dropout: encoder(dropout),
+        lambda: make_packed_batches(labels(), "bucketed"),
+        TextClassificationObjective,
+    ),
 }
 
 

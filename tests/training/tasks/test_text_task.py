@@ -1,4 +1,4 @@
-"""Tasks on text: which files are used, what is reported of them, and what is taken from a pre-trained model."""
+"""Tasks on text: which files are used, what is reported of them, and which pre-trained weights are used."""
 
 from __future__ import annotations
 

@@ -198,12 +198,12 @@ def test_subword_sampling_gives_every_epoch_its_own_ids(tmp_path: Path) -> None:
 
 def test_eval_texts_are_an_even_selection_with_their_languages(tmp_path: Path) -> None:
     splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
-    every, some = (
+    every, selected = (
         read_eval_texts(splits.train, use_tags=True),
         read_eval_texts(splits.train, use_tags=True, max_pairs=10),
     )
-    assert some.sources == every.sources[::10]
-    assert some.references == every.references[::10]
-    assert set(some.target_languages) == {"de"}
-    assert some.language == "de"
+    assert selected.sources == every.sources[::10]
+    assert selected.references == every.references[::10]
+    assert set(selected.target_languages) == {"de"}
+    assert selected.language == "de"
     assert set(read_eval_texts(splits.train, use_tags=False).target_languages) == {None}
