@@ -40,7 +40,7 @@ def launch_chromium(playwright: Any) -> Any:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """open(document, fragment) returns the loaded page; at the end, fail on console errors and network requests."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
@@ -48,14 +48,14 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     problems = watch_problems(page)
     page.on("request", lambda request: problems.append(request.url) if request.url.startswith(("http", "ws")) else None)
 
-    def open_page(document: dict[str, Any], fragment: str = "") -> Any:
+    def load_page(document: dict[str, Any], fragment: str = "") -> Any:
         (tmp_path / "page.html").write_text(render_page(document), encoding="utf-8")
         page.goto("about:blank")
         page.goto((tmp_path / "page.html").as_uri() + fragment)
         page.wait_for_selector("[role=tab][aria-selected=true]")
         return page
 
-    yield open_page
+    yield load_page
     context.close()
     assert problems == []
 

@@ -77,7 +77,7 @@ def translator(model: Seq2Seq) -> Translator:
     return Translator(model, tokenizer())
 
 
-def measured(translator: Translator, parts: Sequence[ModelPart], **more: object) -> Ablation:
+def measure_ablation(translator: Translator, parts: Sequence[ModelPart], **more: object) -> Ablation:
     return ablate(translator, SAMPLE, parts, search=SEARCH, scorer=SCORE, **more)  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def measured(translator: Translator, parts: Sequence[ModelPart], **more: object)
 
 def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Seq) -> None:
     parts = [HEAD, ModelPart("encoder.blocks.0.feedforward"), ModelPart("decoder.blocks.1")]
-    ablation = measured(translator, parts)
+    ablation = measure_ablation(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
         with mask_parts(model, [] if part is None else [part]):
             outputs = [item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", forbid_loops=False)]
@@ -103,14 +103,14 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
 
 def test_ablation_restores_the_weights(translator: Translator, model: Seq2Seq) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measured(translator, list_parts(model, "heads")[:3])
+    measure_ablation(translator, list_parts(model, "heads")[:3])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_head_with_zero_output_has_no_effect(translator: Translator, model: Seq2Seq) -> None:
     with torch.no_grad():
         model.get_parameter("decoder.blocks.1.cross_attn.output.weight")[:, 8:] = 0
-    ablation = measured(translator, [HEAD, ModelPart("decoder.blocks.1.cross_attn", 0)])
+    ablation = measure_ablation(translator, [HEAD, ModelPart("decoder.blocks.1.cross_attn", 0)])
     idle, busy = ablation.effects
     assert (idle.bleu, idle.loss, idle.num_changed) == (ablation.bleu, ablation.loss, 0)
     assert busy.loss != ablation.loss
@@ -124,14 +124,14 @@ def test_ctranslate2_is_used_on_cpu_and_conversions_are_removed(
     folders: list[Path] = []
     real = Translator.translate
 
-    def translate(self: Translator, *given: object, **more: object) -> object:
-        created = real(self, *given, **more)  # type: ignore[arg-type]
+    def translate(self: Translator, *arguments: object, **more: object) -> object:
+        created = real(self, *arguments, **more)  # type: ignore[arg-type]
         folders.append(self.folder)  # type: ignore[arg-type]
         assert (self.folder / "ctranslate2-int8" / "model.bin").exists()  # type: ignore[operator]
         return created
 
     monkeypatch.setattr(Translator, "translate", translate)
-    ablation = measured(Translator(model, tokenizer(), engine=None), [HEAD])
+    ablation = measure_ablation(Translator(model, tokenizer(), engine=None), [HEAD])
     assert ablation.conditions.engine == "CTranslate2, int8"
     assert len(set(folders)) == 2
     assert list(tmp_path.iterdir()) == []
@@ -142,7 +142,7 @@ def test_torch_is_used_if_ctranslate2_does_not_support_the_model(tmp_path: Path)
     config = fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=windowed, decoder=mirror_encoder(STACK)), tokenizer())
     messages: list[str] = []
     translator = Translator(Seq2Seq(config).eval(), tokenizer(), engine=None, notify=messages.append)
-    assert measured(translator, [HEAD]).conditions.engine == "torch, float32 on cpu"
+    assert measure_ablation(translator, [HEAD]).conditions.engine == "torch, float32 on cpu"
     assert "encoder.window" in messages[0]
 
 
@@ -153,10 +153,12 @@ def test_interrupted_ablation_resumes(
     translator: Translator, model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = list_parts(model, "heads")[:4]
-    asked: list[tuple[ModelPart, ...]] = []
+    measured_parts: list[tuple[ModelPart, ...]] = []
     without = AblationMeter.measure_without
     monkeypatch.setattr(
-        AblationMeter, "measure_without", lambda self, subset: asked.append(tuple(subset)) or without(self, subset)
+        AblationMeter,
+        "measure_without",
+        lambda self, subset: measured_parts.append(tuple(subset)) or without(self, subset),
     )
 
     def keep(ablation: Ablation) -> None:
@@ -165,21 +167,23 @@ def test_interrupted_ablation_resumes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measured(translator, parts, save=keep)
+        measure_ablation(translator, parts, save=keep)
     steps: list[AblationProgress] = []
-    asked.clear()
-    ablation = measured(translator, parts, previous=load_ablation(tmp_path), progress=steps.append)
-    assert asked == [(), (parts[2],), (parts[3],)]
+    measured_parts.clear()
+    ablation = measure_ablation(translator, parts, previous=load_ablation(tmp_path), progress=steps.append)
+    assert measured_parts == [(), (parts[2],), (parts[3],)]
     assert [(step.done, step.total) for step in steps] == [(3, 4), (4, 4)]
-    asked.clear()
-    assert measured(translator, parts, previous=ablation) is ablation  # complete: not even the baseline is measured
-    assert asked == []
-    assert ablation == measured(translator, parts)  # without interruption
+    measured_parts.clear()
+    assert (
+        measure_ablation(translator, parts, previous=ablation) is ablation
+    )  # complete: not even the baseline is measured
+    assert measured_parts == []
+    assert ablation == measure_ablation(translator, parts)  # without interruption
 
 
 @pytest.mark.parametrize("change", ["weights", "pairs", "search", "score"])
 def test_results_under_other_conditions_are_not_reused(translator: Translator, model: Seq2Seq, change: str) -> None:
-    done = measured(translator, [HEAD])
+    done = measure_ablation(translator, [HEAD])
     wrong = replace(done, effects=(replace(done.effects[0], bleu=-1.0),))
     sample, search, score = SAMPLE, SEARCH, SCORE
     match change:
@@ -194,19 +198,21 @@ def test_results_under_other_conditions_are_not_reused(translator: Translator, m
             score = replace(SCORE, signature="other letters")
     ablation = ablate(translator, sample, [HEAD], search=search, scorer=score, previous=wrong)
     assert ablation.effects[0].bleu >= 0
-    assert measured(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
+    assert measure_ablation(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
 
 
 def test_ablation_stops_when_cancelled(translator: Translator, model: Seq2Seq) -> None:
     stored: list[Ablation] = []
     with pytest.raises(SearchCancelled):
-        measured(translator, list_parts(model, "heads"), save=stored.append, should_stop=lambda: len(stored) == 2)
+        measure_ablation(
+            translator, list_parts(model, "heads"), save=stored.append, should_stop=lambda: len(stored) == 2
+        )
     assert len(stored[-1].effects) == 2
 
 
 def test_folder_stores_ablation_of_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
     assert ablations.load_matching_ablation(tmp_path, model) is None
-    ablation = measured(translator, [HEAD])
+    ablation = measure_ablation(translator, [HEAD])
     ablations.save_ablation(tmp_path, ablation)
     assert ablations.load_matching_ablation(tmp_path, model) == ablation
     with torch.no_grad():
@@ -223,9 +229,9 @@ def test_invalid_parts_and_data_are_rejected_before_translating(
 ) -> None:
     monkeypatch.setattr(Translator, "translate", None)
     with pytest.raises(ModelPartError, match="has no part"):
-        measured(translator, [HEAD, ModelPart("decoder.blocks.9.cross_attn", 0)])
+        measure_ablation(translator, [HEAD, ModelPart("decoder.blocks.9.cross_attn", 0)])
     with pytest.raises(AblationError, match="at least one part to mask"):
-        measured(translator, [])
+        measure_ablation(translator, [])
     with pytest.raises(AblationError, match="toy: there must be as many sources"):
         AblationData(name="toy", sources=(), references=())
     with pytest.raises(AblationError, match="2 sources and 1 references"):
@@ -234,7 +240,7 @@ def test_invalid_parts_and_data_are_rejected_before_translating(
 
 def test_ensembles_are_rejected(model: Seq2Seq) -> None:
     with pytest.raises(AblationError, match="ensemble"):
-        measured(Translator(Ensemble([model, model]), tokenizer()), [HEAD])
+        measure_ablation(Translator(Ensemble([model, model]), tokenizer()), [HEAD])
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
@@ -326,10 +332,10 @@ def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -
         reporter.report_progress(
             AblationProgress(done=number, total=6, effect=effect("decoder.blocks.2.cross_attn:1", 30.5))
         )
-    told = capsys.readouterr().err
-    assert "3 of 6, 1 min 0 s left: without decoder.blocks.2.cross_attn:1 30.50 BLEU" in told
-    assert "5 of 6, 20 s left" in told
-    assert "6 of 6, 0 s left" in told
+    stderr = capsys.readouterr().err
+    assert "3 of 6, 1 min 0 s left: without decoder.blocks.2.cross_attn:1 30.50 BLEU" in stderr
+    assert "5 of 6, 20 s left" in stderr
+    assert "6 of 6, 0 s left" in stderr
 
 
 # --- card ------------------------------------------------------------------------------------------------------------
@@ -413,11 +419,11 @@ def test_run_saves_and_reports(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_interrupted_run_is_saved(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = AblationMeter.measure_effect, []
+    real, measured_parts = AblationMeter.measure_effect, []
 
     def measure(self: AblationMeter, part: ModelPart) -> AblationEffect:
-        asked.append(part)
-        if len(asked) == 2:
+        measured_parts.append(part)
+        if len(measured_parts) == 2:
             raise KeyboardInterrupt
         return real(self, part)
 
@@ -461,7 +467,7 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
 
 def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In int8 it may differ from the model with masked heads."""
-    monkeypatch.setattr(AblationMeter, "measure_without", limited(AblationMeter.measure_without))
+    monkeypatch.setattr(AblationMeter, "measure_without", forbid_joint_masking(AblationMeter.measure_without))
     result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)
     ablation, pruned = result.ablation, result.pruned
     assert pruned is not None
@@ -470,16 +476,16 @@ def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.M
     assert 0 < len(pruned.selection.heads) == good[-1].num_removed
 
 
-def limited(
+def forbid_joint_masking(
     without: Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement],
 ) -> Callable[[AblationMeter, Sequence[ModelPart]], AblationMeasurement]:
     """Fail if several parts are masked together."""
 
-    def checked(self: AblationMeter, parts: Sequence[ModelPart]) -> AblationMeasurement:
+    def measure_one_part(self: AblationMeter, parts: Sequence[ModelPart]) -> AblationMeasurement:
         assert len(parts) < 2
         return without(self, parts)
 
-    return checked
+    return measure_one_part
 
 
 def test_nothing_is_written_if_no_head_can_be_pruned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

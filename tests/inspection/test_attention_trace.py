@@ -30,7 +30,7 @@ LENGTHS = torch.tensor([5, 3]), torch.tensor([4, 2])
 
 
 @pytest.fixture(scope="module")
-def of() -> Seq2Seq:
+def seq2seq() -> Seq2Seq:
     return model()
 
 
@@ -44,9 +44,9 @@ def sides(source: int, target: int) -> dict[str, TraceSide]:
     }
 
 
-def test_json_round_trip(of: Seq2Seq) -> None:
-    with attent.record(of, qkv=True) as trace:
-        of(SOURCE, TARGET, *LENGTHS)
+def test_json_round_trip(seq2seq: Seq2Seq) -> None:
+    with attent.record(seq2seq, qkv=True) as trace:
+        seq2seq(SOURCE, TARGET, *LENGTHS)
     for row, (source, target) in enumerate([(5, 4), (3, 2)]):
         back = Trace.from_json(trace.to_json(sides(source, target), title="both", row=row))
         assert list(back) == list(trace)
@@ -61,17 +61,17 @@ def test_json_round_trip(of: Seq2Seq) -> None:
         assert Trace.from_json(back.to_json()).to_json() == back.to_json()
 
 
-def test_json_is_compact(of: Seq2Seq) -> None:
-    with attent.record(of) as trace:
-        of(SOURCE, TARGET, *LENGTHS)
+def test_json_is_compact(seq2seq: Seq2Seq) -> None:
+    with attent.record(seq2seq) as trace:
+        seq2seq(SOURCE, TARGET, *LENGTHS)
     layers = json.loads(trace.to_json(sides(5, 4)))["layers"]
     numbers = sum(3 * len(layer["weights"]["data"]) for layer in layers)
     assert numbers < 4 * sum(3 * calls[0][0].numel() * 4 for calls in trace.values())
 
 
-def test_selected_layers_and_heads_are_recorded(of: Seq2Seq) -> None:
-    with attent.record(of, kind="cross", layers=[1], heads=[2, 0]) as subset, attent.record(of) as every:
-        of(SOURCE, TARGET, *LENGTHS)
+def test_selected_layers_and_heads_are_recorded(seq2seq: Seq2Seq) -> None:
+    with attent.record(seq2seq, kind="cross", layers=[1], heads=[2, 0]) as subset, attent.record(seq2seq) as every:
+        seq2seq(SOURCE, TARGET, *LENGTHS)
     assert list(subset) == ["decoder.blocks.1.cross_attn"]
     torch.testing.assert_close(
         subset["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0][:, [2, 0]]
@@ -93,15 +93,15 @@ def test_grouped_query_heads_are_recorded(kv_heads: int) -> None:
     torch.testing.assert_close(scores.softmax(-1), subset["blocks.0.self_attn"][0])
 
 
-def test_hidden_states_are_recorded(of: Seq2Seq) -> None:
-    with attent.record(of, hidden_states=True) as trace, torch.no_grad():
-        memory = of.encode(SOURCE, LENGTHS[0])
+def test_hidden_states_are_recorded(seq2seq: Seq2Seq) -> None:
+    with attent.record(seq2seq, hidden_states=True) as trace, torch.no_grad():
+        memory = seq2seq.encode(SOURCE, LENGTHS[0])
     assert list(trace.hidden_states) == ["encoder", "encoder.blocks.0", "encoder.blocks.1"]
-    first = of.encoder.positions.embed(of.source_embedding(SOURCE), torch.arange(5))
+    first = seq2seq.encoder.positions.embed(seq2seq.source_embedding(SOURCE), torch.arange(5))
     torch.testing.assert_close(trace.hidden_states["encoder"][0], first)
-    torch.testing.assert_close(of.encoder.norm(trace.hidden_states["encoder.blocks.1"][0]), memory.states)
+    torch.testing.assert_close(seq2seq.encoder.norm(trace.hidden_states["encoder.blocks.1"][0]), memory.states)
     with torch.no_grad():
-        of.encode(SOURCE)
+        seq2seq.encode(SOURCE)
     assert len(trace.hidden_states["encoder"]) == 1, "nothing is recorded afterwards"
 
 
@@ -113,8 +113,8 @@ def test_hidden_states_are_recorded(of: Seq2Seq) -> None:
         ({"heads": [3]}, r"`heads` must be from 0 to 2 at encoder\.blocks\.0\.self_attn, but one is 3"),
     ],
 )
-def test_filters_that_match_nothing_are_rejected(of: Seq2Seq, arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words), attent.record(of, **arguments):
+def test_filters_that_match_nothing_are_rejected(seq2seq: Seq2Seq, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words), attent.record(seq2seq, **arguments):
         pass
 
 
@@ -143,9 +143,9 @@ def test_largest_weights_of_long_texts_are_kept() -> None:
     torch.testing.assert_close(back.gather(-1, stored.indices), stored.values, atol=0.8e-5, rtol=0)
 
 
-def test_mismatched_tokens_are_rejected(of: Seq2Seq) -> None:
-    with attent.record(of) as trace:
-        of(SOURCE, TARGET, *LENGTHS)
+def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
+    with attent.record(seq2seq) as trace:
+        seq2seq(SOURCE, TARGET, *LENGTHS)
     with pytest.raises(
         TraceError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
     ):

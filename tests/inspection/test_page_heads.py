@@ -72,7 +72,7 @@ def translation(source: list[str] = SOURCE, target: list[str] = TARGET, **change
     return {"format": "attent-trace", "version": 1, "title": "a test", "sides": sides, "layers": layers} | changes
 
 
-def alone(words: list[str], weights: Tensor, **changes: Any) -> dict[str, Any]:
+def one_sided_document(words: list[str], weights: Tensor, **changes: Any) -> dict[str, Any]:
     """A model of one side: no cross-attention, no translation."""
     sides = {"text": side(words) | changes.pop("side", {})}
     layers = [layer("decoder.blocks.0.self_attn", "text", "text", weights, **changes)]
@@ -85,7 +85,7 @@ def long_text(length: int = 2000, stored: int = 8) -> dict[str, Any]:
     weights = torch.tensor([0.5] + [0.5 / stored] * (stored - 1)).expand(2, length, -1).clone()
     weights[:, -9:, 1:] = 0  # repeated indices have no weight
     sparse = {"indices": pack_array(positions, "uint16"), "weights": pack_array(weights, "unit16")}
-    document = alone([f"w{i}" for i in range(length)], torch.zeros(2, 1, 1), sparse=sparse)
+    document = one_sided_document([f"w{i}" for i in range(length)], torch.zeros(2, 1, 1), sparse=sparse)
     del document["layers"][0]["weights"]
     return document
 
@@ -146,8 +146,8 @@ def darkness(page: Any, selector: str, across: float, down: float) -> int:
 # --- heads ---
 
 
-def test_page_shows_all_heads_and_texts(opened: Open) -> None:
-    page = opened(translation())
+def test_page_shows_all_heads_and_texts(open_page: Open) -> None:
+    page = open_page(translation())
     assert page.locator(".grid-cells button").count() == 2 * 3 * 3
     assert page.locator(".grid-group figcaption").all_inner_texts() == [
         "encoder self-attention",
@@ -164,21 +164,21 @@ def test_page_shows_all_heads_and_texts(opened: Open) -> None:
     assert page.evaluate("performance.getEntriesByName('attent-ready').length") == 1
 
 
-def test_heat_map_has_queries_down_and_keys_across(opened: Open) -> None:
+def test_heat_map_has_queries_down_and_keys_across(open_page: Open) -> None:
     weights = torch.full((1, 4, 4), 0.01)
     weights[0, 1, 3] = 0.97
-    page = opened(alone(list("abcd"), weights))
+    page = open_page(one_sided_document(list("abcd"), weights))
     for canvas in (".map-field canvas", ".grid-cells canvas"):
         scale = 1 if "map" in canvas else 0.94  # thumbnails have a gap
-        there = darkness(page, canvas, 0.85 * scale, 0.4 * scale)
-        assert there > 250
-        assert there > 3 * darkness(page, canvas, 0.4 * scale, 0.85 * scale)
+        darkness_at_cell = darkness(page, canvas, 0.85 * scale, 0.4 * scale)
+        assert darkness_at_cell > 250
+        assert darkness_at_cell > 3 * darkness(page, canvas, 0.4 * scale, 0.85 * scale)
     labels = page.locator(".map-left .at").all_inner_texts(), page.locator(".map-top .at").all_inner_texts()
     assert labels == (list("abcd"), list("abcd"))
 
 
-def test_click_selects_a_head_and_shift_overlays(opened: Open) -> None:
-    page = opened(translation())
+def test_click_selects_a_head_and_shift_overlays(open_page: Open) -> None:
+    page = open_page(translation())
     head(page, "encoder.blocks.1.self_attn", 2).click()
     eventually(page, "#saying", "Head 2 of layer 1, encoder self-attention.")
     assert page.locator(".words.queries .word").all_inner_texts() == [*SOURCE, "end"]
@@ -194,8 +194,8 @@ def test_click_selects_a_head_and_shift_overlays(opened: Open) -> None:
     eventually(page, "#saying", "Head 0 of layer 1")
 
 
-def test_hover_describes_attention_in_both_directions(opened: Open) -> None:
-    page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
+def test_hover_describes_attention_in_both_directions(open_page: Open) -> None:
+    page = open_page(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 1).hover()
     eventually(page, "#saying", "Output Mann (input Ein) attends to rides (83%)")
     assert shares(page, "keys")[2] == "83%"
@@ -218,16 +218,16 @@ def test_hover_describes_attention_in_both_directions(opened: Open) -> None:
     assert page.locator(".lines .other path").count() > 0
 
 
-def test_decoder_self_attention_shifts_output_and_input(opened: Open) -> None:
-    page = opened(translation(), "#layer=decoder.blocks.0.self_attn&heads=0")
+def test_decoder_self_attention_shifts_output_and_input(open_page: Open) -> None:
+    page = open_page(translation(), "#layer=decoder.blocks.0.self_attn&heads=0")
     assert page.locator(".words.keys .word").all_inner_texts() == ["start", *TARGET]
     word(page, "queries", 1).hover()
     eventually(page, "#saying", "Output Mann (input Ein) attends to Ein (90%)")
     eventually(page, "#saying", "Mann receives most attention when the output is fährt (87%)")
 
 
-def test_hover_on_the_heat_map_shows_the_weight(opened: Open) -> None:
-    page = opened(translation(), "#layer=decoder.blocks.0.cross_attn&heads=2")
+def test_hover_on_the_heat_map_shows_the_weight(open_page: Open) -> None:
+    page = open_page(translation(), "#layer=decoder.blocks.0.cross_attn&heads=2")
     box = page.locator(".map-field").bounding_box()
     cell = box["width"] / 7
     page.mouse.move(box["x"] + 3.5 * cell, box["y"] + 1.5 * cell)
@@ -236,8 +236,8 @@ def test_hover_on_the_heat_map_shows_the_weight(opened: Open) -> None:
     assert page.locator(".map-band:visible").count() == 2
 
 
-def test_sliders_and_arrow_keys_select_heads(opened: Open) -> None:
-    page = opened(translation(), "#layer=encoder.blocks.0.self_attn&heads=0")
+def test_sliders_and_arrow_keys_select_heads(open_page: Open) -> None:
+    page = open_page(translation(), "#layer=encoder.blocks.0.self_attn&heads=0")
     page.locator(".layer-slider").fill("1")
     eventually(page, "#saying", "Head 0 of layer 1, encoder")
     page.locator(".head-slider").fill("2")
@@ -263,8 +263,8 @@ def test_sliders_and_arrow_keys_select_heads(opened: Open) -> None:
     assert page.evaluate("document.activeElement.id") == "tab-equation"
 
 
-def test_pinned_token_is_in_the_url_until_escape(opened: Open) -> None:
-    page = opened(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
+def test_pinned_token_is_in_the_url_until_escape(open_page: Open) -> None:
+    page = open_page(translation(), "#layer=decoder.blocks.1.cross_attn&heads=1")
     word(page, "queries", 2).click()
     page.mouse.move(2, 2)
     eventually(page, "#saying", "Output fährt")
@@ -287,19 +287,19 @@ def test_pinned_token_is_in_the_url_until_escape(opened: Open) -> None:
     assert page.url.endswith("&key=1")
 
 
-def test_unknown_url_values_fall_back(opened: Open) -> None:
-    page = opened(translation(), "#tab=masking&layer=nowhere.9&heads=77,x&query=99999")
+def test_unknown_url_values_fall_back(open_page: Open) -> None:
+    page = open_page(translation(), "#tab=masking&layer=nowhere.9&heads=77,x&query=99999")
     eventually(page, "#saying", "cross-attention")
     assert page.locator("#tab-heads").get_attribute("aria-selected") == "true"
-    page = opened(translation(), "#layer=encoder.blocks.0.self_attn&heads=1,9,-1,1.5&query=6.5")
+    page = open_page(translation(), "#layer=encoder.blocks.0.self_attn&heads=1,9,-1,1.5&query=6.5")
     eventually(page, "#saying", "Head 1 of layer 0, encoder")
 
 
 # --- special texts ---
 
 
-def test_tokens_that_look_like_html_are_text(opened: Open) -> None:
-    page = opened(translation(HOSTILE, [*HOSTILE, ""], title=HOSTILE[0], model={"name": HOSTILE[1]}))
+def test_tokens_that_look_like_html_are_text(open_page: Open) -> None:
+    page = open_page(translation(HOSTILE, [*HOSTILE, ""], title=HOSTILE[0], model={"name": HOSTILE[1]}))
     assert page.locator(".words.keys .word").all_inner_texts() == [*HOSTILE, "end"]
     assert page.locator(".words.queries .word").all_inner_texts() == [*HOSTILE, "␣", "end"]
     for index in range(4):
@@ -310,9 +310,9 @@ def test_tokens_that_look_like_html_are_text(opened: Open) -> None:
     assert page.evaluate("[...document.scripts].length") == 2
 
 
-def test_tokens_have_their_own_direction(opened: Open) -> None:
+def test_tokens_have_their_own_direction(open_page: Open) -> None:
     arabic, chinese = ["صعد", "الرجل", "ABC"], ["男人", "上", "了"]
-    page = opened(translation(arabic, chinese))
+    page = open_page(translation(arabic, chinese))
     directions = page.locator(".words.keys bdi").evaluate_all("all => all.map(one => getComputedStyle(one).direction)")
     assert directions == ["rtl", "rtl", "ltr", "ltr"]
     assert page.locator(".sentences .text").first.evaluate("one => getComputedStyle(one).direction") == "rtl"
@@ -320,18 +320,18 @@ def test_tokens_have_their_own_direction(opened: Open) -> None:
     eventually(page, "#saying", "男人")
 
 
-def test_continuation_tokens_are_marked(opened: Open) -> None:
-    document = alone("erk lä re . 男人 die".split(), torch.eye(6)[None])
+def test_continuation_tokens_are_marked(open_page: Open) -> None:
+    document = one_sided_document("erk lä re . 男人 die".split(), torch.eye(6)[None])
     for number in (1, 2, 3, 4):
         document["sides"]["text"]["tokens"][number]["space"] = False
-    page = opened(document)
+    page = open_page(document)
     marked = "all => all.map(one => getComputedStyle(one, '::before').content)"
     dots = page.locator(".words.keys .token").evaluate_all(marked)
     assert [dot == '"·"' for dot in dots] == [False, True, True, False, False, False]
 
 
-def test_long_texts_draw_only_the_visible_part(opened: Open) -> None:
-    page = opened(long_text())
+def test_long_texts_draw_only_the_visible_part(open_page: Open) -> None:
+    page = open_page(long_text())
     assert page.locator(".words.queries .word").count() == 2000
     assert page.locator(".map-field canvas").evaluate("one => one.width * one.height") < 4_000_000
     assert page.locator(".map-left .at").count() < 120
@@ -357,19 +357,19 @@ def test_long_texts_draw_only_the_visible_part(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["one"]], ids=["no word", "one word"])
-def test_tiny_and_empty_documents(opened: Open, words: list[str]) -> None:
+def test_tiny_and_empty_documents(open_page: Open, words: list[str]) -> None:
     n = len(words)
-    page = opened(alone(words, torch.ones(1, n, n)))
+    page = open_page(one_sided_document(words, torch.ones(1, n, n)))
     eventually(page, "#saying", "one attends to one (100%)" if words else "There are no tokens here.")
-    page = opened({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
+    page = open_page({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
     eventually(page, "#panel-heads", "has no attention weights")
 
 
-def test_attended_patches_are_tinted(opened: Open) -> None:
+def test_attended_patches_are_tinted(open_page: Open) -> None:
     weights = torch.full((1, 13, 13), 0.001)
     weights[0, 0, 1 + 6] = weights[0, 5, 12] = 0.988  # the class token: row 1, column 2; patch 4: the last one
-    document = alone(["class", *[""] * 12], weights, side={"image": picture(3, 4)})
-    page = opened(document)
+    document = one_sided_document(["class", *[""] * 12], weights, side={"image": picture(3, 4)})
+    page = open_page(document)
     canvas = page.locator(".picture-frame canvas")
     assert pixel(canvas, 2.5 / 4, 1.5 / 3)[3] > 180  # tinted
     assert pixel(canvas, 3.5 / 4, 2.5 / 3)[3] < 10
@@ -381,8 +381,8 @@ def test_attended_patches_are_tinted(opened: Open) -> None:
     assert page.locator(".picture-frame img").evaluate("one => one.naturalWidth") == 32
 
 
-def test_phone_layout_does_not_scroll_sideways(opened: Open) -> None:
-    page = opened(translation(["bicycle"] * 40, ["Donaudampfschifffahrtsgesellschaft"] * 40))
+def test_phone_layout_does_not_scroll_sideways(open_page: Open) -> None:
+    page = open_page(translation(["bicycle"] * 40, ["Donaudampfschifffahrtsgesellschaft"] * 40))
     page.set_viewport_size({"width": 360, "height": 740})
     for theme in ("light", "dark"):
         page.locator(f".themes input[value={theme}]").check()
@@ -391,10 +391,10 @@ def test_phone_layout_does_not_scroll_sideways(opened: Open) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_masked_heads_are_marked(opened: Open) -> None:
+def test_masked_heads_are_marked(open_page: Open) -> None:
     document = translation()
     document["layers"][0]["masked_heads"] = [1]
-    page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=1")
+    page = open_page(document, "#layer=encoder.blocks.0.self_attn&heads=1")
     eventually(page, "#saying", "This head is masked")
     assert page.locator(".grid-cells .masked").count() == 1
     assert head(page, "encoder.blocks.0.self_attn", 1).get_attribute("aria-label") == (
@@ -440,7 +440,7 @@ class Server:
 
 
 @pytest.fixture
-def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:
+def start_server(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:
     servers: list[Server] = []
 
     def serve(document: dict[str, Any]) -> Server:
@@ -453,8 +453,8 @@ def served(browser: Any) -> Iterator[Callable[[dict[str, Any]], Server]]:
         assert server.errors == []
 
 
-def test_masking_sends_a_request_and_marks_differences(served: Callable[..., Server]) -> None:
-    server = served(translation())
+def test_masking_sends_a_request_and_marks_differences(start_server: Callable[..., Server]) -> None:
+    server = start_server(translation())
     page = server.page
     page.locator("#tab-masking").click()
     page.locator("[data-part='decoder.blocks.1.cross_attn:2']").click()
@@ -473,8 +473,8 @@ def test_masking_sends_a_request_and_marks_differences(served: Callable[..., Ser
     assert len(server.questions) == 1  # the baseline is cached
 
 
-def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -> None:
-    server = served({"format": "attent-trace", "version": 1, "title": "m", "sides": {}, "layers": []})
+def test_last_request_wins_and_errors_are_shown(start_server: Callable[..., Server]) -> None:
+    server = start_server({"format": "attent-trace", "version": 1, "title": "m", "sides": {}, "layers": []})
     page = server.page
     assert page.locator("#sentence").input_value() == ""
     assert page.evaluate("document.activeElement.id") == "sentence"
@@ -501,9 +501,9 @@ def test_last_request_wins_and_errors_are_shown(served: Callable[..., Server]) -
     assert server.wait_for_request(4)["text"] == "three"  # the current sentence, not the rejected one
 
 
-def test_examples_and_target_languages(served: Callable[..., Server]) -> None:
+def test_examples_and_target_languages(start_server: Callable[..., Server]) -> None:
     empty = {"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []}
-    server = served(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
+    server = start_server(empty | {"examples": ["A <b>dog</b>.", "A cat."], "languages": ["de", "fr"]})
     page = server.page
     page.get_by_role("button", name="A <b>dog</b>.").click()
     assert server.wait_for_request(0) == {"text": "A <b>dog</b>.", "prefix": [], "masked_parts": [], "to": "de"}
@@ -518,11 +518,11 @@ def test_examples_and_target_languages(served: Callable[..., Server]) -> None:
     assert server.wait_for_request(2)["to"] == "fr"
 
 
-def test_head_aligned_on_input_is_labeled_by_input(opened: Open) -> None:
+def test_head_aligned_on_input_is_labeled_by_input(open_page: Open) -> None:
     values = {"aligned_on_input": 0.9, "aligned_on_output": 0.4, "alignment": 0.9}
     late = {"path": "decoder.blocks.1.cross_attn", "head": 2, "description": "aligns late", "values": values}
     head_stats = {"sentences": 500, "dataset": "pairs", "columns": [], "heads": [late]}
-    page = opened(translation(head_stats=head_stats))
+    page = open_page(translation(head_stats=head_stats))
     assert text(page, "#saying").startswith("Head 2 of layer 1")
     first = page.locator(".words.queries .word").first
     assert first.inner_text().strip() == "start"
@@ -538,11 +538,11 @@ def test_head_aligned_on_input_is_labeled_by_input(opened: Open) -> None:
     assert first.inner_text().strip() == "start"
 
 
-def test_heads_are_compared_without_a_keyboard(opened: Open) -> None:
+def test_heads_are_compared_without_a_keyboard(open_page: Open) -> None:
     document = translation()
     n, m = len(SOURCE) + 1, len(TARGET) + 1
     document["layers"][-1] = layer("decoder.blocks.1.cross_attn", "target", "source", spread(5, m, n))
-    page = opened(document, "#tab=heads&layer=decoder.blocks.1.cross_attn&heads=4")
+    page = open_page(document, "#tab=heads&layer=decoder.blocks.1.cross_attn&heads=4")
     assert page.locator(".head-slider").get_attribute("max") == "4"
     page.keyboard.press("ArrowUp")
     eventually(page, "#saying", "Head 2 of layer 0, cross-attention")
@@ -554,8 +554,8 @@ def test_heads_are_compared_without_a_keyboard(opened: Open) -> None:
     assert page.locator(".chips .chip").all_inner_texts() == ["head 2", "head 0"]
 
 
-def test_live_page_requests_the_sentence_in_its_url(served: Callable[..., Server]) -> None:
-    server = served({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
+def test_live_page_requests_the_sentence_in_its_url(start_server: Callable[..., Server]) -> None:
+    server = start_server({"format": "attent-trace", "version": 1, "title": "", "sides": {}, "layers": []})
     page = server.page
     page.goto("about:blank")
     page.goto(f"{SITE}/#tab=equation&layer=encoder.blocks.1.self_attn&heads=1&text=A%20man")

@@ -23,9 +23,9 @@ def writer() -> CausalLMInspector:
     return CausalLMInspector(causal(), tokenizer().source, name="toy")
 
 
-def test_language_model_shows_predictions(opened: Open, writer: CausalLMInspector) -> None:
+def test_language_model_shows_predictions(open_page: Open, writer: CausalLMInspector) -> None:
     document = writer.inspect(InspectionRequest(text=TEXT))
-    page = opened(document)
+    page = open_page(document)
     assert page.locator("[role=tab]:visible").all_inner_texts() == [
         "Heads",
         "Equation",
@@ -48,9 +48,9 @@ def test_language_model_shows_predictions(opened: Open, writer: CausalLMInspecto
     assert page.locator(".pred .dec-is").count() == 1
 
 
-def test_masked_token_shows_predictions(opened: Open) -> None:
+def test_masked_token_shows_predictions(open_page: Open) -> None:
     document = EncoderInspector(encoder(), tokenizer()).inspect(InspectionRequest(text=HIDDEN))
-    page = opened(document, "#tab=predictions")
+    page = open_page(document, "#tab=predictions")
     (position,) = document["predictions"]["positions"]
     arguments = page.locator(".pred button.dec-word")
     arguments.last.wait_for()
@@ -60,9 +60,9 @@ def test_masked_token_shows_predictions(opened: Open) -> None:
     assert page.locator(".token.special-mask").first.get_attribute("title") == "<mask> (masked token)"
 
 
-def test_labels_have_bars(opened: Open, tmp_path: Path) -> None:
+def test_labels_have_bars(open_page: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    page = opened(document)
+    page = open_page(document)
     names = page.locator(".labels .label-name").all_inner_texts()
     assert names == [item["label"] for item in document["labels"]["best"]]
     assert page.locator(".translation .text").count() == 0
@@ -71,9 +71,9 @@ def test_labels_have_bars(opened: Open, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_every_head_shows_attended_patches(opened: Open, tmp_path: Path) -> None:
+def test_every_head_shows_attended_patches(open_page: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    page = opened(document, "#layer=encoder.blocks.0.self_attn&heads=0")
+    page = open_page(document, "#layer=encoder.blocks.0.self_attn&heads=0")
     grid = page.locator(".grid-cells canvas")
     before = grid.evaluate("one => one.toDataURL()")
     box = page.locator(".picture-frame").bounding_box()
@@ -100,7 +100,7 @@ def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMI
             json=writer.inspect(InspectionRequest(text=question["text"], masked_parts=parts)) | {"live": True}
         )
 
-    for page in served(browser, page_of(writer.build_model_document("") | {"live": True})):
+    for page in open_intercepted_page(browser, page_of(writer.build_model_document("") | {"live": True})):
         page.route(f"{SITE}/api/look", answer)
         page.goto(SITE)
         assert page.locator("#sentence").get_attribute("placeholder") == "Type the beginning of a text …"
@@ -121,7 +121,7 @@ def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMI
         assert arguments[-1]["masked_parts"] == ["decoder.blocks.0"]
 
 
-def served(browser: Any, content: str) -> Iterator[Any]:
+def open_intercepted_page(browser: Any, content: str) -> Iterator[Any]:
     """A page with intercepted requests; fails on exceptions."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
     page = context.new_page()

@@ -220,7 +220,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     """open(document, tab, ...) returns the loaded page; at the end, fail on console errors and dialogs."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page, troubles = context.new_page(), []
@@ -231,9 +231,9 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
 
     def open_(document: dict[str, Any], tab: str, **look: Any) -> Any:
         (tmp_path / "page.html").write_text(page_of(document), encoding="utf-8")
-        asked = "&".join(f"{name}={value}" for name, value in ({"tab": tab} | look).items())
+        fragment = "&".join(f"{name}={value}" for name, value in ({"tab": tab} | look).items())
         page.goto("about:blank")
-        page.goto(f"{(tmp_path / 'page.html').as_uri()}#{asked}")
+        page.goto(f"{(tmp_path / 'page.html').as_uri()}#{fragment}")
         page.wait_for_selector(f"#panel-{tab}:not([hidden])")
         return page
 
@@ -274,9 +274,9 @@ def agree(result: list[float], expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"kv_heads": 2, "heads": 4}, {"biased": True, "scale": 1.0}], ids=["plain", "shared keys", "bias"]
 )
-def test_equation_equals_python(opened: Open, changes: dict[str, Any]) -> None:
+def test_equation_equals_python(open_page: Open, changes: dict[str, Any]) -> None:
     entry = layer("encoder.blocks.0.self_attn", "source", "source", (4, 4), 7, **changes)
-    page = opened(document(layers=[entry]), "equation", layer=entry["path"], heads=1, query=2)
+    page = open_page(document(layers=[entry]), "equation", layer=entry["path"], heads=1, query=2)
     page.wait_for_selector(".eq-row")
     right = worked_out(entry)
     agree(numbers(page, ".eq-row .eq-dot"), right["pairwise"][1, 2], 0.0051)
@@ -291,8 +291,8 @@ def test_equation_equals_python(opened: Open, changes: dict[str, Any]) -> None:
         assert f"÷ √{WIDTH}" in page.locator(".eq-steps").inner_text()
 
 
-def test_causal_mask_is_shown(opened: Open) -> None:
-    page = opened(document(), "equation", layer="decoder.blocks.0.self_attn", heads=0, query=1)
+def test_causal_mask_is_shown(open_page: Open) -> None:
+    page = open_page(document(), "equation", layer="decoder.blocks.0.self_attn", heads=0, query=1)
     page.wait_for_selector(".eq-row")
     assert [text.replace("−", "-") for text in texts(page, ".eq-row .eq-scaled")][2] == "-∞"
     assert texts(page, ".eq-hidden .eq-masked") == ["masked"]
@@ -301,9 +301,9 @@ def test_causal_mask_is_shown(opened: Open) -> None:
     soon(page, lambda: page.locator(".eq-hidden").count() == 0)
 
 
-def test_hover_shows_products_and_contributions(opened: Open) -> None:
+def test_hover_shows_products_and_contributions(open_page: Open) -> None:
     whole = document()
-    page = opened(whole, "equation", layer="encoder.blocks.0.self_attn", heads=0, query=0)
+    page = open_page(whole, "equation", layer="encoder.blocks.0.self_attn", heads=0, query=0)
     right = worked_out(whole["layers"][0])
     page.locator(".eq-row").nth(3).hover()
     agree(numbers(page, ".eq-cellrow:nth-child(3) .eq-cell"), right["products"][0, 0, 3], 0.051)
@@ -323,26 +323,26 @@ def test_hover_shows_products_and_contributions(opened: Open) -> None:
     assert abs(parts - right["output"][0, 0, 1].item()) < 0.003
 
 
-def test_equation_view_reports_what_is_missing(opened: Open) -> None:
+def test_equation_view_reports_what_is_missing(open_page: Open) -> None:
     whole = document()
     wrong = 0.5 * worked_out(whole["layers"][0])["weights"] + 0.125
     whole["layers"][0] |= {"weights": pack_array(wrong, "unit16"), "masked_heads": [1]}
-    page = opened(whole, "equation", layer="encoder.blocks.0.self_attn", heads=1)
+    page = open_page(whole, "equation", layer="encoder.blocks.0.self_attn", heads=1)
     page.wait_for_selector(".eq-note")
     assert "masked" in texts(page, ".eq-note")[0]
     assert "differ from the recorded ones" in texts(page, ".eq-note")[1]
     for entry in whole["layers"]:
         del entry["q"], entry["k"], entry["v"]
-    page = opened(whole, "equation")
+    page = open_page(whole, "equation")
     page.wait_for_selector(".eq-words button")
     assert "too large" in page.locator(".eq-says").inner_text()
     assert page.locator(".eq-body").is_hidden()
 
 
-def test_largest_weights_are_listed_first(opened: Open) -> None:
+def test_largest_weights_are_listed_first(open_page: Open) -> None:
     entry = layer("encoder.blocks.0.self_attn", "source", "source", (60, 60), 9)
     whole = document(layers=[entry], sides={"source": side([f"w{i}" for i in range(60)])})
-    page = opened(whole, "equation", heads=0, query=5)
+    page = open_page(whole, "equation", heads=0, query=5)
     page.wait_for_selector(".eq-row")
     best = worked_out(entry)["weights"][0, 5].topk(14).indices.sort().values.tolist()
     assert texts(page, ".eq-row .eq-pick") == [f"w{i}" for i in best]
@@ -353,8 +353,8 @@ def test_largest_weights_are_listed_first(opened: Open) -> None:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def test_search_tree_and_results_are_shown(opened: Open) -> None:
-    page = opened(document(), "decoding")
+def test_search_tree_and_results_are_shown(open_page: Open) -> None:
+    page = open_page(document(), "decoding")
     assert texts(page, ".dec-word .token") == ["rotes", "Haus", "end"]
     page.locator(".dec-word").nth(0).click()
     assert texts(page, ".dec-option > .token") == ["rotes", "Haus", HOSTILE]
@@ -374,17 +374,17 @@ def test_search_tree_and_results_are_shown(opened: Open) -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def live_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A live server that records requests and returns a translation with the forced prefix."""
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.answer(page_of(document(live=True)).encode(), "text/html; charset=utf-8")
 
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            forced = asked[-1].get("prefix") or []
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            forced = requests[-1].get("prefix") or []
             whole = document()
             if forced:
                 whole["sides"]["target"]["text"] = "rotes Tier"
@@ -405,24 +405,24 @@ def served() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/", asked
+    yield f"http://127.0.0.1:{server.server_address[1]}/", requests
     server.shutdown()
     server.server_close()
 
 
 def test_forced_token_is_requested_and_undone(
     browser: Any,
-    served: tuple[str, list[dict[str, Any]]],
+    live_server: tuple[str, list[dict[str, Any]]],
 ) -> None:
-    address, asked = served
+    address, requests = live_server
     page = browser.new_page()
     page.set_default_timeout(5000)
     page.goto(f"{address}#tab=decoding")
     page.locator(".dec-word").nth(1).click()
     page.locator("button.dec-option", has_text="Tier").click()
     page.wait_for_selector(".dec-after ins")
-    assert [question.get("prefix") for question in asked if question.get("prefix")] == [[11, 14]]
-    assert asked[-1]["text"] == document()["sides"]["source"]["text"]
+    assert [question.get("prefix") for question in requests if question.get("prefix")] == [[11, 14]]
+    assert requests[-1]["text"] == document()["sides"]["source"]["text"]
     assert texts(page, ".dec-after ins") == ["Tier"]
     assert texts(page, ".dec-before") == ["rotes Haus"]
     assert page.locator(".dec-forced").count() == 2
@@ -435,8 +435,8 @@ def test_forced_token_is_requested_and_undone(
 # --- head statistics, positions ---------------------------------------------------------------------------------------
 
 
-def test_head_table_sorts_filters_and_selects(opened: Open) -> None:
-    page = opened(document(), "head_stats")
+def test_head_table_sorts_filters_and_selects(open_page: Open) -> None:
+    page = open_page(document(), "head_stats")
     first = ".prop-table tbody tr:first-child th"
     assert page.locator(".prop-table tbody tr").count() == 6
     assert "500 sentences" in page.locator(".prop-about").inner_text()
@@ -456,8 +456,8 @@ def test_head_table_sorts_filters_and_selects(opened: Open) -> None:
     soon(page, lambda: "layer=decoder.blocks.0.cross_attn&heads=1" in page.url)
 
 
-def test_head_statistics_and_positions_need_no_sentence(opened: Open) -> None:
-    page = opened(document(layers=[], sides={}, decoding=None), "head_stats")
+def test_head_statistics_and_positions_need_no_sentence(open_page: Open) -> None:
+    page = open_page(document(layers=[], sides={}, decoding=None), "head_stats")
     assert texts(page, ".prop-table tbody th") == [
         "encoder self 0:0",
         "encoder self 0:1",
@@ -470,9 +470,9 @@ def test_head_statistics_and_positions_need_no_sentence(opened: Open) -> None:
     page.locator(".pos-values canvas").wait_for()
 
 
-def test_positions_view_shows_values(opened: Open) -> None:
+def test_positions_view_shows_values(open_page: Open) -> None:
     whole = document()
-    page = opened(whole, "positions")
+    page = open_page(whole, "positions")
     page.wait_for_selector(".pos-values canvas")
     assert "encoder and the decoder" in page.locator(".pos-about h2").inner_text()
     assert texts(page, ".pos-here") == ["position"]
@@ -491,7 +491,7 @@ def test_positions_view_shows_values(opened: Open) -> None:
     assert abs(number(reported.rsplit(": ", 1)[1]) - (values @ values.T)[1, 0].item()) < 0.01
 
 
-def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
+def test_hostile_and_right_to_left_tokens_in_every_view(open_page: Open) -> None:
     whole = document()
     whole["sides"]["target"] = side(["בית", "אדום"], end=True)
     whole["head_stats"]["heads"][0]["description"] = HOSTILE
@@ -503,7 +503,7 @@ def test_hostile_and_right_to_left_tokens_in_every_view(opened: Open) -> None:
         ("head_stats", ".prop-description"),
         ("positions", ".pos-about p"),
     ):
-        page = opened(whole, tab, layer="encoder.blocks.0.self_attn")
+        page = open_page(whole, tab, layer="encoder.blocks.0.self_attn")
         if tab == "decoding":
             assert page.locator(".dec-words").get_attribute("dir") == "rtl"
             page.locator(".dec-word").nth(0).click()

@@ -28,7 +28,7 @@ SCALED = {
 ROWS, LONGEST, VOCAB = 3, 9, 31
 
 
-def imported(theirs: Any, folder: Path, seed: int) -> Any:
+def import_model(theirs: Any, folder: Path, seed: int) -> Any:
     """Return a transformers model with random weights and eager attention, and ours loaded from its folder."""
     theirs = theirs.float().eval()
     randomise(theirs, seed)
@@ -37,7 +37,7 @@ def imported(theirs: Any, folder: Path, seed: int) -> Any:
     return attent.load(folder)
 
 
-def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def make_ragged_batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, lengths and the padding mask; padding has real ids, so that attending to it changes the result."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, VOCAB, (ROWS, LONGEST), generator=generator)
@@ -98,8 +98,8 @@ def test_t5_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) 
     usual = {"d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
     config = transformers.T5Config(vocab_size=VOCAB, **(usual | changes))
     theirs = transformers.T5ForConditionalGeneration(config)
-    ours = imported(theirs, tmp_path, 1)
-    (source, lengths, _), (target, target_lengths, _) = ragged(1), ragged(2)
+    ours = import_model(theirs, tmp_path, 1)
+    (source, lengths, _), (target, target_lengths, _) = make_ragged_batch(1), make_ragged_batch(2)
     check_same_translator(ours, theirs, PairBatch(source, target, target, lengths, target_lengths))
 
 
@@ -125,9 +125,9 @@ def test_llama_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any
 
 
 def same_causal(theirs: Any, folder: Path) -> None:
-    ours = imported(theirs, folder, 3)
+    ours = import_model(theirs, folder, 3)
     assert isinstance(ours, CausalLM)
-    ids, lengths, real = ragged(3)
+    ids, lengths, real = make_ragged_batch(3)
     with attent.record(ours) as trace, torch.no_grad():
         ours(ids, lengths)
     with torch.no_grad():
@@ -142,9 +142,9 @@ def same_causal(theirs: Any, folder: Path) -> None:
 def test_bert_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = SMALL | {"vocab_size": VOCAB, "max_position_embeddings": 16}
     theirs = transformers.BertForMaskedLM(transformers.BertConfig(**(usual | changes)))
-    ours = imported(theirs, tmp_path, 4)
+    ours = import_model(theirs, tmp_path, 4)
     assert isinstance(ours, TextEncoder)
-    ids, lengths, real = ragged(4)
+    ids, lengths, real = make_ragged_batch(4)
     segments = (torch.arange(LONGEST) > 4).long().expand(ROWS, -1) % theirs.config.type_vocab_size
     with attent.record(ours) as trace, torch.no_grad():
         ours(ids, lengths, segments)
@@ -157,7 +157,7 @@ def test_bert_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]
 def test_vit_weights_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     usual = SMALL | {"image_size": 8, "patch_size": 2, "num_channels": 3}
     theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**(usual | changes)))
-    ours = imported(theirs, tmp_path, 5)
+    ours = import_model(theirs, tmp_path, 5)
     assert isinstance(ours, VisionTransformer)
     pixels = torch.randn(ROWS, theirs.config.num_channels, 8, 8, generator=torch.Generator().manual_seed(5))
     with attent.record(ours) as trace, torch.no_grad():

@@ -35,16 +35,16 @@ def side(words: list[str], label: str) -> dict[str, Any]:
 
 def document(source: list[str] = SOURCE, target: list[str] = TARGET, layers: int = 2, heads: int = 2) -> dict[str, Any]:
     torch.manual_seed(0)
-    found = []
+    built_layers = []
     for number in range(layers):
         for path, sides, shape in (
             (f"encoder.blocks.{number}.self_attn", ("source", "source"), (len(source), len(source))),
             (f"decoder.blocks.{number}.cross_attn", ("target", "source"), (len(target), len(source))),
         ):
             weights = (4 * torch.rand(heads, shape[0] + 1, shape[1] + 1)).softmax(-1)
-            found.append(build_layer(path, sides, weights, causal=False, scale=1.0))
+            built_layers.append(build_layer(path, sides, weights, causal=False, scale=1.0))
     sides = {"source": side(source, "source"), "target": side(target, "translation")}
-    return {"title": "A man rides a bike.", "sides": sides, "layers": found}
+    return {"title": "A man rides a bike.", "sides": sides, "layers": built_layers}
 
 
 def texts(path: Path) -> list[str]:
@@ -53,7 +53,7 @@ def texts(path: Path) -> list[str]:
     return ["".join(item.itertext()) for item in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def drawn(figure: Any, folder: Path) -> list[str]:
+def draw_texts(figure: Any, folder: Path) -> list[str]:
     save_figure(figure, folder / "figure.svg")
     return texts(folder / "figure.svg")
 
@@ -68,41 +68,41 @@ def pixels(path: Path) -> Any:
 
 
 def test_one_head_is_labeled_on_both_sides(tmp_path: Path) -> None:
-    found = drawn(plot_heads(document(), path="decoder.blocks.1.cross_attn", heads=[1]), tmp_path)
-    assert set(SOURCE) | set(TARGET) | {"‹end›", "source", "translation", "attention weight"} <= set(found)
-    assert "decoder cross-attention, layer 1, head 1" in found
-    assert found.count(".") == 2
+    labels = draw_texts(plot_heads(document(), path="decoder.blocks.1.cross_attn", heads=[1]), tmp_path)
+    assert set(SOURCE) | set(TARGET) | {"‹end›", "source", "translation", "attention weight"} <= set(labels)
+    assert "decoder cross-attention, layer 1, head 1" in labels
+    assert labels.count(".") == 2
 
 
 def test_grid_has_every_head_and_labels_once(tmp_path: Path) -> None:
-    found = drawn(plot_heads(document()), tmp_path)
-    assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in found) == 8
-    assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(found)
-    assert found.count("Mann") == 2  # on the left of both layers
+    labels = draw_texts(plot_heads(document()), tmp_path)
+    assert sum(bool(re.fullmatch(r"layer \d, head \d", text)) for text in labels) == 8
+    assert {"encoder self-attention", "decoder cross-attention", "A man rides a bike."} <= set(labels)
+    assert labels.count("Mann") == 2  # on the left of both layers
 
 
 def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
-    found = drawn(plot_heads(document(), kind="cross", heads=[1]), tmp_path)
-    assert [text for text in found if text.startswith("layer")] == [
+    labels = draw_texts(plot_heads(document(), kind="cross", heads=[1]), tmp_path)
+    assert [text for text in labels if text.startswith("layer")] == [
         f"layer {layer}, head {head}" for layer in (0, 1) for head in (1,)
     ]
-    found = drawn(plot_heads(document(), path="encoder.*", heads=[1], title="Mine"), tmp_path)
-    assert "Mine" in found
-    assert "decoder cross-attention" not in found
+    labels = draw_texts(plot_heads(document(), path="encoder.*", heads=[1], title="Mine"), tmp_path)
+    assert "Mine" in labels
+    assert "decoder cross-attention" not in labels
 
 
 def test_head_indices_are_kept(tmp_path: Path) -> None:
     subset = document(layers=1)
     for layer in subset["layers"]:
         layer["head_indices"] = [4, 6]
-    found = drawn(plot_heads(subset, kind="cross"), tmp_path)
-    assert [text for text in found if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
+    labels = draw_texts(plot_heads(subset, kind="cross"), tmp_path)
+    assert [text for text in labels if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
 
 
 def test_lines_connect_tokens_of_one_layer(tmp_path: Path) -> None:
-    found = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", style="lines"), tmp_path)
-    assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(found)
-    alone = drawn(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
+    labels = draw_texts(plot_heads(document(), path="decoder.blocks.0.cross_attn", style="lines"), tmp_path)
+    assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(labels)
+    alone = draw_texts(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
     assert "decoder cross-attention, layer 0, head 1" in alone
     with pytest.raises(PlotError, match="lines show one layer, but these match: decoder"):
         plot_heads(document(), style="lines")
@@ -112,10 +112,10 @@ def test_lines_connect_tokens_of_one_layer(tmp_path: Path) -> None:
 def test_tokens_are_literal_text(style: Any, tmp_path: Path) -> None:
     subset = document(HOSTILE, HOSTILE, layers=1)
     subset["title"] = "$\\broken{$ </title> \x1b & <b>"
-    found = drawn(plot_heads(subset, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
+    labels = draw_texts(plot_heads(subset, path="decoder.blocks.0.cross_attn", heads=[0], style=style), tmp_path)
     for word in ("</text><script>", "$x^2$", "a&b", '"quoted"', "\\frac{1}{2}", "$", "␛[31m"):
-        assert found.count(word) == 2
-    assert "$\\broken{$ </title> ␛ & <b>" in drawn(plot_heads(subset, kind="cross"), tmp_path)
+        assert labels.count(word) == 2
+    assert "$\\broken{$ </title> ␛ & <b>" in draw_texts(plot_heads(subset, kind="cross"), tmp_path)
 
 
 def test_special_tokens_differ(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_special_tokens_differ(tmp_path: Path) -> None:
 def test_long_titles_are_truncated_and_long_texts_unlabeled(tmp_path: Path) -> None:
     words = [f"w{position}" for position in range(180)]
     subset = document(words, words, layers=1, heads=1)
-    found = drawn(plot_heads(subset, path="encoder.*", title="long " * 40), tmp_path)
-    assert "w17" not in found
-    assert max(map(len, found)) <= plots.MAX_TITLE_LENGTH
+    labels = draw_texts(plot_heads(subset, path="encoder.*", title="long " * 40), tmp_path)
+    assert "w17" not in labels
+    assert max(map(len, labels)) <= plots.MAX_TITLE_LENGTH
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -224,18 +224,18 @@ def test_global_settings_are_unchanged() -> None:
 
 def test_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
     model = toy_translator.model()
-    found = drawn(plot_positions(model), tmp_path)
-    assert "encoder and decoder: sinusoidal positions" in found
-    assert {"values", "dot products between positions", "position", "feature"} <= set(found)
-    assert drawn(plot_positions({"positions": describe_positions(model)}), tmp_path) == found
+    labels = draw_texts(plot_positions(model), tmp_path)
+    assert "encoder and decoder: sinusoidal positions" in labels
+    assert {"values", "dot products between positions", "position", "feature"} <= set(labels)
+    assert draw_texts(plot_positions({"positions": describe_positions(model)}), tmp_path) == labels
 
 
 @pytest.mark.parametrize("scheme", [AlibiConfig(), LearnedConfig()], ids=["alibi", "learned"])
 def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
     stack = Stack(StackConfig(layers=1, width=16, heads=4, ffn_width=8, positions=scheme))
-    found = drawn(plot_positions(stack), tmp_path)
-    assert any(text in found for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
-    assert ("head 3" in found) == (scheme.kind == "alibi")
+    labels = draw_texts(plot_positions(stack), tmp_path)
+    assert any(text in labels for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
+    assert ("head 3" in labels) == (scheme.kind == "alibi")
     with pytest.raises(PlotError, match="but this model has none"):
         plot_positions([])
 
@@ -248,11 +248,11 @@ def test_ablation_shows_every_head(tmp_path: Path) -> None:
         {"part": "decoder.blocks.0.cross_attn", "kind": "sublayer", "bleu": 2.0, "loss": 6.0},
     ]
     section = {"sentences": 1014, "bleu": 40.1, "loss": 1.43, "parts": parts}
-    found = drawn(plot_ablation(section), tmp_path)
-    assert {"-0.3", "0.0", "+1.5", "encoder 0 self", "decoder 0 cross", "head", "change of BLEU"} <= set(found)
-    assert not {"-0.0", "+0.0"} & set(found)
-    assert any("40.10 unmasked (1,014 sentences)" in text for text in found)
-    by_loss = drawn(plot_ablation(section | {"bleu": None}), tmp_path)
+    labels = draw_texts(plot_ablation(section), tmp_path)
+    assert {"-0.3", "0.0", "+1.5", "encoder 0 self", "decoder 0 cross", "head", "change of BLEU"} <= set(labels)
+    assert not {"-0.0", "+0.0"} & set(labels)
+    assert any("40.10 unmasked (1,014 sentences)" in text for text in labels)
+    by_loss = draw_texts(plot_ablation(section | {"bleu": None}), tmp_path)
     assert {"+0.07", "-0.03", "change of loss"} <= set(by_loss)
     with pytest.raises(PlotError, match="run attent look --ablate first"):
         plot_ablation(section | {"parts": []})

@@ -29,7 +29,7 @@ def writer() -> CausalLMInspector:
 
 
 @pytest.fixture(scope="module")
-def inspected(writer: CausalLMInspector) -> dict[str, Any]:
+def inspection(writer: CausalLMInspector) -> dict[str, Any]:
     return writer.inspect(InspectionRequest(text=TEXT))
 
 
@@ -47,36 +47,36 @@ def same_weights(document: dict[str, Any], trace: Trace) -> None:
 # --- causal language model ---
 
 
-def test_language_model_records_the_text(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
+def test_language_model_records_the_text(writer: CausalLMInspector, inspection: dict[str, Any]) -> None:
     ids = torch.tensor([ids_of(TEXT)])
     with attent.record(writer.model) as trace, torch.no_grad():
         writer.model(ids)
-    same_weights(inspected, trace)
-    assert list(inspected["sides"]) == ["text"]
-    assert [token["piece"] for token in inspected["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
-    assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in inspected["layers"])
-    assert inspected["model"]["kind"] == "causal"
-    assert "4 heads (2 KV heads)" in inspected["model"]["summary"]
-    json.dumps(inspected, allow_nan=False)
-    assert "decoding" not in inspected
-    assert render_page(inspected)
+    same_weights(inspection, trace)
+    assert list(inspection["sides"]) == ["text"]
+    assert [token["piece"] for token in inspection["sides"]["text"]["tokens"]] == VOCABULARY.to_pieces(ids[0].tolist())
+    assert all(layer["causal"] and layer["path"].startswith("decoder.blocks.") for layer in inspection["layers"])
+    assert inspection["model"]["kind"] == "causal"
+    assert "4 heads (2 KV heads)" in inspection["model"]["summary"]
+    json.dumps(inspection, allow_nan=False)
+    assert "decoding" not in inspection
+    assert render_page(inspection)
 
 
-def test_next_token_predictions(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
+def test_next_token_predictions(writer: CausalLMInspector, inspection: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     with torch.no_grad():
         logits = writer.model(torch.tensor([ids]))[0, :, : VOCABULARY.size]  # rows without a piece have no probability
-    places = inspected["predictions"]["positions"]
-    assert [position["position"] for position in places] == list(range(1, len(ids) + 1))
-    assert [position["chosen"] for position in places] == [*ids[1:], None]
-    for position, row in zip(places, logits.softmax(-1), strict=True):
+    positions = inspection["predictions"]["positions"]
+    assert [position["position"] for position in positions] == list(range(1, len(ids) + 1))
+    assert [position["chosen"] for position in positions] == [*ids[1:], None]
+    for position, row in zip(positions, logits.softmax(-1), strict=True):
         best = position["options"][0]
         assert (best["token"], best["p"]) == (int(row.argmax()), pytest.approx(float(row.max()), rel=1e-3))
         if position["chosen"] is not None:
             assert position["p"] == pytest.approx(float(row[position["chosen"]]), rel=1e-3)
 
 
-def test_greedy_continuation(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
+def test_greedy_continuation(writer: CausalLMInspector, inspection: dict[str, Any]) -> None:
     ids = ids_of(TEXT)
     before = len(VOCABULARY.decode(ids))
     for _ in range(text.CONTINUATION_TOKENS):
@@ -84,11 +84,11 @@ def test_greedy_continuation(writer: CausalLMInspector, inspected: dict[str, Any
             ids.append(int(writer.model(torch.tensor([ids]))[0, -1, : VOCABULARY.size].argmax()))
         if ids[-1] == VOCABULARY.end:
             break
-    assert inspected["output"]["text"] == VOCABULARY.decode(ids)[before:]
+    assert inspection["output"]["text"] == VOCABULARY.decode(ids)[before:]
 
 
-def test_grouped_query_attention(inspected: dict[str, Any]) -> None:
-    trace = Trace.from_document(inspected)
+def test_grouped_query_attention(inspection: dict[str, Any]) -> None:
+    trace = Trace.from_document(inspection)
     (vectors,) = trace.qkv["decoder.blocks.1.self_attn"]
     assert (vectors.q.shape[1], vectors.k.shape[1]) == (4, 2)
     keys = vectors.k.repeat_interleave(2, 1)  # head h uses KV head h * 2 // 4
@@ -100,15 +100,15 @@ def test_grouped_query_attention(inspected: dict[str, Any]) -> None:
     )  # stored with three digits
 
 
-def test_masked_parts_change_the_continuation(writer: CausalLMInspector, inspected: dict[str, Any]) -> None:
+def test_masked_parts_change_the_continuation(writer: CausalLMInspector, inspection: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0"), ModelPart("decoder.blocks.1.self_attn", 3))
     masked_document = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
     assert [layer["masked_heads"] for layer in masked_document["layers"]] == [[0, 1, 2, 3], [3]]
-    assert masked_document["predictions"] != inspected["predictions"]
+    assert masked_document["predictions"] != inspection["predictions"]
     with mask_parts(writer.model, parts), torch.no_grad():
         last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
     assert masked_document["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
-    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == inspected["predictions"], (
+    assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == inspection["predictions"], (
         "afterwards it is as before"
     )
 
@@ -149,12 +149,12 @@ def test_each_token_is_masked_in_turn(reader: EncoderInspector, monkeypatch: pyt
     monkeypatch.setattr(text, "MASKED_BATCH_ROWS", 4)
     document = reader.inspect(InspectionRequest(text=TEXT))
     ids = [*VOCABULARY.prefix_ids, *VOCABULARY.encode([TEXT])[0], *VOCABULARY.suffix_ids]
-    places = document["predictions"]["positions"]
-    assert (document["predictions"]["kind"], [item["position"] for item in places]) == (
+    positions = document["predictions"]["positions"]
+    assert (document["predictions"]["kind"], [item["position"] for item in positions]) == (
         "each_masked",
         list(range(1, len(ids) - 1)),
     )
-    for item in places[::5]:
+    for item in positions[::5]:
         row = torch.tensor([ids])
         row[0, item["position"]] = VOCABULARY.mask
         with torch.no_grad():
@@ -187,11 +187,11 @@ def test_labels_have_probabilities() -> None:
     assert "predictions" not in document
 
 
-def test_head_statistics_without_alignment(inspected: dict[str, Any]) -> None:
-    columns = [column["key"] for column in inspected["head_stats"]["columns"]]
+def test_head_statistics_without_alignment(inspection: dict[str, Any]) -> None:
+    columns = [column["key"] for column in inspection["head_stats"]["columns"]]
     assert "previous" in columns
     assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
-    heads = inspected["head_stats"]["heads"]
+    heads = inspection["head_stats"]["heads"]
     assert len(heads) == sum(layer.heads for layer in attention_layers(causal()).values())
     assert not any("input token" in head["description"] for head in heads)
 

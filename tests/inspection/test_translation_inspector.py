@@ -40,36 +40,36 @@ def inspector() -> TranslationInspector:
 
 
 @pytest.fixture(scope="module")
-def inspected(inspector: TranslationInspector) -> dict[str, Any]:
+def inspection(inspector: TranslationInspector) -> dict[str, Any]:
     return inspector.inspect(InspectionRequest(text=f" {TEXT} "))
 
 
-def test_output_is_the_translation(inspector: TranslationInspector, inspected: dict[str, Any]) -> None:
+def test_output_is_the_translation(inspector: TranslationInspector, inspection: dict[str, Any]) -> None:
     (expected,) = translator().translate([TEXT], n_best=4)
-    assert set(inspected) == SECTIONS
-    assert inspected["title"] == TEXT
-    assert inspected["sides"]["target"]["text"] == expected.text == inspected["decoding"]["results"][0]["text"]
-    assert [item["text"] for item in inspected["decoding"]["results"]] == [item.text for item in expected.n_best]
-    assert (inspected["sides"]["source"]["language"], inspected["sides"]["target"]["language"]) == ("en", "de")
-    json.dumps(inspected, allow_nan=False)
+    assert set(inspection) == SECTIONS
+    assert inspection["title"] == TEXT
+    assert inspection["sides"]["target"]["text"] == expected.text == inspection["decoding"]["results"][0]["text"]
+    assert [item["text"] for item in inspection["decoding"]["results"]] == [item.text for item in expected.n_best]
+    assert (inspection["sides"]["source"]["language"], inspection["sides"]["target"]["language"]) == ("en", "de")
+    json.dumps(inspection, allow_nan=False)
 
 
-def test_weights_are_those_of_teacher_forcing(inspector: TranslationInspector, inspected: dict[str, Any]) -> None:
+def test_weights_are_those_of_teacher_forcing(inspector: TranslationInspector, inspection: dict[str, Any]) -> None:
     of = translator()
-    (source,), ids = of.tokenizer.encode_source([TEXT]), [item["chosen"] for item in inspected["decoding"]["choices"]]
+    (source,), ids = of.tokenizer.encode_source([TEXT]), [item["chosen"] for item in inspection["decoding"]["choices"]]
     target = torch.tensor([ids])
     with attent.record(inspector.model) as trace, torch.no_grad():
         logits = inspector.model(torch.tensor([source]), shift_right(target, inspector.model.config.start_id))
     never = find_suppressed_tokens(inspector.model.config, of.tokenizer)
-    back = Trace.from_document(inspected)
+    back = Trace.from_document(inspection)
     assert list(back) == list(trace)
     for path, calls in trace.items():
         torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
-    assert [len(inspected["sides"][name]["tokens"]) for name in ("source", "decoder_input", "target")] == [
+    assert [len(inspection["sides"][name]["tokens"]) for name in ("source", "decoder_input", "target")] == [
         len(source),
         *[len(ids)] * 2,
     ]
-    for choice, row, token in zip(inspected["decoding"]["choices"], logits[0], ids, strict=True):
+    for choice, row, token in zip(inspection["decoding"]["choices"], logits[0], ids, strict=True):
         assert choice["chosen"] == token
         words = row.index_fill(-1, torch.tensor(never), -math.inf)  # suppressed tokens have no probability
         assert choice["p"] == pytest.approx(float(words.softmax(-1)[token]), rel=1e-3)
@@ -77,7 +77,7 @@ def test_weights_are_those_of_teacher_forcing(inspector: TranslationInspector, i
         assert shares == sorted(shares, reverse=True)
 
 
-def test_suppressed_tokens_have_no_probability(inspector: TranslationInspector, inspected: dict[str, Any]) -> None:
+def test_suppressed_tokens_have_no_probability(inspector: TranslationInspector, inspection: dict[str, Any]) -> None:
     never = torch.tensor(find_suppressed_tokens(inspector.model.config, translator().tokenizer))
     hook = inspector.model.output.register_forward_hook(
         lambda _, __, created: created.index_add(-1, never, torch.full_like(created[..., : len(never)], 30.0))
@@ -86,30 +86,30 @@ def test_suppressed_tokens_have_no_probability(inspector: TranslationInspector, 
         document = inspector.inspect(InspectionRequest(text=TEXT))
     finally:
         hook.remove()
-    assert document["decoding"]["choices"] == inspected["decoding"]["choices"]
+    assert document["decoding"]["choices"] == inspection["decoding"]["choices"]
 
 
-def test_every_node_has_a_parent(inspected: dict[str, Any]) -> None:
-    nodes = {node["id"]: node for node in inspected["decoding"]["nodes"]}
+def test_every_node_has_a_parent(inspection: dict[str, Any]) -> None:
+    nodes = {node["id"]: node for node in inspection["decoding"]["nodes"]}
     won = [node for node in nodes.values() if node["on_best_path"]]
-    assert [node["token"] for node in won] == [item["chosen"] for item in inspected["decoding"]["choices"]]
+    assert [node["token"] for node in won] == [item["chosen"] for item in inspection["decoding"]["choices"]]
     assert math.exp(sum(node["log_prob"] for node in won)) == pytest.approx(
-        math.prod(item["p"] for item in inspected["decoding"]["choices"]), rel=1e-3
+        math.prod(item["p"] for item in inspection["decoding"]["choices"]), rel=1e-3
     )
-    assert all(nodes[item["node"]]["in_results"] for item in inspected["decoding"]["results"])
+    assert all(nodes[item["node"]]["in_results"] for item in inspection["decoding"]["results"])
     assert all(node["parent"] is None or nodes[node["parent"]]["expanded"] for node in nodes.values())
 
 
-def test_forced_token_changes_the_rest(inspector: TranslationInspector, inspected: dict[str, Any]) -> None:
-    first = inspected["decoding"]["choices"][0]
+def test_forced_token_changes_the_rest(inspector: TranslationInspector, inspection: dict[str, Any]) -> None:
+    first = inspection["decoding"]["choices"][0]
     other = next(option["token"] for option in first["options"] if option["token"] != first["chosen"])
     forced = inspector.inspect(InspectionRequest(text=TEXT, prefix=(other,)))
     assert forced["decoding"]["forced"] == 1
     assert forced["decoding"]["choices"][0]["chosen"] == other
-    assert forced["sides"]["target"]["tokens"][0] != inspected["sides"]["target"]["tokens"][0]
+    assert forced["sides"]["target"]["tokens"][0] != inspection["sides"]["target"]["tokens"][0]
 
 
-def test_masked_parts_equal_a_masked_model(inspector: TranslationInspector, inspected: dict[str, Any]) -> None:
+def test_masked_parts_equal_a_masked_model(inspector: TranslationInspector, inspection: dict[str, Any]) -> None:
     parts = (ModelPart("decoder.blocks.0.cross_attn", 1), ModelPart("decoder.blocks.1"))
     masked = inspector.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
     assert {layer["path"]: layer["masked_heads"] for layer in masked["layers"] if layer["masked_heads"]} == {
@@ -119,8 +119,8 @@ def test_masked_parts_equal_a_masked_model(inspector: TranslationInspector, insp
     }
     with mask_parts(inspector.model, parts):
         (expected,) = translator().translate([TEXT])
-    assert masked["sides"]["target"]["text"] == expected.text != inspected["sides"]["target"]["text"]
-    assert inspector.inspect(InspectionRequest(text=TEXT))["sides"] == inspected["sides"], "afterwards it is as before"
+    assert masked["sides"]["target"]["text"] == expected.text != inspection["sides"]["target"]["text"]
+    assert inspector.inspect(InspectionRequest(text=TEXT))["sides"] == inspection["sides"], "afterwards it is as before"
 
 
 def test_given_translation_is_used(inspector: TranslationInspector) -> None:
@@ -157,9 +157,9 @@ def test_two_thousand_tokens(inspector: TranslationInspector) -> None:
     assert len(render_page(document).encode()) < 5_000_000
 
 
-def test_page_budget(inspected: dict[str, Any]) -> None:
-    sides = Trace.from_document(inspected).sides
-    layers = dict.fromkeys(Trace.from_document(inspected), (3, 8))
+def test_page_budget(inspection: dict[str, Any]) -> None:
+    sides = Trace.from_document(inspection).sides
+    layers = dict.fromkeys(Trace.from_document(inspection), (3, 8))
     assert PageBudget.from_layers(layers, sides) == PageBudget(weights_per_row=None, include_qkv=True)
     assert PageBudget.from_layers({"decoder.blocks.0.cross_attn": (10_000_000, 8)}, sides).include_qkv is False
 
@@ -221,8 +221,8 @@ def test_sentinels_in_the_source_are_filled() -> None:
     ]
     assert (target["label"], target["text"]) == ("filled spans", "<extra_id_0> cat <extra_id_1> mat")
     assert document["decoding"]["results"][0]["text"] == target["text"]
-    given = of_spans.inspect(InspectionRequest(text="The <extra_id_0> sat", target="<extra_id_0> dog"))["sides"][
+    target_side = of_spans.inspect(InspectionRequest(text="The <extra_id_0> sat", target="<extra_id_0> dog"))["sides"][
         "target"
     ]
-    assert [token["piece"] for token in given["tokens"]] == ["<extra_id_0>", "▁dog", "</s>"]
+    assert [token["piece"] for token in target_side["tokens"]] == ["<extra_id_0>", "▁dog", "</s>"]
     assert of_spans.inspect(InspectionRequest(text="The cat"))["sides"]["target"]["label"] == "translation"

@@ -70,8 +70,8 @@ def test_idx_images_are_selected_by_index(tmp_path: Path, document: dict[str, An
     path = tmp_path / "t10k-images-idx3-ubyte"
     path.write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(other.flatten()) + bytes(ring().flatten()))
     inspector = VisionInspector(vision())
-    found = inspector.inspect(InspectionRequest(text=f"{path}:1"))
-    assert found["layers"] == document["layers"]
+    inspection = inspector.inspect(InspectionRequest(text=f"{path}:1"))
+    assert inspection["layers"] == document["layers"]
     assert inspector.inspect(InspectionRequest(text=f"{path}:0"))["layers"] != document["layers"]
     with pytest.raises(ValueError, match="the index must be below 2, but is 2"):
         inspector.inspect(InspectionRequest(text=f"{path}:2"))
@@ -99,10 +99,10 @@ def test_patch_neighbors_and_distances(document: dict[str, Any]) -> None:
 
 
 def test_model_without_class_token(tmp_path: Path) -> None:
-    found = VisionInspector(vision(class_token=False)).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    assert found["sides"]["image"]["image"]["num_prefix_tokens"] == 0
-    assert len(found["sides"]["image"]["tokens"]) == 16
-    assert "first" not in [column["key"] for column in found["head_stats"]["columns"]]
+    inspection = VisionInspector(vision(class_token=False)).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
+    assert inspection["sides"]["image"]["image"]["num_prefix_tokens"] == 0
+    assert len(inspection["sides"]["image"]["tokens"]) == 16
+    assert "first" not in [column["key"] for column in inspection["head_stats"]["columns"]]
 
 
 def test_column_texts_are_about_patches(document: dict[str, Any]) -> None:
@@ -119,12 +119,12 @@ def test_all_positions_of_an_image_are_described(document: dict[str, Any]) -> No
 
 def test_images_have_a_larger_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 100)
-    found = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    assert all("weights" in layer for layer in found["layers"])
+    inspection = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
+    assert all("weights" in layer for layer in inspection["layers"])
     for name in ("MAX_IMAGE_WEIGHTS", "MAX_SPARSE_WEIGHTS"):
         monkeypatch.setattr(base, name, 100)
-    found = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
-    assert all("sparse" in layer for layer in found["layers"])
+    inspection = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
+    assert all("sparse" in layer for layer in inspection["layers"])
 
 
 def test_masked_parts(tmp_path: Path, document: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Sentence splitting: no text is lost, boundaries are correct, and even hostile text takes time linear in its length."""
+"""Sentence splitting: no text is lost, boundaries are correct, and hostile text takes time linear in its length."""
 
 from __future__ import annotations
 
