@@ -77,7 +77,7 @@ def test_policy_allows_only_this_script_and_style() -> None:
     (policy,) = [attrs["content"] or "" for tag, attrs in reader.tags if attrs.get("http-equiv")]
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
-    assert "connect-src" not in policy, "a file asks nobody for anything"
+    assert "connect-src" not in policy, "a file makes no requests"
     assert "connect-src 'self'" in build_live_csp()
     for tag, attrs, text in reader.blocks:
         if tag == "style" or attrs.get("type") == "module":

@@ -252,7 +252,7 @@ def soon(page: Any, holds: Callable[[], bool]) -> None:
         if holds():
             return
         page.wait_for_timeout(50)
-    raise AssertionError("it did not come to hold within 5 seconds")
+    raise AssertionError("the condition did not hold within 5 seconds")
 
 
 def number(text: str) -> float:

@@ -62,7 +62,7 @@ def test_steps_of_decoding_share_a_few_graphs(ragged: bool) -> None:
 
 @pytest.mark.parametrize("positions", [None, LearnedConfig(max_length=8)], ids=["sinusoidal", "learned"])
 def test_packed_batches_of_fixed_shape_share_one_graph(positions: object) -> None:
-    """As in training: row width and number of sentences are fixed, their lengths vary."""
+    """Row width and number of sentences are fixed as in training, their lengths vary."""
     model, graphs = small(positions), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=graphs, dynamic=False)
     layouts = ([[3, 4], [5, 1, 2]], [[8], [2, 2, 2]], [[1], [7, 1]], [[2, 6], [4]])

@@ -292,7 +292,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Stack(CROSS)(x(1, 3, 8)),
         "this stack attends to another's output: give `memory`, or a `cache` made with it",
     ),
-    "memory that nobody looks at": (
+    "memory without cross-attention": (
         lambda: Stack(DECODER)(x(1, 3, 8), memory=Memory(x(1, 3, 8))),
         "`memory` must be None",
     ),
@@ -353,7 +353,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "give `memory`, or for a stack without it `rows`: how many sequences will be cached?",
     ),
     "cache without memory": (lambda: Stack(CROSS).new_cache(4, rows=1), "`memory` must be given for this stack's"),
-    "cache with memory for nobody": (
+    "cache with memory without cross-attention": (
         lambda: Stack(DECODER).new_cache(4, memory=Memory(x(1, 3, 8))),
         "`memory` must be None for this stack's cache",
     ),

@@ -39,8 +39,8 @@ def sentencepiece_model(
 
 def list_pieces(model: bytes) -> list[str]:
     processor = SentencePieceProcessor(model_proto=model)
-    learnt = [i for i in range(len(processor)) if not processor.is_control(i) and not processor.is_unknown(i)]
-    return processor.id_to_piece(learnt)
+    piece_ids = [i for i in range(len(processor)) if not processor.is_control(i) and not processor.is_unknown(i)]
+    return processor.id_to_piece(piece_ids)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -188,7 +188,7 @@ def test_a_vocabulary_that_has_sampled_can_be_pickled() -> None:
     assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
 
 
-class SimulatedKill(BaseException):
+class KilledSave(BaseException):
     """Raised in place of a kill of the process."""
 
 
@@ -201,7 +201,7 @@ def test_a_save_killed_anywhere_leaves_the_old_or_the_new(
     for steps in range(20):
         folder = tmp_path / str(steps)
         old.save(folder)
-        with suppress(SimulatedKill), monkeypatch.context() as patch:
+        with suppress(KilledSave), monkeypatch.context() as patch:
             kill_after(patch, steps)
             new.save(folder)
         loaded = Tokenizer.load(folder)
@@ -218,7 +218,7 @@ def test_two_killed_saves_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyP
     several = [tokenizer(kind, joint=False) for kind in KINDS]
     several[0].save(tmp_path)
     for tokenizer_to_save, steps in zip(several[1:], (first, 1), strict=True):
-        with suppress(SimulatedKill), monkeypatch.context() as patch:
+        with suppress(KilledSave), monkeypatch.context() as patch:
             kill_after(patch, steps)
             tokenizer_to_save.save(tmp_path)
     assert Tokenizer.load(tmp_path) in several
@@ -234,7 +234,7 @@ def kill_after(patch: pytest.MonkeyPatch, steps: int) -> None:
 def count_steps(function: Any, left: list[int]) -> Any:
     def step(*arguments: Any) -> Any:
         if not left[0]:
-            raise SimulatedKill
+            raise KilledSave
         left[0] -= 1
         return function(*arguments)
 

@@ -715,7 +715,7 @@ def inject_faults(tracer: Tracer, step: int, state: Path, fault: str, every: int
         status = tracer.save(original, copy, "-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={names[name]}")
         assert os.WIFSIGNALED(status) == kills, line
         outcome = assert_newest(copy, make_checkpoint(10), new)
-        assert kills or outcome == 1 or os.WEXITSTATUS(status) == 3, f"no error was told: {line}"
+        assert kills or outcome == 1 or os.WEXITSTATUS(status) == 3, f"no error was reported: {line}"
         assert step == 10 or is_equal(load_checkpoint(copy / "step-00000010"), make_checkpoint(10))
         assert is_equal(load_checkpoint(save_checkpoint(copy, new)), new)  # leftovers do not disturb the next save
         assert {path.name[:5] for path in copy.iterdir()} == {"step-"}

@@ -186,10 +186,10 @@ def test_a_run_resumes_with_another_world_size(
     corpus: Path, tmp_path: Path, first: tuple[int, *tuple[str, ...]], second: tuple[int, *tuple[str, ...]]
 ) -> None:
     every = ("--valid-every", "5", "--save-every", "5")
-    train(corpus, tmp_path / "unbroken", 1, "--steps", "20", *every)
-    train(corpus, tmp_path / "broken", first[0], "--steps", "10", *every, *first[1:])
-    train(corpus, tmp_path / "broken", second[0], "--steps", "20", *every, *second[1:])
-    assert_close(losses(tmp_path / "unbroken"), losses(tmp_path / "broken"))
+    train(corpus, tmp_path / "uninterrupted", 1, "--steps", "20", *every)
+    train(corpus, tmp_path / "interrupted", first[0], "--steps", "10", *every, *first[1:])
+    train(corpus, tmp_path / "interrupted", second[0], "--steps", "20", *every, *second[1:])
+    assert_close(losses(tmp_path / "uninterrupted"), losses(tmp_path / "interrupted"))
 
 
 @pytest.mark.slow

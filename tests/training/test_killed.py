@@ -61,19 +61,19 @@ class UninterruptedRun:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(fork_server: ForkServer, corpus: Path, home: Path) -> UninterruptedRun:
-    return UninterruptedRun(fork_server, corpus, home / "unbroken")
+def uninterrupted_run(fork_server: ForkServer, corpus: Path, home: Path) -> UninterruptedRun:
+    return UninterruptedRun(fork_server, corpus, home / "uninterrupted")
 
 
 def test_two_runs_are_bitwise_equal(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     assert fork_server.run(command(corpus, tmp_path / "again")) == 0, fork_server.stderr
-    assert fingerprint(tmp_path / "again") == uninterrupted.fingerprint
-    assert uninterrupted.fingerprint["step"] == STEPS
-    assert len({facts["weights.safetensors"] for facts in uninterrupted.checkpoints.values()}) == STEPS // 3
-    assert any(facts["state"]["batch_index"] for facts in uninterrupted.checkpoints.values())  # within an epoch
-    assert uninterrupted.fingerprint["state"]["epoch"] >= 2
+    assert fingerprint(tmp_path / "again") == uninterrupted_run.fingerprint
+    assert uninterrupted_run.fingerprint["step"] == STEPS
+    assert len({facts["weights.safetensors"] for facts in uninterrupted_run.checkpoints.values()}) == STEPS // 3
+    assert any(facts["state"]["batch_index"] for facts in uninterrupted_run.checkpoints.values())  # within an epoch
+    assert uninterrupted_run.fingerprint["state"]["epoch"] >= 2
 
 
 # ---- SIGKILL ---------------------------------------------------------------------------------------------------------
@@ -83,10 +83,10 @@ class Killer:
     """Kill runs at seeded random moments, resume each until it is complete, and compare after every kill."""
 
     def __init__(
-        self, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, home: Path, seed: int
+        self, fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, home: Path, seed: int
     ) -> None:
-        self.fork_server, self.corpus, self.unbroken, self.home = fork_server, corpus, uninterrupted, home
-        self.chance = random.Random(seed)
+        self.fork_server, self.corpus, self.uninterrupted, self.home = fork_server, corpus, uninterrupted_run, home
+        self.rng = random.Random(seed)
         self.kills = self.in_saves = self.runs = 0
         self.differ: list[str] = []
 
@@ -102,42 +102,42 @@ class Killer:
             # A run that is always killed before its first save would never end.
             enough = (self.kills >= kills and self.in_saves >= in_saves) or pieces > 25
             kill = Kill() if enough else self.moment(kills, in_saves)
-            code = self.fork_server.run(command(self.corpus, out, "--workers", str(self.chance.choice([0, 2]))), kill)
+            code = self.fork_server.run(command(self.corpus, out, "--workers", str(self.rng.choice([0, 2]))), kill)
             if code == 0:
                 break
             assert code == KILLED, self.fork_server.stderr
             self.kills += 1
             self.in_saves += kill.at is not None
             self.compare(out)
-        if fingerprint(out) != self.unbroken.fingerprint:
+        if fingerprint(out) != self.uninterrupted.fingerprint:
             self.differ.append(f"{out}, at its end")
 
     def moment(self, kills: int, in_saves: int) -> Kill:
         """Draw a moment: by time, or at a call inside a save."""
-        if self.in_saves < in_saves and (self.chance.random() < 0.5 or self.kills >= kills - in_saves):
-            return Kill(at=self.chance.randint(1, CALLS))
-        return Kill(after=self.chance.uniform(0, self.unbroken.seconds))
+        if self.in_saves < in_saves and (self.rng.random() < 0.5 or self.kills >= kills - in_saves):
+            return Kill(at=self.rng.randint(1, CALLS))
+        return Kill(after=self.rng.uniform(0, self.uninterrupted.seconds))
 
     def compare(self, out: Path) -> None:
         """Assert that every remaining checkpoint equals that of the uninterrupted run."""
         for step, facts in checkpoint_facts(out).items():
-            if facts != self.unbroken.checkpoints[step]:
+            if facts != self.uninterrupted.checkpoints[step]:
                 self.differ.append(f"{out}, update {step}, kill {self.kills}")
 
 
 def test_four_kills_do_not_change_the_result(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
-    killer = Killer(fork_server, corpus, uninterrupted, tmp_path, seed=1)
+    killer = Killer(fork_server, corpus, uninterrupted_run, tmp_path, seed=1)
     killer.kill_runs(4, 2)
     assert not killer.differ
 
 
 @pytest.mark.slow
 def test_two_hundred_kills_do_not_change_the_result(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
-    killer = Killer(fork_server, corpus, uninterrupted, tmp_path, seed=2)
+    killer = Killer(fork_server, corpus, uninterrupted_run, tmp_path, seed=2)
     killer.kill_runs(200, 60)
     print(f"{len(killer.differ)} of {killer.kills} differ ({killer.in_saves} inside a save, {killer.runs} runs)")
     assert not killer.differ
@@ -145,12 +145,12 @@ def test_two_hundred_kills_do_not_change_the_result(
 
 @pytest.mark.parametrize("at", [pytest.param(30, marks=pytest.mark.slow), 64, pytest.param(72, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_checkpoint_starts_over(
-    at: int, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    at: int, fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     assert fork_server.run(command(corpus, tmp_path / "run"), Kill(at=at, in_saves=False)) == KILLED
     assert not checkpoint_facts(tmp_path / "run")
     assert fork_server.run(command(corpus, tmp_path / "run")) == 0, fork_server.stderr
-    assert fingerprint(tmp_path / "run") == uninterrupted.fingerprint
+    assert fingerprint(tmp_path / "run") == uninterrupted_run.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def start_until(fork_server: ForkServer, out: Path, step: int = 6) -> None:
     ids=["SIGTERM", "SIGINT"],
 )
 def test_an_interrupt_saves_and_the_run_resumes_exactly(
-    number: int, code: int, fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    number: int, code: int, fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     child = fork_server.start(command(corpus, out))
@@ -201,11 +201,11 @@ def test_an_interrupt_saves_and_the_run_resumes_exactly(
     assert events(out, "ended")[-1]["reason"] == "stopped"
     assert max(checkpoint_facts(out)) == events(out, "ended")[-1]["step"]
     assert fork_server.run(["train", "--out", str(out)]) == 0, fork_server.stderr
-    assert fingerprint(out) == uninterrupted.fingerprint
+    assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
 def test_a_second_interrupt_exits_at_once_without_loss(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     child = fork_server.start(command(corpus, out))
@@ -217,17 +217,17 @@ def test_a_second_interrupt_exits_at_once_without_loss(
     os.kill(child, signal.SIGINT)
     assert fork_server.wait() == 130, fork_server.stderr
     assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
-    assert fingerprint(out) == uninterrupted.fingerprint
+    assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
 @pytest.mark.slow
 def test_repeated_interrupts_do_not_change_the_result(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     chance, out, stops = random.Random(5), tmp_path / "run", 0
     for _ in range(40):
         child = fork_server.start(command(corpus, out))
-        time.sleep(chance.uniform(0.1, uninterrupted.seconds))
+        time.sleep(chance.uniform(0.1, uninterrupted_run.seconds))
         with suppress(ProcessLookupError):  # it may finish first
             os.kill(child, chance.choice([signal.SIGTERM, signal.SIGINT]))
         code = fork_server.wait()
@@ -236,7 +236,7 @@ def test_repeated_interrupts_do_not_change_the_result(
         )  # no message: training had not started
         stops += code != 0
         if code == 0:
-            assert fingerprint(out) == uninterrupted.fingerprint
+            assert fingerprint(out) == uninterrupted_run.fingerprint
             shutil.rmtree(out)
     assert stops > 10
 
@@ -281,7 +281,7 @@ def cut(path: Path) -> None:
 )
 def test_a_damaged_checkpoint_is_reported_and_the_previous_used(
     name: str, damage: Callable[[Path], None], fork_server: ForkServer, corpus: Path, half_run: Path,
-    uninterrupted: UninterruptedRun, tmp_path: Path,
+    uninterrupted_run: UninterruptedRun, tmp_path: Path,
 ) -> None:  # fmt: skip
     out = tmp_path / "run"
     shutil.copytree(half_run, out)
@@ -292,18 +292,18 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_used(
     assert f"warning: {path}" in fork_server.stderr
     assert f"The older checkpoint of step {newest - 3} is used instead" in fork_server.stderr
     assert f"from step {newest - 3}" in fork_server.stderr
-    assert fingerprint(out) == uninterrupted.fingerprint
+    assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
 def test_a_damaged_final_checkpoint_is_recomputed(
-    fork_server: ForkServer, corpus: Path, uninterrupted: UninterruptedRun, tmp_path: Path
+    fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
     flip(out / "state" / f"step-{STEPS:08}" / "weights.safetensors", 0.5)
     assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr
     assert f"from step {STEPS - 3}" in fork_server.stderr
-    assert fingerprint(out) == uninterrupted.fingerprint
+    assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
 def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(

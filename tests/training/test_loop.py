@@ -245,7 +245,7 @@ def test_the_last_step_is_always_validated_and_saved(tmp_path: Path) -> None:
     toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=5))
     assert toy_run.trainer.run().reason == "steps"
     assert [event.step for event in toy_run.validations] == [3, 5]
-    assert [event.step for event in toy_run.saved] == [3, 5]
+    assert [event.step for event in toy_run.saves] == [3, 5]
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
@@ -434,7 +434,7 @@ def checkpoint_tensors(toy_run: ToyRun) -> dict[str, Tensor]:
 def test_a_run_stopped_anywhere_resumes_to_the_same_bits(tmp_path: Path, layout: Any, lora: int) -> None:
     """With every option on. Generators are seeded in every step, so only the last draw is compared."""
     recipe = replace(EVERYTHING, lora=lora, workers=0)
-    uninterrupted = resume(tmp_path / "unbroken", recipe, layout=layout)
+    uninterrupted = resume(tmp_path / "uninterrupted", recipe, layout=layout)
     num_polls = [0]
 
     def stop_sometimes(_: ToyRun) -> bool:
@@ -444,7 +444,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(tmp_path: Path, layout:
     calls = 0
     while True:
         calls += 1
-        interrupted = resume(tmp_path / "broken", replace(recipe, workers=2), stop_sometimes, layout=layout)
+        interrupted = resume(tmp_path / "interrupted", replace(recipe, workers=2), stop_sometimes, layout=layout)
         if (
             interrupted.trainer.state.step == recipe.steps
             and interrupted.trainer.state.last_validated_step == recipe.steps
@@ -455,7 +455,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(tmp_path: Path, layout:
     assert are_equal(checkpoint_tensors(uninterrupted), checkpoint_tensors(interrupted))
     expected, actual = vars(uninterrupted.trainer.state), vars(interrupted.trainer.state)
     assert {**expected, "seconds": 0} == {**actual, "seconds": 0}
-    assert are_equal(read_weights(tmp_path / "unbroken"), read_weights(tmp_path / "broken"))
+    assert are_equal(read_weights(tmp_path / "uninterrupted"), read_weights(tmp_path / "interrupted"))
 
 
 def test_a_stop_inside_a_validation_repeats_it_on_resume(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ class LossCase(NamedTuple):
 
 
 def make_case(
-    device: torch.device, dtype: torch.dtype = torch.float64, *, bias: bool = True, filler: bool = True
+    device: torch.device, dtype: torch.dtype = torch.float64, *, bias: bool = True, padding: bool = True
 ) -> LossCase:
     states, weight = torch.randn(N, E, dtype=dtype), torch.randn(V, E, dtype=dtype)
     leaves = [x.to(device).requires_grad_() for x in (states, weight, torch.randn(V, dtype=dtype))]
-    real = (torch.rand(N) < 0.7).to(device) if filler else None
+    real = (torch.rand(N) < 0.7).to(device) if padding else None
     return LossCase(leaves[0], leaves[1], leaves[2] if bias else None, torch.randint(0, V, (N,)).to(device), real)
 
 
@@ -62,12 +62,12 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("chunk", [1, 5, N, 1000, None])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("filler", [True, False])
+@pytest.mark.parametrize("padding", [True, False])
 @pytest.mark.parametrize("number", [torch.float64, torch.float32])
 def test_value_and_gradients_are_those_of_cross_entropy(
-    smoothing: float, chunk: int | None, bias: bool, filler: bool, number: torch.dtype, device: torch.device
+    smoothing: float, chunk: int | None, bias: bool, padding: bool, number: torch.dtype, device: torch.device
 ) -> None:
-    case = make_case(device, number, bias=bias, filler=filler)
+    case = make_case(device, number, bias=bias, padding=padding)
     ours, plain = linear_cross_entropy(*case, smoothing, chunk_size=chunk)
     theirs, their_plain = reference(case, smoothing)
     assert_close(ours, theirs, number)

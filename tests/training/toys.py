@@ -101,7 +101,7 @@ class ToyRun:
         return self.of_type(Validated)
 
     @property
-    def saved(self) -> list[Saved]:
+    def saves(self) -> list[Saved]:
         return self.of_type(Saved)
 
     def weights(self) -> dict[str, Tensor]:

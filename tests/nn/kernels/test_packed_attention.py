@@ -88,7 +88,7 @@ def test_every_output_element_is_written(device: torch.device, monkeypatch: pyte
     gradients = torch.autograd.grad(out.sum(), [q, k, v])
     assert all(x.isfinite().all() for x in (out, *gradients))
     queries, keys = mask.packing
-    assert not out.transpose(1, 2)[queries.segments < 0].any(), "filler looks at nothing"
+    assert not out.transpose(1, 2)[queries.segments < 0].any(), "padding attends to nothing"
     assert not any(grad.transpose(1, 2)[keys.segments < 0].any() for grad in gradients[1:]), "padding has no gradient"
 
 

@@ -74,8 +74,8 @@ def test_held_out_pairs_are_not_trained_on(tmp_path: Path) -> None:
 
 def test_a_validation_set_is_named_or_found_beside_the_data(tmp_path: Path) -> None:
     train, named = write(tmp_path / "train.tsv"), write(tmp_path / "mine.tsv", 100, 110)
-    beside, test = write(tmp_path / "valid.tsv", 110, 130), write(tmp_path / "test.tsv", 130, 160)
-    assert beside
+    validation, test = write(tmp_path / "valid.tsv", 110, 130), write(tmp_path / "test.tsv", 130, 160)
+    assert validation
     assert test
     default = load(tmp_path, replace(DATA, train=(train,)))
     assert (
