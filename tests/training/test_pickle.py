@@ -43,7 +43,7 @@ def test_training_and_resuming_unpickle_nothing(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "ATTENT_CACHE": str(tmp_path / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "going on from update 4" in done.stderr
+    assert f"resuming {tmp_path / 'run'} from step 4" in done.stderr
     assert done.stdout.splitlines() == ["before the control: []", "after the control: ['pickle.find_class']"]
 
 
