@@ -53,12 +53,12 @@ FAULTS = """
 + key_lengths=None
 
 # attention window off by one
-@ nn/masks.py::Mask.allows: laws/test_invariance.py -k noticed
+@ nn/masks.py::Mask.allows: laws/test_invariance.py -k affects
 - k_position >= q_position - before
 + k_position > q_position - before
 
 # self-attention mask without the window
-@ nn/stack.py::Stack.build_self_mask: laws/test_invariance.py -k noticed
+@ nn/stack.py::Stack.build_self_mask: laws/test_invariance.py -k affects
 - window=self.config.window,
 - q_start
 + q_start
@@ -187,17 +187,17 @@ FAULTS = """
 + torch.arange(used + x.shape[1], device=x.device)
 
 # replaced row keeps the old memory
-@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k anew
+@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k replaced
 - layer.cross_attn.write_rows(rows, new_layer.cross_attn)
 + pass
 
 # replaced row keeps the old memory length
-@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k anew
+@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k replaced
 - self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
 + pass
 
 # rewind ignores the number of beams
-@ nn/cache.py::Cache.rewind: laws/test_steps.py -k anew
+@ nn/cache.py::Cache.rewind: laws/test_steps.py -k replaced
 - torch.tensor(lengths, device=device) * self.beams
 + torch.tensor(lengths, device=device)
 
@@ -257,17 +257,17 @@ FAULTS = """
 + None
 
 # rotary keys not rotated
-@ nn/attention.py::Attention.project_keys_values: laws/test_invariance.py -k distance
+@ nn/attention.py::Attention.project_keys_values: laws/test_invariance.py -k shift_invariant
 - KV(keys if angles is None else angles.rotate(keys), values)
 + KV(keys, values)
 
 # rotary keys rotated twice
-@ nn/attention.py::Attention.project_keys_values: laws/test_invariance.py -k distance
+@ nn/attention.py::Attention.project_keys_values: laws/test_invariance.py -k shift_invariant
 - angles.rotate(keys), values)
 + angles.rotate(angles.rotate(keys)), values)
 
 # rotary queries not rotated
-@ nn/attention.py::Attention.project_queries: laws/test_invariance.py -k distance
+@ nn/attention.py::Attention.project_queries: laws/test_invariance.py -k shift_invariant
 - return q if angles is None else angles.rotate(q)
 + return q
 
@@ -392,7 +392,7 @@ FAULTS = """
 + target_packing, source_packing = packing or (None, None)
 
 # tied weights not restored
-@ models/weights.py::assign_weights: laws/test_seq2seq.py -k saved
+@ models/weights.py::assign_weights: laws/test_seq2seq.py -k save_and_load
 - setattr(model.get_submodule(module), leaf, model.get_parameter(first))
 + pass
 
@@ -536,7 +536,7 @@ FAULTS = """
 + parameters, decay)
 
 # training: LoRA update not zero at the start
-@ nn/lora.py::LowRankUpdate.__init__: training/test_lora.py -k begin
+@ nn/lora.py::LowRankUpdate.__init__: training/test_lora.py -k starts
 - self.up = nn.Parameter(torch.zeros(rows, rank))
 + self.up = nn.Parameter(torch.ones(rows, rank))
 
@@ -754,12 +754,12 @@ FAULTS = """
 + x = self.dropout(x)
 
 # block: no dropout on the stack output
-@ nn/stack.py::Stack.forward: laws/test_family.py -k last_dropout
+@ nn/stack.py::Stack.forward: laws/test_family.py -k output_dropout
 - return self.output_dropout(self.norm(x))
 + return self.norm(x)
 
 # block: embedding dropout rate ignored
-@ nn/stack.py::Stack.__init__: laws/test_family.py -k last_dropout
+@ nn/stack.py::Stack.__init__: laws/test_family.py -k output_dropout
 - Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
 + Dropout(config.dropout)
 
@@ -1041,7 +1041,7 @@ FAULTS = """
 + tl.where(out >= 0, grad, 0.0)
 
 # dropout rng: second seed ignored
-@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_fused.py -k chance
+@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_fused.py -k dropout_masks
 - (bits >> 16) ^ second)
 + (bits >> 16))
 

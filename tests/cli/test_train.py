@@ -28,7 +28,7 @@ from attent.training.tasks import translation
 from tests.training.runs import (
     MAX_EXTRA_TOKENS,
     ROOT,
-    checkpoints,
+    checkpoint_facts,
     contents,
     events,
     fingerprint,
@@ -207,7 +207,7 @@ def test_other_tokenizers(more: list[str], files: set[str], corpus: Path, tmp_pa
     assert train(corpus, out, *more) == 0
     assert {path.name for path in out.glob("*.model")} == files
     assert train(corpus, out, *more, "--set", "train.steps=6") == 0  # resumes
-    assert max(checkpoints(out)) == 6
+    assert max(checkpoint_facts(out)) == 6
 
 
 class Stdin:
@@ -227,7 +227,7 @@ def test_standard_input_is_stored_for_resuming(
     assert train("-", out) == 0  # stdin is not read again
     monkeypatch.setattr(sys, "stdin", Stdin(b""))
     assert cli.main(["train", "--out", str(out), "--steps", "6"]) == 0
-    assert max(checkpoints(out)) == 6
+    assert max(checkpoint_facts(out)) == 6
 
 
 def hash_weights(out: Path) -> str:
@@ -268,9 +268,9 @@ def test_a_run_file_reproduces_its_run_exactly(finished_run: Path, tmp_path: Pat
 def test_more_steps_resume_the_run(run: Path, corpus: Path, capsys: Capture) -> None:
     assert train(corpus, run, "--set", "train.steps=6") == 0
     assert "from step 4" in capsys.readouterr().err
-    assert max(checkpoints(run)) == 6
+    assert max(checkpoint_facts(run)) == 6
     assert cli.main(["train", "--out", str(run), "--steps", "8"]) == 0
-    assert max(checkpoints(run)) == 8
+    assert max(checkpoint_facts(run)) == 8
     assert read_run(run / "run.toml").train.steps == 8
     assert cli.main(["train", "--out", str(run)]) == 0
     assert "complete at step 8" in capsys.readouterr().err
@@ -419,9 +419,9 @@ def test_a_changed_corpus_is_refused(run: Path, tmp_path: Path, capsys: Capture,
     out = tmp_path / "own"
     assert train(copy, out) == 0
     copy.write_text(copy.read_text().replace("river", "brook"))
-    before = checkpoints(out), fingerprint(out)
+    before = checkpoint_facts(out), fingerprint(out)
     error_message(capsys, lambda: train(copy, out, "--set", "train.steps=6"), "the data must match its checkpoints")
-    assert (checkpoints(out), fingerprint(out)) == before
+    assert (checkpoint_facts(out), fingerprint(out)) == before
 
 
 def test_a_replaced_tokenizer_is_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -555,7 +555,7 @@ def test_a_full_disk_while_saving_is_reported(
     changed = {name for name in before if before[name] != after[name]}
     assert not changed - {"model.safetensors", "validations"}
     assert train(corpus, run, "--set", "train.steps=6") == 0
-    assert max(checkpoints(run)) == 6
+    assert max(checkpoint_facts(run)) == 6
 
 
 def test_a_full_disk_at_the_start_is_reported(

@@ -33,7 +33,7 @@ from attent.nn import (
     StackConfig,
 )
 from attent.storage.errors import FolderError
-from tests.laws.helpers import shake
+from tests.laws.helpers import randomize
 from tests.text.corpus import tokenizer
 
 engine = pytest.importorskip("ctranslate2")
@@ -60,7 +60,7 @@ def make_config(encoder: dict[str, Any], decoder: dict[str, Any], **changes: Any
 
 
 def make_model(*stacks: dict[str, Any], **changes: Any) -> Seq2Seq:
-    return shake(Seq2Seq(make_config(*stacks, **changes)))
+    return randomize(Seq2Seq(make_config(*stacks, **changes)))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What must hold for every descendant: padding, packing, the future, order, steps, observers, backends, saving."""
+"""Laws for every model family: padding, packing, causality, order, stepping, observers, backends, saving."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from tests.laws.family import (
     VISION,
     every_causal,
     every_encoder,
-    every_one,
+    every_model,
     every_text,
     every_vision,
-    make_one,
+    make_model,
     pictures,
     read,
     sentences,
 )
 from tests.laws.helpers import (
-    close,
-    every,
+    assert_close,
+    assert_same_gradients,
     gradients,
+    make_tensor,
     noise_like,
-    numbers,
-    padded,
+    pad_with_noise,
+    parametrize_all,
     precise,
-    real,
-    same_gradients,
-    shake,
+    randomize,
+    unpad,
 )
 
 
@@ -72,19 +72,19 @@ def packed(texts: list[Tensor], rows: list[list[int]], width: int) -> tuple[Tens
 
 @every_text
 def test_padding_changes_nothing(config: ModelConfig, device: torch.device) -> None:
-    model, texts = make_one(config, device), sentences(device)
+    model, texts = make_model(config, device), sentences(device)
     expected = alone(model, texts)
-    ids, lengths = padded(texts, extra=3)
+    ids, lengths = pad_with_noise(texts, extra=3)
     logits = read(model, ids, lengths)
-    close(real(logits, lengths), torch.cat(expected))
+    assert_close(unpad(logits, lengths), torch.cat(expected))
     actual = [row[: len(text)] for row, text in zip(logits, texts, strict=True)]
-    same_gradients(gradients(loss_of(actual, texts), model), gradients(loss_of(expected, texts), model))
+    assert_same_gradients(gradients(loss_of(actual, texts), model), gradients(loss_of(expected, texts), model))
 
 
 @pytest.mark.parametrize("rows", [[[0, 1], [2], [3]], [[3, 1, 2, 0]]], ids=["rows", "flat"])
 @every_text
 def test_packed_equals_separate(config: ModelConfig, rows: list[list[int]], device: torch.device) -> None:
-    model, texts = make_one(config, device), sentences(device)
+    model, texts = make_model(config, device), sentences(device)
     ids, packing = packed(texts, rows, 15)
     order = [i for row in rows for i in row]
     logits = read(model, ids, packing=packing)
@@ -92,42 +92,42 @@ def test_packed_equals_separate(config: ModelConfig, rows: list[list[int]], devi
     actual = [piece for out, each in zip(logits, counts, strict=True) for piece in out[: sum(each)].split(each)]
     ordered = [texts[i] for i in order]
     expected = alone(model, ordered)
-    close(torch.cat(actual), torch.cat(expected))
-    same_gradients(gradients(loss_of(actual, ordered), model), gradients(loss_of(expected, ordered), model))
+    assert_close(torch.cat(actual), torch.cat(expected))
+    assert_same_gradients(gradients(loss_of(actual, ordered), model), gradients(loss_of(expected, ordered), model))
 
 
 @every_encoder
 def test_packed_texts_are_classified_as_each_alone(config: EncoderConfig, device: torch.device) -> None:
-    model, texts = make_one(config, device), sentences(device)
+    model, texts = make_model(config, device), sentences(device)
     assert isinstance(model, TextEncoder)
     rows = [[0, 1], [2], [3]]
     ids, packing = packed(texts, rows, 9)
     logits = model.classify(model(ids, packing=packing), packing)
     there = packing.ends > F.pad(packing.ends, (1, 0))[:, :-1]
     assert there.sum() == 4
-    close(logits[there], torch.cat([model.classify(model(text[None])) for text in texts]))
+    assert_close(logits[there], torch.cat([model.classify(model(text[None])) for text in texts]))
 
 
 @every_text
 def test_the_order_of_the_batch_does_not_matter(config: ModelConfig, device: torch.device) -> None:
-    model, (ids, lengths) = make_one(config, device), padded(sentences(device))
-    order = numbers(2, 0, 3, 1, device=device)
-    close(
-        real(read(model, ids[order], lengths[order]), lengths[order]),
-        real(read(model, ids, lengths)[order], lengths[order]),
+    model, (ids, lengths) = make_model(config, device), pad_with_noise(sentences(device))
+    order = make_tensor(2, 0, 3, 1, device=device)
+    assert_close(
+        unpad(read(model, ids[order], lengths[order]), lengths[order]),
+        unpad(read(model, ids, lengths)[order], lengths[order]),
     )
 
 
 @every_text
 def test_the_future_is_seen_by_encoders_alone(config: ModelConfig, device: torch.device) -> None:
-    model, (text,) = make_one(config, device), sentences(device, (6,))
+    model, (text,) = make_model(config, device), sentences(device, (6,))
     out = read(model, text[None])
     for t in range(6):
         other = text.clone()
         other[t:] = (other[t:] + 1) % 17
         changed = read(model, other[None])
         if isinstance(model, CausalLM):
-            close(changed[:, :t], out[:, :t])
+            assert_close(changed[:, :t], out[:, :t])
         elif t:
             assert not torch.allclose(changed[:, 0], out[:, 0], rtol=1e-5, atol=1e-5)
         assert not torch.allclose(changed[:, t], out[:, t], rtol=1e-3, atol=1e-3)
@@ -136,36 +136,36 @@ def test_the_future_is_seen_by_encoders_alone(config: ModelConfig, device: torch
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 1, 2)], ids=["one", "several"])
 @every_causal
 def test_step_by_step_equals_all_at_once(config: CausalConfig, chunks: tuple[int, ...], device: torch.device) -> None:
-    model = make_one(config, device)
+    model = make_model(config, device)
     assert isinstance(model, CausalLM)
     ids = torch.stack(sentences(device, (6, 6)))
     cache = model.begin(rows=2, capacity=6)
     steps = [model.step(part, cache) for part in ids.split(list(chunks), 1)]
-    close(torch.cat(steps, 1), model(ids))
+    assert_close(torch.cat(steps, 1), model(ids))
 
 
 @every_causal
 def test_ragged_prompts_equal_each_alone(config: CausalConfig, device: torch.device) -> None:
-    model, texts = make_one(config, device), sentences(device)
+    model, texts = make_model(config, device), sentences(device)
     assert isinstance(model, CausalLM)
     more = torch.stack(sentences(device, (2, 2, 2, 2)))
-    ids, lengths = padded(texts)
+    ids, lengths = pad_with_noise(texts)
     cache = model.begin(rows=4, capacity=10)
     model.step(ids, cache, lengths)
     actual = torch.cat([model.step(token, cache) for token in more.split(1, 1)], 1)
     for row, text in enumerate(texts):
-        close(actual[row], model(torch.cat([text, more[row]])[None])[0, -2:])
+        assert_close(actual[row], model(torch.cat([text, more[row]])[None])[0, -2:])
 
 
 @every_causal
 def test_beams_follow_their_rows(config: CausalConfig, device: torch.device) -> None:
-    model, rows = make_one(config, device), numbers(2, 0, 0, 1, device=device)
+    model, rows = make_model(config, device), make_tensor(2, 0, 0, 1, device=device)
     assert isinstance(model, CausalLM)
     ids = torch.stack(sentences(device, (5, 5, 5)))
     cache = model.begin(rows=3, capacity=5)
     model.step(ids[:, :3], cache)
     cache.reorder(rows)
-    close(model.step(ids[rows, 3:], cache), model(ids[rows])[:, 3:])
+    assert_close(model.step(ids[rows, 3:], cache), model(ids[rows])[:, 3:])
 
 
 def pass_through(model: nn.Module, device: torch.device) -> Tensor:
@@ -173,39 +173,39 @@ def pass_through(model: nn.Module, device: torch.device) -> Tensor:
     torch.manual_seed(3)
     if isinstance(model, VisionTransformer):
         return model(pictures(model.config, 2, device))
-    ids, lengths = padded(sentences(device))
+    ids, lengths = pad_with_noise(sentences(device))
     return read(model, ids, lengths) if isinstance(model, CausalLM | TextEncoder) else model(ids, ids, lengths, lengths)
 
 
-@every_one
+@every_model
 def test_the_tap_changes_no_output_and_its_rows_sum_to_one(config: ModelConfig, device: torch.device) -> None:
-    model = make_one(config, device)
+    model = make_model(config, device)
     plain = pass_through(model, device)
     with attent.record(model) as trace:
         assert torch.equal(pass_through(model, device), plain)
     assert trace
     for weights in trace.values():
-        close(weights[0].sum(-1), torch.ones_like(weights[0][..., 0]))
+        assert_close(weights[0].sum(-1), torch.ones_like(weights[0][..., 0]))
 
 
-@every_one
+@every_model
 def test_a_whole_model_is_the_same_by_equation_1(config: ModelConfig, device: torch.device) -> None:
-    model = make_one(config, device)
+    model = make_model(config, device)
     set_backend(model, "explicit")
     expected = pass_through(model, device)
     set_backend(model, "auto")
     actual = pass_through(model, device)
-    close(actual, expected)
-    same_gradients(gradients(actual.square().mean(), model), gradients(expected.square().mean(), model))
+    assert_close(actual, expected)
+    assert_same_gradients(gradients(actual.square().mean(), model), gradients(expected.square().mean(), model))
 
 
-@every("config", {**TEXT, **VISION, **T5_TOY}, quick=("gpt2", "llama3", "bert", "vit", "t5"))
+@parametrize_all("config", {**TEXT, **VISION, **T5_TOY}, quick=("gpt2", "llama3", "bert", "vit", "t5"))
 def test_the_model_compiles_in_one_graph(config: ModelConfig, device: torch.device) -> None:
-    model = make_one(config, device)
+    model = make_model(config, device)
     expected = pass_through(model, device)
     torch._dynamo.reset()
     with torch.no_grad():
-        close(pass_through_compiled(model, device), expected.detach())
+        assert_close(pass_through_compiled(model, device), expected.detach())
 
 
 def pass_through_compiled(model: nn.Module, device: torch.device) -> Tensor:
@@ -216,7 +216,7 @@ def pass_through_compiled(model: nn.Module, device: torch.device) -> Tensor:
     if isinstance(model, VisionTransformer):
         given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
     else:
-        given = padded(sentences(device))
+        given = pad_with_noise(sentences(device))
     return torch.compile(whole, backend="eager", fullgraph=True)()
 
 
@@ -226,14 +226,14 @@ def pass_through_given(model: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
     return model(*given) if isinstance(model, VisionTransformer) else model(given[0], given[0], given[1], given[1])
 
 
-@every_one
+@every_model
 def test_dropout_is_off_in_use_and_on_in_training(config: ModelConfig, device: torch.device) -> None:
     with_dropout = {"dropout": 0.5, "attention_dropout": 0.0, "activation_dropout": 0.0}
     if isinstance(config, Seq2SeqConfig):
         config = attent.presets.replace_stacks(config, **with_dropout)
     else:
         config = replace(config, stack=replace(config.stack, **with_dropout))
-    model = make_one(config, device)
+    model = make_model(config, device)
     assert torch.equal(pass_through(model, device), pass_through(model, device))
     model.train()
     first = pass_through(model, device)
@@ -247,7 +247,7 @@ def pass_through_other(model: nn.Module, device: torch.device) -> Tensor:
     if isinstance(model, VisionTransformer):
         given: tuple[Tensor, ...] = (pictures(model.config, 2, device),)
     else:
-        given = padded(sentences(device))
+        given = pad_with_noise(sentences(device))
     torch.manual_seed(99)
     return pass_through_given(model, given)
 
@@ -259,7 +259,7 @@ def test_the_first_and_the_last_dropout_have_rates_of_their_own(rate: str, devic
     stack = replace(CAUSAL["llama2"].stack, **quiet)
     ids = torch.stack(sentences(device, (6, 6)))
     for other, differs in (({rate: 0.99}, True), ({rate: 0.0}, False)):
-        model = make_one(replace(CAUSAL["llama2"], stack=replace(stack, **other)), device)
+        model = make_model(replace(CAUSAL["llama2"], stack=replace(stack, **other)), device)
         assert isinstance(model, CausalLM)
         plain = model.compute_states(ids)
         dropped = model.train().compute_states(ids)
@@ -268,9 +268,9 @@ def test_the_first_and_the_last_dropout_have_rates_of_their_own(rate: str, devic
             assert (dropped == 0).double().mean() > 0.9
 
 
-@every_one
+@every_model
 def test_saved_and_loaded_gives_the_same_bits(config: ModelConfig, device: torch.device, tmp_path: Path) -> None:
-    model = make_one(config, device).to(torch.float32)
+    model = make_model(config, device).to(torch.float32)
     model.save(tmp_path / "model")
     again = attent.load(tmp_path / "model").to(device)
     assert again.config == config
@@ -290,7 +290,7 @@ def test_the_first_loss_is_near_ln_v(config: ModelConfig, device: torch.device) 
     assert abs(loss.item() - math.log(1000)) < 0.8
 
 
-@every("config", T5_TOY)
+@parametrize_all("config", T5_TOY)
 def test_t5_begins_calmly(config: Seq2SeqConfig, device: torch.device) -> None:
     """Its scores are unscaled: W^Q must start so that no token is picked alone. (Where the output is the embedding, a
     model with the norm first begins with the word that it reads, so that its first loss is above ln V.)"""
@@ -307,14 +307,14 @@ def test_t5_begins_calmly(config: Seq2SeqConfig, device: torch.device) -> None:
 @every_vision
 def test_no_label_is_likelier_at_first(config: VisionConfig, device: torch.device) -> None:
     model = build(config).to(device, precise(device)).eval()
-    close(
+    assert_close(
         model(pictures(config, 2, device)).softmax(-1), torch.full((2, 3), 1 / 3, device=device, dtype=precise(device))
     )
 
 
 @every_vision
 def test_each_pixel_matters_and_only_to_its_own_image(config: VisionConfig, device: torch.device) -> None:
-    model = make_one(config, device)
+    model = make_model(config, device)
     pixels = pictures(config, 2, device).requires_grad_()
     model(pixels)[0].sum().backward()
     assert pixels.grad is not None
@@ -324,7 +324,7 @@ def test_each_pixel_matters_and_only_to_its_own_image(config: VisionConfig, devi
 
 def test_patches_are_taken_row_by_row(device: torch.device) -> None:
     """Of an image of 12 x 12 in patches of 4: token 1 + 3 r + c sees rows 4 r to 4 r + 3 and columns 4 c to 4 c + 3."""
-    model = shake(build(VISION["vit"]).to(device, precise(device)))
+    model = randomize(build(VISION["vit"]).to(device, precise(device)))
     pixels = pictures(VISION["vit"], 1, device)
     plain = model.patch_embedding(pixels)
     pixels[0, 2, 5, 11] += 1
@@ -342,8 +342,8 @@ def test_bytes_become_what_the_model_reads(device: torch.device) -> None:
 
 def test_a_mean_is_of_patches_alone(device: torch.device) -> None:
     states = torch.randn(2, 10, 32).to(device)
-    close(build(VISION["vit-mean"]).to(device).pool(states), states[:, 1:].mean(1))
-    close(build(VISION["vit-without-class"]).to(device).pool(states), states.mean(1))
+    assert_close(build(VISION["vit-mean"]).to(device).pool(states), states[:, 1:].mean(1))
+    assert_close(build(VISION["vit-without-class"]).to(device).pool(states), states.mean(1))
 
 
 def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> None:
@@ -357,7 +357,7 @@ def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> 
         bare(torch.zeros(1, 3, dtype=torch.int64), None, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="no classifier"):
         build(replace(VISION["vit"], labels=()))(pictures(VISION["vit"], 1, device))
-    with pytest.raises(ValueError, match=r"pixels must be floating numbers of \(B, 3, 12, 12\), but are"):
+    with pytest.raises(ValueError, match=r"pixels must be floating make_tensor of \(B, 3, 12, 12\), but are"):
         build(VISION["vit"])(torch.zeros(1, 3, 8, 8))
 
 

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from attent.nn import Attention, AttentionRecord, Mask, Memory, Packing, Stack, StackConfig
 from attent.nn.dot_product import repeat_kv_heads
-from tests.laws.helpers import close, every_decoder, every_stack, make, memory_for, new_cache, numbers, states
+from tests.laws.helpers import (
+    assert_close,
+    every_decoder,
+    every_stack,
+    make_memory,
+    make_stack,
+    make_tensor,
+    new_cache,
+    random_states,
+)
 
 T = 7
 
@@ -41,15 +50,17 @@ def check_looks(seen: list[tuple[Attention, AttentionRecord, Tensor]]) -> None:
         visible = look.mask.to_dense(B, Tq, Tk, look.weights.device).expand(B, H, Tq, Tk)
         assert (look.weights[~visible] == 0).all(), "what may not be looked at has weight 0"
         assert (look.weights[visible] > 0).all(), "and what may be looked at has some"
-        close(look.weights.sum(-1), visible.any(-1).to(look.weights.dtype))  # one; zero where there is nothing to see
+        assert_close(
+            look.weights.sum(-1), visible.any(-1).to(look.weights.dtype)
+        )  # one; zero where there is nothing to see
         heads = look.weights @ repeat_kv_heads(look.v, attention.heads)  # the weights explain the output
-        close(attention.output(heads.transpose(1, 2).flatten(2)), out)
+        assert_close(attention.output(heads.transpose(1, 2).flatten(2)), out)
 
 
 @every_stack
 def test_the_tap_changes_no_output(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
-    lengths = numbers(T, 3, 0, device=device)
+    stack, x, memory = make_stack(config, device), random_states(3, T, device=device), make_memory(config, 3, device)
+    lengths = make_tensor(T, 3, 0, device=device)
     expected = stack(x, lengths, memory=memory)
     actual, seen = observed(stack, lambda: stack(x, lengths, memory=memory))
     assert torch.equal(actual, expected)
@@ -59,10 +70,10 @@ def test_the_tap_changes_no_output(config: StackConfig, device: torch.device) ->
 
 @every_stack
 def test_the_tap_sees_packed_text(config: StackConfig, device: torch.device) -> None:
-    stack, x = make(config, device), states(2, T, device=device)
+    stack, x = make_stack(config, device), random_states(2, T, device=device)
     packing = Packing.from_lengths([[2, 0, 3], [6]], T, device=device)
     sources = Packing.from_lengths([[1, 2, 0], [4]], 5, device=device)
-    memory = Memory(states(2, 5, device=device), packing=sources) if config.cross_attention else None
+    memory = Memory(random_states(2, 5, device=device), packing=sources) if config.cross_attention else None
     expected = stack(x, packing=packing, memory=memory)
     actual, seen = observed(stack, lambda: stack(x, packing=packing, memory=memory))
     assert torch.equal(actual, expected)
@@ -71,10 +82,10 @@ def test_the_tap_sees_packed_text(config: StackConfig, device: torch.device) -> 
 
 @every_decoder
 def test_the_tap_sees_a_step_of_a_cache(config: StackConfig, device: torch.device) -> None:
-    stack, x, memory = make(config, device), states(3, T, device=device), memory_for(config, 3, device)
+    stack, x, memory = make_stack(config, device), random_states(3, T, device=device), make_memory(config, 3, device)
     caches = [new_cache(stack, T, 3, memory) for _ in range(2)]
     for cache in caches:
-        stack(x[:, :4], numbers(4, 1, 2, device=device), cache=cache)
+        stack(x[:, :4], make_tensor(4, 1, 2, device=device), cache=cache)
     expected = stack(x[:, 4:], cache=caches[0])
     actual, seen = observed(stack, lambda: stack(x[:, 4:], cache=caches[1]))
     assert torch.equal(actual, expected)
@@ -86,7 +97,7 @@ def test_the_tap_draws_no_random_numbers(device: torch.device) -> None:
     config = StackConfig(
         layers=2, width=32, heads=2, ffn_width=32, dropout=0.3, attention_dropout=0.2, activation_dropout=0.2
     )
-    stack, x = make(config, device).train(), states(2, T, device=device)
+    stack, x = make_stack(config, device).train(), random_states(2, T, device=device)
     torch.manual_seed(1)
     expected = stack(x)
     torch.manual_seed(1)
@@ -103,4 +114,4 @@ def test_the_weights_are_equation_1(device: torch.device) -> None:
     attention(x, attention.project_keys_values(x), Mask())
     q, k = (linear(x)[0].view(T, 4, 8).transpose(0, 1) for linear in (attention.query, attention.key))
     scores = torch.stack([torch.stack([(q[h] @ k[h, t]) / 8**0.5 for t in range(T)], -1) for h in range(4)])
-    close(looks[0].weights[0], scores.exp() / scores.exp().sum(-1, keepdim=True))
+    assert_close(looks[0].weights[0], scores.exp() / scores.exp().sum(-1, keepdim=True))
