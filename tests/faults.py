@@ -1041,7 +1041,7 @@ FAULTS = """
 + tl.where(out >= 0, grad, 0.0)
 
 # dropout rng: second seed ignored
-@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_fused.py -k dropout_masks
+@ nn/kernels/dropout_rng.py::keep_mask: nn/kernels/test_fused.py -k chance
 - (bits >> 16) ^ second)
 + (bits >> 16))
 

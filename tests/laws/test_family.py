@@ -357,7 +357,7 @@ def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> 
         bare(torch.zeros(1, 3, dtype=torch.int64), None, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="no classifier"):
         build(replace(VISION["vit"], labels=()))(pictures(VISION["vit"], 1, device))
-    with pytest.raises(ValueError, match=r"pixels must be floating make_tensor of \(B, 3, 12, 12\), but are"):
+    with pytest.raises(ValueError, match=r"pixels must be floating numbers of \(B, 3, 12, 12\), but are"):
         build(VISION["vit"])(torch.zeros(1, 3, 8, 8))
 
 
