@@ -1,4 +1,4 @@
-"""Toy runs of the loop: a small corpus with its tokenizer, a model of width 16, and a recipe with nothing left open."""
+"""Toy runs of the loop: a small corpus with its tokenizer, a model of width 16, and a complete TrainConfig."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ RECIPE = TrainConfig(
 
 @cache
 def store(first: int = 0, last: int = 60) -> TokenStore:
-    """Pairs of the little corpus as numbers."""
-    of = tokenizer()
+    """A token store of pairs of the small corpus."""
+    toy_tokenizer = tokenizer()
     texts = lines()
-    rows = of.encode_source(texts[0][first:last]), of.encode_target(texts[1][first:last])
+    rows = toy_tokenizer.encode_source(texts[0][first:last]), toy_tokenizer.encode_target(texts[1][first:last])
     sides = [
         TokenSequences(np.concatenate(side).astype("<u4"), np.cumsum([0, *map(len, side)]).astype("<i8"))
         for side in [[np.array(row) for row in side] for side in rows]
@@ -59,7 +59,7 @@ def store(first: int = 0, last: int = 60) -> TokenStore:
         pairs=last - first,
         dtype="<u4",
         token_counts={},
-        pad_ids={"source": of.source.pad, "target": of.target.pad},
+        pad_ids={"source": toy_tokenizer.source.pad, "target": toy_tokenizer.target.pad},
         files=["corpus.tsv"],
         parts=[CorpusPart(name="corpus", pairs=last - first, dropped={}, examples={})],
     )
@@ -67,9 +67,9 @@ def store(first: int = 0, last: int = 60) -> TokenStore:
 
 
 def batches(
-    tokens: int = 256, layout: Literal["packed", "bucketed"] = "bucketed", of: TokenStore | None = None
+    tokens: int = 256, layout: Literal["packed", "bucketed"] = "bucketed", pairs: TokenStore | None = None
 ) -> PairLoader:
-    return PairLoader(of or store(), BatchConfig(batch_tokens=tokens, max_tokens=64, layout=layout), seed=1)
+    return PairLoader(pairs or store(), BatchConfig(batch_tokens=tokens, max_tokens=64, layout=layout), seed=1)
 
 
 def config(dropout: float = 0.1) -> Seq2SeqConfig:
@@ -84,7 +84,7 @@ def model(dropout: float = 0.1, seed: int = 1) -> Seq2Seq:
 
 @dataclass
 class ToyRun:
-    """A training and all that it has told."""
+    """A trainer and the events that it has emitted."""
 
     trainer: Trainer
     events: list[Event] = field(default_factory=list)
@@ -119,35 +119,35 @@ def build_toy_run(
     stop: Callable[[], bool] = lambda: False,
     layout: Literal["packed", "bucketed"] = "bucketed",
 ) -> ToyRun:
-    """A training of the little corpus; the same arguments give the same one."""
-    told: list[Event] = []
-    of = start or model(dropout)
+    """Build a trainer on the small corpus, the same for the same arguments."""
+    events: list[Event] = []
+    network = start or model(dropout)
     if recipe.lora:
         torch.manual_seed(7)
-        add_lora(of, recipe.lora)
-    valid = batches(512, of=store(60, 90)) if validated else None
+        add_lora(network, recipe.lora)
+    valid = batches(512, pairs=store(60, 90)) if validated else None
     assert recipe.batch_tokens
-    text = batches(recipe.batch_tokens, layout)
-    made = Trainer(
-        of,
+    train_batches = batches(recipe.batch_tokens, layout)
+    trainer = Trainer(
+        network,
         tokenizer(),
         recipe,
-        text,
+        train_batches,
         valid,
         evaluator,
         out,
         DistributedContext(torch.device("cpu")),
-        told.append,
+        events.append,
         stop,
         make_objective=Seq2SeqObjective,
     )
-    return ToyRun(made, told)
+    return ToyRun(trainer, events)
 
 
-def are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def are_equal(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
-def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def max_difference(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    assert actual.keys() == expected.keys()
+    return max(float((actual[name] - expected[name]).abs().max()) for name in actual)
