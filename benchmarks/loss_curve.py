@@ -50,6 +50,7 @@ from attent.training.config import Precision, TrainConfig
 from attent.training.curves import CurveLine, value_range
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
+from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import Size
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
@@ -189,8 +190,9 @@ def train_variant(setup: SharedSetup, name: str, variant: Variant, seed: int, ou
     events: list[Event] = []
     with enable_kernels(variant.use_kernels):
         TrainerWithoutCheckpoints(
-            model, setup.tokenizer, config, batches, None, None, out, DistributedContext(setup.device), events.append
-        ).run()
+            model, setup.tokenizer, config, batches, None, None, out, DistributedContext(setup.device), events.append,
+            make_objective=Seq2SeqObjective,
+        ).run()  # fmt: skip
     if setup.device.type == "cuda":
         gc.collect()  # a run and its CUDA graphs are a reference cycle that holds memory
     losses = list(iterate_step_losses(events))

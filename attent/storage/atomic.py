@@ -39,6 +39,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def is_temporary(path: Path) -> bool:
+    """True for a temporary file or folder of this module, which a killed process leaves behind."""
+    return path.name.startswith(".") and NEW_SUFFIX in path.suffixes
+
+
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty temporary folder, which becomes `folder` when the block ends without an error.

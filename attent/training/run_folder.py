@@ -13,6 +13,7 @@ from typing import Any
 
 from attent import settings
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE
+from attent.storage.atomic import NEW_SUFFIX, is_temporary
 from attent.storage.cache import try_hold_lock
 from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
 from attent.text.tokenizer import TOKENIZER_FORMATS
@@ -46,7 +47,8 @@ def check_folder(out: Path, requested: UserSettings) -> None:
     state = out / STATE_FOLDER
     is_run = (state / REQUESTED_FILE).exists()
     has_checkpoint = bool(checkpoint.list_steps(state))
-    names = {path.name.removesuffix(".new") for path in out.iterdir()} if out.is_dir() else set()
+    files = [path for path in out.iterdir() if not is_temporary(path)] if out.is_dir() else []
+    names = {path.name.removesuffix(NEW_SUFFIX) for path in files}
     if is_run and (names & MODEL_FILES or has_checkpoint):
         check_changes(out, settings.read_json(state / REQUESTED_FILE), requested)
     elif names - {STATE_FOLDER} - (EARLY_FILES if is_run else set()) or has_checkpoint:

@@ -213,7 +213,7 @@ def test_a_second_interrupt_exits_at_once_without_loss(
     os.kill(child, signal.SIGSTOP)  # so that both signals are pending when it continues
     os.kill(child, signal.SIGINT)
     os.kill(child, signal.SIGCONT)
-    fork_server.wait_until(lambda: "leaving" in fork_server.stderr)
+    fork_server.wait_until(lambda: "stopping" in fork_server.stderr)
     os.kill(child, signal.SIGINT)
     assert fork_server.wait() == 130, fork_server.stderr
     assert fork_server.run(command(corpus, out)) == 0, fork_server.stderr

@@ -6,13 +6,27 @@ sets any other field goes to the torch engine, so that a new option is never ign
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import Field, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
 
 class DataclassInstance(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+def are_supported(values: Sequence[DataclassInstance], supported: frozenset[str]) -> bool:
+    """True if `find_unsupported_field` finds nothing in any of `values`, which are of one type; fast for thousands."""
+    if not values:
+        return True
+    others = list_unsupported_fields(type(values[0]), supported)
+    names = [name for name, default in others if not default]
+    if len(names) != len(others) or len(names) < 2:  # attrgetter returns a tuple for two names or more
+        return all(find_unsupported_field(value, supported) is None for value in values)
+    get_fields = attrgetter(*names)
+    return not any(any(get_fields(value)) for value in values)
 
 
 def find_unsupported_field(value: DataclassInstance, supported: frozenset[str]) -> str | None:

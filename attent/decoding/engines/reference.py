@@ -20,7 +20,7 @@ from attent.decoding.constraints.required_phrases import RequiredPhrases
 from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
 from attent.decoding.engines.graphed_search import GraphedSearchStep, can_capture
-from attent.decoding.engines.option_support import find_unsupported_field
+from attent.decoding.engines.option_support import are_supported
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.search import (
     BeamState,
@@ -107,7 +107,7 @@ class TorchEngine(Generic[State]):
     def _search_on_gpu(self, requests: Sequence[SearchRequest], context: SearchContext) -> Results:
         if not self.use_cuda_graphs or not eligibility.may_support(self.model, context):
             return
-        if not any(find_unsupported_field(request, eligibility.SUPPORTED_REQUEST_FIELDS) for request in requests):
+        if are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
             yield from search_in_batches(requests, context.options, lambda b: self._search_gpu_batch(b, context))
 
     def _search_gpu_batch(self, batch: RequestBatch, context: SearchContext) -> HypothesisBatch | Unavailable:

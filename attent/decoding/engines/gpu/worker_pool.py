@@ -20,7 +20,7 @@ import torch
 from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_script
 from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
-from attent.decoding.engines.option_support import find_unsupported_field
+from attent.decoding.engines.option_support import are_supported
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 
 READY = "ready"
@@ -193,7 +193,7 @@ class RemoteEngine:
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         remaining = set(range(len(requests)))
-        plain = all(find_unsupported_field(request, SUPPORTED_REQUEST_FIELDS) is None for request in requests)
+        plain = are_supported(requests, SUPPORTED_REQUEST_FIELDS)
         if plain and options not in self.unsupported:
             for index, hypotheses in search_in_batches(
                 requests, options, lambda batch: self._search_batch(batch, options)
