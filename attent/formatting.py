@@ -123,9 +123,9 @@ def replace_section(document: str, title: str, paragraphs: Iterable[str], before
     section = "\n\n".join([f"## {title}", *paragraphs])
     parts = re.split(r"^(?=## )", document, flags=re.MULTILINE)
     titles = [part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "" for part in parts]
-    kept = [part for part, name in zip(parts, titles, strict=True) if name != title]
+    other_parts = [part for part, name in zip(parts, titles, strict=True) if name != title]
     candidates = [i for i, name in enumerate(titles) if name == title]
     candidates = candidates or [i for i, name in enumerate(titles) if name in before]
-    index = candidates[0] if candidates else len(kept)
-    texts = [part.strip("\n") for part in [*kept[:index], section, *kept[index:]]]
+    index = candidates[0] if candidates else len(other_parts)
+    texts = [part.strip("\n") for part in [*other_parts[:index], section, *other_parts[index:]]]
     return "\n\n".join(text for text in texts if text) + "\n"

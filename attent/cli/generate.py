@@ -144,9 +144,9 @@ def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
 
 def build_generation_options(flags: GenerateFlags) -> GenerationOptions:
     """Return the options; a seed that is not given is random."""
-    given = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
+    set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
     try:
-        return GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | given))
+        return GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
     except ValueError as error:
         message = use_flag_names(str(error), GenerationOptions)
         raise CycloptsError(msg=message, command_chain=("generate",)) from error

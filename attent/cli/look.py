@@ -174,10 +174,12 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     """Return why the flags cannot be combined, or None."""
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--terminal": flags.terminal, "--target": flags.target, "--mask": flags.mask}
-    given = find_given({**outputs, **inputs, "--text-pair": flags.text_pair})
+    given_flags = find_given({**outputs, **inputs, "--text-pair": flags.text_pair})
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
-        extra = "the sentence" if sentence is not None else given if given not in ("--png", "--svg") else None
+        extra = (
+            "the sentence" if sentence is not None else given_flags if given_flags not in ("--png", "--svg") else None
+        )
         if extra:
             return f"--ablate and --prune run on the pairs of --data: leave {extra} out"
         if not flags.data:
@@ -193,8 +195,8 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
         return None if sentence.strip() else "the sentence must not be empty; leave it out for the live page"
     if selection and not flags.positions:
         return f"{selection} needs a sentence; on the live page heads are selected in the page: leave it out"
-    if given and not (flags.positions and given in outputs):
-        return f'{given} needs a sentence: attent look MODEL "A man rides a bike."'
+    if given_flags and not (flags.positions and given_flags in outputs):
+        return f'{given_flags} needs a sentence: attent look MODEL "A man rides a bike."'
     return None
 
 

@@ -55,8 +55,8 @@ DeviceFlags: Any = make_dataclass("DeviceFlags", derive_flags(DeviceOptions), fr
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:
     """Return the options of `SearchFlags`; a beam size that was not given is as large as needed."""
-    given = {name: value for name in _SAMPLING_NAMES if (value := getattr(flags, name)) is not None}
-    sampling = SamplingOptions(**given) if flags.sample or given else None
+    set_options = {name: value for name in _SAMPLING_NAMES if (value := getattr(flags, name)) is not None}
+    sampling = SamplingOptions(**set_options) if flags.sample or set_options else None
     beam_size = flags.beam_size
     if beam_size is None:
         beam_size = max(DEFAULT_BEAM_SIZE, min_beam_size, 1 if sampling else flags.n_best)

@@ -252,9 +252,9 @@ def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
         "--alignment": flags.alignment is not None,
         "--input-type": flags.input_type != "text",
     }
-    given = [name for name, value in is_given.items() if value]
-    if is_document(file) and given:
-        problem = f"{file} is a document and keeps its format: leave {given[0]} out"
+    given_flags = [name for name, value in is_given.items() if value]
+    if is_document(file) and given_flags:
+        problem = f"{file} is a document and keeps its format: leave {given_flags[0]} out"
         raise CycloptsError(msg=problem, command_chain=("translate",))
 
 

@@ -123,25 +123,28 @@ def generate_pairs() -> Iterator[tuple[str, str]]:
 
 def _make_sentence(draws: _Draws) -> tuple[str, str]:
     en, de, is_plural = _make_subject(draws)
-    verb, (place, de_place) = draws.choose(VERBS), _make_place(draws)
+    verb, (en_place, de_place) = draws.choose(VERBS), _make_place(draws)
     en_verb, de_verb = (verb.en, verb.de) if is_plural else (verb.en_third, verb.de_third)
     match draws.choose(["present", "time", "perfect", "modal", "negation"]):
         case "present":
-            return f"{en} {en_verb} {place}", f"{de} {de_verb} {de_place}"
+            return f"{en} {en_verb} {en_place}", f"{de} {de_verb} {de_place}"
         case "time":
             time, de_time = draws.choose(TIMES)
             is_are = "are" if is_plural else "is"
-            return f"{time} {en} {is_are} {verb.en_progressive} {place}", f"{de_time} {de_verb} {de} {de_place}"
+            return f"{time} {en} {is_are} {verb.en_progressive} {en_place}", f"{de_time} {de_verb} {de} {de_place}"
         case "perfect":
             auxiliary = AUXILIARIES[verb.de_auxiliary][is_plural]
             has_have = "have" if is_plural else "has"
-            return f"{en} {has_have} {verb.en_participle} {place}", f"{de} {auxiliary} {de_place} {verb.de_participle}"
+            return (
+                f"{en} {has_have} {verb.en_participle} {en_place}",
+                f"{de} {auxiliary} {de_place} {verb.de_participle}",
+            )
         case "modal":
             modal, de_modal = draws.choose(PLURAL_MODALS if is_plural else MODALS)
-            return f"{en} {modal} {verb.en} {place}", f"{de} {de_modal} {de_place} {verb.de}"
+            return f"{en} {modal} {verb.en} {en_place}", f"{de} {de_modal} {de_place} {verb.de}"
         case _:
             do_does = "do" if is_plural else "does"
-            return f"{en} {do_does} not {verb.en} {place}", f"{de} {de_verb} nicht {de_place}"
+            return f"{en} {do_does} not {verb.en} {en_place}", f"{de} {de_verb} nicht {de_place}"
 
 
 def _make_subject(draws: _Draws) -> tuple[str, str, bool]:

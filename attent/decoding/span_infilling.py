@@ -33,10 +33,13 @@ def search_spans(
     max_positions = translator.model.decoder.positions.max_length or math.inf
     limits = [int(min(options.compute_max_length(len(row) - 1), max_positions)) for row in rows]
     requests = [SearchRequest(source_ids=list(row), max_length=n) for row, n in zip(rows, limits, strict=True)]
-    found = dict(translator.build_torch_engine().search(requests, options))
+    hypotheses = dict(translator.build_torch_engine().search(requests, options))
     vocabulary = translator.tokenizer.target
     return [
-        [SpanPrediction(extract_words(vocabulary, item.token_ids, marks), math.exp(item.log_prob)) for item in found[i]]
+        [
+            SpanPrediction(extract_words(vocabulary, item.token_ids, marks), math.exp(item.log_prob))
+            for item in hypotheses[i]
+        ]
         for i, marks in enumerate(sentinels)
     ]
 

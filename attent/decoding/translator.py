@@ -236,8 +236,10 @@ class Translator:
             check_constraints(distinct, options)
         rows = self._encode_sources([segment.text for segment in segments], to, encoded)
         with self._locks.eval_mode:
-            found = iter(self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to))
-            hypotheses = [[next(found) for _ in text_parts] for text_parts in parts]
+            results = iter(
+                self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to)
+            )
+            hypotheses = [[next(results) for _ in text_parts] for text_parts in parts]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
         candidates = self._detokenize(hypotheses)
         return [
@@ -265,16 +267,16 @@ class Translator:
     def _stream_segment(self, segment: Segment, options: SearchOptions, to: str | None) -> Iterator[str]:
         source_ids = self.tokenizer.encode_source([segment.text], to)[0]
         request = self._build_request(segment, source_ids, options, to)
-        given = stable = ""
+        printed = stable = ""
         with eval_mode(self.model):
             for token_ids in self._iterate_stable_prefixes(segment, request, options):
                 stable = self.tokenizer.target.decode(token_ids)
                 # An incomplete character may be completed by the next token.
-                if len(stable) > len(given) and stable.startswith(given) and not stable.endswith("\ufffd"):
-                    yield stable[len(given) :]
-                    given = stable
-        if len(stable) > len(given):
-            yield stable[len(given) :]
+                if len(stable) > len(printed) and stable.startswith(printed) and not stable.endswith("\ufffd"):
+                    yield stable[len(printed) :]
+                    printed = stable
+        if len(stable) > len(printed):
+            yield stable[len(printed) :]
 
     def suggest_continuations(
         self,
@@ -297,8 +299,8 @@ class Translator:
                 replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
                 for token in self._get_next_tokens(request, count)
             ]
-            found = dict(self.build_torch_engine(None).search(requests, options))
-        candidates = self._detokenize([[hypotheses[:1]] for hypotheses in found.values() if hypotheses])
+            results = dict(self.build_torch_engine(None).search(requests, options))
+        candidates = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         translations = [build_translation(best, text, 1) for (best,) in candidates]
         allowed = [item for item in translations if not any(has_word(item.text, word) for word in constraints.banned)]
         return sorted(allowed, key=lambda item: -item.score)
@@ -346,8 +348,10 @@ class Translator:
         encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
         fits = [not split_sentences and len(encoded.get(text, ())) <= max_tokens for text in cleaned]
         parts = [
-            ([SentencePart(text)] if text else []) if fit else self._split_text(text, some, max_tokens, source_lang)
-            for text, some, fit in zip(cleaned, constraints, fits, strict=True)
+            ([SentencePart(text)] if text else [])
+            if fit
+            else self._split_text(text, constraint, max_tokens, source_lang)
+            for text, constraint, fit in zip(cleaned, constraints, fits, strict=True)
         ]
         return parts, encoded
 
@@ -445,14 +449,14 @@ class Translator:
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         forbid = forbid_loops and widened.sampling is None and self.forbids_loops_in_first_search
         requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
-        found = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
-        for key, hypotheses in found.items():
+        results = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
+        for key, hypotheses in results.items():
             check_hypotheses(hypotheses, segments[first[key]], requests[key])
         if forbid_loops:
-            found |= self._search_without_loops(requests, found, widened, should_stop)
+            results |= self._search_without_loops(requests, results, widened, should_stop)
         if mbr_candidates:
-            found = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in found.items()}
-        return [found[key] for key in keys]
+            results = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in results.items()}
+        return [results[key] for key in keys]
 
     def _group_segments(self, segments: Sequence[Segment], options: SearchOptions) -> list[object]:
         """Return a key for each segment; segments with equal keys have equal translations."""
@@ -804,7 +808,7 @@ def broadcast_constraints(constraints: Constraints | Sequence[Constraints], coun
     per_text = [constraints] * count if isinstance(constraints, Constraints) else constraints
     if len(per_text) != count:
         raise TranslationError(f"`constraints` must be one for all or {count}, one per text, but are {len(per_text)}")
-    return [NO_CONSTRAINTS if some == NO_CONSTRAINTS else some for some in per_text]
+    return [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
 
 
 def build_segments(
@@ -815,8 +819,8 @@ def build_segments(
 ) -> list[Segment]:
     """Return the segments of all texts, each with its constraints."""
     return [
-        Segment(part.text, add_glossary_terms(some, part.text, glossary), index * MAX_SEGMENTS + i)
-        for index, (text_parts, some) in enumerate(zip(parts, constraints, strict=True), first_index)
+        Segment(part.text, add_glossary_terms(constraint, part.text, glossary), index * MAX_SEGMENTS + i)
+        for index, (text_parts, constraint) in enumerate(zip(parts, constraints, strict=True), first_index)
         for i, part in enumerate(text_parts)
     ]
 

@@ -77,10 +77,10 @@ def select_attention_layers(
         if (kind is None or kind == get_attention_kind(path)) and (layers is None or get_layer_index(path) in layers)
     }
     if not chosen:
-        given = ", ".join(
+        filters = ", ".join(
             f"{name} {value}" for name, value in (("kind", kind), ("layers", layers)) if value is not None
         )
-        raise ValueError(f"{given} must select an attention layer, but select none of: {', '.join(matching)}")
+        raise ValueError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
     for path, layer in chosen.items():
         for head in heads or ():
             if not 0 <= head < layer.heads:

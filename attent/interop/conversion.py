@@ -157,11 +157,16 @@ def merge_generation_tokens(data: dict[str, Any], root: Path, keys: ConfigKeys[F
     path = root / hf_folder.GENERATION_FILE
     generation = hf_folder.read_json(path) if path.exists() else {}
     for key in keys.token_keys:
-        here, there = data.get(key), generation.get(key)
-        if here is not None and there is not None and here not in (there, [there]) and there != [here]:
+        here, in_generation = data.get(key), generation.get(key)
+        if (
+            here is not None
+            and in_generation is not None
+            and here not in (in_generation, [in_generation])
+            and in_generation != [here]
+        ):
             raise FolderError(
                 f"{path}: `{key}` must be that of {hf_folder.CONFIG_FILE}, {quote_value(here)}, but is "
-                f"{quote_value(there)}; give both files the one that the model was trained with"
+                f"{quote_value(in_generation)}; give both files the one that the model was trained with"
             )
     added = {key: generation[key] for key in keys.token_keys if data.get(key) is None and key in generation}
     overrides = {key: generation[key] for key in keys.generation_overrides if key in generation}

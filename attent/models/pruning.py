@@ -23,13 +23,15 @@ COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
 def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Seq:
     """Return a copy without some heads, `{"decoder.blocks.3.cross_attn": [2]}`, by their indices in `model`."""
     layers = attention_layers(model)
-    kept = {path: [h for h in range(layer.heads) if h not in heads.get(path, ())] for path, layer in layers.items()}
-    original_ids = {path: get_original_head_ids(layers[path], kept[path]) for path in layers}
+    remaining = {
+        path: [h for h in range(layer.heads) if h not in heads.get(path, ())] for path, layer in layers.items()
+    }
+    original_ids = {path: get_original_head_ids(layers[path], remaining[path]) for path in layers}
     tensors = {name: t.detach().clone() for name, t in collect_tensors(model, build_empty_like(model)).items()}
     for path, layer in layers.items():
-        if len(kept[path]) == layer.heads:
+        if len(remaining[path]) == layer.heads:
             continue
-        indices = compute_feature_indices(kept[path], layer)
+        indices = compute_feature_indices(remaining[path], layer)
         for name, axis in list_head_tensors(path, tensors):
             tensors[name] = tensors[name].index_select(axis, indices).contiguous()
     empty = build_empty_seq2seq(set_remaining_heads(model.config, original_ids))

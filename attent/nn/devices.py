@@ -22,8 +22,10 @@ def choose_device(name: str | None = None) -> torch.device:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        found = "only cpu" if available == "cpu" else available
-        raise DeviceError(f"device {name}: cannot be used here ({reason}); this machine has {found}") from error
+        available_devices = "only cpu" if available == "cpu" else available
+        raise DeviceError(
+            f"device {name}: cannot be used here ({reason}); this machine has {available_devices}"
+        ) from error
     return device
 
 

@@ -139,11 +139,11 @@ def drop_out_of_range(
             f"{location}: must have a line for each pair, but has {len(gold):,} for {len(sources):,} pairs; "
             "give the text that was aligned"
         )
-    kept, dropped = [], []
+    in_range, dropped = [], []
     for number, (pair, source, target) in enumerate(zip(gold, sources, targets, strict=True), 1):
         num_source, num_target = len(source.split()), len(target.split())
         valid = frozenset(link for link in pair.possible if link[0] < num_source and link[1] < num_target)
-        kept.append(GoldAlignment(sure=pair.sure & valid, possible=valid))
+        in_range.append(GoldAlignment(sure=pair.sure & valid, possible=valid))
         dropped += [f"{location}:{number}: {link[0]}-{link[1]}" for link in sorted(pair.possible - valid)]
     if len(dropped) > MAX_OUT_OF_RANGE * sum(len(pair.possible) for pair in gold):
         raise GoldAlignmentError(
@@ -151,7 +151,7 @@ def drop_out_of_range(
             f"{len(dropped) - 1:,} more; give the text that was aligned, with spaces between its words, and --src and "
             "--tgt in that order"
         )
-    return kept, tuple(dropped)
+    return in_range, tuple(dropped)
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------

@@ -293,8 +293,12 @@ class LoadedModel:
         """(target language, indices of its pairs); the language is None for a model without language tags."""
         tags = self.tokenizer.source.tags
         languages = [language if tags else None for language in test_set.languages]
-        found = {language: find_language_tag(language, tags, self.folder) for language in dict.fromkeys(languages)}
-        return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in found.items()]
+        tag_by_language = {
+            language: find_language_tag(language, tags, self.folder) for language in dict.fromkeys(languages)
+        }
+        return [
+            (tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()
+        ]
 
 
 def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:

@@ -79,10 +79,10 @@ def truncate_log(path: Path, step: int) -> None:
     """Remove the events after a step, atomically."""
     if not path.is_file():
         return
-    kept = b"".join(line for line, data in _read_objects(path) if step and _get_step(data) <= step)
-    if path.stat().st_size == len(kept):
+    earlier_lines = b"".join(line for line, data in _read_objects(path) if step and _get_step(data) <= step)
+    if path.stat().st_size == len(earlier_lines):
         return
-    write_atomic(path, kept)
+    write_atomic(path, earlier_lines)
 
 
 def to_json_line(event: Event, now: datetime) -> bytes:

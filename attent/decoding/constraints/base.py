@@ -105,8 +105,8 @@ def ban_tokens(scores: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
 def keep_only_tokens(scores: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> Tensor:
     """In the rows where `rows` (R,) is True allow only `token_ids` (R, N), with `values`, in place; ignore ids < 0."""
     scores += torch.where(rows, NEG_INF, 0.0).to(scores.dtype)[:, None]
-    kept = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
-    return scores.scatter_reduce_(1, token_ids.clamp_min(0), kept, "amax")
+    allowed_scores = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
+    return scores.scatter_reduce_(1, token_ids.clamp_min(0), allowed_scores, "amax")
 
 
 def build_continuation_masks(word_continuations: Tensor) -> Tensor:

@@ -220,7 +220,7 @@ class TokenSpellings:
 
     def _build_tables(self, word_lists: Sequence[WordList]) -> TransitionTables:
         variants = {words: build_spelling_variants(words) for words in word_lists}
-        texts = [text for some in variants.values() for text in some]
+        texts = [text for spellings in variants.values() for text in spellings]
         classes = CharacterClasses.from_texts([*texts, *([ESCAPE, "0", "1"] if self.has_escape else [])])
         width = len(classes.kinds)
         start_states: dict[WordList, int] = {(): UNRESTRICTED}

@@ -216,9 +216,9 @@ class DynamicState:
         self.sequences = advance_sequences(self.model, self.cache, self.sequences, self.context)
 
     def keep_rows(self, rows: Sequence[int]) -> bool:
-        kept = torch.tensor(rows, device=self.sequences.input_tokens.device)
-        self.sequences = self.sequences.select_rows(kept)
-        self.cache.reorder(kept)
+        remaining_rows = torch.tensor(rows, device=self.sequences.input_tokens.device)
+        self.sequences = self.sequences.select_rows(remaining_rows)
+        self.cache.reorder(remaining_rows)
         return True
 
 

@@ -135,9 +135,9 @@ def _split_validation(
         )
     size = default_validation_size(num_pairs) if requested_count is None else requested_count
     base.check_hold_out(size, num_pairs, "pairs")
-    kept, held_out = hold_out(train, size, seed)
-    context.note(f"{summarize_split(kept, held_out)} (name your own with --valid)")
-    return kept, held_out
+    train_part, held_out = hold_out(train, size, seed)
+    context.note(f"{summarize_split(train_part, held_out)} (name your own with --valid)")
+    return train_part, held_out
 
 
 # ---- token stores ----------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def _report_store(store: TokenStore, context: base.RunContext) -> None:
 def _no_pairs_error(store: TokenStore) -> TrainError:
     counts = _describe_dropped(store) or "the corpus is empty"
     names = " ".join(part.name for part in store.meta.parts)
-    example = next((places[0] for part in store.meta.parts for places in part.examples.values()), None)
+    example = next((locations[0] for part in store.meta.parts for locations in part.examples.values()), None)
     such = f" (such as {example})" if example else ""
     return TrainError(
         f"no pairs are left to train on: {counts}{such}; `attent data {names}` shows why, "
