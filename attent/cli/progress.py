@@ -143,7 +143,7 @@ class TrainingDisplay:
 
 
 class EventHistory:
-    """What the display needs of past events, in bounded memory."""
+    """The part of past events that the display needs, in bounded memory."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
