@@ -15,6 +15,7 @@ import json
 import math
 import reprlib
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -67,17 +68,22 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object; `where` is the file that errors name."""
     text = _decode(content, where)
     try:
-        data = json.loads(
-            text,
-            object_pairs_hook=_reject_duplicate_keys,
-            parse_constant=_reject_constant,
-            parse_float=_parse_finite_float,
-        )
+        data = decode_strict_json(text)
     except RecursionError:
         raise _nesting_error(where) from None
     except ValueError as error:
         raise SettingsError(f"{where}: is not valid JSON: {error}; correct it") from error
     return _check_object(data, where)
+
+
+def decode_strict_json(text: str) -> Any:
+    """Decode JSON; a duplicate key or a number that is not finite raises a ValueError."""
+    return json.loads(
+        text,
+        object_pairs_hook=_reject_duplicate_keys,
+        parse_constant=_reject_constant,
+        parse_float=_parse_finite_float,
+    )
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -517,8 +523,7 @@ def _check_object(data: object, where: str) -> dict[str, Any]:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        duplicate = next(name for name in names if names.count(name) > 1)
+        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"duplicate key `{_truncate_text(duplicate)}`")
     return data
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attent.models.base import SavableModel
 from attent.models.config import CausalConfig
 from attent.models.output import OutputProjection
+from attent.models.weights import SavableModel
 from attent.nn import Cache, Packing, Stack
 from attent.nn.frontends import TokenEmbedding
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models.base import SavableModel
 from attent.models.config import EncoderConfig
 from attent.models.output import OutputProjection
+from attent.models.weights import SavableModel
 from attent.nn import Packing, Stack, StackConfig
 from attent.nn.argument_checks import can_read_values
 from attent.nn.block import make_norm

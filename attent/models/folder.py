@@ -78,7 +78,9 @@ def write_folder(
     """
     root = Path(folder).expanduser()
     stored, tied = _untie(tensors)
-    encoded_config = _encode_config(config, tied)
+    if "tied" in config:
+        raise FolderError(f"{CONFIG_FILE}: the key `tied` is reserved for the names of tied tensors; rename yours")
+    encoded_config = encode_json({**config, "tied": tied}, CONFIG_FILE)
     # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same save
     # as the model (storage.atomic.find_file relies on the first NAME.new).
     small_files = _check_files(files or {}) | {CONFIG_FILE: encoded_config}
@@ -130,12 +132,6 @@ def _memory_key(name: str, tensor: Tensor) -> object:
         return name
     layout = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
     return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), layout)
-
-
-def _encode_config(config: Mapping[str, Any], tied: dict[str, str]) -> bytes:
-    if "tied" in config:
-        raise FolderError(f"{CONFIG_FILE}: the key `tied` is reserved for the names of tied tensors; rename yours")
-    return encode_json({**config, "tied": tied}, CONFIG_FILE)
 
 
 def encode_json(data: Mapping[str, Any], name: str) -> bytes:
@@ -257,8 +253,8 @@ def _read_once(root: Path, read: Callable[[Path], R]) -> R:
 def _read_model(root: Path, copy_tensor: Callable[[Tensor], Tensor]) -> StoredModel:
     paths = _find_files(root)
     config = settings.read_json(paths[CONFIG_FILE])
-    tied = _parse_ties(config.pop("tied", {}), root)
-    tensors = _apply_ties(read_safetensors(paths[WEIGHTS_FILE], copy_tensor=copy_tensor), tied, root)
+    tied = config.pop("tied", {})
+    tensors = _apply_ties(read_safetensors(paths[WEIGHTS_FILE], copy_tensor=copy_tensor), tied, root / CONFIG_FILE)
     return StoredModel(config=config, tensors=tensors, tied=tied, files=_load_extra_files(paths))
 
 
@@ -327,17 +323,13 @@ def _find_intact_file(path: Path, entry: ManifestEntry) -> Path:
     raise FolderError(f"{problems[0]}; copy the model again, or take an older save")
 
 
-def _parse_ties(data: object, root: Path) -> dict[str, str]:
-    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data.values()):
-        raise FolderError(f"{root / CONFIG_FILE}: `tied` must map names of tensors to names; get the model again")
-    return data
-
-
-def _apply_ties(tensors: dict[str, Tensor], tied: dict[str, str], root: Path) -> dict[str, Tensor]:
+def _apply_ties(tensors: dict[str, Tensor], tied: object, where: Path) -> dict[str, Tensor]:
+    if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
+        raise FolderError(f"{where}: `tied` must map names of tensors to names; get the model again")
     for name, owner in tied.items():
         if name in tensors or owner not in tensors:
             problem = "is itself stored" if name in tensors else f"`{owner}` is not stored"
-            raise FolderError(f"{root / CONFIG_FILE}: `tied.{name}` is invalid: {problem}; get the model again")
+            raise FolderError(f"{where}: `tied.{name}` is invalid: {problem}; get the model again")
     return tensors | {name: tensors[owner] for name, owner in tied.items()}
 
 

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from attent.models import build_empty
 from attent.models.config import Seq2SeqConfig
 from attent.models.seq2seq import Seq2Seq
 from attent.models.weights import assign_weights, build_empty_like, collect_tensors
-from attent.nn import Attention, StackConfig, attention_layers
+from attent.nn import Attention, attention_layers
 
-RemainingHeads = tuple[tuple[tuple[int, ...], ...], ...]
 ROW_TENSORS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
 COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
 
@@ -26,7 +27,10 @@ def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Se
     remaining = {
         path: [h for h in range(layer.heads) if h not in heads.get(path, ())] for path, layer in layers.items()
     }
-    original_ids = {path: get_original_head_ids(layers[path], remaining[path]) for path in layers}
+    original_ids = {
+        path: tuple(heads if (ids := layers[path].remaining_heads) is None else (ids[head] for head in heads))
+        for path, heads in remaining.items()
+    }
     tensors = {name: t.detach().clone() for name, t in collect_tensors(model, build_empty_like(model)).items()}
     for path, layer in layers.items():
         if len(remaining[path]) == layer.heads:
@@ -34,7 +38,7 @@ def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Se
         indices = compute_feature_indices(remaining[path], layer)
         for name, axis in list_head_tensors(path, tensors):
             tensors[name] = tensors[name].index_select(axis, indices).contiguous()
-    empty = build_empty_seq2seq(set_remaining_heads(model.config, original_ids))
+    empty = build_empty(set_remaining_heads(model.config, original_ids))
     return assign_weights(empty, tensors, "the model without some heads")
 
 
@@ -55,34 +59,19 @@ def restore_heads(model: Seq2Seq) -> Seq2Seq:
             shape[axis] = stacks[path.partition(".")[0]].heads * layer.head_width
             tensors[name] = tensors[name].new_zeros(shape).index_copy(axis, indices, tensors[name].detach())
     encoder, decoder = (replace(stack, remaining_heads=None) for stack in stacks.values())
-    empty = build_empty_seq2seq(replace(config, encoder=encoder, decoder=decoder))
+    empty = build_empty(replace(config, encoder=encoder, decoder=decoder))
     return assign_weights(empty, tensors, "the model with all heads")
 
 
-def build_empty_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
-    with torch.device("meta"):
-        return Seq2Seq(config)
-
-
 def set_remaining_heads(config: Seq2SeqConfig, remaining: Mapping[str, tuple[int, ...]]) -> Seq2SeqConfig:
-    encoder, decoder = (
-        set_stack_remaining_heads(getattr(config, name), name, remaining) for name in ("encoder", "decoder")
-    )
-    return replace(config, encoder=encoder, decoder=decoder)
-
-
-def set_stack_remaining_heads(stack: StackConfig, name: str, remaining: Mapping[str, tuple[int, ...]]) -> StackConfig:
-    """Set `remaining_heads`, or None where no head was removed, so that the config tells a pruned model."""
-    sublayers = ("self_attn", "cross_attn") if stack.cross_attention else ("self_attn",)
-    table: RemainingHeads = tuple(
-        tuple(remaining[f"{name}.blocks.{i}.{sublayer}"] for sublayer in sublayers) for i in range(stack.layers)
-    )
-    complete = all(len(heads) == stack.heads for layer in table for heads in layer)
-    return replace(stack, remaining_heads=None if complete else table)
-
-
-def get_original_head_ids(layer: Attention, heads: Collection[int]) -> tuple[int, ...]:
-    return tuple(heads if layer.remaining_heads is None else (layer.remaining_heads[head] for head in heads))
+    """Set `remaining_heads` of both stacks; None where no head was removed, so that the config tells a pruned model."""
+    stacks: dict[str, Any] = {"encoder": config.encoder, "decoder": config.decoder}
+    for name, stack in stacks.items():
+        sublayers = ("self_attn", "cross_attn") if stack.cross_attention else ("self_attn",)
+        table = tuple(tuple(remaining[f"{name}.blocks.{i}.{s}"] for s in sublayers) for i in range(stack.layers))
+        complete = all(len(heads) == stack.heads for layer in table for heads in layer)
+        stacks[name] = replace(stack, remaining_heads=None if complete else table)
+    return replace(config, **stacks)
 
 
 def compute_feature_indices(heads: Collection[int], layer: Attention) -> Tensor:

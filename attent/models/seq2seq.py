@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.models.base import SavableModel
 from attent.models.config import Seq2SeqConfig
 from attent.models.output import OutputProjection
+from attent.models.weights import SavableModel
 from attent.nn import Cache, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape

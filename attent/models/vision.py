@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models.base import SavableModel
 from attent.models.config import VisionConfig
 from attent.models.encoder import Classifier, Pooler, make_linear
+from attent.models.weights import SavableModel
 from attent.nn import Stack
 from attent.nn.init import init_normal
 

@@ -20,6 +20,14 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 M = TypeVar("M", bound=nn.Module)
 
 
+class SavableModel(nn.Module):
+    """The base class of whole models: a torch module with a `config`."""
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
+        save_model(self, folder)
+
+
 def find_tied_names(model: nn.Module) -> dict[str, str]:
     """Return for each additional name of a tied parameter its first name."""
     first: dict[int, str] = {}
@@ -66,7 +74,12 @@ def check_weights(tensors: Mapping[str, Tensor], like: nn.Module, where: str | P
     check_tensors({name: tensor.shape for name, tensor in like.state_dict().items()}, tensors, where)
     check_dtypes(tensors, where)
     for name, first in find_tied_names(like).items():
-        check_tie(name, tensors[name], first, tensors[first], where)
+        # One of two different tensors would be lost.
+        if tensors[name].data_ptr() != tensors[first].data_ptr() and not torch.equal(tensors[name], tensors[first]):
+            raise FolderError(
+                f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "
+                f"`tie_output`), but differs; tie it again, or change the config"
+            )
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], where: str | Path) -> None:
@@ -78,12 +91,3 @@ def check_dtypes(tensors: Mapping[str, Tensor], where: str | Path) -> None:
     if len(dtypes) > 1:
         examples = ", ".join(f"`{name}` is {dtype}" for dtype, name in dtypes.items())
         raise FolderError(f"{where}: all tensors must have one dtype, but {examples}; convert them (model.float())")
-
-
-def check_tie(name: str, tensor: Tensor, first: str, first_tensor: Tensor, where: str | Path) -> None:
-    """Refuse different tensors for tied parameters: one of them would be lost."""
-    if tensor.data_ptr() != first_tensor.data_ptr() and not torch.equal(tensor, first_tensor):
-        raise FolderError(
-            f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "
-            f"`tie_output`), but differs; tie it again, or change the config"
-        )

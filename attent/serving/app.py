@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attent.serving.limits import (
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
 LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
 class LookApp:
     """The guarded ASGI app, which can be closed."""
 
-    def __init__(self, guard: RequestGuard, queue: RequestQueue) -> None:
-        self._guard = guard
-        self._queue = queue
+    _guard: RequestGuard
+    _queue: RequestQueue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
@@ -50,7 +52,7 @@ class LookApp:
     async def close(self, timeout: float) -> bool:
         """Cancel all requests; return whether the model is idle within the timeout."""
         self._guard.close()
-        return await self._queue.wait_until_idle(timeout)
+        return await self._queue.close(timeout)
 
 
 def create_app(
@@ -69,13 +71,9 @@ def create_app(
     are the accepted host names, `model_info` is the response of /api/model.
     """
     limits = limits or Limits()
-    desk = RequestQueue(limits.max_queued)
-    return LookApp(
-        RequestGuard(
-            _build_routes(page, csp, model_info, _make_look_endpoint(handler, desk, limits)), limits=limits, hosts=hosts
-        ),
-        desk,
-    )
+    queue = RequestQueue(limits.max_queued)
+    routes = _build_routes(page, csp, model_info, _make_look_endpoint(handler, queue, limits))
+    return LookApp(RequestGuard(routes, limits=limits, hosts=hosts), queue)
 
 
 def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limits) -> Callable[[Request], Any]:
@@ -83,11 +81,10 @@ def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limit
         _check_content_type(request.scope)
         look_request = parse_request(await request.body(), limits)
         try:
-            return _make_json_response(
-                await queue.submit(lambda should_stop: _run_handler(handler, look_request, should_stop))
-            )
+            body = await queue.submit(partial(_run_handler, handler, look_request))
         except QueueFull:
             raise make_unavailable_error("the model is busy; retry in a moment") from None
+        return _make_json_response(body)
 
     return ask
 
@@ -145,7 +142,7 @@ def _build_routes(
         exception_handlers={
             HTTPException: _handle_http_exception,
             ApiError: _handle_api_error,
-            Exception: _handle_exception,
+            Exception: _handle_api_error,
         },
     )
     app.router.redirect_slashes = False
@@ -168,14 +165,9 @@ def _make_json_response(body: bytes, status: int = 200, headers: Mapping[str, st
 
 
 async def _handle_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+    if not isinstance(error, ApiError):
+        error = make_internal_error()  # Starlette re-raises the original, and the guard logs it
     return _make_json_response(error.to_json(), error.status, error.headers)
-
-
-async def _handle_exception(request: Request, error: Exception) -> Response:
-    return await _handle_api_error(
-        request, make_internal_error()
-    )  # Starlette re-raises the error, and the guard logs it
 
 
 async def _handle_http_exception(request: Request, error: Any) -> Response:

@@ -123,11 +123,8 @@ class RequestGuard:
         """Reject foreign hosts and origins: any website can send requests to 127.0.0.1."""
         named = _get_header_values(scope, "host")
         if len(named) != 1 or _strip_port(named[0]) not in self._hosts:
-            allowed = " or ".join(self._hosts)
-            raise ApiError(
-                421,
-                f"the host must be {allowed}, but is {_format_hosts(named)}",
-            )
+            host = ascii(", ".join(named)[:80]) if any(named) else "no host"
+            raise ApiError(421, f"the host must be {' or '.join(self._hosts)}, but is {host}")
         if scope["method"] in ("GET", "HEAD"):
             return
         if any(not _is_same_origin(origin, named[0]) for origin in _get_header_values(scope, "origin")):
@@ -185,8 +182,8 @@ class RequestGuard:
         work = asyncio.ensure_future(self._app(scope, _replay_body(body), sender.send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         self._active_tasks.add(work)
+        seconds = self._limits.response_timeout
         try:
-            seconds = self._limits.response_timeout
             await asyncio.wait({work, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._active_tasks.discard(work)
@@ -194,17 +191,13 @@ class RequestGuard:
             work.cancel()
             disconnect.cancel()
             await asyncio.wait({work, disconnect})
-        if work.cancelled():
-            raise self._make_cancellation_error(unfinished=unfinished, disconnected=disconnected)
-        work.result()
-
-    def _make_cancellation_error(self, *, unfinished: bool, disconnected: bool) -> Exception:
+        if not work.cancelled():
+            return work.result()
         if self._closing or not unfinished:
-            return _make_stopping_error()
+            raise _make_stopping_error()
         if disconnected:
-            return ClientDisconnected()
-        seconds = self._limits.response_timeout
-        return make_unavailable_error(f"the response took more than {seconds:g} seconds; send a shorter text")
+            raise ClientDisconnected
+        raise make_unavailable_error(f"the response took more than {seconds:g} seconds; send a shorter text")
 
 
 class ResponseSender:
@@ -292,7 +285,3 @@ def _is_same_origin(origin: str, host: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
-
-
-def _format_hosts(hosts: Sequence[str]) -> str:
-    return ascii(", ".join(hosts)[:80]) if any(hosts) else "no host"

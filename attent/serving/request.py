@@ -6,11 +6,9 @@ are checked by the model's handler.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from attent import settings
 from attent.serving.limits import ApiError, Limits
@@ -45,13 +43,7 @@ def parse_request(body: bytes, limits: Limits) -> LookRequest:
 
 def _parse_json(body: bytes) -> dict[str, Any]:
     try:
-        text = body.decode("utf-8")
-        data = json.loads(
-            text,
-            object_pairs_hook=_reject_duplicate_keys,
-            parse_constant=_reject_constant,
-            parse_float=_parse_finite_float,
-        )
+        data = settings.decode_strict_json(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ApiError(400, f"{REQUEST_NAME}: must be UTF-8, but byte {error.start} is not") from None
     except RecursionError:
@@ -61,24 +53,6 @@ def _parse_json(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, f'{REQUEST_NAME}: must be a JSON object such as {{"text": "..."}}')
     return data
-
-
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in data:
-            raise ValueError(f"the key {name[:80]!a} occurs twice")
-        data[name] = value
-    return data
-
-
-def _reject_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not valid JSON")
-
-
-def _parse_finite_float(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _reject_constant(digits[:80])
 
 
 def _check_sizes(data: Mapping[str, Any], limits: Limits) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 StopCheck = Callable[[], bool]  # True once the request is cancelled: poll it at each step
@@ -26,46 +27,44 @@ class RequestQueue:
 
     def __init__(self, max_queued: int) -> None:
         self._capacity = 1 + max_queued
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._lock = asyncio.Lock()
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
     def num_pending(self) -> int:
-        return len(self._tasks)
+        return len(self._pending)
 
     async def submit(self, work: Callable[[StopCheck], T]) -> T:
         """Return the result of `work(should_stop)`. Cancelling removes a queued job and signals a running one."""
         if self.num_pending >= self._capacity:
             raise QueueFull
-        job = QueuedJob(work)
-        task = asyncio.create_task(self._run_in_order(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        job, cancelled = Future[T](), threading.Event()
+        done = asyncio.wrap_future(job)
+        self._pending.add(done)
+        done.add_done_callback(self._forget)
+        self._start_worker()
+        self._jobs.put((job, lambda: work(cancelled.is_set)))
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(done)
         except asyncio.CancelledError:
-            job.cancelled.set()
-            if not job.started:
-                task.cancel()
+            cancelled.set()
+            job.cancel()  # no effect on a running job
             raise
-        return job.result()
 
-    async def wait_until_idle(self, timeout: float) -> bool:
-        """Wait for all jobs; return whether they finished within the timeout."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
-        return not self._tasks
+    async def close(self, timeout: float) -> bool:
+        """Wait for all jobs and abandon those that do not finish in time; return whether all finished."""
+        unfinished: set[asyncio.Future[Any]] = set()
+        if self._pending:
+            _, unfinished = await asyncio.wait(set(self._pending), timeout=timeout)
+        for done in unfinished:
+            done.cancel()  # the event loop may be closed when they finish
+        return not unfinished
 
-    async def _run_in_order(self, job: QueuedJob[T]) -> None:
-        async with self._lock:
-            job.started = True
-            loop = asyncio.get_running_loop()
-            done = loop.create_future()
-            self._start_worker()
-            self._jobs.put(lambda: job.run(loop, done))
-            await done
+    def _forget(self, done: asyncio.Future[Any]) -> None:
+        self._pending.discard(done)
+        with suppress(asyncio.CancelledError):
+            done.exception()  # retrieved, so that asyncio does not log the error of a cancelled job
 
     def _start_worker(self) -> None:
         # One thread for all jobs, since each new thread would set up torch's thread pool; a daemon, so that work that
@@ -75,38 +74,14 @@ class RequestQueue:
             self._thread.start()
 
 
-class QueuedJob(Generic[T]):
-    """A job with its cancellation flag and result."""
-
-    def __init__(self, work: Callable[[StopCheck], T]) -> None:
-        self.started = False
-        self.cancelled = threading.Event()
-        self._work = work
-        self._value: list[T] = []
-        self._error: Exception | None = None
-
-    def run(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
-        """Run in the model's thread."""
-        try:
-            self._value.append(self._work(self.cancelled.is_set))
-        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            self._error = error
-        except BaseException as error:  # noqa: BLE001 - a SystemExit must not end the server
-            self._error = RuntimeError(f"the job raised {type(error).__name__}")
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_resolve_future, done)
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
-
-
-def _resolve_future(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
-
-
-def _run_worker(jobs: SimpleQueue[Callable[[], None]]) -> None:
+def _run_worker(jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
     while True:
-        jobs.get()()
+        job, work = jobs.get()
+        if not job.set_running_or_notify_cancel():
+            continue
+        try:
+            job.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            job.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - a SystemExit must not end the server
+            job.set_exception(RuntimeError(f"the job raised {type(error).__name__}"))
