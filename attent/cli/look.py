@@ -6,135 +6,87 @@ import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
 from attent.cli.search_flags import DEFAULT_BEAM_SIZE
-from attent.decoding.options import DtypeName
+from attent.decoding.options import DeviceOptions, DtypeName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from attent.decoding.translator import Translator
-    from attent.inspection.ablate import AblationData, BleuScorer
     from attent.inspection.inspectors.base import Inspector
-    from attent.inspection.inspectors.translation import TranslationInspector
     from attent.inspection.session import Inspection
-    from attent.scoring.metrics import MetricScore
-    from attent.scoring.pipeline import TestSet
 
 AttentionKind = Literal["self", "cross"]
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
-INPUT_GROUP, OUTPUT_GROUP, SERVER_GROUP, ABLATION_GROUP, DEVICE_GROUP = (
-    Group(name, sort_key=number)
+input_flag, output_flag, server_flag, ablation_flag, device_flag = (
+    partial(Parameter, group=Group(name, sort_key=number))
     for number, name in enumerate(("Input", "Output", "Live page", "Head statistics and ablation", "Device"), 1)
 )
+SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 PAGE_FILE, POSITIONS_FILE = Path("look.html"), Path("positions.html")
 DEFAULT_WIDTH = 100  # columns without a terminal
+PARTS_HELP = (
+    "switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
+    "(decoder.blocks.3); may be repeated"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookFlags:
     """The flags of the command."""
 
-    target: Annotated[
-        str | None, Parameter(group=INPUT_GROUP, help="inspect this translation instead of searching for one")
-    ] = None
-    text_pair: Annotated[str | None, Parameter(group=INPUT_GROUP, help="second segment, for text encoders (BERT)")] = (
-        None
+    target: Annotated[str | None, input_flag(help="inspect this translation instead of searching for one")] = None
+    text_pair: Annotated[str | None, input_flag(help="second segment, for text encoders (BERT)")] = None
+    to: Annotated[str | None, input_flag(help="target language of a multilingual model")] = None
+    beam_size: Annotated[int, input_flag(name=["--beam-size", "-b", "--beam"], help=f"default {DEFAULT_BEAM_SIZE}")] = (
+        DEFAULT_BEAM_SIZE
     )
-    to: Annotated[str | None, Parameter(group=INPUT_GROUP, help="target language of a multilingual model")] = None
-    beam_size: Annotated[
-        int,
-        Parameter(name=["--beam-size", "-b", "--beam"], group=INPUT_GROUP, help=f"default {DEFAULT_BEAM_SIZE}"),
-    ] = DEFAULT_BEAM_SIZE
-    mask: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=INPUT_GROUP,
-            negative_iterable="",
-            help="switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a "
-            "layer (decoder.blocks.3); may be repeated",
-        ),
-    ] = ()
-    kind: Annotated[AttentionKind | None, Parameter(group=INPUT_GROUP, help="only this kind of attention")] = None
+    mask: Annotated[tuple[str, ...], input_flag(negative_iterable="", help=PARTS_HELP)] = ()
+    kind: Annotated[AttentionKind | None, input_flag(help="only this kind of attention")] = None
     layers: Annotated[
-        tuple[int, ...],
-        Parameter(
-            name=["--layers", "--layer"],
-            group=INPUT_GROUP,
-            consume_multiple=True,
-            negative_iterable="",
-            help="only these layers of each stack, from 0",
-        ),
+        tuple[int, ...], LIST, input_flag(name=["--layers", "--layer"], help="only these layers of each stack, from 0")
     ] = ()
     heads: Annotated[
-        tuple[int, ...],
-        Parameter(
-            name=["--heads", "--head"],
-            group=INPUT_GROUP,
-            consume_multiple=True,
-            negative_iterable="",
-            help="only these heads in figures, from 0",
-        ),
+        tuple[int, ...], LIST, input_flag(name=["--heads", "--head"], help="only these heads in figures, from 0")
     ] = ()
-    positions: Annotated[
-        bool, Parameter(group=INPUT_GROUP, negative="", help="show the positional encoding; needs no sentence")
-    ] = False
+    positions: Annotated[bool, SWITCH, input_flag(help="show the positional encoding; needs no sentence")] = False
 
-    out: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], group=OUTPUT_GROUP, help=f"HTML page, default {PAGE_FILE}")
-    ] = None
-    open: Annotated[bool, Parameter(group=OUTPUT_GROUP, help="open the page in a browser")] = True
-    terminal: Annotated[
-        bool, Parameter(group=OUTPUT_GROUP, negative="", help="print the head with the best alignment as text")
-    ] = False
-    png: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="write a figure (needs attent[viz])")] = None
-    svg: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="write a vector figure, .svg or .pdf")] = None
+    out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
+    open: Annotated[bool, output_flag(help="open the page in a browser")] = True
+    terminal: Annotated[bool, SWITCH, output_flag(help="print the head with the best alignment as text")] = False
+    png: Annotated[Path | None, output_flag(help="write a figure (needs attent[viz])")] = None
+    svg: Annotated[Path | None, output_flag(help="write a vector figure, .svg or .pdf")] = None
     json: Annotated[
-        str | None,
-        Parameter(group=OUTPUT_GROUP, allow_leading_hyphen=True, help="write all weights as JSON; -: to stdout"),
+        str | None, output_flag(allow_leading_hyphen=True, help="write all weights as JSON; -: to stdout")
     ] = None
 
-    port: Annotated[int, Parameter(group=SERVER_GROUP, help="default: the first free port from 8017")] = 0
+    port: Annotated[int, server_flag(help="default: the first free port from 8017")] = 0
 
     data: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=ABLATION_GROUP,
-            consume_multiple=True,
-            negative_iterable="",
-            help="parallel text to measure heads on, as for attent score",
-        ),
+        tuple[str, ...], LIST, ablation_flag(help="parallel text to measure heads on, as for attent score")
     ] = ()
-    src: Annotated[str | None, Parameter(group=ABLATION_GROUP, help="source language tag, such as en")] = None
-    tgt: Annotated[str | None, Parameter(group=ABLATION_GROUP, help="target language tag, such as de")] = None
+    src: Annotated[str | None, ablation_flag(help="source language tag, such as en")] = None
+    tgt: Annotated[str | None, ablation_flag(help="target language tag, such as de")] = None
     ablate: Annotated[
-        bool,
-        Parameter(
-            group=ABLATION_GROUP,
-            negative="",
-            help="measure BLEU and loss with each part masked; resumes if interrupted",
-        ),
+        bool, SWITCH, ablation_flag(help="measure BLEU and loss with each part masked; resumes if interrupted")
     ] = False
-    parts: Annotated[PartSelection, Parameter(group=ABLATION_GROUP, help="parts to ablate")] = "heads"
-    limit: Annotated[int | None, Parameter(group=ABLATION_GROUP, help="use only the first N pairs")] = None
-    prune: Annotated[
-        Path | None, Parameter(group=ABLATION_GROUP, help="write a model without the dispensable heads to this folder")
-    ] = None
-    max_bleu_drop: Annotated[
-        float, Parameter(group=ABLATION_GROUP, help="BLEU that pruning may cost at most, default 0.2")
-    ] = 0.2
+    parts: Annotated[PartSelection, ablation_flag(help="parts to ablate")] = "heads"
+    limit: Annotated[int | None, ablation_flag(help="use only the first N pairs")] = None
+    prune: Annotated[Path | None, ablation_flag(help="write a model without the dispensable heads to this folder")] = (
+        None
+    )
+    max_bleu_drop: Annotated[float, ablation_flag(help="BLEU that pruning may cost at most, default 0.2")] = 0.2
 
-    device: Annotated[
-        str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; default: the fastest available")
-    ] = None
-    dtype: Annotated[DtypeName, Parameter(group=DEVICE_GROUP, help="of the weights")] = "float32"
-    threads: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="CPU threads, default: all cores")] = None
+    device: Annotated[str | None, device_flag(help="cuda, cuda:1, mps or cpu; default: the fastest available")] = None
+    dtype: Annotated[DtypeName, device_flag(help="of the weights")] = "float32"
+    threads: Annotated[int | None, device_flag(help="CPU threads, default: all cores")] = None
 
 
 def look(
@@ -161,7 +113,11 @@ def look(
         return run_ablation_command(model, flags)
     inspector, to = open_model(model, sentence, flags)
     if flags.positions:
-        return show_positions(inspector, flags)
+        from attent.inspection.plots import plot_positions
+        from attent.inspection.session import Inspection
+
+        inspection = Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
+        return write_outputs(inspection, lambda: plot_positions(inspector.model), POSITIONS_FILE, flags)
     if sentence is None:
         return serve_live_page(model, inspector, to, flags)
     return show_sentence(inspector, sentence, to, flags)
@@ -177,18 +133,14 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     given_flags = find_given({**outputs, **inputs, "--text-pair": flags.text_pair})
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
-        extra = (
-            "the sentence" if sentence is not None else given_flags if given_flags not in ("--png", "--svg") else None
-        )
-        if extra:
-            return f"--ablate and --prune run on the pairs of --data: leave {extra} out"
+        extra = None if given_flags in ("--png", "--svg") else given_flags
+        if sentence is not None or extra:
+            given = extra if sentence is None else "the sentence"
+            return f"--ablate and --prune run on the pairs of --data: leave {given} out"
         if not flags.data:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
-        return (
-            f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
-            if selection
-            else None
-        )
+        parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
+        return parts_hint if selection else None
     if flags.positions and sentence is not None:
         return "--positions does not depend on a sentence: leave it out"
     if sentence is not None:
@@ -223,21 +175,21 @@ def find_value_problem(flags: LookFlags) -> str | None:
     return None if flags.max_bleu_drop >= 0 else f"--max-bleu-drop must be 0 or more, but is {flags.max_bleu_drop}"
 
 
-# ---- one sentence ----------------------------------------------------------------------------------------------------
+# ---- inspection ------------------------------------------------------------------------------------------------------
 
 
 def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[Inspector[Any], str | None]:
     """Return the inspector and the target language; with --data, head statistics are measured first."""
+    from attent.data.pairs import LanguagePair
     from attent.decoding.translator import check_model_exists, resolve_target_lang
+    from attent.inspection import session
     from attent.inspection.inspectors.base import InspectionError
     from attent.inspection.inspectors.translation import TranslationInspector
     from attent.inspection.inspectors.vision import VisionInspector
-    from attent.inspection.session import open_inspector
 
     check_model_exists(folder)
-    inspector = open_inspector(
-        folder, device=flags.device, dtype=flags.dtype, threads=flags.threads, notify=print_status, warn=print_warning
-    )
+    device = DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads)
+    inspector = session.open_inspector(folder, device, notify=print_status, warn=print_warning)
     if not isinstance(inspector, TranslationInspector):
         extra = find_given({"--target": flags.target, "--to": flags.to, "--data": flags.data})
         if extra is not None:
@@ -254,41 +206,16 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
         return inspector, None  # the live page has a language menu
     to = resolve_target_lang(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
     if flags.data:
-        measure_head_stats(inspector, folder, to, flags)
+        languages, limit = LanguagePair(flags.src, flags.tgt), flags.limit
+        notify, warn = print_status, print_warning
+        session.measure_head_stats(inspector, folder, flags.data, languages, to, limit, notify=notify, warn=warn)
     return inspector, to
 
 
-def measure_head_stats(inspector: TranslationInspector, folder: Path, to: str | None, flags: LookFlags) -> None:
-    """Measure head statistics on --data; the folder keeps those of the most sentences."""
-    from attent.data.pairs import LanguagePair
-    from attent.inspection.head_stats import HEAD_STATS_FILE, measure_heads, save_head_stats
-    from attent.scoring.pipeline import read_test_set
-    from attent.storage.errors import FolderError
-    from attent.storage.manifest import explain_save_errors
-
-    test_set = read_test_set(flags.data, LanguagePair(flags.src, flags.tgt))
-    pairs = [pair for pair in zip(test_set.sources, test_set.references, strict=True) if all(pair)][: flags.limit]
-    print_status(f"measuring head statistics on {len(pairs):,} pairs ...")
-    stored = (inspector.head_stats or {}).get("sentences", 0)
-    names = ", ".join(Path(name).name for name in test_set.name.split(", "))
-    sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
-    tokenizer = inspector.translator.tokenizer
-    stats = measure_heads(inspector.model, tokenizer, sources, references, to=to, dataset=names)
-    inspector.head_stats = stats.to_document()
-    if stored > stats.sentences:
-        print_status(f"{HEAD_STATS_FILE} was measured on {stored:,} sentences and is not replaced")
-        return
-    try:
-        with explain_save_errors(folder.expanduser(), "head statistics"):
-            save_head_stats(folder.expanduser(), stats)
-    except FolderError as error:  # a read-only folder must not prevent the page
-        print_warning(str(error))
-
-
 def show_sentence(inspector: Inspector[Any], sentence: str, to: str | None, flags: LookFlags) -> int:
-    from attent.inspection.session import look as inspect_text
+    from attent.inspection import session
 
-    inspection = inspect_text(
+    inspection = session.look(
         inspector,
         sentence,
         text_pair=flags.text_pair,
@@ -299,38 +226,17 @@ def show_sentence(inspector: Inspector[Any], sentence: str, to: str | None, flag
         kind=flags.kind,
         layers=flags.layers or None,
     )
-    if flags.json:
-        write_json(inspection, flags.json)
-    if flags.png or flags.svg:
-        selected = flags.kind or flags.layers or flags.heads
-        save_figures(inspection.plot(kind=flags.kind, heads=flags.heads, all_kinds=bool(selected)), flags)
-    if flags.terminal:
-        width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
-        print(inspection.render_terminal(heads=flags.heads, width=width))
-    if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
-        write_page(inspection, PAGE_FILE, flags)
-    return 0
-
-
-def show_positions(inspector: Inspector[Any], flags: LookFlags) -> int:
-    from attent.inspection.session import Inspection
-
-    inspection = Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
-    if flags.png or flags.svg:
-        from attent.inspection.plots import plot_positions
-
-        save_figures(plot_positions(inspector.model), flags)
-    if flags.json:
-        write_json(inspection, flags.json)
-    if flags.out or not (flags.json or flags.png or flags.svg):
-        write_page(inspection, POSITIONS_FILE, flags)
-    return 0
+    all_kinds = bool(flags.kind or flags.layers or flags.heads)
+    plot = partial(inspection.plot, kind=flags.kind, heads=flags.heads, all_kinds=all_kinds)
+    return write_outputs(inspection, plot, PAGE_FILE, flags)
 
 
 def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:
-    """Serve the page with a text box until Ctrl-C."""
+    """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
     from attent.serving.server import serve_app
+    from attent.training.event_log import LOG_FILE, read_events
+    from attent.training.events import Validated
 
     def announce(url: str) -> None:
         print(url, flush=True)
@@ -338,21 +244,12 @@ def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, fla
         if flags.open:
             open_in_browser(url)
 
-    app = create_live_app(inspector, to=to, beam_size=flags.beam_size, examples=read_examples(folder.expanduser()))
+    log = folder.expanduser() / LOG_FILE
+    validated = [event for event in read_events(log) if isinstance(event, Validated)]
+    examples = [sample.source for sample in validated[-1].samples] if validated else []
+    app = create_live_app(inspector, to=to, beam_size=flags.beam_size, examples=examples)
     serve_app(app, port=flags.port or None, on_ready=announce)
     return 0
-
-
-def read_examples(folder: Path) -> list[str]:
-    """Return the sample sources of the last validation in the training log."""
-    from attent.training.event_log import LOG_FILE, read_events
-    from attent.training.events import Validated
-
-    validated = [event for event in read_events(folder / LOG_FILE) if isinstance(event, Validated)]
-    return [sample.source for sample in validated[-1].samples] if validated else []
-
-
-# ---- ablation --------------------------------------------------------------------------------------------------------
 
 
 def run_ablation_command(folder: Path, flags: LookFlags) -> int:
@@ -360,89 +257,56 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     from rich.console import Console
 
     from attent.data.pairs import LanguagePair
-    from attent.decoding.options import DeviceOptions, SearchOptions
-    from attent.decoding.translator import load_translator
     from attent.inspection.ablation_report import render_ablation
-    from attent.inspection.ablation_run import AblationReporter, check_output_folder, run_ablation
-    from attent.scoring.pipeline import read_test_set
+    from attent.inspection.ablation_run import ablate_folder
+    from attent.inspection.plots import plot_ablation
 
     if flags.png or flags.svg:
         import matplotlib  # noqa: F401 - fail before minutes of work
-    if flags.prune is not None:
-        check_output_folder(flags.prune)
-    test_set = read_test_set(flags.data, LanguagePair(flags.src, flags.tgt))
-    reporter = AblationReporter(sys.stderr)
-    device_options = DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads)
-    translator = load_translator((folder,), device_options, reporter.say)
-    result = run_ablation(
-        translator,
+    result = ablate_folder(
         folder,
-        build_ablation_data(test_set, translator, folder, flags),
-        build_bleu_scorer(test_set, flags),
+        flags.data,
+        LanguagePair(flags.src, flags.tgt),
+        to=flags.to,
+        limit=flags.limit,
         selection=flags.parts,
         prune_to=flags.prune,
         max_bleu_drop=flags.max_bleu_drop,
-        search=SearchOptions(beam_size=flags.beam_size),
-        reporter=reporter,
+        beam_size=flags.beam_size,
+        device=DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads),
     )
     console = Console(highlight=False)
-    for line in render_ablation(result.ablation, result.kinds, result.pruned, folder, saved=result.saved):
+    for line in render_ablation(result):
         console.print(line, soft_wrap=True)
     if flags.png or flags.svg:
-        from attent.inspection.plots import plot_ablation
-
         save_figures(plot_ablation(result.ablation.to_document()), flags)
     return 0
-
-
-def build_ablation_data(test_set: TestSet, translator: Translator, folder: Path, flags: LookFlags) -> AblationData:
-    from attent.decoding.translator import resolve_target_lang
-    from attent.inspection.ablate import AblationData, AblationError
-    from attent.scoring.pipeline import find_language_tag
-
-    tags = translator.tokenizer.source.tags
-    if flags.to is None and tags and len(set(test_set.languages)) > 1:
-        raise AblationError(f"{test_set.name}: must have one target language; name it with --tgt")
-    if flags.to:
-        to = resolve_target_lang(flags.to, tags, folder)
-    else:
-        to = find_language_tag(test_set.languages[0] if tags else None, tags, folder)
-    return AblationData(
-        name=test_set.name,
-        sources=tuple(test_set.sources[: flags.limit]),
-        references=tuple(test_set.references[: flags.limit]),
-        to=to,
-    )
-
-
-def build_bleu_scorer(test_set: TestSet, flags: LookFlags) -> BleuScorer:
-    """sacreBLEU, with a paired bootstrap for p-values."""
-    from attent.inspection.ablate import BleuScorer
-    from attent.scoring.metrics import compare_outputs, compute_metrics
-
-    language, references = flags.to or test_set.language, test_set.references[: flags.limit]
-
-    def score(outputs: Sequence[str], references: Sequence[str]) -> MetricScore:
-        return compute_metrics(outputs, references, ("bleu",), language, resamples=0)[0]
-
-    return BleuScorer(
-        compute_bleu=lambda outputs, references: score(outputs, references).value,
-        signature=score(references, references).signature,
-        compute_p_value=lambda outputs, baseline, references: (
-            compare_outputs(outputs, baseline, references, ("bleu",), language)[0].p_value
-        ),
-    )
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def write_page(inspection: Inspection, default_path: Path, flags: LookFlags) -> None:
-    path = (flags.out or default_path).expanduser()
-    inspection.save_html(path)
-    print_path(path, flags)
-    if not (flags.open and open_in_browser(path.resolve().as_uri())):
-        print_status(f"open {path} in a browser")
+def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path, flags: LookFlags) -> int:
+    """Write what the flags ask for; without any of them, the page."""
+    if flags.json == "-":
+        sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
+    elif flags.json:
+        from attent.storage.atomic import write_atomic
+
+        write_atomic(Path(flags.json).expanduser(), f"{inspection.to_json()}\n".encode())
+        print(flags.json)
+    if flags.png or flags.svg:
+        save_figures(plot(), flags)
+    if flags.terminal:
+        width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
+        print(inspection.render_terminal(heads=flags.heads, width=width))
+    if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
+        path = (flags.out or page).expanduser()
+        inspection.save_html(path)
+        print_path(path, flags)
+        if not (flags.open and open_in_browser(path.resolve().as_uri())):
+            print_status(f"open {path} in a browser")
+    return 0
 
 
 def save_figures(figure: Figure, flags: LookFlags) -> None:
@@ -452,17 +316,6 @@ def save_figures(figure: Figure, flags: LookFlags) -> None:
         if path is not None:
             save_figure(figure, path.expanduser())
             print_path(path, flags)
-
-
-def write_json(inspection: Inspection, destination: str) -> None:
-    from attent.storage.atomic import write_atomic
-
-    content = f"{inspection.to_json()}\n".encode()
-    if destination == "-":
-        sys.stdout.buffer.write(content)
-    else:
-        write_atomic(Path(destination).expanduser(), content)
-        print(destination)
 
 
 def print_path(path: Path, flags: LookFlags) -> None:

@@ -1,7 +1,7 @@
 """Ablation: mask each part of a translator in turn, translate the same text and score it.
 
 Baseline and ablations differ in the mask only: same pairs, search and engine, and plain beam search without loop
-prevention, which would hide damage. The BLEU scorer is passed in. Results are stored with a digest of the weights.
+prevention, which would hide damage. Results are stored with a digest of the weights.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +20,14 @@ from torch import nn
 
 from attent import settings
 from attent.decoding.alignment import compute_fingerprint
-from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pairs, score_token_ids
 from attent.decoding.options import EngineName, SearchOptions
-from attent.decoding.translator import Translator
+from attent.decoding.translator import Translator, resolve_target_lang
 from attent.inspection.head_masking import ModelPart, find_part, list_parts, mask_parts
 from attent.interop.ctranslate2 import ConversionError, check_expressible, find_suppressed_tokens, import_ctranslate2
 from attent.models import Seq2Seq
+from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
+from attent.scoring.pipeline import TestSet, find_language_tag
 
 ABLATION_FILE = "ablation.json"
 GPU_BATCH_TOKENS = 65_536  # source or target tokens per batch; on a CPU smaller batches are as fast
@@ -60,6 +61,22 @@ class AblationData:
                 f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
             )
 
+    @classmethod
+    def from_test_set(
+        cls, test_set: TestSet, translator: Translator, folder: Path, *, to: str | None, limit: int | None
+    ) -> AblationData:
+        """The first `limit` pairs, translated into `to` or else the language of the references."""
+        tags = translator.tokenizer.source.tags
+        if to is None and tags and len(set(test_set.languages)) > 1:
+            raise AblationError(f"{test_set.name}: must have one target language; name it with --tgt")
+        language = test_set.languages[0] if tags else None
+        return cls(
+            name=test_set.name,
+            sources=tuple(test_set.sources[:limit]),
+            references=tuple(test_set.references[:limit]),
+            to=resolve_target_lang(to, tags, folder) if to else find_language_tag(language, tags, folder),
+        )
+
     @property
     def digest(self) -> str:
         texts = json.dumps([self.sources, self.references, self.to]).encode()
@@ -74,6 +91,21 @@ class BleuScorer:
     signature: str
     # (outputs, baseline outputs, references) -> p-value
     compute_p_value: Callable[[Sequence[str], Sequence[str], Sequence[str]], float] | None = None
+
+    @classmethod
+    def from_sacrebleu(cls, language: str | None, references: Sequence[str]) -> BleuScorer:
+        """sacreBLEU, with a paired bootstrap for p-values; the references tell an unknown language's script."""
+
+        def score(outputs: Sequence[str], references: Sequence[str]) -> MetricScore:
+            return compute_metrics(outputs, references, ("bleu",), language, resamples=0)[0]
+
+        return cls(
+            compute_bleu=lambda outputs, references: score(outputs, references).value,
+            signature=score(references, references).signature,
+            compute_p_value=lambda outputs, baseline, references: (
+                compare_outputs(outputs, baseline, references, ("bleu",), language)[0].p_value
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,53 +188,10 @@ class AblationProgress:
 # ---- measurement -----------------------------------------------------------------------------------------------------
 
 
-def ablate(
-    translator: Translator,
-    data: AblationData,
-    parts: Iterable[ModelPart],
-    *,
-    search: SearchOptions,
-    scorer: BleuScorer,
-    previous: Ablation | None = None,
-    save: Callable[[Ablation], None] | None = None,
-    progress: Callable[[AblationProgress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> Ablation:
-    """Mask each part in turn and measure BLEU and loss.
-
-    previous     earlier results, reused if their conditions are equal
-    save         called with all results after each part
-    should_stop  polled during the run; True raises `SearchCancelled`
-    """
-    meter = AblationMeter(translator, data, search=search, scorer=scorer, should_stop=should_stop)
-    requested = list(dict.fromkeys(parts))
-    check_parts(meter.model, requested)
-    ablation = previous if previous is not None and not previous.conditions.find_differences(meter.conditions) else None
-    measured = set() if ablation is None else {effect.part for effect in ablation.effects}
-    remaining = [part for part in requested if str(part) not in measured]
-    if ablation is None:
-        ablation = meter.measure_baseline()
-    for number, part in enumerate(remaining, len(requested) - len(remaining) + 1):
-        effect = meter.measure_effect(part)
-        ablation = replace(ablation, effects=(*ablation.effects, effect))
-        if save is not None:
-            save(ablation)
-        if progress is not None:
-            progress(AblationProgress(done=number, total=len(requested), effect=effect))
-    return ablation
-
-
 def select_parts(model: nn.Module, selection: PartSelection) -> list[ModelPart]:
     if selection == "all":
         return [part for grain in ("heads", "sublayers", "layers") for part in list_parts(model, grain)]
     return list_parts(model, selection)
-
-
-def check_parts(model: nn.Module, parts: Collection[ModelPart]) -> None:
-    if not parts:
-        raise AblationError("there must be at least one part to mask; name heads, sub-layers or layers")
-    for part in parts:
-        find_part(model, part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,24 +201,53 @@ class AblationMeasurement:
     loss: float
 
 
+@dataclass(kw_only=True, eq=False)
 class AblationMeter:
     """Translates and scores the same pairs with different parts masked."""
 
-    def __init__(
-        self,
-        translator: Translator,
-        data: AblationData,
-        *,
-        search: SearchOptions,
-        scorer: BleuScorer,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> None:
-        if not isinstance(translator.model, Seq2Seq):
+    translator: Translator
+    data: AblationData
+    search: SearchOptions
+    scorer: BleuScorer
+    bleu_cache: dict[tuple[str, ...], float] = field(default_factory=dict)  # many masks change no output
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.translator.model, Seq2Seq):
             raise AblationError("one model can be ablated at a time, but this is an ensemble; give one folder")
-        self.translator, self.model = translator, translator.model
-        self.data, self.search, self.scorer, self.should_stop = data, search, scorer, should_stop
-        self.engine = select_engine(translator)
-        self.bleu_cache: dict[tuple[str, ...], float] = {}  # many masks change no output
+        self.model, self.engine = self.translator.model, select_engine(self.translator)
+
+    def ablate(
+        self,
+        parts: Iterable[ModelPart],
+        *,
+        previous: Ablation | None = None,
+        save: Callable[[Ablation], None] | None = None,
+        progress: Callable[[AblationProgress], None] | None = None,
+    ) -> Ablation:
+        """Mask each part in turn and measure BLEU and loss.
+
+        previous  earlier results, reused if their conditions are equal
+        save      called with all results after each part
+        """
+        requested = list(dict.fromkeys(parts))
+        if not requested:
+            raise AblationError("there must be at least one part to mask; name heads, sub-layers or layers")
+        for part in requested:
+            find_part(self.model, part)
+        if previous is not None and not previous.conditions.find_differences(self.conditions):
+            ablation = previous
+        else:
+            ablation = self.measure_baseline()
+        measured = {effect.part for effect in ablation.effects}
+        remaining = [part for part in requested if str(part) not in measured]
+        for number, part in enumerate(remaining, len(requested) - len(remaining) + 1):
+            effect = self.measure_effect(part)
+            ablation = replace(ablation, effects=(*ablation.effects, effect))
+            if save is not None:
+                save(ablation)
+            if progress is not None:
+                progress(AblationProgress(done=number, total=len(requested), effect=effect))
+        return ablation
 
     @cached_property
     def conditions(self) -> AblationConditions:
@@ -239,7 +257,7 @@ class AblationMeter:
             sentences=len(self.data.sources),
             to=self.data.to,
             search=self.search,
-            engine=describe_engine(self.translator, self.engine),
+            engine=self.describe_engine(),
             signature=self.scorer.signature,
             weights_digest=compute_fingerprint(self.model),
         )
@@ -280,14 +298,16 @@ class AblationMeter:
 
     def translate_sources(self) -> list[str]:
         """Translate with the current weights; a CTranslate2 conversion of them is temporary."""
-        if self.should_stop is not None and self.should_stop():
-            raise SearchCancelled
         with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
             translator = copy_translator(self.translator, self.model, folder=Path(scratch), engine=self.engine)
-            translations = translator.translate(
-                self.data.sources, self.search, to=self.data.to, forbid_loops=False, should_stop=self.should_stop
-            )
+            translations = translator.translate(self.data.sources, self.search, to=self.data.to, forbid_loops=False)
         return [" ".join(translation.text.splitlines()) for translation in translations]
+
+    def describe_engine(self) -> str:
+        if self.engine == "ctranslate2":
+            return "CTranslate2, int8"
+        precision = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return f"torch, {precision} on {self.translator.device.type}"
 
     @cached_property
     def encoded_pairs(self) -> list[EncodedPair]:
@@ -339,13 +359,6 @@ def select_engine(translator: Translator) -> EngineName:
     return "ctranslate2"
 
 
-def describe_engine(translator: Translator, engine: EngineName) -> str:
-    if engine == "ctranslate2":
-        return "CTranslate2, int8"
-    precision = str(next(translator.model.parameters()).dtype).removeprefix("torch.")
-    return f"torch, {precision} on {translator.device.type}"
-
-
 # ---- grids -----------------------------------------------------------------------------------------------------------
 
 
@@ -358,12 +371,13 @@ class AblationGrid:
     columns: tuple[str, ...]
     effects: tuple[tuple[AblationEffect | None, ...], ...]
 
-
-GRID_TITLES = {
-    ("encoder", "self_attn"): "encoder self-attention",
-    ("decoder", "self_attn"): "decoder self-attention",
-    ("decoder", "cross_attn"): "decoder cross-attention",
-}
+    @classmethod
+    def from_cells(cls, title: str, cells: Mapping[tuple[int, str], AblationEffect]) -> AblationGrid:
+        layers = sorted({layer for layer, _ in cells})
+        columns = list(dict.fromkeys(column for _, column in cells))
+        names = sorted(columns, key=int) if all(map(str.isdigit, columns)) else columns
+        rows = tuple(tuple(cells.get((layer, name)) for name in names) for layer in layers)
+        return cls(title=title, rows=tuple(map(str, layers)), columns=tuple(names), effects=rows)
 
 
 def build_grids(ablation: Ablation, kinds: Collection[PartKind] = PART_KINDS) -> list[AblationGrid]:
@@ -372,7 +386,7 @@ def build_grids(ablation: Ablation, kinds: Collection[PartKind] = PART_KINDS) ->
     for effect in sort_effects(ablation.get_effects(*kinds)):
         title, layer, column = locate_part(ModelPart.parse(effect.part))
         cells.setdefault(title, {})[layer, column] = effect
-    return [build_grid(title, effects) for title, effects in cells.items()]
+    return [AblationGrid.from_cells(title, effects) for title, effects in cells.items()]
 
 
 def locate_part(part: ModelPart) -> tuple[str, int, str]:
@@ -380,19 +394,11 @@ def locate_part(part: ModelPart) -> tuple[str, int, str]:
     stack, _, layer, *sublayer = part.path.split(".")
     match part.kind:
         case "head":
-            return GRID_TITLES.get((stack, sublayer[0]), f"{stack} {sublayer[0]}"), int(layer), str(part.head)
+            return f"{stack} {sublayer[0].replace('_attn', '-attention')}", int(layer), str(part.head)
         case "sublayer":
             return f"{stack} sub-layers", int(layer), sublayer[0]
         case "layer":
             return "layers", int(layer), stack
-
-
-def build_grid(title: str, cells: dict[tuple[int, str], AblationEffect]) -> AblationGrid:
-    layers = sorted({layer for layer, _ in cells})
-    columns = dict.fromkeys(column for _, column in cells)
-    names = sorted(columns, key=int) if all(name.isdigit() for name in columns) else list(columns)
-    rows = tuple(tuple(cells.get((layer, name)) for name in names) for layer in layers)
-    return AblationGrid(title=title, rows=tuple(map(str, layers)), columns=tuple(names), effects=rows)
 
 
 # ---- storage ---------------------------------------------------------------------------------------------------------
@@ -411,6 +417,5 @@ def load_ablation(folder: Path) -> Ablation | None:
 def load_matching_ablation(folder: Path, model: nn.Module) -> Ablation | None:
     """Load the folder's ablation if it is of these weights."""
     ablation = load_ablation(folder)
-    return (
-        ablation if ablation is not None and ablation.conditions.weights_digest == compute_fingerprint(model) else None
-    )
+    matches = ablation is not None and ablation.conditions.weights_digest == compute_fingerprint(model)
+    return ablation if matches else None

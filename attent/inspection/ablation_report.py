@@ -23,8 +23,8 @@ from attent.inspection.ablate import (
     build_grids,
     get_sort_key,
 )
-from attent.inspection.head_masking import ModelPart
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
+from attent.scoring.report import render_heading, render_table
 
 CARD_FILE = "card.md"
 SECTION_TITLE, ORIGINAL_CARD_TITLE = "Ablation", "Original model card"
@@ -48,48 +48,41 @@ class PruneResult:
     parameters_before: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class AblationResult:
+    """A finished run; `saved` is False if the folder keeps an ablation on more pairs."""
+
+    folder: Path
+    ablation: Ablation
+    kinds: Sequence[PartKind]
+    pruned: PruneResult | None = None
+    saved: bool = True
+
+
 # ---- terminal --------------------------------------------------------------------------------------------------------
 
 
-def render_ablation(
-    ablation: Ablation, kinds: Sequence[PartKind], pruned: PruneResult | None, folder: Path, *, saved: bool = True
-) -> Iterator[Text]:
+def render_ablation(result: AblationResult) -> Iterator[Text]:
+    ablation, kinds, folder = result.ablation, result.kinds, result.folder
     yield from render_header(ablation)
     for kind in kinds:
         effects = ablation.get_effects(kind)
         if effects:
             yield render_heading(f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap")
-            yield from render_effects(effects, ablation)
+            rows = [format_effect(effect, ablation) for effect in effects]
+            yield from render_table(rows, EFFECT_COLUMNS, bold_column=2)
     worst = max((ablation.bleu - effect.bleu for effect in ablation.get_effects(*kinds)), default=0.0)
     for grid in build_grids(ablation, kinds):
-        yield render_heading(f"BLEU difference: {grid.title}", f"rows: layers, columns: {describe_columns(grid)}")
+        columns = "heads" if grid.columns[0].isdigit() else "sub-layers" if grid.title != "layers" else "stacks"
+        yield render_heading(f"BLEU difference: {grid.title}", f"rows: layers, columns: {columns}")
         yield from render_heatmap(grid, ablation.bleu, worst)
     yield Text("")
     for kind in kinds:
         yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
-    if saved:
+    if result.saved:
         yield Text(f"saved to {folder / ABLATION_FILE} and {folder / CARD_FILE}", "dim")
-    if pruned is not None:
-        yield from (Text(sentence) for sentence in summarize_pruning(pruned, ablation))
-
-
-def render_heading(title: str, note: str) -> Text:
-    return Text.assemble("\n", (title, "bold"), (f"  {note}", "dim"))
-
-
-def render_effects(effects: Sequence[AblationEffect], ablation: Ablation) -> Iterator[Text]:
-    rows = [list(EFFECT_COLUMNS), *(format_effect(effect, ablation) for effect in effects)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        text = Text(style="" if number else "dim")
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            text.append((cell.rjust(width) if i else cell.ljust(width)) + "   ", "bold" if i == 2 and number else "")
-        text.rstrip()
-        yield text
-
-
-def describe_columns(grid: AblationGrid) -> str:
-    return "heads" if grid.columns[0].isdigit() else "sub-layers" if grid.title != "layers" else "stacks"
+    if result.pruned is not None:
+        yield from (Text(sentence) for sentence in summarize_pruning(result.pruned, ablation))
 
 
 def render_header(ablation: Ablation) -> Iterator[Text]:
@@ -209,12 +202,11 @@ def build_card_tables(ablation: Ablation, effects: Sequence[AblationEffect], nam
     columns = (f"Masked {name}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
     rows = [format_effect(effect, ablation) for effect in effects]
     num_omitted = len(rows) - 2 * MAX_CARD_ROWS
-    if num_omitted <= 0:
-        yield markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
-        return
-    yield markdown_table(columns, rows[:MAX_CARD_ROWS], right_aligned=range(1, 6), code_columns=(0,))
-    yield f"... {num_omitted:,} more; the {MAX_CARD_ROWS} least important:"
-    yield markdown_table(columns, rows[-MAX_CARD_ROWS:], right_aligned=range(1, 6), code_columns=(0,))
+    first = rows if num_omitted <= 0 else rows[:MAX_CARD_ROWS]
+    yield markdown_table(columns, first, right_aligned=range(1, 6), code_columns=(0,))
+    if num_omitted > 0:
+        yield f"... {num_omitted:,} more; the {MAX_CARD_ROWS} least important:"
+        yield markdown_table(columns, rows[-MAX_CARD_ROWS:], right_aligned=range(1, 6), code_columns=(0,))
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
@@ -238,10 +230,11 @@ def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, prun
 
 def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
     conditions, num_heads = ablation.conditions, pruned.num_heads_before - len(pruned.selection.heads)
-    rows = [
-        ("before", *format_scores(ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before)),
-        ("pruned", *format_scores(pruned.bleu, pruned.loss, num_heads, pruned.parameters)),
-    ]
+    models = (
+        ("before", ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before),
+        ("pruned", pruned.bleu, pruned.loss, num_heads, pruned.parameters),
+    )
+    rows = [(name, f"{bleu:.2f}", f"{loss:.4f}", f"{n:,}", f"{size:,}") for name, bleu, loss, n, size in models]
     yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))
     yield (
         f"Measured on {format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)}, the same "
@@ -259,19 +252,11 @@ def describe_pruning(pruned: PruneResult) -> Iterator[str]:
         f"within {max_loss:g} nats of loss ({trials}). CTranslate2 and Hugging Face do not support different numbers "
         f"of heads per layer: their exports have zeros in place of the removed heads and are not faster."
     )
-    columns = ("Layer", "Removed heads (original numbers)")
-    yield markdown_table(columns, list_removed_heads(pruned.selection.heads), code_columns=(0,))
-
-
-def format_scores(bleu: float, loss: float, heads: int, parameters: int) -> tuple[str, ...]:
-    return f"{bleu:.2f}", f"{loss:.4f}", f"{heads:,}", f"{parameters:,}"
-
-
-def list_removed_heads(heads: Sequence[ModelPart]) -> list[tuple[str, str]]:
-    layers: dict[str, list[int]] = {}
-    for part in sorted(heads, key=get_sort_key):
-        layers.setdefault(part.path, []).append(part.head or 0)
-    return [(path, ", ".join(map(str, indices))) for path, indices in layers.items()]
+    layers: dict[str, list[str]] = {}
+    for part in sorted(pruned.selection.heads, key=get_sort_key):
+        layers.setdefault(part.path, []).append(str(part.head))
+    rows = [(path, ", ".join(heads)) for path, heads in layers.items()]
+    yield markdown_table(("Layer", "Removed heads (original numbers)"), rows, code_columns=(0,))
 
 
 def demote_headings(card: str) -> str:

@@ -8,28 +8,27 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TextIO
 
 from attent import settings
-from attent.decoding.options import SearchOptions
-from attent.decoding.translator import Translator
+from attent.data.pairs import LanguagePair
+from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.translator import load_translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection.ablate import (
     ABLATION_FILE,
     PART_KINDS,
     Ablation,
-    AblationConditions,
     AblationData,
     AblationMeter,
     AblationProgress,
     BleuScorer,
     PartKind,
     PartSelection,
-    ablate,
     copy_translator,
     load_ablation,
     load_matching_ablation,
@@ -40,6 +39,7 @@ from attent.inspection.ablation_report import (
     CARD_FILE,
     ORIGINAL_CARD_TITLE,
     SECTION_TITLE,
+    AblationResult,
     PruneResult,
     build_card_section,
     build_pruned_card,
@@ -47,6 +47,7 @@ from attent.inspection.ablation_report import (
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.weights import save_model
+from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import atomic_folder, make_folder, write_atomic
 from attent.storage.manifest import explain_save_errors
 
@@ -59,48 +60,40 @@ SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
     "layers": ("layer",),
     "all": PART_KINDS,
 }
+DIFFERENCES = {
+    "weights_digest": "other weights",
+    "digest": "other pairs",
+    "search": "another search",
+    "engine": "another engine",
+    "signature": "another BLEU signature",
+    "to": "another language",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AblationResult:
-    """A finished run; `saved` is False if the folder keeps an ablation on more pairs."""
-
-    folder: Path
-    ablation: Ablation
-    kinds: tuple[PartKind, ...]
-    pruned: PruneResult | None
-    saved: bool
-
-
-def run_ablation(
-    translator: Translator,
+def ablate_folder(
     folder: Path,
-    data: AblationData,
-    scorer: BleuScorer,
+    data: Sequence[str],
+    languages: LanguagePair,
     *,
+    to: str | None = None,
+    limit: int | None = None,
     selection: PartSelection = "heads",
     prune_to: Path | None = None,
     max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
-    search: SearchOptions | None = None,
-    reporter: AblationReporter | None = None,
+    beam_size: int = SearchOptions.beam_size,
+    device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> AblationResult:
-    """Ablate the parts of a model folder's translator; with `prune_to`, write a model without the dispensable heads."""
+    """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
+    dispensable heads."""
     if prune_to is not None:
         check_output_folder(prune_to)
-        selection = selection if selection == "heads" else "all"
-    job = AblationJob(
-        folder=folder,
-        translator=translator,
-        data=data,
-        search=search or SearchOptions(),
-        scorer=scorer,
-        reporter=reporter or AblationReporter(sys.stderr),
-    )
-    ablation = job.measure_parts(selection)
-    pruned = None if prune_to is None else job.prune_model(ablation, prune_to, max_bleu_drop)
-    return AblationResult(
-        folder=folder, ablation=ablation, kinds=SELECTED_KINDS[selection], pruned=pruned, saved=job.should_save
-    )
+    test_set, reporter = read_test_set(data, languages), AblationReporter(sys.stderr)
+    translator = load_translator((folder,), device, reporter.say)
+    pairs = AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
+    scorer = BleuScorer.from_sacrebleu(to or test_set.language, pairs.references)
+    search = SearchOptions(beam_size=beam_size)
+    meter = AblationMeter(translator=translator, data=pairs, search=search, scorer=scorer)
+    return AblationJob(folder=folder, meter=meter, reporter=reporter).run(selection, prune_to, max_bleu_drop)
 
 
 def check_output_folder(out: Path) -> None:
@@ -111,13 +104,10 @@ def check_output_folder(out: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationJob:
-    """Measures one model folder."""
+    """Measures one model folder and stores the results in it."""
 
     folder: Path
-    translator: Translator
-    data: AblationData
-    search: SearchOptions
-    scorer: BleuScorer
+    meter: AblationMeter
     reporter: AblationReporter
 
     @property
@@ -128,37 +118,36 @@ class AblationJob:
     def model(self) -> Seq2Seq:
         return self.meter.model
 
-    @cached_property
-    def meter(self) -> AblationMeter:
-        return AblationMeter(self.translator, self.data, search=self.search, scorer=self.scorer)
+    def run(
+        self,
+        selection: PartSelection = "heads",
+        prune_to: Path | None = None,
+        max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
+    ) -> AblationResult:
+        if prune_to is not None:
+            check_output_folder(prune_to)
+            selection = selection if selection == "heads" else "all"
+        ablation = self.measure_parts(selection)
+        pruned = None if prune_to is None else self.prune_model(ablation, prune_to, max_bleu_drop)
+        kinds = SELECTED_KINDS[selection]
+        return AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned, saved=self.should_save)
 
     def measure_parts(self, selection: PartSelection) -> Ablation:
         """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
         parts = select_parts(self.model, selection)
-        previous = self.load_previous()
+        previous, save = self.load_previous(), partial(save_ablation, self.model_folder) if self.should_save else None
+        pairs = format_count(len(self.meter.data.sources), "pair")
         with explain_save_errors(self.model_folder, "ablation"), self.reporter as reporter:
-            reporter.start(f"{len(parts):,} parts of {self.folder} on {format_count(len(self.data.sources), 'pair')}")
+            reporter.start(f"{len(parts):,} parts of {self.folder} on {pairs}")
             try:
-                ablation = ablate(
-                    self.translator,
-                    self.data,
-                    parts,
-                    search=self.search,
-                    scorer=self.scorer,
-                    previous=previous,
-                    save=self.save if self.should_save else None,
-                    progress=reporter.report_progress,
-                )
+                ablation = self.meter.ablate(parts, previous=previous, save=save, progress=reporter.report_progress)
             except KeyboardInterrupt:
                 reporter.say("finished parts are saved; run the same command again to resume")
                 raise
-            if self.should_save:
-                self.save(ablation)
+            if save is not None:
+                save(ablation)
                 self.write_card(ablation)
         return ablation
-
-    def save(self, ablation: Ablation) -> None:
-        save_ablation(self.model_folder, ablation)
 
     @cached_property
     def should_save(self) -> bool:
@@ -167,7 +156,7 @@ class AblationJob:
             stored = load_matching_ablation(self.model_folder, self.model)
         except settings.SettingsError:
             return True
-        if stored is None or stored.conditions.sentences <= len(self.data.sources):
+        if stored is None or stored.conditions.sentences <= len(self.meter.data.sources):
             return True
         pairs = format_count(stored.conditions.sentences, "pair")
         self.reporter.say(f"{ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
@@ -182,8 +171,9 @@ class AblationJob:
             return None
         if stored is None:
             return None
-        changes = describe_differences(stored.conditions, self.meter.conditions)
-        if changes:
+        changed = stored.conditions.find_differences(self.meter.conditions)
+        if changed:
+            changes = ", ".join(words for name, words in DIFFERENCES.items() if name in changed)
             if self.should_save:
                 self.reporter.say(f"{ABLATION_FILE} was measured with {changes}; measuring all parts again")
             return None
@@ -222,8 +212,8 @@ class AblationJob:
             num_heads_before=len(ablation.get_effects("head")),
             bleu=bleu,
             loss=loss,
-            parameters=count_parameters(model),
-            parameters_before=count_parameters(self.model),
+            parameters=sum(p.numel() for p in model.parameters()),
+            parameters_before=sum(p.numel() for p in self.model.parameters()),
         )
         self.write_pruned(out.expanduser().absolute(), model, ablation, result)
         return result
@@ -231,39 +221,19 @@ class AblationJob:
     def measure_model(self, model: Seq2Seq) -> tuple[float, float]:
         """Return BLEU and loss of a pruned model. In int8 they differ slightly from those with masked heads, whose
         activations still affect the quantization scales."""
-        meter = AblationMeter(
-            copy_translator(self.translator, model), self.data, search=self.search, scorer=self.scorer
-        )
+        meter = replace(self.meter, translator=copy_translator(self.meter.translator, model))
         return meter.baseline.bleu, meter.baseline.loss
 
     def write_pruned(self, out: Path, model: Seq2Seq, ablation: Ablation, pruned: PruneResult) -> None:
         with explain_save_errors(out, "pruned model"):
             make_folder(out.parent)
             with atomic_folder(out) as folder:
-                save_model(model, folder, self.translator.tokenizer.files)
+                save_model(model, folder, self.meter.translator.tokenizer.files)
                 for name in COPIED_FILES:
                     if (self.model_folder / name).is_file():
                         shutil.copyfile(self.model_folder / name, folder / name)
                 card = build_pruned_card(self.folder, self.read_card(), ablation, pruned)
                 write_atomic(folder / CARD_FILE, card.encode())
-
-
-def describe_differences(previous: AblationConditions, current: AblationConditions) -> str:
-    """Return the changed conditions in words, "" if there are none."""
-    words = {
-        "weights_digest": "other weights",
-        "digest": "other pairs",
-        "search": "another search",
-        "engine": "another engine",
-        "signature": "another BLEU signature",
-        "to": "another language",
-    }
-    changed = previous.find_differences(current)
-    return ", ".join(word for name, word in words.items() if name in changed)
-
-
-def count_parameters(model: Seq2Seq) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class AblationReporter:

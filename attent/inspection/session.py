@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from attent import settings
-from attent.decoding.options import SearchOptions
+from attent.data.pairs import LanguagePair
+from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import DTYPES, Translator, load_tokenizer
 from attent.inspection import ablate, head_stats
 from attent.inspection.attention_trace import AttentionKind
@@ -30,7 +31,10 @@ from attent.inspection.terminal import draw_head, escape_control_characters, sum
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn.devices import choose_device
+from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import write_atomic
+from attent.storage.errors import FolderError
+from attent.storage.manifest import explain_save_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,10 +77,8 @@ def look(
 
 def open_inspector(
     model: str | Path | Translator | Inspector[Any],
+    options: DeviceOptions = DeviceOptions(dtype="float32"),  # noqa: B008 - frozen
     *,
-    device: str | None = None,
-    dtype: str = "float32",
-    threads: int | None = None,
     notify: Callable[[str], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Inspector[Any]:
@@ -87,9 +89,9 @@ def open_inspector(
         return TranslationInspector(model)
     folder = Path(model).expanduser()
     name = folder.resolve().name
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load(folder, dtype=DTYPES[dtype], device=choose_device(device))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    loaded = load(folder, dtype=DTYPES[options.dtype or "float32"], device=choose_device(options.device))
     if isinstance(loaded, VisionTransformer):
         return VisionInspector(loaded, name=name)
     tokenizer = load_tokenizer(folder)
@@ -100,7 +102,7 @@ def open_inspector(
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
     return TranslationInspector(
-        Translator(loaded, tokenizer, folder=folder, threads=threads, notify=notify),
+        Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify),
         name=name,
         languages=read_languages(folder),
         head_stats=None if stats is None else stats.to_document(),
@@ -124,6 +126,37 @@ def read_languages(folder: Path) -> tuple[str | None, str | None]:
     path = folder / "run.toml"
     data: dict[str, Any] = settings.read_toml_dict(path).get("data", {}) if path.exists() else {}
     return data.get("src"), data.get("tgt")
+
+
+def measure_head_stats(
+    inspector: TranslationInspector,
+    folder: Path,
+    data: Sequence[str],
+    languages: LanguagePair,
+    to: str | None = None,
+    limit: int | None = None,
+    *,
+    notify: Callable[[str], None],
+    warn: Callable[[str], None] = warnings.warn,
+) -> None:
+    """Measure head statistics on parallel text; the folder keeps those of the most sentences."""
+    test_set = read_test_set(data, languages)
+    pairs = [pair for pair in zip(test_set.sources, test_set.references, strict=True) if all(pair)][:limit]
+    notify(f"measuring head statistics on {len(pairs):,} pairs ...")
+    stored = (inspector.head_stats or {}).get("sentences", 0)
+    dataset = ", ".join(Path(name).name for name in test_set.name.split(", "))
+    sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
+    tokenizer = inspector.translator.tokenizer
+    stats = head_stats.measure_heads(inspector.model, tokenizer, sources, references, to=to, dataset=dataset)
+    inspector.head_stats = stats.to_document()
+    if stored > stats.sentences:
+        notify(f"{head_stats.HEAD_STATS_FILE} was measured on {stored:,} sentences and is not replaced")
+        return
+    try:
+        with explain_save_errors(folder.expanduser(), "head statistics"):
+            head_stats.save_head_stats(folder.expanduser(), stats)
+    except FolderError as error:  # a read-only folder must not prevent the page
+        warn(str(error))
 
 
 @dataclass(frozen=True)

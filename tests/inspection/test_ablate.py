@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,10 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.cli import look
-from attent.cli.look import LookFlags
 from attent.data.pairs import CorpusError, LanguagePair
-from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
 from attent.decoding.options import SearchOptions
@@ -32,11 +30,11 @@ from attent.inspection.ablate import (
     AblationMeter,
     AblationProgress,
     BleuScorer,
-    ablate,
     build_grids,
     load_ablation,
 )
-from attent.inspection.ablation_run import AblationReporter, AblationResult, run_ablation
+from attent.inspection.ablation_report import AblationResult
+from attent.inspection.ablation_run import AblationJob, AblationReporter
 from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
 from attent.inspection.prune import PruneError
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -78,7 +76,8 @@ def translator(model: Seq2Seq) -> Translator:
 
 
 def measure_ablation(translator: Translator, parts: Sequence[ModelPart], **more: object) -> Ablation:
-    return ablate(translator, SAMPLE, parts, search=SEARCH, scorer=SCORE, **more)  # type: ignore[arg-type]
+    meter = AblationMeter(translator=translator, data=SAMPLE, search=SEARCH, scorer=SCORE)
+    return meter.ablate(parts, **more)  # type: ignore[arg-type]
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -196,18 +195,10 @@ def test_results_under_other_conditions_are_not_reused(translator: Translator, m
             search = replace(SEARCH, beam_size=1)
         case "score":
             score = replace(SCORE, signature="other letters")
-    ablation = ablate(translator, sample, [HEAD], search=search, scorer=score, previous=wrong)
+    meter = AblationMeter(translator=translator, data=sample, search=search, scorer=score)
+    ablation = meter.ablate([HEAD], previous=wrong)
     assert ablation.effects[0].bleu >= 0
     assert measure_ablation(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
-
-
-def test_ablation_stops_when_cancelled(translator: Translator, model: Seq2Seq) -> None:
-    stored: list[Ablation] = []
-    with pytest.raises(SearchCancelled):
-        measure_ablation(
-            translator, list_parts(model, "heads"), save=stored.append, should_stop=lambda: len(stored) == 2
-        )
-    assert len(stored[-1].effects) == 2
 
 
 def test_folder_stores_ablation_of_these_weights(translator: Translator, model: Seq2Seq, tmp_path: Path) -> None:
@@ -298,7 +289,8 @@ def test_document_section() -> None:
 
 
 def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
-    page = "\n".join(line.plain for line in ablation_report.render_ablation(MIXED, ["head"], None, Path("m")))
+    result = AblationResult(folder=Path("m"), ablation=MIXED, kinds=["head"])
+    page = "\n".join(line.plain for line in ablation_report.render_ablation(result))
     names = re.findall(r"^(\S+:\d) ", page, re.MULTILINE)
     assert names == [
         "encoder.blocks.0.self_attn:0",
@@ -322,8 +314,6 @@ def test_heat_map_is_redder_for_larger_losses() -> None:
 
 
 def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
     now = [0.0]
     reporter = AblationReporter(sys.stderr, clock=lambda: now[0])
     reporter.start("6 parts")
@@ -377,13 +367,11 @@ def run(
     """Run as the command does, with the torch engine and a short search."""
     test_set = read_test_set([str(folder.parent / data)], LanguagePair("en", tgt))
     translator = Translator.load(folder, device="cpu", engine="torch")
-    flags = LookFlags(limit=limit)
-    ablation_data = look.build_ablation_data(test_set, translator, folder, flags)
-    scorer = scorer or look.build_bleu_scorer(test_set, flags)
-    result = run_ablation(translator, folder, ablation_data, scorer, search=SEARCH, **more)
-    for line in ablation_report.render_ablation(
-        result.ablation, result.kinds, result.pruned, folder, saved=result.saved
-    ):
+    pairs = AblationData.from_test_set(test_set, translator, folder, to=None, limit=limit)
+    scorer = scorer or BleuScorer.from_sacrebleu(test_set.language, pairs.references)
+    meter = AblationMeter(translator=translator, data=pairs, search=SEARCH, scorer=scorer)
+    result = AblationJob(folder=folder, meter=meter, reporter=AblationReporter(sys.stderr)).run(**more)
+    for line in ablation_report.render_ablation(result):
         print(line.plain)
     return result
 
