@@ -28,9 +28,7 @@ from attent.data.pairs import (
 )
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
-HEADS, UNITS = frozenset({"header"}), frozenset({"tu"})
 LINE_BREAK_TYPES = ("lb", "pb")
-NATIVE_CODES = frozenset({"bpt", "ept", "it", "ph", "sub", "ut"})
 REVIEW_PROP = ("x-attent-state", "needs-review")
 ALL_LANGUAGES = "*all*"  # as `srclang`: any variant can be the source
 
@@ -39,12 +37,16 @@ def _is_line_break(element: XmlElement) -> bool:
     return element.attributes.get("type") in LINE_BREAK_TYPES
 
 
-INLINE_TAGS = xml.InlineTags(
+SCHEMA = xml.XmlSchema(
+    root="tmx",
+    heads=frozenset({"header"}),
+    units=frozenset({"tu"}),
     spans=frozenset({"hi"}),
     openers=frozenset({"bpt"}),
     closers=frozenset({"ept"}),
     standalone=frozenset({"it", "ph", "ut"}),
     get_pair_id=lambda element: element.attributes.get("i", str(element.start)),
+    get_inline_text=lambda element: "\n" if _is_line_break(element) else "",
     is_protected=lambda element: False,
     is_break=_is_line_break,
 )
@@ -61,16 +63,13 @@ def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit. Open sides are those of the first unit; a third language later is an error."""
-    reader = _TmxReader(name, requested)
-    yield from xml.parse_xml(content, name, "tmx", HEADS, UNITS, reader.handle)
-    if reader.seen_languages and not reader.has_match:
-        raise reader.languages.make_mismatch_error(name, reader.seen_languages)
+    return _TmxReader(name, requested).read(content)
 
 
 def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
     """Return the languages of the first unit."""
     reader = _TmxReader(name, ANY_LANGUAGES)
-    next(xml.parse_xml(content, name, "tmx", HEADS, UNITS, reader.handle), None)
+    next(reader.read(content), None)
     return reader.languages
 
 
@@ -83,13 +82,19 @@ class _TmxReader:
         self.seen_languages: set[str] = set()
         self.has_match = False
 
-    def handle(self, element: XmlElement) -> list[Pair | BadLine]:
-        if element.tag == "header":
-            self.header_language = element.attributes.get("srclang", "")
-            return []
+    def read(self, content: Iterable[bytes]) -> Iterator[Pair | BadLine]:
+        for element in xml.parse_xml(content, self.name, SCHEMA):
+            if element.tag == "header":
+                self.header_language = element.attributes.get("srclang", "")
+            else:
+                yield from self._read_unit(element)
+        if self.seen_languages and not self.has_match:
+            raise self.languages.make_mismatch_error(self.name, self.seen_languages)
+
+    def _read_unit(self, unit: XmlElement) -> Iterator[Pair | BadLine]:
         segments: dict[str, XmlElement] = {}
         duplicates: list[tuple[str, XmlElement]] = []
-        for variant in element.find_children("tuv"):
+        for variant in unit.find_children("tuv"):
             language = _get_language(variant)
             first = next((known for known in segments if normalize_tag(known) == normalize_tag(language)), None)
             for segment in variant.find_children("seg"):
@@ -97,15 +102,17 @@ class _TmxReader:
                     segments[language], first = segment, language
                 else:
                     duplicates.append((first, segment))
-        item = self._make_item(element, segments)
-        sides = self.chosen_sides or ()
-        return [item, *(self._make_duplicate(element.line, *other) for other in duplicates if other[0] in sides)]
+        yield self._make_item(unit, segments)
+        for language, segment in duplicates:
+            if language in (self.chosen_sides or ()):
+                excerpt = (xml.extract_text(segment, SCHEMA) or "")[:EXCERPT_CHARS]
+                yield BadLine(f"a second {get_primary_subtag(language)} side", self.name, unit.line, excerpt)
 
     def _make_item(self, unit: XmlElement, segments: dict[str, XmlElement]) -> Pair | BadLine:
         if tuple(segments) != self.unit_languages:  # most units have the languages of the one before
             self.unit_languages = tuple(segments)
             self.chosen_sides = self._choose_sides(self.unit_languages)
-        texts = {tag: _extract_text(segment) for tag, segment in segments.items()}
+        texts = {tag: xml.extract_text(segment, SCHEMA) for tag, segment in segments.items()}
         if unit.is_truncated:
             reason = TOO_LONG
         elif self.chosen_sides is None:
@@ -117,10 +124,6 @@ class _TmxReader:
             reason = TOO_LONG
         excerpt = next((text for text in texts.values() if text), "")
         return BadLine(reason, self.name, unit.line, excerpt[:EXCERPT_CHARS])
-
-    def _make_duplicate(self, line: int, language: str, segment: XmlElement) -> BadLine:
-        excerpt = (_extract_text(segment) or "")[:EXCERPT_CHARS]
-        return BadLine(f"a second {get_primary_subtag(language)} side", self.name, line, excerpt)
 
     def _choose_sides(self, present: tuple[str, ...]) -> tuple[str, str] | None:
         """Choose the languages of a unit's pair. The first choice fills the open sides."""
@@ -137,17 +140,15 @@ class _TmxReader:
         return sides
 
 
-def _extract_text(segment: XmlElement) -> str | None:
-    return xml.extract_text(segment, NATIVE_CODES, lambda element: "\n" if _is_line_break(element) else "")
-
-
 # ---- pre-translation -------------------------------------------------------------------------------------------------
 
 
 def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
-    text = xml.decode_xml(content, name, "tmx")
+    text = xml.decode_xml(content, name, SCHEMA)
     scanner = _TmxScanner(text, requested)
-    xml.scan_elements(text, "tmx", frozenset(), UNITS, scanner.add_unit)
+    for element in xml.scan_elements(text, SCHEMA):
+        if element.tag == "tu":
+            scanner.add_unit(element)
     return scanner.result
 
 
@@ -181,8 +182,8 @@ class _TmxScanner:
         segment = source.find_child("seg")
         assert segment is not None, "it has text"
         empty = targets[0].find_child("seg") if targets else None
-        content, reason = xml.parse_content(self.text, segment, INLINE_TAGS)
-        if targets and (empty is None or empty.has_comments or empty.find_children(*INLINE_TAGS.names)):
+        content, reason = xml.parse_content(self.text, segment, SCHEMA)
+        if targets and (empty is None or empty.has_comments or empty.find_children(*SCHEMA.spans, *SCHEMA.codes)):
             reason = reason or "its empty target contains markup or a comment"
         if reason:
             self.result.skip(unit.line, segment.get_text(), reason)
@@ -190,15 +191,12 @@ class _TmxScanner:
 
         def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:
             inner_xml = xml.serialize_content(self.text, segment, contents[0])
-            return (
-                self._fill_variant(empty, inner_xml) if empty else [self._add_variant(unit, source, segment, inner_xml)]
-            )
+            if empty is None:
+                return [self._add_variant(unit, source, segment, inner_xml)]
+            prop = self._make_review_prop(empty) + xml.get_indent(self.text, empty)
+            return [Edit(empty.start, empty.start, prop), xml.replace_content(self.text, empty, inner_xml, {})]
 
         self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
-
-    def _fill_variant(self, segment: XmlElement, inner_xml: str) -> list[Edit]:
-        prop = self._make_review_prop(segment) + xml.get_indent(self.text, segment)
-        return [Edit(segment.start, segment.start, prop), xml.replace_content(self.text, segment, inner_xml, {})]
 
     def _add_variant(self, unit: XmlElement, source: XmlElement, segment: XmlElement, inner_xml: str) -> Edit:
         """Insert a variant after the last one, with the layout of the source."""
@@ -228,16 +226,12 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
     The source is the requested language or the header's; the target the requested one or the only other one.
     """
     languages: dict[str, None] = {}  # in order of appearance
-    header: list[str] = []
-
-    def handle(element: XmlElement) -> None:
-        if element.tag == "header":
-            header.append(element.attributes.get("srclang", ""))
-        else:
-            languages.update(dict.fromkeys(filter(None, map(_get_language, element.find_children("tuv")))))
-
-    xml.scan_elements(text, "tmx", HEADS, UNITS, handle)
-    declared = header[0] if header and header[0].lower() != ALL_LANGUAGES else ""
+    declared: str | None = None
+    for element in xml.scan_elements(text, SCHEMA):
+        if element.tag == "header" and declared is None:
+            declared = element.attributes.get("srclang", "")
+        languages.update(dict.fromkeys(filter(None, map(_get_language, element.find_children("tuv")))))
+    declared = declared if declared and declared.lower() != ALL_LANGUAGES else ""
     source = requested.source or _infer_source(languages, requested.target, declared) or ""
     others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
     target = requested.target or (

@@ -14,6 +14,8 @@ from attent.data.pairs import CorpusError
 
 BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
+Role: TypeAlias = Literal["open", "close", "standalone"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedUnit:
@@ -29,7 +31,7 @@ class InlineCode(NamedTuple):
 
     display: str  # in the text given to the model
     raw: str  # in the file
-    role: Literal["open", "close", "standalone"] = "standalone"
+    role: Role = "standalone"
     pair_id: str = ""  # common to an opening code and its closing one
     is_break: bool = False  # the texts before and after it are translated separately
     is_word: bool = False  # part of the sentence, like a word

@@ -28,9 +28,7 @@ from attent.data.pairs import (
     ReadOptions,
 )
 
-HEADS, UNITS = frozenset({"file"}), frozenset({"trans-unit", "segment"})
 LINE_BREAK_TYPES = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
-NATIVE_CODES = frozenset({"bpt", "bx", "ec", "em", "ept", "ex", "it", "ph", "sc", "sm", "sub", "x"})
 UNTRANSLATED_STATES = ("new", "needs-translation")  # of a target
 FINAL_STATES = ("final", "signed-off", "reviewed")  # an empty target in one of these is intended
 REVIEW_ATTRIBUTES_1 = {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"}
@@ -49,12 +47,29 @@ def _get_pair_id(element: XmlElement) -> str:
     return ("native " if element.tag in ("bpt", "ept") else "mark " if element.tag in ("sm", "em") else "") + pair_id
 
 
-INLINE_TAGS = xml.InlineTags(
+def _get_inline_text(element: XmlElement) -> str:
+    """Return the white space that a code stands for, or the character of a `cp`, which XML cannot contain."""
+    if _is_line_break(element):
+        return "\n"
+    attributes = element.attributes
+    equivalent = attributes.get("equiv-text", attributes.get("equiv", ""))
+    if equivalent.isspace():
+        return equivalent
+    code = attributes.get("hex", "") if element.tag == "cp" else ""
+    number = int(code, 16) if _HEX_CODE.fullmatch(code) else 0
+    return chr(number) if 0 < number < 0xD800 or 0xDFFF < number < 0x110000 else ""
+
+
+SCHEMA = xml.XmlSchema(
+    root="xliff",
+    heads=frozenset({"file"}),
+    units=frozenset({"trans-unit", "segment"}),
     spans=frozenset({"g", "mrk", "pc"}),
     openers=frozenset({"bpt", "bx", "sc", "sm"}),
     closers=frozenset({"ec", "em", "ept", "ex"}),
     standalone=frozenset({"cp", "it", "ph", "x"}),
     get_pair_id=_get_pair_id,
+    get_inline_text=_get_inline_text,
     is_protected=lambda element: (
         element.attributes.get("translate") == "no" or element.attributes.get("mtype") == "protected"
     ),
@@ -78,16 +93,13 @@ def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit; an en-de file is read backwards if de to en is requested."""
-    reader = _XliffReader(name, requested, fuzzy=options.fuzzy)
-    yield from xml.parse_xml(content, name, "xliff", HEADS, UNITS, reader.handle)
-    if reader.seen_languages and not reader.has_match:
-        raise requested.make_mismatch_error(name, reader.seen_languages)
+    return _XliffReader(name, requested, fuzzy=options.fuzzy).read(content)
 
 
 def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
     """Return the languages of the first unit."""
     reader = _XliffReader(name, ANY_LANGUAGES)
-    next(xml.parse_xml(content, name, "xliff", HEADS, UNITS, reader.handle), None)
+    next(reader.read(content), None)
     return reader.languages
 
 
@@ -100,11 +112,14 @@ class _XliffReader:
         self.mismatch_reason = ""  # if the current file has other languages
         self.has_match = False
 
-    def handle(self, element: XmlElement) -> list[Pair | BadLine]:
-        if element.tag == "file":
-            self._start_file(_get_declared_languages(element))
-            return []
-        return [self._make_item(element)]
+    def read(self, content: Iterable[bytes]) -> Iterator[Pair | BadLine]:
+        for element in xml.parse_xml(content, self.name, SCHEMA):
+            if element.tag == "file":
+                self._start_file(_get_declared_languages(element))
+            else:
+                yield self._make_item(element)
+        if self.seen_languages and not self.has_match:
+            raise self.requested.make_mismatch_error(self.name, self.seen_languages)
 
     def _start_file(self, declared: LanguagePair) -> None:
         """Determine the direction of the units of a file."""
@@ -121,7 +136,7 @@ class _XliffReader:
 
     def _make_item(self, unit: XmlElement) -> Pair | BadLine:
         target_element = unit.find_child("target")
-        source, target = _extract_text(unit.find_child("source")), _extract_text(target_element)
+        source, target = (xml.extract_text(side, SCHEMA) for side in (unit.find_child("source"), target_element))
         state = target_element.attributes.get("state", "") if target_element else ""
         reason = self.mismatch_reason
         if source is None or target is None or unit.is_truncated:
@@ -136,30 +151,15 @@ class _XliffReader:
         return BadLine(reason, self.name, unit.line, (source or target or "")[:EXCERPT_CHARS])
 
 
-def _extract_text(segment: XmlElement | None) -> str | None:
-    return xml.extract_text(segment, NATIVE_CODES, _get_inline_text)
-
-
-def _get_inline_text(element: XmlElement) -> str:
-    """Return the white space that a code stands for, or the character of a `cp`, which XML cannot contain."""
-    if _is_line_break(element):
-        return "\n"
-    attributes = element.attributes
-    equivalent = attributes.get("equiv-text", attributes.get("equiv", ""))
-    if equivalent.isspace():
-        return equivalent
-    code = attributes.get("hex", "") if element.tag == "cp" else ""
-    number = int(code, 16) if _HEX_CODE.fullmatch(code) else 0
-    return chr(number) if 0 < number < 0xD800 or 0xDFFF < number < 0x110000 else ""
-
-
 # ---- pre-translation -------------------------------------------------------------------------------------------------
 
 
 def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
-    text = xml.decode_xml(content, name, "xliff")
+    text = xml.decode_xml(content, name, SCHEMA)
     scanner = _XliffScanner(text, requested)
-    xml.scan_elements(text, "xliff", frozenset(), UNITS, scanner.add_unit)
+    for element in xml.scan_elements(text, SCHEMA):
+        if element.tag in SCHEMA.units:
+            scanner.add_unit(element)
     if scanner.seen_languages and not scanner.has_match:
         raise scanner.make_mismatch_error()
     return scanner.result
@@ -186,7 +186,7 @@ class _XliffScanner:
             self.result.existing_count += 1
             return
         reason = self._find_skip_reason(unit, target) if is_match else self.languages.describe_missing(declared.tags)
-        content, unsupported = xml.parse_content(self.text, unit.find_child("seg-source") or source, INLINE_TAGS)
+        content, unsupported = xml.parse_content(self.text, unit.find_child("seg-source") or source, SCHEMA)
         if reason or unsupported:
             self.result.skip(unit.line, source.get_text(), reason or unsupported)
             return

@@ -10,18 +10,20 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NoReturn
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from attent.data.formats.streams import MAX_LINE_BYTES, DamagedFileError
-from attent.data.formats.units import BOMS, Edit, FileText, InlineCode, InlineContent, decode_file
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, decode_file
 from attent.data.pairs import CorpusError
 
 MAX_DEPTH = 256  # nested elements; real files have about ten
 MAX_TAG_BYTES = 2**22  # of a tag or comment, which expat must hold in memory
 MAX_UNIT_CHARS = 2**22  # of all texts and tags of a unit
+_PARSE_BYTES = 2**14  # parsed at a time: the trees of their units are in memory
 XML_LANG = "http://www.w3.org/XML/1998/namespace lang"
 _TRUNCATION_ERRORS = {
     expat.errors.codes[message]
@@ -38,8 +40,6 @@ _DECLARED_ENCODING = re.compile(rb"<\?xml\s[^>]*?encoding\s*=\s*[\"']([A-Za-z][A
 _PRECEDING_SPACE = re.compile(rb"(?:\r?\n)?[ \t]*\Z")
 _INVALID_XML_CHAR = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MAX_INDENT_BYTES = 200
-
-Item = TypeVar("Item")
 
 
 @dataclass(slots=True, eq=False)
@@ -73,30 +73,46 @@ class XmlElement:
         return [] if self.parent is None else [self.parent, *self.parent.get_ancestors()]
 
 
-Handler = Callable[[XmlElement], Iterable[Item]]
+@dataclass(frozen=True, kw_only=True)
+class XmlSchema:
+    """The elements of a format."""
+
+    root: str
+    heads: frozenset[str]  # reported at their start tag, without children
+    units: frozenset[str]  # reported when complete
+    spans: frozenset[str]  # inline elements that contain text
+    openers: frozenset[str]  # native codes that begin and end a span
+    closers: frozenset[str]
+    standalone: frozenset[str]
+    get_pair_id: Callable[[XmlElement], str]  # common to an opener and its closer
+    get_inline_text: Callable[[XmlElement], str]  # white space or character that an inline element stands for
+    is_protected: Callable[[XmlElement], bool]  # a span that is not translated
+    is_break: Callable[[XmlElement], bool]  # ends a sentence
+
+    @cached_property
+    def codes(self) -> frozenset[str]:
+        return self.openers | self.closers | self.standalone
 
 
-def parse_xml(
-    content: Iterable[bytes], name: str, root: str, heads: frozenset[str], units: frozenset[str], handle: Handler[Item]
-) -> Iterator[Item]:
-    """Yield what `handle` returns for each start of a head element (without children) and each complete unit.
+def parse_xml(content: Iterable[bytes], name: str, schema: XmlSchema, raw: bytes | None = None) -> Iterator[XmlElement]:
+    """Yield each head element and each unit. In a malformed file those before the error are yielded first.
 
-    In a malformed file the items before the error are yielded first.
+    With the whole document in UTF-8 as `raw`, elements get their byte spans, and no unit is too large.
     """
-    parser = expat.ParserCreate(namespace_separator=" ")
-    builder = _TreeBuilder(parser, name, root, heads, units, handle)
+    parser = expat.ParserCreate(encoding="utf-8" if raw is not None else None, namespace_separator=" ")
+    builder = _TreeBuilder(parser, name, schema, raw)
     bytes_fed = 0
     try:
-        for block in content:
-            parser.Parse(block, False)
-            bytes_fed += len(block)
+        for part in (block[i : i + _PARSE_BYTES] for block in content for i in range(0, len(block), _PARSE_BYTES)):
+            parser.Parse(part, False)
+            bytes_fed += len(part)
             if bytes_fed - parser.CurrentByteIndex > MAX_TAG_BYTES:
                 raise CorpusError(f"{name} has a tag or comment of over 4 MiB {_format_position(parser)}: shorten it")
-            yield from builder.pop_items()
+            yield from builder.pop_elements()
         parser.Parse(b"", True)
-        yield from builder.pop_items()
+        yield from builder.pop_elements()
     except (expat.ExpatError, ValueError, LookupError) as error:
-        yield from builder.pop_items()
+        yield from builder.pop_elements()
         raise _explain_error(error, name, parser, bytes_fed) from None
 
 
@@ -118,47 +134,46 @@ def _explain_error(error: Exception, name: str, parser: expat.XMLParserType, byt
     return CorpusError(f"{name} is not well-formed XML at {position} ({problem}): correct it there, or export it again")
 
 
-class _TreeBuilder(Generic[Item]):
+class _TreeBuilder:
     """Builds the trees of units from expat's events, within the limits."""
 
-    def __init__(
-        self,
-        parser: expat.XMLParserType,
-        name: str,
-        root: str,
-        heads: frozenset[str],
-        units: frozenset[str],
-        handle: Handler[Item],
-        raw: bytes | None = None,
-    ) -> None:
-        self.parser, self.name, self.root, self.raw = parser, name, root, raw
-        self.heads, self.units, self.handle = heads, units, handle
+    def __init__(self, parser: expat.XMLParserType, name: str, schema: XmlSchema, raw: bytes | None) -> None:
+        self.parser, self.name, self.schema, self.raw = parser, name, schema, raw
         self.open_elements: list[XmlElement] = []
         self.namespace = ""  # of the root, with the separating space
         self.unit: XmlElement | None = None
         self.unit_chars = 0
-        self.items: list[Item] = []
+        self.complete: list[XmlElement] = []
         parser.buffer_text = True
         parser.StartElementHandler = self.on_start
         parser.EndElementHandler = self.on_end
         parser.CharacterDataHandler = self.on_text
         parser.CommentHandler = parser.ProcessingInstructionHandler = self.on_comment
         parser.StartDoctypeDeclHandler = self.on_doctype
-        parser.EntityDeclHandler = self.on_entity
-        parser.SkippedEntityHandler = self.on_skipped_entity
+        parser.EntityDeclHandler = lambda *_: self._fail("declares an entity, which can be an attack")
+        parser.SkippedEntityHandler = lambda name, _: self._fail(f"uses &{name}; without declaring it")
 
-    def pop_items(self) -> list[Item]:
-        items, self.items = self.items, []
-        return items
+    def pop_elements(self) -> list[XmlElement]:
+        elements, self.complete = self.complete, []
+        return elements
 
     def on_start(self, name: str, attributes: dict[str, str]) -> None:
-        tag = self._get_local_name(name) if self.open_elements else self._check_root(name)
+        namespace, space, tag = name.rpartition(" ")
+        if not self.open_elements:
+            self.namespace = namespace + space
+            if tag != self.schema.root:
+                problem = f"must begin with <{self.schema.root}>, but begins with <{tag[:40]}>"
+                raise CorpusError(f"{self.name} {problem}: check the file")
         if len(self.open_elements) >= MAX_DEPTH:
-            raise self._make_error(f"has over {MAX_DEPTH} elements inside each other")
+            self._fail(f"has over {MAX_DEPTH} elements inside each other")
+        tag = tag if namespace + space == self.namespace else ""
         element = XmlElement(tag, attributes, self.parser.CurrentLineNumber)
         if self.raw is not None:
-            self._set_start(element)
-        if self.unit is None or (self.raw is None and tag in self.units):  # an unclosed unit is abandoned
+            element.start = self.parser.CurrentByteIndex
+            start_tag = _START_TAG.match(self.raw, element.start)
+            assert start_tag is not None, "expat reports only whole tags"
+            element.content_start = start_tag.end()
+        if self.unit is None or (self.raw is None and tag in self.schema.units):  # an unclosed unit is abandoned
             self._start_outside(element)
         else:
             self._append(element, 64 + sum(map(len, attributes.values())))
@@ -166,16 +181,10 @@ class _TreeBuilder(Generic[Item]):
 
     def _start_outside(self, element: XmlElement) -> None:
         element.parent = self.open_elements[-1] if self.open_elements else None
-        if element.tag in self.units:
+        if element.tag in self.schema.units:
             self.unit, self.unit_chars = element, 0
-        elif element.tag in self.heads:
-            self.items += self.handle(element)
-
-    def _set_start(self, element: XmlElement) -> None:
-        element.start = self.parser.CurrentByteIndex
-        tag = _START_TAG.match(self.raw or b"", element.start)
-        assert tag is not None, "expat reports only whole tags"
-        element.content_start = tag.end()
+        elif element.tag in self.schema.heads:
+            self.complete.append(element)
 
     def _append(self, child: XmlElement | str, size: int) -> None:
         assert self.unit is not None
@@ -188,17 +197,14 @@ class _TreeBuilder(Generic[Item]):
     def on_end(self, _: str) -> None:
         element = self.open_elements.pop()
         if self.raw is not None:
-            self._set_end(element, self.raw)
+            if self.raw[element.content_start - 2 : element.content_start] == b"/>":
+                element.content_end = element.end = element.content_start
+            else:
+                element.content_end = self.parser.CurrentByteIndex
+                element.end = self.raw.index(b">", element.content_end) + 1
         if element is self.unit:
             self.unit = None
-            self.items += self.handle(element)
-
-    def _set_end(self, element: XmlElement, raw: bytes) -> None:
-        if raw[element.content_start - 2 : element.content_start] == b"/>":
-            element.content_end = element.end = element.content_start
-        else:
-            element.content_end = self.parser.CurrentByteIndex
-            element.end = raw.index(b">", element.content_end) + 1
+            self.complete.append(element)
 
     def on_text(self, data: str) -> None:
         if self.unit is not None:
@@ -208,90 +214,48 @@ class _TreeBuilder(Generic[Item]):
         if self.open_elements:
             self.open_elements[-1].has_comments = True
 
-    def _check_root(self, name: str) -> str:
-        namespace, space, tag = name.rpartition(" ")
-        self.namespace = namespace + space
-        if tag != self.root:
-            raise CorpusError(
-                f"{self.name} must begin with <{self.root}>, but begins with <{tag[:40]}>: check the file"
-            )
-        return tag
-
-    def _get_local_name(self, name: str) -> str:
-        namespace, space, tag = name.rpartition(" ")
-        return tag if namespace + space == self.namespace else ""
-
     def on_doctype(self, _name: str, _system: str | None, _public: str | None, has_declarations: int) -> None:
         if has_declarations:
-            raise self._make_error("declares entities or the like in its DOCTYPE, which can be an attack")
+            self._fail("declares entities or the like in its DOCTYPE, which can be an attack")
 
-    def on_entity(self, *_: object) -> None:
-        raise self._make_error("declares an entity, which can be an attack")
-
-    def on_skipped_entity(self, name: str, _is_parameter: int) -> None:
-        raise self._make_error(f"uses &{name}; without declaring it")
-
-    def _make_error(self, problem: str) -> CorpusError:
-        return CorpusError(f"{self.name} {problem} ({_format_position(self.parser)}): remove that, or export it again")
+    def _fail(self, problem: str) -> NoReturn:
+        position = _format_position(self.parser)
+        raise CorpusError(f"{self.name} {problem} ({position}): remove that, or export it again")
 
 
-# ---- segment text ----------------------------------------------------------------------------------------------------
-
-
-def extract_text(
-    segment: XmlElement | None, native_codes: frozenset[str], get_inline_text: Callable[[XmlElement], str]
-) -> str | None:
+def extract_text(segment: XmlElement | None, schema: XmlSchema) -> str | None:
     """Return the text of a segment without native codes; None if it is too long."""
-    text = "".join(_extract_parts(segment, native_codes, get_inline_text)) if segment else ""
+    text = "".join(_extract_parts(segment, schema)) if segment else ""
     return text if len(text) <= MAX_LINE_BYTES else None
 
 
-def _extract_parts(
-    element: XmlElement, native_codes: frozenset[str], get_inline_text: Callable[[XmlElement], str]
-) -> Iterator[str]:
+def _extract_parts(element: XmlElement, schema: XmlSchema) -> Iterator[str]:
     for child in element.children:
         if isinstance(child, str):
             yield child
         else:
-            yield get_inline_text(child)
-            if child.tag not in native_codes:
-                yield from _extract_parts(child, native_codes, get_inline_text)
+            yield schema.get_inline_text(child)
+            if child.tag != "sub" and child.tag not in schema.codes:
+                yield from _extract_parts(child, schema)
 
 
 # ---- documents in memory ---------------------------------------------------------------------------------------------
 
 
-def decode_xml(content: bytes, name: str, root: str) -> FileText:
+def decode_xml(content: bytes, name: str, schema: XmlSchema) -> FileText:
     """Check an XML file for well-formedness and attacks, and decode it."""
-    for _ in parse_xml([content], name, root, frozenset(), frozenset(), lambda element: ()):
+    for _ in parse_xml([content], name, replace(schema, heads=frozenset(), units=frozenset())):
         pass
-    return decode_file(content, name, _detect_encoding(content))
-
-
-def _detect_encoding(content: bytes) -> str:
-    if content.startswith(tuple(BOMS)):
-        return "utf-8"
-    if content[:2] in (b"<\0", b"\0<"):
-        return "utf-16-le" if content[:1] == b"<" else "utf-16-be"
     declared = _DECLARED_ENCODING.match(content)
-    return codecs.lookup(declared[1].decode()).name if declared else "utf-8"
+    encoding = codecs.lookup(declared[1].decode()).name if declared else "utf-8"
+    if content[:2] in (b"<\0", b"\0<"):
+        encoding = "utf-16-le" if content[:1] == b"<" else "utf-16-be"
+    return decode_file(content, name, encoding)
 
 
-def scan_elements(
-    text: FileText, root: str, heads: frozenset[str], units: frozenset[str], handle: Callable[[XmlElement], None]
-) -> None:
-    """Call `handle` for each head element and each complete unit, with byte spans into `text.utf8`."""
-
-    def handle_element(element: XmlElement) -> tuple[()]:
-        handle(element)
-        return ()
-
-    parser = expat.ParserCreate(encoding="utf-8", namespace_separator=" ")
-    _TreeBuilder(parser, text.name, root, heads, units, handle_element, text.utf8)
-    try:
-        parser.Parse(text.utf8, True)
-    except expat.ExpatError as error:  # a name that is valid in the declared encoding only
-        raise _explain_error(error, text.name, parser, len(text.utf8)) from None
+def scan_elements(text: FileText, schema: XmlSchema) -> Iterator[XmlElement]:
+    """Yield each head element and each unit, with byte spans into `text.utf8`."""
+    return parse_xml([text.utf8], text.name, schema, text.utf8)
 
 
 def get_slice(text: FileText, start: int, end: int) -> str:
@@ -353,56 +317,36 @@ def check_xml_chars(text: str) -> str:
     return f"its translation has {match[0]!r}, which XML cannot contain" if match else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InlineTags:
-    """The inline elements of a format."""
-
-    spans: frozenset[str]  # contain text
-    openers: frozenset[str]  # native codes that begin and end a span
-    closers: frozenset[str]
-    standalone: frozenset[str]
-    get_pair_id: Callable[[XmlElement], str]  # common to an opener and its closer
-    is_protected: Callable[[XmlElement], bool]  # a span that is not translated
-    is_break: Callable[[XmlElement], bool]  # ends a sentence
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self.spans | self.openers | self.closers | self.standalone
-
-
 class _UnsupportedMarkup(Exception):
     """Markup that cannot be carried over to the translation."""
 
 
-def parse_content(text: FileText, element: XmlElement, inline: InlineTags) -> tuple[InlineContent, str]:
+def parse_content(text: FileText, element: XmlElement, schema: XmlSchema) -> tuple[InlineContent, str]:
     """Return the content of a segment, and the reason if it cannot be translated."""
     try:
-        return tuple(_parse_parts(text, element, inline)), ""
+        return tuple(_parse_parts(text, element, schema)), ""
     except _UnsupportedMarkup as error:
         return (element.get_text(),), str(error)
 
 
-def _parse_parts(text: FileText, element: XmlElement, inline: InlineTags) -> Iterator[str | InlineCode]:
+def _parse_parts(text: FileText, element: XmlElement, schema: XmlSchema) -> Iterator[str | InlineCode]:
     for child in element.children:
         if isinstance(child, str):
             yield child
-        elif child.tag in inline.spans and not inline.is_protected(child):
-            is_break, pair_id = inline.is_break(child), f"span {child.start}"
+        elif child.tag in schema.spans and not schema.is_protected(child):
+            is_break, pair_id = schema.is_break(child), f"span {child.start}"
             yield InlineCode("", get_slice(text, child.start, child.content_start), "open", pair_id, is_break)
-            yield from _parse_parts(text, child, inline)
+            yield from _parse_parts(text, child, schema)
             yield InlineCode("", get_slice(text, child.content_end, child.end), "close", pair_id, is_break)
         else:
-            yield _parse_code(text, child, inline)
+            yield _parse_code(text, child, schema)
 
 
-def _parse_code(text: FileText, child: XmlElement, inline: InlineTags) -> InlineCode:
-    if child.tag not in inline.names:
+def _parse_code(text: FileText, child: XmlElement, schema: XmlSchema) -> InlineCode:
+    if child.tag not in schema.spans | schema.codes:
         raise _UnsupportedMarkup(f"it contains <{_get_qualified_name(text, child)}>")
     if child.find_children("sub"):
         raise _UnsupportedMarkup("it contains text inside markup (<sub>)")
-    raw, is_break = get_slice(text, child.start, child.end), inline.is_break(child)
-    if child.tag in inline.openers:
-        return InlineCode("", raw, "open", inline.get_pair_id(child), is_break)
-    if child.tag in inline.closers:
-        return InlineCode("", raw, "close", inline.get_pair_id(child), is_break)
-    return InlineCode("", raw, "standalone", "", is_break)
+    role: Role = "open" if child.tag in schema.openers else "close" if child.tag in schema.closers else "standalone"
+    pair_id = "" if role == "standalone" else schema.get_pair_id(child)
+    return InlineCode("", get_slice(text, child.start, child.end), role, pair_id, schema.is_break(child))
