@@ -226,7 +226,7 @@ def build_pipeline(
 
 
 def is_document(file: Path | None) -> bool:
-    from attent.data.pretranslate import detect_document_format
+    from attent.data.formats.registry import detect_document_format
 
     return file is not None and detect_document_format(file.name) not in (None, "text")
 

@@ -12,29 +12,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 
-from attent.data.formats import placeholders
+from attent.data.formats import placeholders, units
 from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
-from attent.data.formats.units import (
-    InlineCode,
-    InlineContent,
-    ScanResult,
-    SkippedUnit,
-    TranslationUnit,
-    get_display_text,
-    has_undecodable_bytes,
-)
+from attent.data.formats.units import InlineCode, InlineContent, ScanResult, SkippedUnit, TranslationUnit
 from attent.data.pairs import CorpusError, LanguagePair
-
-__all__ = [
-    "PretranslateResult",
-    "SkippedUnit",
-    "TranslateConstrained",
-    "TranslateTexts",
-    "detect_document_format",
-    "pretranslate_file",
-]
 
 TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
 # From texts and the placeholders that each must keep: candidate translations of each, the best first, or none.
@@ -100,7 +83,7 @@ class TextRun:
 
     @property
     def text(self) -> str:
-        return get_display_text(self.core)
+        return units.get_display_text(self.core)
 
     @property
     def required_placeholders(self) -> tuple[str, ...]:
@@ -111,10 +94,10 @@ def _translate_units(
     scan: ScanResult, translate: TranslateTexts, translate_constrained: TranslateConstrained | None
 ) -> list[Sequence[InlineContent] | SkippedUnit]:
     """Return the translated contents of each unit, or why it is skipped. Equal texts are translated once."""
-    units = [_PendingUnit(unit, scan.check_text) for unit in scan.units]
-    _record([(unit, run) for unit in units for run in unit.list_runs()], translate)
+    pending = [_PendingUnit(unit, scan.check_text) for unit in scan.units]
+    _record([(unit, run) for unit in pending for run in unit.list_runs()], translate)
     is_constrained = translate_constrained is not None
-    retries = [(unit, run) for unit in units for run in unit.list_retries(include_whole=is_constrained)]
+    retries = [(unit, run) for unit in pending for run in unit.list_retries(include_whole=is_constrained)]
     constrained = [(unit, run) for unit, run in retries if is_constrained and run.required_placeholders]
     _record([pair for pair in retries if pair not in constrained], translate)
     if translate_constrained is not None and constrained:
@@ -122,7 +105,7 @@ def _translate_units(
         candidates = _index_by_source(list(required), translate_constrained(list(required), list(required.values())))
         for unit, run in constrained:
             unit.record_first_valid(run, candidates[run.text], constrained=True)
-    return [unit.build_result() for unit in units]
+    return [unit.build_result() for unit in pending]
 
 
 def _record(runs: Sequence[tuple[_PendingUnit, TextRun]], translate: TranslateTexts) -> None:
@@ -159,9 +142,7 @@ class _PendingUnit:
         """Return the failed runs without the placeholders at their ends; those without such if `include_whole`."""
         failed = [(run, strip_end_placeholders(run)) for run in self.list_runs() if run in self.problems]
         retries = [
-            stripped or run
-            for run, stripped in failed
-            if stripped is not None or (include_whole and run.required_placeholders)
+            stripped or run for run, stripped in failed if stripped or (include_whole and run.required_placeholders)
         ]
         return list(dict.fromkeys(retries))
 
@@ -198,7 +179,7 @@ class _PendingUnit:
         return results
 
     def _skip(self, index: int, reason: str) -> SkippedUnit:
-        return SkippedUnit(line=self.unit.line, source=get_display_text(self.unit.contents[index]), reason=reason)
+        return SkippedUnit(line=self.unit.line, source=units.get_display_text(self.unit.contents[index]), reason=reason)
 
     def _assemble_run(self, run: TextRun) -> InlineContent | None:
         if not run.core:
@@ -222,7 +203,7 @@ def _strip_added_period(stripped: TextRun, content: InlineContent) -> InlineCont
 def _find_unit_problem(unit: TranslationUnit) -> str:
     """Return why no translation can be filled in, or ""."""
     texts = [part for content in unit.contents for part in content if isinstance(part, str)]
-    if any(has_undecodable_bytes(text) for text in texts):
+    if any(units.has_undecodable_bytes(text) for text in texts):
         return "it is not in the file's encoding"
     if any(placeholders.is_icu_message(text) for text in texts):
         return "it has forms of its own (plural, select)"
@@ -249,7 +230,8 @@ def split_runs(content: InlineContent) -> list[TextRun]:
     """Cut a content at its breaks; the breaks are runs without a core."""
     runs: list[TextRun] = []
     parts: list[str | InlineCode] = []
-    for part in _split_at_breaks(number_codes(content)):
+    pieces = [_TEXT_BREAK.split(part) if isinstance(part, str) else [part] for part in number_codes(content)]
+    for part in filter(None, chain.from_iterable(pieces)):
         if part.is_break if isinstance(part, InlineCode) else _TEXT_BREAK.fullmatch(part):
             runs += [_trim_run(tuple(parts)), TextRun(prefix=(part,), core=(), suffix=())]
             parts = []
@@ -273,11 +255,6 @@ def number_codes(content: InlineContent) -> InlineContent:
             part = part._replace(role=role, display=part.display or _CODE_TEMPLATES[role].format(number))
         parts.append(part)
     return tuple(parts)
-
-
-def _split_at_breaks(content: InlineContent) -> list[str | InlineCode]:
-    pieces = [_TEXT_BREAK.split(part) if isinstance(part, str) else [part] for part in content]
-    return [part for parts in pieces for part in parts if part]
 
 
 def _trim_run(core: InlineContent, *, include_words: bool = False) -> TextRun:
@@ -364,8 +341,8 @@ def restore_codes(text: str, template: InlineContent) -> InlineContent:
         return (text,)
     by_length = sorted(codes, key=len, reverse=True)
     pieces = re.split("(" + "|".join(map(re.escape, by_length)) + ")", text)
-    return tuple(_take_code(codes[piece]) if piece in codes else piece for piece in pieces if piece)
-
-
-def _take_code(codes: list[InlineCode]) -> InlineCode:
-    return codes.pop(0) if len(codes) > 1 else codes[0]
+    parts: list[str | InlineCode] = []
+    for piece in filter(None, pieces):
+        same = codes.get(piece, [])
+        parts.append(same.pop(0) if len(same) > 1 else same[0] if same else piece)
+    return tuple(parts)

@@ -9,16 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from attent.data import pairs
 from attent.data.formats import streams
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    BadLine,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-    choose_sides,
-)
+from attent.data.pairs import ANY_LANGUAGES, BadLine, LanguagePair, Pair, ReadOptions
 
 ROLE_KEYS = (("src", "tgt"), ("source", "target"))
 NOT_JSON = "not a JSON object"
@@ -35,7 +28,7 @@ def parse_object(line: str) -> dict[str, Any] | None:
 
 
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
+    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     seen_keys: dict[str, None] = {}
     has_pair = False
@@ -61,7 +54,7 @@ def read_pairs(
         raise requested.make_mismatch_error(name, seen_keys)
 
 
-def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
     """Return the tags of the first object with two of them, if it is near the beginning."""
     keys = next(filter(None, (_choose_keys(record, ANY_LANGUAGES) for record in _read_head(content, name))), None)
     return ANY_LANGUAGES if keys is None or keys in ROLE_KEYS else LanguagePair(*keys)
@@ -86,7 +79,7 @@ def _parse_record(line: str) -> dict[str, Any] | None:
 
 def _choose_keys(record: dict[str, Any], requested: LanguagePair) -> tuple[str, str] | None:
     roles = next((roles for roles in ROLE_KEYS if roles[0] in record and roles[1] in record), None)
-    return roles or choose_sides(requested, tuple(record))
+    return roles or pairs.choose_sides(requested, tuple(record))
 
 
 def _extract_texts(record: dict[str, Any], keys: tuple[str, str], line: str) -> tuple[str, str] | str:

@@ -11,17 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attent.data.formats import placeholders
+from attent.data.formats import placeholders, units
 from attent.data.formats.plain_text import decode_plain_text
-from attent.data.formats.units import (
-    Edit,
-    InlineCode,
-    InlineContent,
-    ScanResult,
-    TranslationUnit,
-    encode_text,
-    get_raw_text,
-)
+from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import LanguagePair
 
 _PREFIX = re.compile(
@@ -69,7 +61,7 @@ class _TextLine:
 
     @property
     def end(self) -> int:
-        return self.start + len(encode_text(self.text))
+        return self.start + len(units.encode_text(self.text))
 
 
 def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
@@ -92,22 +84,16 @@ def _group_blocks(rows: Sequence[tuple[int, str]]) -> Iterator[list[_TextLine]]:
     """Yield the lines of each paragraph, heading and table cell."""
     block: list[_TextLine] = []
     for line in _find_text_lines(rows):
-        if block and (line is None or line.starts_block or _count_quotes(line) != _count_quotes(block[-1])):
+        if block and (line is None or line.starts_block or line.prefix.count(">") != block[-1].prefix.count(">")):
             yield block
             block = []
         if line is not None:
-            hard_break = _HARD_BREAK.search(line.text)
-            text = line.text[: hard_break.start()] if hard_break else line.text
-            block.append(replace(line, text=text.rstrip()))
-            if hard_break:
+            block.append(replace(line, text=_HARD_BREAK.sub("", line.text).rstrip()))
+            if _HARD_BREAK.search(line.text):
                 yield block
                 block = []
     if block:
         yield block
-
-
-def _count_quotes(line: _TextLine) -> int:
-    return line.prefix.count(">")
 
 
 def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | None]:
@@ -119,7 +105,7 @@ def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | No
         assert prefix is not None, "it may be empty"
         rest = row[prefix.end() :]
         next_row = rows[index + 1][1] if index + 1 < len(rows) else ""
-        has_header = "|" in next_row and _is_table_delimiter(next_row)
+        has_header = "|" in next_row and _TABLE_DELIMITER.match(next_row) is not None
         in_table = "|" in rest and (in_table or rest.startswith("|") or has_header)
         in_html = bool(rest.strip()) and (in_html or _BLOCK_TAG.match(rest) is not None)
         if non_text.is_skipped(index == 0, row, prefix) or not rest.strip() or _is_structural(row, prefix):
@@ -140,28 +126,23 @@ def _is_structural(row: str, prefix: re.Match[str]) -> bool:
     return bool(_DEFINITION.match(rest) or _RULE.match(rest) or _RULE.match(unquoted))
 
 
-def _is_table_delimiter(row: str) -> bool:
-    return _TABLE_DELIMITER.match(row) is not None
-
-
 def _parse_line(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
     body = row[prefix.end() :]
     if prefix["heading"]:
-        end = _HEADING_END.search(body)
-        body = body[: end.start()] if end else body
+        body = _HEADING_END.sub("", body, count=1)
         yield None
-    start = offset + len(encode_text(prefix[0]))
+    start = offset + len(units.encode_text(prefix[0]))
     yield _TextLine(line_number, prefix[0], start, body, any(prefix.group("marker", "label", "heading")))
     if prefix["heading"]:
         yield None
 
 
 def _parse_cells(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
-    if _is_table_delimiter(row):
+    if _TABLE_DELIMITER.match(row):
         return
     for cell in _TABLE_CELL.finditer(row, prefix.end()):
         text = cell[0].lstrip()
-        start = offset + len(encode_text(row[: cell.end() - len(text)]))
+        start = offset + len(units.encode_text(row[: cell.end() - len(text)]))
         yield _TextLine(line_number, "", start, text.rstrip(), True)
         yield None
 
@@ -242,10 +223,9 @@ def parse_inline(text: str, labels: frozenset[str] = frozenset()) -> InlineConte
 
 def _pop_marker(open_markers: OpenMarkers, marker: str) -> int | None:
     """Remove the last open marker of a kind and those inside it; return the index of its part."""
-    for i in reversed(range(len(open_markers))):
-        if open_markers[i][0] == marker:
-            index = open_markers[i][1]
-            del open_markers[i:]
+    while any(known == marker for known, _ in open_markers):
+        known, index = open_markers.pop()
+        if known == marker:
             return index
     return None
 
@@ -257,7 +237,7 @@ def _close_link(parts: list[str | InlineCode], open_markers: OpenMarkers, raw: s
         return
     open_raw = parts[first]
     assert isinstance(open_raw, str)
-    inside = get_raw_text(tuple(parts[first + 1 :]))
+    inside = units.get_raw_text(tuple(parts[first + 1 :]))
     if raw not in ("]", "][]"):
         parts[first] = InlineCode("", open_raw, "open", f"link {first}")
         parts.append(InlineCode("", raw, "close", f"link {first}"))
@@ -282,7 +262,7 @@ def _make_unit(block: Sequence[_TextLine], content: InlineContent, newline: str)
     first, last = block[0], block[-1]
 
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        text = get_raw_text(targets[0])
+        text = units.get_raw_text(targets[0])
         if len(block) > 1:
             width = max(len(line.prefix + line.text) for line in block)
             text = (newline + block[1].prefix).join(wrap_text(text, width - len(block[1].prefix)))

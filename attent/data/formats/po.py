@@ -13,28 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from attent.data.formats import streams
-from attent.data.formats.units import (
-    BOMS,
-    Edit,
-    FileText,
-    InlineContent,
-    ScanResult,
-    TranslationUnit,
-    decode_file,
-    encode_text,
-    get_display_text,
-)
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    BadLine,
-    CorpusError,
-    LanguageMismatchError,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-)
+from attent.data import pairs
+from attent.data.formats import streams, units
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")")
 _STRINGS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"\s*+)++')
@@ -134,7 +116,7 @@ def _parse_entries(lines: Iterable[tuple[int, str | BadLine]]) -> Iterator[_PoEn
         if _starts_new_entry(entry, body):
             yield _finish_entry(entry)
             entry = _PoEntry()
-        start = offset + len(encode_text(line[: line.find(body)]))
+        start = offset + len(units.encode_text(line[: line.find(body)]))
         if body.startswith("#"):
             _add_comment(entry, body, start)
         elif body and not body.startswith(("|", "domain")):  # `#~|` is the previous id of an obsolete entry
@@ -174,7 +156,7 @@ def _add_comment(entry: _PoEntry, body: str, start: int) -> None:
 def _add_line(entry: _PoEntry, body: str, start: int, line_number: int) -> None:
     """Add a keyword with its string, or a string that continues the one before."""
     keyword = _KEYWORD.match(body)
-    end = start + len(encode_text(body))
+    end = start + len(units.encode_text(body))
     if keyword:
         key = keyword[1] + (f"[{int(keyword[2])}]" if keyword[2] else "")
         if key in entry.strings or (keyword[2] and keyword[1] != "msgstr"):
@@ -230,11 +212,17 @@ def _get_language(header: _PoEntry) -> str | None:
     return match[1] if match else None
 
 
+def matches_head(text: str) -> bool:
+    """True if a file that begins with a text is a catalog."""
+    starts_entry = text.startswith(("#", "msgid", "msgctxt", "domain"))
+    return starts_entry and re.search(r"^msgid\s", text, re.MULTILINE) is not None
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
+    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield every translation; backwards if the header's language is the requested source."""
     is_reversed = False
@@ -264,7 +252,7 @@ def _find_exclusion(entry: _PoEntry, options: ReadOptions) -> str:
     return "fuzzy" if "fuzzy" in entry.flag_names and not options.fuzzy else ""
 
 
-def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
     """Return the language that the header names as target; that of the ids is not given."""
     entry = next(_read_entries(content, name), None)
     return LanguagePair(None, _get_language(entry) if entry and entry.is_header else None)
@@ -292,8 +280,8 @@ def _extract_translations(entry: _PoEntry) -> list[tuple[str, str]]:
 
 
 def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
-    charset = "utf-8" if content.startswith(tuple(BOMS)) else _find_charset(content[: streams.HEAD_SIZE], name)
-    text = decode_file(content, name, charset)
+    charset = "utf-8" if content.startswith(tuple(units.BOMS)) else _find_charset(content[: streams.HEAD_SIZE], name)
+    text = units.decode_file(content, name, charset)
     result = ScanResult(text=text, check_text=text.check_encodable)
     plural_count: int | None = None
     for number, entry in enumerate(_parse_entries(text.split_lines())):
@@ -328,7 +316,7 @@ def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> int | N
     language = _get_language(entry)
     if language and _check_direction(entry, name, requested):
         problem = f"is a catalog for {language}, but {requested.target} is requested"
-        raise LanguageMismatchError(f"{name} {problem}: give the catalog of that language")
+        raise pairs.LanguageMismatchError(f"{name} {problem}: give the catalog of that language")
     forms = _PLURAL_COUNT.search(entry.get_text("msgstr"))
     return int(forms[1]) if forms else None
 
@@ -352,7 +340,10 @@ def _choose_sources(entry: _PoEntry, plural_count: int | None) -> tuple[list[Inl
 
 def _make_unit(text: FileText, entry: _PoEntry, contents: Sequence[InlineContent]) -> TranslationUnit:
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-        return [*_flag_fuzzy(text, entry), *_fill_forms(text, entry, [get_display_text(target) for target in targets])]
+        return [
+            *_flag_fuzzy(text, entry),
+            *_fill_forms(text, entry, [units.get_display_text(target) for target in targets]),
+        ]
 
     reserved = {char for flag, chars in _FORMAT_FLAGS.items() if flag in entry.flag_names for char in chars}
     return TranslationUnit(

@@ -6,8 +6,6 @@ name, or from the first bytes where the name does not tell (standard input).
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +14,6 @@ from attent.data.formats.streams import InputFile, strip_compression_suffix
 from attent.data.formats.units import ScanResult
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
-_XML_ROOT = re.compile(r"<(?:[\w.-]+:)?(tmx|xliff)[\s>/]")
 MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages
 
 
@@ -25,10 +22,11 @@ class FileFormat:
     suffixes: tuple[str, ...]
     document_suffixes: tuple[str, ...] = ()  # of documents to pre-translate, but not of corpora
     read_pairs: Callable[[Iterable[bytes], str, LanguagePair, ReadOptions], Iterator[Pair | BadLine]] | None = None
-    read_languages: Callable[[Iterable[bytes], str, LanguagePair], LanguagePair] | None = None
+    read_languages: Callable[[Iterable[bytes], str], LanguagePair] | None = None
     # True if the same text could be read as several of the requested pairs; None: decided by `read_languages`
     is_ambiguous: Callable[[Callable[[], Iterable[bytes]], str, Sequence[LanguagePair]], bool] | None = None
     scan_units: Callable[[bytes, str, LanguagePair], ScanResult] | None = None
+    sniff: Callable[[str], bool] | None = None  # True if a corpus in this format can begin with a text
     labeling_advice: str = ""  # how a file declares its languages
 
 
@@ -45,6 +43,7 @@ FORMATS = {
         read_pairs=jsonl.read_pairs,
         read_languages=jsonl.read_languages,
         is_ambiguous=jsonl.is_ambiguous,
+        sniff=lambda text: text.startswith("{"),
         labeling_advice='use languages as keys, as in {"en": ..., "de": ...}',
     ),
     "tmx": FileFormat(
@@ -53,12 +52,14 @@ FORMATS = {
         read_languages=tmx.read_languages,
         is_ambiguous=lambda *_: False,  # every unit names its languages
         scan_units=tmx.scan_units,
+        sniff=tmx.SCHEMA.matches_head,
     ),
     "xliff": FileFormat(
         suffixes=(".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"),
         read_pairs=xliff.read_pairs,
         read_languages=xliff.read_languages,
         scan_units=xliff.scan_units,
+        sniff=xliff.SCHEMA.matches_head,
         labeling_advice="name both languages in its <file>",
     ),
     "po": FileFormat(
@@ -67,6 +68,7 @@ FORMATS = {
         read_pairs=po.read_pairs,
         read_languages=po.read_languages,
         scan_units=po.scan_units,
+        sniff=po.matches_head,
         labeling_advice="name its language in its header",
     ),
     "moses": FileFormat(  # two files, read by `read_pairs` below
@@ -104,18 +106,11 @@ def detect_document_format(name: str) -> str | None:
 
 def sniff_format(head: bytes, name: str) -> str:
     """Return the format by the first bytes; columns if nothing else matches."""
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = head.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace").lstrip()
-    if text.startswith("<"):
-        root = _XML_ROOT.search(text)
-        if root is None:
-            raise CorpusError(f"{name} is XML, but neither TMX nor XLIFF: convert it to one of {SUPPORTED_FORMATS}")
-        return root[1]
-    if text.startswith("{"):
-        return "jsonl"
-    if text.startswith(("#", "msgid", "msgctxt", "domain")) and re.search(r"^msgid\s", text, re.MULTILINE):
-        return "po"
-    return "tsv"
+    text = streams.decode_head(head)
+    key = next((key for key, spec in FORMATS.items() if spec.sniff and spec.sniff(text)), "tsv")
+    if key == "tsv" and text.startswith("<"):
+        raise CorpusError(f"{name} is XML, but neither TMX nor XLIFF: convert it to one of {SUPPORTED_FORMATS}")
+    return key
 
 
 # ---- corpus files ----------------------------------------------------------------------------------------------------
@@ -158,7 +153,7 @@ def read_declared_languages(file: ParallelFile) -> LanguagePair:
             return ANY_LANGUAGES if suffixes in MOSES_ROLES else LanguagePair(*suffixes)
         read_languages = FORMATS[key].read_languages
         assert read_languages is not None
-        return read_languages(file.files[0].read_blocks(), file.name, ANY_LANGUAGES)
+        return read_languages(file.files[0].read_blocks(), file.name)
     except CorpusError:  # raised again when the file is read, after what can still be read
         return ANY_LANGUAGES
 

@@ -13,6 +13,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -103,7 +104,7 @@ def read_blocks(raw: io.BufferedIOBase, name: str) -> Iterator[bytes]:
         problem = f"is not {claimed[1:]} data, though its name says so"
         raise CorpusError(f"{name} {problem}: fetch it again, or rename it if it is plain text")
     if suffix is not None:
-        yield from _read_compressed(_open_compressed(_PrefixedStream(head, raw), suffix), name)
+        yield from _read_compressed(io.BufferedReader(_PrefixedStream(head, raw)), suffix, name)
         return
     block = head + raw.read1(BLOCK_SIZE)
     while block:
@@ -127,6 +128,12 @@ def _replay_then_raise(head: bytes, damage: DamagedFileError) -> Iterator[bytes]
     raise damage
 
 
+def decode_head(head: bytes) -> str:
+    """Return the first bytes of a file as text without leading space, to detect its format."""
+    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return head.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace").lstrip()
+
+
 def get_compression_suffix(name: str) -> str:
     return next((suffix for suffix in COMPRESSION_MAGIC if name.lower().endswith(suffix)), "")
 
@@ -135,15 +142,13 @@ def strip_compression_suffix(name: str) -> str:
     return name[: len(name) - len(get_compression_suffix(name))]
 
 
-def _open_compressed(raw: io.RawIOBase, suffix: str) -> gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile:
-    source = io.BufferedReader(raw)
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=source, mode="rb")
-    return lzma.LZMAFile(source, format=lzma.FORMAT_XZ) if suffix == ".xz" else zstd.ZstdFile(source)
-
-
-def _read_compressed(file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile, name: str) -> Iterator[bytes]:
+def _read_compressed(source: io.BufferedReader, suffix: str, name: str) -> Iterator[bytes]:
     """Yield blocks by `read1`: at damaged data `read` would lose what it has already decompressed."""
+    file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile
+    if suffix == ".gz":
+        file = gzip.GzipFile(fileobj=source, mode="rb")  # noqa: SIM115 - closed with its source
+    else:
+        file = lzma.LZMAFile(source, format=lzma.FORMAT_XZ) if suffix == ".xz" else zstd.ZstdFile(source)
     while True:
         try:
             block = file.read1(BLOCK_SIZE)
@@ -175,17 +180,16 @@ def read_lines(content: Iterable[bytes], name: str) -> Iterator[str | BadLine]:
 
 
 def _normalize_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
+    """Replace carriage returns by newlines if the head has no newline."""
     head, blocks = peek_head(content)
     head = head[:HEAD_SIZE]
-    return _replace_carriage_returns(blocks) if b"\n" not in head and b"\r" in head[:-1] else blocks
-
-
-def _replace_carriage_returns(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Replace carriage returns by newlines. One at the end of a block waits: a newline may follow."""
+    if b"\n" in head or b"\r" not in head[:-1]:
+        yield from blocks
+        return
     pending = b""
-    for block in content:
+    for block in blocks:
         text = pending + block
-        pending = b"\r" if text.endswith(b"\r") else b""
+        pending = b"\r" if text.endswith(b"\r") else b""  # a newline may follow in the next block
         yield text.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     yield pending.replace(b"\r", b"\n")
 
@@ -207,23 +211,20 @@ def _cut_at_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
 def _decode_lines(chunk: bytes, name: str, lines_before: int) -> list[str] | list[str | BadLine]:
     """Decode a chunk at once, which is fast, or line by line if one of its lines is bad."""
     if len(chunk) <= MAX_LINE_BYTES:
-        try:
+        with suppress(UnicodeDecodeError):
             text = chunk.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
             lines = text.split("\n")
             return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
     return [_decode_line(raw, name, number) for number, raw in enumerate(chunk.split(b"\n"), lines_before + 1)]
 
 
 def _decode_line(raw: bytes, name: str, line_number: int) -> str | BadLine:
-    if len(raw) > MAX_LINE_BYTES:
-        return BadLine(TOO_LONG, name, line_number, raw[:EXCERPT_CHARS].decode(errors="replace"))
-    try:
-        return raw.decode().removesuffix("\r")
-    except UnicodeDecodeError:
-        return BadLine(NOT_UTF8, name, line_number, raw[:EXCERPT_CHARS].decode(errors="replace"))
+    reason = TOO_LONG
+    if len(raw) <= MAX_LINE_BYTES:
+        with suppress(UnicodeDecodeError):
+            return raw.decode().removesuffix("\r")
+        reason = NOT_UTF8
+    return BadLine(reason, name, line_number, raw[:EXCERPT_CHARS].decode(errors="replace"))
 
 
 def _convert_to_utf8(content: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,22 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from xml.sax.saxutils import quoteattr
 
+from attent.data import pairs
 from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    MAX_LISTED,
-    BadLine,
-    CorpusError,
-    LanguageMismatchError,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-    choose_sides,
-)
+from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 LINE_BREAK_TYPES = ("lb", "pb")
@@ -60,13 +50,13 @@ def _get_language(variant: XmlElement) -> str:
 
 
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
+    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit. Open sides are those of the first unit; a third language later is an error."""
     return _TmxReader(name, requested).read(content)
 
 
-def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
     """Return the languages of the first unit."""
     reader = _TmxReader(name, ANY_LANGUAGES)
     next(reader.read(content), None)
@@ -131,7 +121,7 @@ class _TmxReader:
             sorted(filter(None, present), key=lambda tag: not is_same_language(self.header_language, tag))
         )
         self.seen_languages.update(source_first[: MAX_LISTED - len(self.seen_languages)])
-        sides = choose_sides(self.languages, source_first)
+        sides = pairs.choose_sides(self.languages, source_first)
         if sides and not self.has_match:
             self.has_match = True
             self.languages = self.languages.fill_open_sides(*sides)
@@ -261,4 +251,4 @@ def _make_mismatch_error(name: str, requested: LanguagePair, languages: Sequence
     if requested.is_open or len(languages) > 1:
         return requested.make_mismatch_error(name, languages)
     listed = ", ".join(languages[:MAX_LISTED])
-    return LanguageMismatchError(f"{name} does not contain {requested.source}: it has {listed}; change --src")
+    return pairs.LanguageMismatchError(f"{name} does not contain {requested.source}: it has {listed}; change --src")

@@ -15,17 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from attent.data import pairs
 from attent.data.formats import streams
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    BadLine,
-    CorpusError,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-    choose_sides,
-)
+from attent.data.pairs import ANY_LANGUAGES, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import LANGUAGE_TAG, choose_tag, get_primary_subtag, is_known_language
 
 SOURCE_NAMES = ("src", "source")
@@ -50,7 +42,7 @@ class _ColumnLayout:
 
 
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = DEFAULT_READ_OPTIONS
+    content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     head, content = streams.peek_head(content)
     layout = _detect_layout(head, name, requested)
@@ -131,7 +123,7 @@ def _find_language_columns(
     """Return the columns of source and target if the first line is a header of languages."""
     tags = tuple(cell for cell in names if LANGUAGE_TAG.fullmatch(cell))
     is_header = _is_header(names, next_row)
-    sides = choose_sides(requested, tags) if requested.tags or is_header else None
+    sides = pairs.choose_sides(requested, tags) if requested.tags or is_header else None
     if sides:
         return names.index(sides[0]), names.index(sides[1])
     if is_header or (len(tags) == len(names) > 1 and any(choose_tag(tag, tags) for tag in requested.tags)):

@@ -12,21 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from attent.data import pairs
 from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG, UNTRANSLATED
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import (
-    ANY_LANGUAGES,
-    DEFAULT_READ_OPTIONS,
-    MAX_LISTED,
-    BadLine,
-    CorpusError,
-    LanguageMismatchError,
-    LanguagePair,
-    Pair,
-    ReadOptions,
-)
+from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 LINE_BREAK_TYPES = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
 UNTRANSLATED_STATES = ("new", "needs-translation")  # of a target
@@ -90,13 +81,13 @@ def _get_declared_languages(file: XmlElement) -> LanguagePair:
 
 
 def read_pairs(
-    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = DEFAULT_READ_OPTIONS
+    content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit; an en-de file is read backwards if de to en is requested."""
     return _XliffReader(name, requested, fuzzy=options.fuzzy).read(content)
 
 
-def read_languages(content: Iterable[bytes], name: str, _: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
+def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
     """Return the languages of the first unit."""
     reader = _XliffReader(name, ANY_LANGUAGES)
     next(reader.read(content), None)
@@ -220,7 +211,9 @@ class _XliffScanner:
             first = self.seen_languages[0]
             direction = f"goes from {first.source} to {first.target}"
             advice = "request that direction, or give another file"
-            return LanguageMismatchError(f"{self.text.name} {direction}, and sources cannot be filled in: {advice}")
+            return pairs.LanguageMismatchError(
+                f"{self.text.name} {direction}, and sources cannot be filled in: {advice}"
+            )
         seen = [tag for declared in self.seen_languages for tag in declared.tags]
         return self.requested.make_mismatch_error(self.text.name, seen)
 

@@ -89,6 +89,10 @@ class XmlSchema:
     is_protected: Callable[[XmlElement], bool]  # a span that is not translated
     is_break: Callable[[XmlElement], bool]  # ends a sentence
 
+    def matches_head(self, text: str) -> bool:
+        """True if a file that begins with a text has the root element."""
+        return text.startswith("<") and re.search(rf"<(?:[\w.-]+:)?{self.root}[\s>/]", text) is not None
+
     @cached_property
     def codes(self) -> frozenset[str]:
         return self.openers | self.closers | self.standalone
